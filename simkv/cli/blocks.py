@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from simkv.cli.command_support import AsJson, print_json
 from simkv.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ def blocks(
         str | None,
         typer.Option(metavar="VERSION", help="Engine version (default: the newest known)."),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Compute the number of KV cache blocks of an engine.
 
@@ -105,6 +107,10 @@ def blocks(
         from simkv.costs.hardware.cache_size_log import read_cache_size
 
         told = read_cache_size(log, block_size or 16)
+        if as_json:
+            settings = {"num_gpu_blocks": told.blocks, "block_size": told.block_size}
+            _print_answer({**settings, "tokens": told.tokens, "engine": told.engine}, {}, "")
+            return
         print(f"num_gpu_blocks: {told.blocks}")
         print(
             f"{told.tokens} tokens in blocks of {told.block_size}; {told.engine}, {log}:{told.line}"
@@ -145,18 +151,24 @@ def blocks(
         own: shares[own],
         **spec.rank_knobs(dp),
     }
-    _reckon(spec, _said(given), _said({**knobs, "variant": variant}))
+    _reckon(spec, _said(given), _said({**knobs, "variant": variant}), as_json)
 
 
 #: Settings that are printed on separate lines.
 _PRINTED = ("kv_cache_groups", "mamba_prefill_checkpoints")
 
 
+def _print_answer(settings: dict[str, Any], memory: dict[str, int], refusal: str) -> None:
+    from simkv.report.json_answers import BlocksAnswer
+
+    print_json(BlocksAnswer(settings=settings, memory_bytes=memory, refusal=refusal))
+
+
 def _said(given: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _reckon(spec: EngineSpec, given: dict[str, Any], knobs: dict[str, Any]) -> None:
+def _reckon(spec: EngineSpec, given: dict[str, Any], knobs: dict[str, Any], as_json: bool) -> None:
     from pydantic import ValidationError
 
     from simkv.core.errors import spelling_hint
@@ -192,6 +204,16 @@ def _reckon(spec: EngineSpec, given: dict[str, Any], knobs: dict[str, Any]) -> N
     except ValueError as error:
         raise InputError(f"--{str(error).replace('_', '-')}") from error
     room = compute_kv_capacity(hardware, find_execution_settings(config))
+    if as_json:
+        memory = {
+            "usable": room.usable,
+            "weights": room.weights,
+            "activations": room.activations,
+            "outside_torch": room.outside,
+            "per_block": room.block_bytes,
+        }
+        _print_answer(found, memory, refusal)
+        return
     print(f"{spec.memory}: {found[spec.memory]}")
     for name in (name for name in (spec.groups, spec.checkpoints) if name in found):
         print(f"{name}: {json.dumps(found[name]).replace(chr(34), '')}")

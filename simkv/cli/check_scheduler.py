@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from simkv.cli.command_support import Overwrite, Trust, progress
+from simkv.cli.command_support import AsJson, Overwrite, Trust, print_json, progress
 from simkv.core.atomic_files import check_new_file, write_text
 from simkv.core.errors import InputError
 
@@ -39,6 +39,7 @@ def check_scheduler(
     ] = None,
     overwrite: Overwrite = False,
     _trusted: Trust = False,
+    as_json: AsJson = False,
 ) -> None:
     """Test a custom scheduler on random scenarios.
 
@@ -50,23 +51,38 @@ def check_scheduler(
     if not file.is_file():
         raise InputError(f"{file}: there is no such file")
     if file.suffix in (".yaml", ".yml"):
-        _check_scenario(file, set_ or [])
+        _check_scenario(file, set_ or [], as_json)
         return
     from simkv.conformance.custom_scheduler_check import check_laws
 
     there = out or file.with_name(f"{file.stem}-broken.yaml")
     check_new_file("--out", there, file, overwrite)
     found = check_laws(file, examples, dict(map(_knob, set_ or [])))
-    if found.broken is None:
+    if found.broken is not None:
+        write_text(there, found.to_yaml(there))
+    if as_json:
+        broken = found.broken is not None
+        _print_answer(found.scenarios, str(found.broken or ""), str(there) if broken else None)
+    elif found.broken is None:
         print(f"{file}: no invariant violated in {found.scenarios} random scenarios")
-        return
-    write_text(there, found.to_yaml(there))
-    print(found.broken)
-    print(f"Counterexample written to {there}: simkv check-scheduler {there} --trust")
-    raise typer.Exit(1)
+    else:
+        print(found.broken)
+        print(f"Counterexample written to {there}: simkv check-scheduler {there} --trust")
+    if found.broken is not None:
+        raise typer.Exit(1)
 
 
-def _check_scenario(file: Path, overrides: list[str]) -> None:
+def _print_answer(scenarios: int, broken: str, counterexample: str | None) -> None:
+    from simkv.report.json_answers import CheckSchedulerAnswer
+
+    print_json(
+        CheckSchedulerAnswer(
+            ok=not broken, scenarios=scenarios, broken=broken, counterexample=counterexample
+        )
+    )
+
+
+def _check_scenario(file: Path, overrides: list[str], as_json: bool) -> None:
     """Check the custom schedulers of a scenario file in its own runs."""
     from simkv.metrics.purity_check import check_scheduler_run
     from simkv.scenario.custom.custom_engine import find_custom_code
@@ -79,9 +95,15 @@ def _check_scenario(file: Path, overrides: list[str]) -> None:
         try:
             check_scheduler_run(scenario, file.parent)
         except LawViolation as error:
-            print(error)
+            if as_json:
+                _print_answer(len(custom), str(error), str(file))
+            else:
+                print(error)
             raise typer.Exit(1) from None
-        print(f"{file}, {name}: no invariant violated")
+        if not as_json:
+            print(f"{file}, {name}: no invariant violated")
+    if as_json:
+        _print_answer(len(custom), "", None)
 
 
 def _knob(given: str) -> tuple[str, Any]:

@@ -16,6 +16,7 @@ from simkv.core.errors import InputError, spelling_hint
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
+    from simkv.report.json_answers import Answer
     from simkv.scenario.yaml_document import YamlDocument
     from simkv.study.job_runner import JobRunner
 
@@ -24,6 +25,11 @@ Junit = Annotated[
     typer.Option(
         metavar="FILE", help="Write the results of the expectations to this file as JUnit XML."
     ),
+]
+
+AsJson = Annotated[
+    bool,
+    typer.Option("--json", help="Print the answer as JSON; `simkv schema COMMAND` describes it."),
 ]
 
 Perfetto = Annotated[
@@ -108,6 +114,11 @@ def show(*parts: RenderableType, on: Console | None = None) -> None:
             out.print(Text(part), soft_wrap=True)
         else:
             out.print(part)
+
+
+def print_json(answer: Answer) -> None:
+    """Print the answer of ``--json``."""
+    print(answer.model_dump_json(indent=1))
 
 
 def print_error(what: object) -> None:

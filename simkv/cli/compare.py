@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simkv.cli.command_support import Jobs, Overrides, progress, show
+from simkv.cli.command_support import AsJson, Jobs, Overrides, print_json, progress, show
 from simkv.cli.scenario_flags import add_scenario_flags, build_from, options_of
 from simkv.core.errors import InputError
 
@@ -32,6 +32,7 @@ def compare(
     ] = None,
     set_: Overrides = None,
     jobs: Jobs = None,
+    as_json: AsJson = False,
     **described: Any,
 ) -> None:
     """Compare two launch lines on the same requests.
@@ -63,7 +64,12 @@ def compare(
             jobs=jobs,
             advance=lambda done, total: advance(done, total),
         )
-    show(*_describe(found, tolerance))
+    if as_json:
+        from simkv.report.json_answers import build_compare_answer
+
+        print_json(build_compare_answer(found, tolerance))
+    else:
+        show(*_describe(found, tolerance))
     if found.beyond(tolerance):
         raise typer.Exit(1)
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simkv.cli.command_support import print_error, progress
+from simkv.cli.command_support import AsJson, print_error, print_json, progress
+from simkv.core.errors import InputError, spelling_hint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from simkv.conformance.decision_replay import Conformance as TraceResult
     from simkv.conformance.decision_trace import TraceError
+    from simkv.report.json_answers import ConformAnswer
 
 
 def conform(
@@ -23,6 +26,7 @@ def conform(
         list[Path], typer.Argument(help="Files or directories with recordings (.jsonl, .jsonl.gz).")
     ],
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only differences.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Compare decisions with recordings of real engines.
 
@@ -31,6 +35,8 @@ def conform(
     from simkv.conformance.decision_trace import TraceError
 
     total = bad = different = 0
+    traces: list[TraceResult] = []
+    unreadable: list[str] = []
     found = _recording_files(files)
     with progress("files", len(found)) as advance:
         for file in found:
@@ -39,12 +45,18 @@ def conform(
                 if isinstance(result, TraceError):
                     print_error(result)
                     bad += 1
+                    unreadable.append(str(result))
                     continue
                 different += result.difference is not None
-                if result.difference or not quiet:
+                if as_json:
+                    traces.append(result)
+                elif result.difference or not quiet:
                     print(_trace_report(result))
             advance()
-    print(f"{total - bad - different} of {total} traces equal")
+    if as_json:
+        print_json(_build_answer(traces, unreadable))
+    else:
+        print(f"{total - bad - different} of {total} traces equal")
     if bad or different:
         raise typer.Exit(2 if bad else 1)
 
@@ -82,6 +94,29 @@ def _results(file: Path | TraceError) -> Iterator[TraceResult | TraceError]:
             yield error
 
 
+def _build_answer(results: list[TraceResult], unreadable: list[str]) -> ConformAnswer:
+    """Return the comparisons with recordings; ``unreadable`` are errors of files."""
+    from simkv.report.json_answers import ConformAnswer, ConformedTrace
+
+    traces = [
+        ConformedTrace(
+            name=one.name,
+            engine=one.engine,
+            variant=one.variant,
+            steps=one.steps,
+            equal=one.difference is None,
+            difference=None if one.difference is None else asdict(one.difference),
+        )
+        for one in results
+    ]
+    return ConformAnswer(
+        traces=traces,
+        unreadable=unreadable,
+        equal=sum(one.equal for one in traces),
+        total=len(traces) + len(unreadable),
+    )
+
+
 def _trace_report(result: TraceResult) -> str:
     """Return ``FILE: ok …``, or the first step that differs with both decisions."""
     engine = f"{result.engine} {result.variant}"
@@ -97,17 +132,34 @@ def _trace_report(result: TraceResult) -> str:
     return "\n".join(lines)
 
 
-def schema() -> None:
-    """Print the JSON schema of scenario files.
+def schema(
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(help="Command whose answer to describe, such as plan or profile list."),
+    ] = None,
+) -> None:
+    """Print the JSON schema of scenarios or answers.
 
-    Editors use it to complete and check fields.
+    Without a command, it is the schema of scenario files, which editors use to complete and check
+    fields; otherwise, it is that of the command's answer with --json.
     """
+    if command:
+        from simkv.report.json_answers import ANSWERS
+
+        name = " ".join(command)
+        if name not in ANSWERS:
+            raise InputError(
+                f"{name}: no command with --json{spelling_hint(name, ANSWERS)}; expected one of "
+                f"{', '.join(ANSWERS)}"
+            )
+        print(json.dumps(ANSWERS[name].model_json_schema(mode="serialization"), indent=1))
+        return
     from simkv.scenario.scenario_schema import json_schema
 
     print(json.dumps(json_schema(), indent=1))
 
 
-def policies() -> None:
+def policies(as_json: AsJson = False) -> None:
     """List simulated engines and versions with their sources.
 
     Shows for each whether its decisions were recorded on the real code or only read from source.
@@ -116,6 +168,11 @@ def policies() -> None:
     from simkv.schedulers.engine_registry import ENGINES, list_variants
 
     counts = packaged_counts()
+    if as_json:
+        from simkv.report.json_answers import build_policies_answer
+
+        print_json(build_policies_answer(counts))
+        return
     for engine in ENGINES:
         for summary, group in groupby(list_variants(engine).items(), lambda item: item[1].summary):
             for name, variant in group:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from simkv.cli.command_support import (
+    AsJson,
     Jobs,
     Overrides,
     Overwrite,
@@ -19,6 +19,7 @@ from simkv.cli.command_support import (
     Trust,
     VariantOption,
     check_variant,
+    print_json,
     progress,
     show,
     warn_overruled,
@@ -36,7 +37,6 @@ MaxRuns = Annotated[
     int | None,
     typer.Option(min=1, metavar="N", help="Stop after this number of runs (default: no limit)."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def shrink(
@@ -178,6 +178,7 @@ def bisect(
         return
     if commits is not None:
         raise InputError(f"{commits}: a range of commits needs --git CLONE")
+    from simkv.report.json_answers import BisectAnswer
     from simkv.report.whatif_tables import flips_json, render_flips
     from simkv.study.whatif.outcome_predicate import parse_condition
     from simkv.study.whatif.verdict_bisection import (
@@ -201,7 +202,7 @@ def bisect(
             found = find_variant_flips(chosen, evaluator, shown)
     if as_json:
         told = {"scenario": chosen.name, "variant": name, "when": when, **flips_json(found)}
-        print(json.dumps(told, indent=1, allow_nan=False))
+        print_json(BisectAnswer(**told))
         return
     show(_title(chosen, name), *render_flips(found, shown))
 
@@ -231,6 +232,7 @@ def whatif(
     Changes one rule or setting at a time, runs the scenario, and compares the results.
     """
     from simkv.core.figure_registry import FIGURE_NAMES
+    from simkv.report.json_answers import WhatIfAnswer
     from simkv.report.whatif_tables import render_whatif, whatif_json
     from simkv.study.whatif.whatif import run_whatif as ask
 
@@ -248,7 +250,7 @@ def whatif(
         found = ask(chosen, evaluator, rank_by, tell)
     if as_json:
         told = {"scenario": chosen.name, "variant": name, **whatif_json(found)}
-        print(json.dumps(told, indent=1, allow_nan=False))
+        print_json(WhatIfAnswer(**told))
         return
     show(_title(chosen, name), *render_whatif(found, everything))
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simkv.cli.command_support import Interrupted, Trust, progress
+from simkv.cli.command_support import AsJson, Interrupted, Trust, print_json, progress
 from simkv.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -96,6 +96,7 @@ def diagnose(
         int | None, typer.Option(min=1, help="Maximum number of processes (default: one per core).")
     ] = None,
     _trusted: Trust = False,
+    as_json: AsJson = False,
 ) -> None:
     """Diagnose an incident from a server's logs.
 
@@ -120,24 +121,45 @@ def diagnose(
     else:
         files.check_incident_folder(target)
         evidence = _read(inputs, columns)
-    answer = _triage(evidence, target, resumed=resumed, fast=fast)
+    answer, triage = _triage(evidence, target, resumed=resumed)
+    if not as_json:
+        print(*triage, sep="\n")
+        if not fast:
+            print("Simulating; an interrupt (Ctrl-C) leaves this triage as the answer.")
+        sys.stdout.flush()
     if not fast:
         with _finished_stages(target) as finished:
             from simkv.incident.server_setup import UserSettings
 
             asked = UserSettings(engine, version, gpu, model, tp, dp, set_values)
             answer = _simulated(target, asked, until, jobs, try_flags, finished)
-        if answer is not None:
+        if answer is not None and not as_json:
             print("", *answer.summary_lines, sep="\n")
-    print(f"\nWritten to {target}: {', '.join(sorted(p.name for p in target.iterdir()))}")
+    written = sorted(path.name for path in target.iterdir())
+    if as_json:
+        from simkv.report.json_answers import DiagnoseAnswer
+
+        print_json(
+            DiagnoseAnswer(
+                triage=triage,
+                answer=[] if answer is None or fast else list(answer.summary_lines),
+                healthy=None if answer is None else answer.healthy,
+                explained=None if answer is None else answer.explained,
+                cause="" if answer is None else answer.cause,
+                folder=str(target),
+                files=written,
+            )
+        )
+    else:
+        print(f"\nWritten to {target}: {', '.join(written)}")
     if answer is not None and not answer.healthy:
         raise typer.Exit(3 if answer.explained else 1)
 
 
 def _triage(
-    evidence: Evidence, target: Path, *, resumed: bool, fast: bool
-) -> IncidentAnswer | None:
-    """Print what the lines alone show, and write it as the preliminary answer."""
+    evidence: Evidence, target: Path, *, resumed: bool
+) -> tuple[IncidentAnswer | None, list[str]]:
+    """Write what the lines alone show as the preliminary answer; also return it as lines."""
     from simkv.core.atomic_files import write_text
     from simkv.incident import incident_folder as files
     from simkv.incident.log_summary import summarize_log
@@ -145,17 +167,14 @@ def _triage(
     from simkv.incident.worst_part import select_worst_part
 
     summary = summarize_log(evidence)
-    print(*triage_lines(evidence, summary), sep="\n")
-    if not fast:
-        print("Simulating; an interrupt (Ctrl-C) leaves this triage as the answer.")
-    sys.stdout.flush()
+    lines = list(triage_lines(evidence, summary))
     if not resumed:
         files.write_evidence(target, select_worst_part(with_inferred(evidence, summary)))
     if summary is None or (target / files.DIAGNOSIS).is_file():
-        return None
+        return None, lines
     answer = summarize_measured(summary, evidence, "only the lines of the log were evaluated")
     write_text(target / files.DIAGNOSIS, answer.text)
-    return answer
+    return answer, lines
 
 
 def _simulated(

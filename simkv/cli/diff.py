@@ -7,12 +7,13 @@ from typing import Annotated
 
 import typer
 
-from simkv.cli.command_support import progress, show
+from simkv.cli.command_support import AsJson, print_json, progress, show
 
 
 def diff(
     before: Annotated[Path, typer.Argument(help="Directory of a run.")],
     after: Annotated[Path, typer.Argument(help="Directory of another run.")],
+    as_json: AsJson = False,
 ) -> None:
     """Compare the results of two runs.
 
@@ -24,6 +25,11 @@ def diff(
 
     with progress("runs", 2) as advance:
         found = compare_runs(before, after, lambda: advance())
-    show(*describe_diff(found))
+    if as_json:
+        from simkv.report.json_answers import build_diff_answer
+
+        print_json(build_diff_answer(found))
+    else:
+        show(*describe_diff(found))
     if not found.same:
         raise typer.Exit(1)

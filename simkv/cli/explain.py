@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from simkv.cli.command_support import Trust, check_variant
+from simkv.cli.command_support import AsJson, Trust, check_variant, print_json
 from simkv.core.errors import InputError
 
 
@@ -30,6 +30,7 @@ def explain(
         ),
     ] = None,
     _trusted: Trust = False,
+    as_json: AsJson = False,
 ) -> None:
     """Explain what a run, or one request, waited for.
 
@@ -51,6 +52,14 @@ def explain(
                     f"request {request}: there is no such request; expected an id from 0 to "
                     f"{size - 1}"
                 )
+    if as_json:
+        from simkv.report.json_answers import build_explain_answer
+
+        results = {
+            name: run_scenario(planned[name].scenario, planned[name].folder) for name in names
+        }
+        print_json(build_explain_answer(results, request))
+        return
     command = f"simkv explain {quote(str(run))}"
     lines: list[str] = [f"Simulated again from {run / 'scenario.yaml'}."] if run.is_dir() else []
     for name in names:

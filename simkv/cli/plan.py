@@ -12,12 +12,14 @@ import typer
 
 from simkv.cli.command_support import (
     Address,
+    AsJson,
     ExecutorOption,
     Jobs,
     Trust,
     check_store,
     open_job_runner,
     print_error,
+    print_json,
     show,
     warn_overruled,
 )
@@ -51,6 +53,7 @@ def plan(
         ),
     ] = None,
     jobs: Jobs = None,
+    as_json: AsJson = False,
     executor: ExecutorOption = "local",
     address: Address = None,
     _trusted: Trust = False,
@@ -82,11 +85,19 @@ def plan(
     from simkv.study.plan.plan_summary import compare_plans, describe_plan
 
     written = write_plans(plans, folder)
-    for one in plans:
-        show(*describe_plan(one))
-    show(*compare_plans(plans))
-    show(*_commands(plans, line))
-    show(f"Written to {folder}: {', '.join(path.name for path in written)}")
+    if as_json:
+        from simkv.report.json_answers import PlanAnswer
+        from simkv.study.plan.plan_tables import to_json
+
+        found = [to_json(one) for one in plans]
+        commands = [line.strip() for line in _commands(plans, line)[1::2]]
+        print_json(PlanAnswer(plans=found, launch_commands=commands, folder=str(folder)))
+    else:
+        for one in plans:
+            show(*describe_plan(one))
+        show(*compare_plans(plans))
+        show(*_commands(plans, line))
+        show(f"Written to {folder}: {', '.join(path.name for path in written)}")
     if any(one.answer is None for one in plans):
         raise typer.Exit(1)
 

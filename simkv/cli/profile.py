@@ -5,12 +5,13 @@ simkv profile build llmservingsim FOLDER --model NAME --out mine.json
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simkv.cli.command_support import show
+from simkv.cli.command_support import AsJson, print_json, show
 from simkv.cli.usage_errors import Commands
 from simkv.core.atomic_files import check_file, write_text
 from simkv.core.errors import InputError
@@ -179,6 +180,7 @@ def profile_list(
     all_: Annotated[
         bool, typer.Option("--all", help=f"Show all rows, not only the first {MOST}.")
     ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List packaged profiles, models and GPUs with step costs.
 
@@ -197,6 +199,12 @@ def profile_list(
             f"{', '.join(gpu.name for gpu in gpus())}; models: "
             f"{', '.join(model.name for model in architectures())}"
         )
+    if as_json:
+        from simkv.report.json_answers import ProfileRow, ProfilesAnswer
+
+        profiles = [ProfileRow(**{**asdict(one), "name": one.name or None}) for one in found]
+        print_json(ProfilesAnswer(profiles=profiles))
+        return
     named = [one for one in found if one.name]
     pairs = [one for one in found if not one.name]
     shown = pairs if all_ or words else []

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from simkv.cli.command_support import (
+    AsJson,
     Junit,
     OptionalScenario,
     Overrides,
     Perfetto,
     Trust,
     check_variant,
+    print_json,
     progress,
     show,
     warn_overruled,
@@ -93,6 +95,7 @@ def run(
         list[str] | None,
         typer.Option(metavar="GPU=PRICE", help="Price per GPU hour, such as H100=2.5."),
     ] = None,
+    as_json: AsJson = False,
     **described: Any,
 ) -> None:
     """Run a scenario and compare its variants.
@@ -142,18 +145,26 @@ def run(
             left_out.extend(write_run_plots(results, name, target, everything=bool(plots)))
 
     checks = check_expectations(results)
-    parts = list((render_full_results if full else render_brief)(results, comparisons, checks))
+    render = render_full_results if full else render_brief
+    parts = [] if as_json else list(render(results, comparisons, checks))
     try:
         written = write_run(folder, results, comparisons, draw, steps=steps, ledger=ledger)
     except (InputError, OSError):  # on a full disk, print the results before the error
         show(*parts)
         raise
     show(*parts)
-    if seeds > 1:
-        _show_seeds(results, where, seeds)
-    show(*cost_of(results), *_launch_command(built, variants))
-    rest = f" (--plots adds {', '.join(left_out)})" if left_out else ""
-    show(f"\nWritten to {folder}: {', '.join(written)}{rest}")
+    if as_json:
+        from simkv.report.console_summary import summarize_results
+        from simkv.report.json_answers import build_run_answer
+
+        lines = summarize_results(results)
+        print_json(build_run_answer(results, lines, checks, str(folder), written))
+    else:
+        if seeds > 1:
+            _show_seeds(results, where, seeds)
+        show(*cost_of(results), *_launch_command(built, variants))
+        rest = f" (--plots adds {', '.join(left_out)})" if left_out else ""
+        show(f"\nWritten to {folder}: {', '.join(written)}{rest}")
     if perfetto:
         from simkv.report.perfetto_trace import write_perfetto
 

@@ -10,6 +10,7 @@ import typer
 
 from simkv.cli.command_support import (
     Address,
+    AsJson,
     ExecutorOption,
     Jobs,
     ScenarioArgument,
@@ -17,6 +18,7 @@ from simkv.cli.command_support import (
     check_store,
     open_job_runner,
     print_error,
+    print_json,
     show,
 )
 from simkv.core.atomic_files import write_text
@@ -90,6 +92,7 @@ def sweep(
     jobs: Jobs = None,
     executor: ExecutorOption = "local",
     address: Address = None,
+    as_json: AsJson = False,
 ) -> None:
     """Run a scenario over ranges of its settings.
 
@@ -137,7 +140,7 @@ def sweep(
         "seed": seed,
         "repeats": repeats,
     }
-    _write(whole, build_sweep_table(whole, summaries), plots, paretos, folder, asked)
+    _write(whole, build_sweep_table(whole, summaries), plots, paretos, folder, asked, as_json)
 
 
 def _write(
@@ -147,6 +150,7 @@ def _write(
     paretos: list[Pareto],
     folder: Path,
     asked: dict[str, Any],
+    as_json: bool,
 ) -> None:
     """Write tables and plots, and print a summary."""
     from simkv.report.sweep_plots import write_pareto, write_plot
@@ -157,6 +161,14 @@ def _write(
     written += [write_plot(frame, whole.knobs, one, folder) for one in plots]
     changing = [name for name in (*whole.knobs, "variant") if frame[name].astype(str).nunique() > 1]
     repeated = ["repeat"] if frame["repeat"].max() else []
+    if as_json:
+        from simkv.report.json_answers import SweepAnswer
+
+        for one in paretos:
+            write_pareto(frame, whole.knobs, one, folder)
+        rows = [{str(key): value for key, value in row.items()} for row in frame.to_dict("records")]
+        print_json(SweepAnswer(scenario=whole.name, rows=rows, folder=str(folder)))
+        return
     show(f"{whole.name}: {len(frame)} runs", _short(frame[[*changing, *repeated, *SHOWN]]))
     if len(frame) > MOST_ROWS:
         show(f"and {len(frame) - MOST_ROWS} more rows in table.csv")

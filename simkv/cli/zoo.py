@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from simkv.cli.command_support import Junit
+from simkv.cli.command_support import AsJson, Junit, print_json
 from simkv.core.atomic_files import check_file
 
 
@@ -18,6 +18,7 @@ def zoo(
         bool, typer.Option("--list", help="List the incidents without running them.")
     ] = False,
     junit: Junit = None,
+    as_json: AsJson = False,
 ) -> None:
     """Replay the packaged public incidents.
 
@@ -37,6 +38,8 @@ def zoo(
             continue
         checks = results[incident.name] = replay_incident(incident)
         missed = [check for check in checks if not check.ok]
+        if as_json:
+            continue
         print(f"{'missed' if missed else 'ok':<7}{about}")
         for check in missed:
             print(f"       {check.variant}: {check}")
@@ -48,6 +51,11 @@ def zoo(
         write_junit(junit, results)
     bad = sum(not check.ok for checks in results.values() for check in checks)
     total = sum(len(checks) for checks in results.values())
-    print(f"{total - bad} of {total} expectations of {len(results)} incidents hold")
+    if as_json:
+        from simkv.report.json_answers import build_zoo_answer
+
+        print_json(build_zoo_answer(results))
+    else:
+        print(f"{total - bad} of {total} expectations of {len(results)} incidents hold")
     if bad:
         raise typer.Exit(1)

@@ -22,10 +22,9 @@ from typing import Any, ParamSpec, TypeVar
 from simkv.core.child_import_path import safe_module_path
 from simkv.core.outcome import Outcome
 from simkv.core.request import Request
-from simkv.explain.wait_ledger import KIND_LABELS
-from simkv.metrics.run_metrics import e2e
 from simkv.metrics.run_result import RunResult
 from simkv.metrics.scenario_runner import run_scenario
+from simkv.report.json_answers import explain_request_data, list_verdicts
 from simkv.report.run_explanation import explain_request, explain_run
 from simkv.scenario.scenario import Scenario
 from simkv.scenario.scenario_writer import to_yaml
@@ -109,10 +108,7 @@ class ExplainedRun:
 
 def _of_all(result: RunResult) -> LiveExplanation:
     scenario = result.scenario
-    verdicts = [
-        {"name": verdict.name, "text": verdict.text, "requests": list(verdict.requests)}
-        for verdict in result.diagnosis.verdicts
-    ]
+    verdicts = [one.model_dump() for one in list_verdicts(result)]
     text = "\n".join(explain_run(scenario.name, result, "curl …/explain/{}".format))
     return LiveExplanation(text, {"until_s": scenario.horizon, "verdicts": verdicts})
 
@@ -120,30 +116,8 @@ def _of_all(result: RunResult) -> LiveExplanation:
 def _of_some(result: RunResult, numbers: Sequence[int]) -> LiveExplanation:
     lines = [explain_request(result.scenario.name, result, number) for number in numbers]
     text = "\n\n".join("\n".join(story) for story in lines)
-    return LiveExplanation(text, {"requests": [_waited(result, number) for number in numbers]})
-
-
-def _waited(result: RunResult, number: int) -> dict[str, Any]:
-    """Return a request's waiting intervals and the requests that blocked it."""
-    life, found = result.record.requests[number], result.diagnosis
-    tiles = found.ledger[number]
-    return {
-        "request": number,
-        "outcome": life.outcome.value if life.outcome else None,
-        "arrival_s": life.request.arrival,
-        "e2e_s": e2e(life),
-        "lasted_s": (life.ended_at or result.record.end) - life.request.arrival,
-        "intervals": [
-            {
-                "what": tile.kind.value,
-                "words": KIND_LABELS[tile.kind],
-                "start_s": tile.start,
-                "seconds": tile.seconds,
-            }
-            for tile in tiles
-        ],
-        "blockers": [{"request": b.id, "seconds": b.seconds} for b in found.blockers_of(number)],
-    }
+    waited = [explain_request_data(result, number).model_dump() for number in numbers]
+    return LiveExplanation(text, {"requests": waited})
 
 
 #: State of the explaining process.

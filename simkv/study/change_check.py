@@ -121,7 +121,7 @@ def check_change(
     folder = folder.resolve()
     pair = [(one, _error(one, folder)) for one in (before, after)]
     known = all(error.factors or error.own for _, error in pair)
-    sides: tuple[ErrorSide | None, ...] = (None, "cheaper", "dearer") if known else (None,)
+    sides: tuple[ErrorSide | None, ...] = (None, "faster", "slower") if known else (None,)
     conditions = [(repeat, side) for repeat in range(seeds) for side in sides]
     planned = [
         [_job(one, error, folder, repeat, side) for one, error in pair]

@@ -1,0 +1,498 @@
+"""Answers of commands as JSON (``--json``): one model for each command, which is its schema."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import isfinite
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from simkv.core.version import __version__
+
+if TYPE_CHECKING:
+    from simkv.metrics.expectation_checks import ExpectationCheck
+    from simkv.metrics.run_result import RunResult
+    from simkv.report.run_diff import RunDiff
+    from simkv.study.change_check import ChangeCheck
+
+
+def _finite(value: Any) -> Any:
+    """Return None for infinite numbers and NaN, which JSON lacks; also inside of containers."""
+    if isinstance(value, float):
+        return value if isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(inner) for inner in value]
+    return value
+
+
+#: A number, or null if it is unknown or infinite.
+Number = Annotated[float | int | None, BeforeValidator(_finite)]
+#: Values by name; the names are those of the documentation's reference pages.
+Values = Annotated[dict[str, Any], BeforeValidator(_finite)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Answer(_Part):
+    """Fields of every answer."""
+
+    version: Annotated[str, Field(description="Version of simkv.")] = __version__
+
+
+class VerdictText(_Part):
+    """A problem that was found in a run."""
+
+    name: str
+    text: str = Field(description="One or more sentences with the evidence.")
+    requests: list[int] = Field(description="Ids of the affected requests.")
+
+
+class Expectation(_Part):
+    """A checked expectation of the scenario."""
+
+    variant: str
+    text: str
+    ok: bool
+
+
+class RunVariant(_Part):
+    """Result of one variant."""
+
+    verdict: str = Field(description="How the run ended, such as served or starved.")
+    verdicts: list[VerdictText]
+    summary: Values = Field(description="The variant's metrics in summary.json.")
+
+
+class RunAnswer(Answer):
+    """Answer of ``simkv run``."""
+
+    scenario: str
+    answer: dict[str, str] = Field(
+        description="The printed lines: Result, Affected, Cause, Fix, Confidence."
+    )
+    variants: dict[str, RunVariant]
+    expectations: list[Expectation]
+    folder: str = Field(description="Directory of the results.")
+    files: list[str]
+
+
+class WaitInterval(_Part):
+    """A stretch of a request's time with one cause."""
+
+    what: str
+    words: str
+    start_s: Number
+    seconds: Number
+
+
+class BlockingRequest(_Part):
+    """A request that held what another one waited for."""
+
+    request: int
+    seconds: Number
+
+
+class ExplainedRequest(_Part):
+    """The life of one request."""
+
+    request: int
+    outcome: str | None
+    arrival_s: Number
+    e2e_s: Number = Field(description="Null without an answer.")
+    lasted_s: Number
+    intervals: list[WaitInterval]
+    blockers: list[BlockingRequest]
+
+
+class ExplainedVariant(_Part):
+    """Explanation of one variant."""
+
+    verdict: str
+    verdict_detail: str
+    verdicts: list[VerdictText]
+    seconds_by_kind: dict[str, Number] = Field(
+        description="Time of all requests by kind of interval, in s."
+    )
+    request: Annotated[
+        ExplainedRequest | None, Field(description="The request that was asked for, if any.")
+    ] = None
+
+
+class ExplainAnswer(Answer):
+    """Answer of ``simkv explain``."""
+
+    variants: dict[str, ExplainedVariant]
+
+
+class PlanAnswer(Answer):
+    """Answer of ``simkv plan``: one plan per variant and combination, as in plan.json."""
+
+    plans: list[Values]
+    launch_commands: list[str]
+    folder: str
+
+
+class SweepAnswer(Answer):
+    """Answer of ``simkv sweep``: the rows of table.csv."""
+
+    scenario: str
+    rows: list[Values]
+    folder: str
+
+
+class FigureChangeAnswer(_Part):
+    """Change of a metric as a fraction of its value before."""
+
+    name: str
+    before: Number
+    after: Number
+    change: Number
+    low: Number
+    high: Number
+    beyond_tolerance: bool
+
+
+class CompareAnswer(Answer):
+    """Answer of ``simkv compare``."""
+
+    requests: int
+    seeds: int
+    with_errors: bool = Field(description="Whether errors of step times are in the ranges.")
+    tolerance: float
+    figures: list[FigureChangeAnswer]
+    worse: list[Values] = Field(description="Requests that get worse, most affected first.")
+    better: list[Values]
+    ok: bool = Field(description="Whether no figure worsens by more than the tolerance.")
+
+
+class DiffAnswer(Answer):
+    """Answer of ``simkv diff``."""
+
+    same: bool
+    only: list[str] = Field(description="Variants that only one of the runs has.")
+    variants: list[Values]
+
+
+class IncidentChecks(_Part):
+    """Checks of one packaged incident."""
+
+    name: str
+    ok: bool
+    expectations: list[Expectation]
+
+
+class ZooAnswer(Answer):
+    """Answer of ``simkv zoo``."""
+
+    incidents: list[IncidentChecks]
+    ok: bool
+
+
+class BlocksAnswer(Answer):
+    """Answer of ``simkv blocks``."""
+
+    settings: Values = Field(description="Settings of the engine, given and derived.")
+    memory_bytes: Mapping[str, Number] = Field(description="GPU memory by use.")
+    refusal: str = Field(description="Why the server would refuse to start, or empty.")
+
+
+class ConformedTrace(_Part):
+    """Comparison with one recording."""
+
+    name: str
+    engine: str
+    variant: str
+    steps: int
+    equal: bool
+    difference: Values | None = Field(description="The first step that differs.")
+
+
+class ConformAnswer(Answer):
+    """Answer of ``simkv conform``."""
+
+    traces: list[ConformedTrace]
+    unreadable: list[str]
+    equal: int
+    total: int
+
+
+class Policy(_Part):
+    """A simulated version of an engine."""
+
+    engine: str
+    variant: str
+    summary: str
+    source: str
+    recorded: int = Field(description="Number of recordings of the real code.")
+    equal: int = Field(description="Number of them that the simulation reproduces.")
+
+
+class PoliciesAnswer(Answer):
+    """Answer of ``simkv policies``."""
+
+    policies: list[Policy]
+
+
+class ProfileRow(_Part):
+    """Packaged step costs of a model on a GPU."""
+
+    name: str | None = Field(description="Packaged profile; null for costs by hardware.")
+    model: str
+    gpu: str
+    fits: int | None = Field(description="Smallest number of GPUs, if known.")
+    basis: str
+    error: str
+
+
+class ProfilesAnswer(Answer):
+    """Answer of ``simkv profile list``."""
+
+    profiles: list[ProfileRow]
+
+
+class DiagnoseAnswer(Answer):
+    """Answer of ``simkv diagnose``."""
+
+    triage: list[str] = Field(description="What the lines of the log show.")
+    answer: list[str] = Field(description="The lines of the answer after simulation; may be empty.")
+    healthy: bool | None = Field(description="Null if there is no answer yet.")
+    explained: bool | None = Field(description="Whether the simulation reproduces the incident.")
+    cause: str
+    folder: str
+    files: list[str]
+
+
+class CheckSchedulerAnswer(Answer):
+    """Answer of ``simkv check-scheduler``."""
+
+    ok: bool
+    scenarios: int
+    broken: str = Field(description="The violated invariant, or empty.")
+    counterexample: str | None = Field(description="File of the smallest scenario that shows it.")
+
+
+class WhatIfAnswer(Answer):
+    """Answer of ``simkv whatif``."""
+
+    model_config = ConfigDict(extra="allow")
+    scenario: str
+    variant: str
+    base: Values
+    changes: list[Values] = Field(description="All changes, best first.")
+
+
+class BisectAnswer(Answer):
+    """Answer of ``simkv bisect``."""
+
+    model_config = ConfigDict(extra="allow")
+    scenario: str
+    variant: str
+    flips: list[Values] = Field(description="Neighbouring values with different results.")
+    samples: list[Values]
+
+
+#: Answer of each command that has ``--json``, except ``trace inspect``, whose keys are metrics.
+ANSWERS: dict[str, type[Answer]] = {
+    "run": RunAnswer,
+    "explain": ExplainAnswer,
+    "diagnose": DiagnoseAnswer,
+    "compare": CompareAnswer,
+    "diff": DiffAnswer,
+    "zoo": ZooAnswer,
+    "plan": PlanAnswer,
+    "sweep": SweepAnswer,
+    "whatif": WhatIfAnswer,
+    "bisect": BisectAnswer,
+    "blocks": BlocksAnswer,
+    "conform": ConformAnswer,
+    "check-scheduler": CheckSchedulerAnswer,
+    "policies": PoliciesAnswer,
+    "profile list": ProfilesAnswer,
+}
+
+
+def list_verdicts(result: RunResult) -> list[VerdictText]:
+    """Return the verdicts of a run."""
+    return [
+        VerdictText(name=one.name, text=one.text, requests=list(one.requests))
+        for one in result.diagnosis.verdicts
+    ]
+
+
+def list_expectations(checks: Sequence[ExpectationCheck]) -> list[Expectation]:
+    """Return the checked expectations."""
+    return [Expectation(variant=one.variant, text=str(one), ok=one.ok) for one in checks]
+
+
+def build_run_answer(
+    results: Mapping[str, RunResult],
+    lines: Sequence[str],
+    checks: Sequence[ExpectationCheck],
+    folder: str,
+    files: Sequence[str],
+) -> RunAnswer:
+    """Return the answer of a run; ``lines`` are the printed ones, ``LABEL: text``."""
+    return RunAnswer(
+        scenario=next(iter(results.values())).scenario.name,
+        answer={label: text for label, _, text in (line.partition(": ") for line in lines)},
+        variants={
+            name: RunVariant(
+                verdict=str(result.summary["verdict"]),
+                verdicts=list_verdicts(result),
+                summary=result.summary,
+            )
+            for name, result in results.items()
+        },
+        expectations=list_expectations(checks),
+        folder=folder,
+        files=list(files),
+    )
+
+
+def build_explain_answer(results: Mapping[str, RunResult], request: int | None) -> ExplainAnswer:
+    """Return the explanation of all variants, and of one request in each."""
+    return ExplainAnswer(
+        variants={
+            name: ExplainedVariant(
+                verdict=str(result.summary["verdict"]),
+                verdict_detail=str(result.summary["verdict_detail"]),
+                verdicts=list_verdicts(result),
+                seconds_by_kind={
+                    kind.value: spent for kind, spent in result.diagnosis.totals.items()
+                },
+                request=None if request is None else explain_request_data(result, request),
+            )
+            for name, result in results.items()
+        }
+    )
+
+
+def explain_request_data(result: RunResult, number: int) -> ExplainedRequest:
+    """Return a request's waiting intervals and the requests that blocked it."""
+    from simkv.explain.wait_ledger import KIND_LABELS
+    from simkv.metrics.run_metrics import e2e
+
+    life, found = result.record.requests[number], result.diagnosis
+    return ExplainedRequest(
+        request=number,
+        outcome=life.outcome.value if life.outcome else None,
+        arrival_s=life.request.arrival,
+        e2e_s=e2e(life),
+        lasted_s=(life.ended_at or result.record.end) - life.request.arrival,
+        intervals=[
+            WaitInterval(
+                what=tile.kind.value,
+                words=KIND_LABELS[tile.kind],
+                start_s=tile.start,
+                seconds=tile.seconds,
+            )
+            for tile in found.ledger[number]
+        ],
+        blockers=[
+            BlockingRequest(request=blocker.id, seconds=blocker.seconds)
+            for blocker in found.blockers_of(number)
+        ],
+    )
+
+
+def build_compare_answer(found: ChangeCheck, tolerance: float) -> CompareAnswer:
+    """Return the changes of figures and requests."""
+    beyond = found.beyond(tolerance)
+
+    def rows(changed: Sequence[Any]) -> list[dict[str, Any]]:
+        return [
+            {
+                "request": one.id,
+                "before_s": one.before,
+                "after_s": one.after,
+                "outcome_before": one.outcome_before,
+                "outcome_after": one.outcome_after,
+            }
+            for one in changed
+        ]
+
+    return CompareAnswer(
+        requests=found.requests,
+        seeds=found.seeds,
+        with_errors=found.with_errors,
+        tolerance=tolerance,
+        figures=[
+            FigureChangeAnswer(
+                name=one.name,
+                before=one.before,
+                after=one.after,
+                change=one.change,
+                low=one.low,
+                high=one.high,
+                beyond_tolerance=one in beyond,
+            )
+            for one in found.figures
+        ],
+        worse=rows(found.worse),
+        better=rows(found.better),
+        ok=not beyond,
+    )
+
+
+def build_zoo_answer(results: Mapping[str, Sequence[ExpectationCheck]]) -> ZooAnswer:
+    """Return the checks of packaged incidents by name."""
+    incidents = [
+        IncidentChecks(
+            name=name, ok=all(one.ok for one in checks), expectations=list_expectations(checks)
+        )
+        for name, checks in results.items()
+    ]
+    return ZooAnswer(incidents=incidents, ok=all(one.ok for one in incidents))
+
+
+def build_policies_answer(counts: Mapping[str, Mapping[str, Mapping[str, int]]]) -> PoliciesAnswer:
+    """Return all simulated versions; ``counts`` are recordings by engine and version."""
+    from simkv.schedulers.engine_registry import ENGINES, list_variants
+
+    return PoliciesAnswer(
+        policies=[
+            Policy(
+                engine=engine,
+                variant=name,
+                summary=variant.summary,
+                source=variant.source,
+                recorded=counts[engine].get(name, {}).get("recorded", 0),
+                equal=counts[engine].get(name, {}).get("equal", 0),
+            )
+            for engine in ENGINES
+            for name, variant in list_variants(engine).items()
+        ]
+    )
+
+
+def build_diff_answer(found: RunDiff) -> DiffAnswer:
+    """Return what differs between two runs."""
+    return DiffAnswer(
+        same=found.same,
+        only=list(found.only),
+        variants=[
+            {
+                "before": one.before,
+                "after": one.after,
+                "figures": {name: list(pair) for name, pair in one.figures.items()},
+                "outcomes": {str(id_): list(pair) for id_, pair in one.outcomes.items()},
+                "first_differing_step": one.step
+                and {
+                    "step": one.step.step,
+                    "before": one.step.before and dict(one.step.before),
+                    "after": one.step.after and dict(one.step.after),
+                },
+            }
+            for one in found.variants
+        ],
+    )
+
+
+def answer_schema(command: str) -> dict[str, Any]:
+    """Return the JSON schema of a command's answer (see ``ANSWERS``)."""
+    return ANSWERS[command].model_json_schema(mode="serialization")
