@@ -123,7 +123,6 @@ def run(
     _check_files(junit, perfetto)
     kinds = _kinds(emit)
     from simkv.metrics.expectation_checks import check_expectations, exit_code
-    from simkv.metrics.run_result import records_by_replica
     from simkv.metrics.scenario_runner import run_scenario
     from simkv.report.console_details import render_full_results
     from simkv.report.console_summary import render_brief
@@ -153,6 +152,11 @@ def run(
         show(*parts)
         raise
     show(*parts)
+    more = [*_write_perfetto(perfetto, results, name), *_emit(folder, results, kinds)]
+    if junit:
+        from simkv.report.junit_xml import write_junit
+
+        write_junit(junit, {name: checks})
     if as_json:
         from simkv.report.console_summary import summarize_results
         from simkv.report.json_answers import build_run_answer
@@ -164,17 +168,7 @@ def run(
             _show_seeds(results, where, seeds)
         show(*cost_of(results), *_launch_command(built, variants))
         rest = f" (--plots adds {', '.join(left_out)})" if left_out else ""
-        show(f"\nWritten to {folder}: {', '.join(written)}{rest}")
-    if perfetto:
-        from simkv.report.perfetto_trace import write_perfetto
-
-        write_perfetto(perfetto, records_by_replica(results), name)
-        show(f"Written to {perfetto}; open it with ui.perfetto.dev")
-    _emit(folder, results, kinds)
-    if junit:
-        from simkv.report.junit_xml import write_junit
-
-        write_junit(junit, {name: checks})
+        show(f"\nWritten to {folder}: {', '.join(written)}{rest}", *more)
     if not exit_zero:
         raise typer.Exit(exit_code(results.values(), checks))
 
@@ -247,13 +241,25 @@ def _kinds(text: str | None) -> tuple[str, ...]:
     return parse_kinds(text)
 
 
-def _emit(folder: Path, results: dict[str, RunResult], kinds: tuple[str, ...]) -> None:
-    """Write files of these kinds and print their names."""
-    if kinds:
-        from simkv.incident.emit.emitted_files import emit
+def _write_perfetto(file: Path | None, results: dict[str, RunResult], name: str) -> list[str]:
+    """Write the trace that ``--perfetto`` requests; return a line with its name."""
+    if file is None:
+        return []
+    from simkv.metrics.run_result import records_by_replica
+    from simkv.report.perfetto_trace import write_perfetto
 
-        files = emit(folder / "emitted", results, kinds)
-        show(f"Server files written to: {', '.join(map(str, files))}")
+    write_perfetto(file, records_by_replica(results), name)
+    return [f"Written to {file}; open it with ui.perfetto.dev"]
+
+
+def _emit(folder: Path, results: dict[str, RunResult], kinds: tuple[str, ...]) -> list[str]:
+    """Write files of these kinds; return a line with their names."""
+    if not kinds:
+        return []
+    from simkv.incident.emit.emitted_files import emit
+
+    files = emit(folder / "emitted", results, kinds)
+    return [f"Server files written to: {', '.join(map(str, files))}"]
 
 
 add_scenario_flags(run)

@@ -41,7 +41,7 @@ class Shortest(CustomVllmScheduler):
 """
 #: Options of each command; the exit code follows after a bar, if it is not 0.
 CALLS = {
-    "run": "queue.yaml",
+    "run": "queue.yaml --emit vllm-log --perfetto trace.json",
     "explain": "queue.yaml 3",
     "diagnose": "server.log --fast | 3",
     "compare": "--from-command 'vllm serve meta-llama/Llama-3.1-8B' --from-command "
