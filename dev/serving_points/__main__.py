@@ -19,7 +19,13 @@ from simkv.validation.serving_points.measured_rows import read_rows
 
 
 def fit(
-    path: Annotated[Path, typer.Argument(metavar="ROWS.csv", help="Table of measured points.")],
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="ROWS.csv",
+            help="Table of server configurations with measured TTFT and TPOT.",
+        ),
+    ],
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", help="Directory of constants.json and spreads.json.")
     ],

@@ -1,4 +1,4 @@
-"""Standard output that is full, closed or cannot encode all characters, without a traceback.
+"""Standard output and error that tolerate a full disk, a closed pipe and unencodable text.
 
 If a reader closes the pipe (``| head -1``), the remaining output is discarded and the exit code
 does not change. A full disk is reported in one line, with exit code 2.

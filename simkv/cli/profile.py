@@ -52,8 +52,9 @@ def llmservingsim(
         str | None,
         typer.Option(
             metavar="NAME|US,GB/S",
-            help="Interconnect: a name such as 'PCIe 5.0, peer-to-peer', or latency in "
-            "microseconds and bandwidth in GB/s through the host, such as 20,16.",
+            help="Link between the GPUs: a name such as 'PCIe 5.0, peer-to-peer', or for transfers "
+            "through the host the latency in microseconds and the bandwidth in GB/s, such as "
+            "20,16.",
         ),
     ] = None,
 ) -> None:

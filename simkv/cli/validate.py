@@ -186,7 +186,13 @@ def measure_host_times(found: JudgedCases) -> tuple[list[HostTimes], list[str]]:
 
 @app.command("silicon")
 def validate_silicon(
-    rows: Annotated[Path, typer.Argument(metavar="ROWS.csv", help="Table of measured points.")],
+    rows: Annotated[
+        Path,
+        typer.Argument(
+            metavar="ROWS.csv",
+            help="Table of server configurations, with measured TTFT and TPOT if known.",
+        ),
+    ],
     out: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Write the predictions (points.csv) to this directory."),

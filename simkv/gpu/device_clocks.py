@@ -30,9 +30,10 @@ EVERY_S = 1.0
 
 @contextmanager
 def log_clocks(path: Path, device: str) -> Iterator[None]:
-    """Append to ``path`` while the block runs: ``unix_s`` and the fields, one line per second.
+    """Append one line per second to ``path`` while the block runs.
 
-    Nothing is written if the device does not report these values.
+    A line has ``unix_s`` and then ``SMI_FIELDS`` on a GPU, ``CPU_FIELDS`` on a CPU. Nothing is
+    written if the device does not report these values.
     """
     on_gpu = torch.device(device).type == "cuda"
     begin = _of_gpu if on_gpu else _of_cpu

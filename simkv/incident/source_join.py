@@ -81,7 +81,10 @@ def join(parts: Sequence[Evidence]) -> Evidence:
 
 
 def _reference(parts: Sequence[Evidence]) -> Evidence | None:
-    """Return the metrics whose clock applies if no source has single requests, or None."""
+    """Return the source with scraped metrics to whose clock other series are moved, or None.
+
+    ``join`` uses it if no source has data on individual requests.
+    """
     found = [part for part in parts if part.histograms and part.series is not None]
     others = [part for part in parts if not part.histograms and part.series is not None]
     return found[0] if found and others else None

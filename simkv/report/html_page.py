@@ -71,8 +71,9 @@ def write_html(
     """Write the report of ``results``, variants by name, to ``path``.
 
     ``whatif`` contains sentences about changes that help, best first; ``section`` is placed after
-    them. Parts common to all reports are embedded, or with ``shared`` expected beside the page (see
-    ``write_shared``) and at ``library_url``. The same results give the same bytes.
+    them. Parts common to all reports are embedded. With ``shared``, the page loads them from its
+    own directory (see ``write_shared``), and the plotting library from ``library_url``. The same
+    results give the same bytes.
     """
     text = render_html(results, whatif, shared=shared, library_url=library_url, section=section)
     write_text(path, text)

@@ -80,7 +80,8 @@ class ArrivalProcess(StrictModel):
     gaps: Literal["gamma", "weibull"] = "gamma"
     """Distribution of the gaps."""
     rescale: bool = True
-    """Whether to scale arrivals so that the last one is at exactly number / rate."""
+    """Whether to scale arrivals so that the last one is exactly at the number of requests (or
+    sessions) divided by the rate."""
     ramp_up_strategy: Literal["linear", "exponential"] | None = None
     """Shape of the ramp from the start rate to the end rate, in place of a constant rate."""
     ramp_up_start_rps: FiniteRate | None = None

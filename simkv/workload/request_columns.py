@@ -216,7 +216,8 @@ def is_sorted(values: Floats) -> bool:
 
 
 def stream_name(kind: int, value: int, names: Sequence[str]) -> str:
-    """Return the stream name of a piece: ``h<id>``, ``o<row>``, ``u<row>`` or its own name."""
+    """Return the stream name of a piece: its own name if it has one, otherwise ``h<id>`` (a block
+    identified by its hash), ``o<row>`` (output of a row) or ``u<row>`` (prompt of a row)."""
     return names[value] if kind == NAMED_STREAM else f"{_PREFIX[kind]}{value}"
 
 

@@ -58,9 +58,8 @@ def record(case: RecordingCase, version: str, name: str) -> DecisionTrace:
 
 
 class SglangDriver:
-    """Runs SGLang's scheduler with a fake model through a case, for the required number of
-    steps.
-    """
+    """Runs one case through SGLang's scheduler with a fake model, until no request is left or none
+    makes progress."""
 
     def __init__(self, case: RecordingCase) -> None:
         self.config, self.requests, self.aborts = case.config, case.requests, case.aborts

@@ -64,7 +64,8 @@ class RecordedBatch(NamedTuple):
 
 
 class VllmDriver:
-    """Runs vLLM's scheduler with a fake model through a case, for the required number of steps."""
+    """Runs one case through vLLM's scheduler with a fake model, until no request is left or none
+    makes progress."""
 
     def __init__(
         self,

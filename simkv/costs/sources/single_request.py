@@ -101,8 +101,8 @@ def read_isolated_requests(
     rows = read_table(path, dict.fromkeys(columns, "number"), alone)
     if len(rows) < MIN_REQUESTS:
         raise InputError(
-            f"{path}: a fit needs at least {MIN_REQUESTS} requests in stage {stage!r} after the "
-            f"first, found {len(rows)}"
+            f"{path}: a fit needs at least {MIN_REQUESTS} requests in stage {stage!r}, not "
+            f"counting the first request of the run; found {len(rows)}"
         )
     _check(path, rows)
     values = {name: rows[name].to_numpy(dtype=np.float64) for name in columns}

@@ -48,8 +48,8 @@ class GuardedScheduler:
     """Custom scheduler whose failures cannot break the engine.
 
     Implements ``simkv.core.scheduler_protocol.Scheduler``. ``failure`` describes the first failure,
-    if any; after it the inner scheduler is not called and the next batch is fatal. Raises
-    InputError if the scheduler cannot be built.
+    if any. After it the inner scheduler is not called, and the next batch ends the run
+    (``Batch.fatal``). Raises InputError if the scheduler cannot be built.
     """
 
     def __init__(self, build: Callable[[], Any], of: type[Any], source: CustomCode) -> None:

@@ -200,7 +200,7 @@ class BucketedScheduler(MistralrsScheduler):
         return order if self.rules.decode_order == "oldest first" else order[::-1]
 
     def _decode_tokens(self, q: Sequence) -> int:
-        """Return the KV slots needed for a decode: one more than the token that it writes."""
+        """Return the KV slots that a decode needs: the tokens of ``q`` and one more."""
         return q.length + 1
 
     def _key(self, q: Sequence) -> Key:

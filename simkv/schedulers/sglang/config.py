@@ -53,8 +53,8 @@ class SglangConfig:
     page_size: Annotated[int, Gt(0), Flag("--page-size")] = 1
     """Tokens per page, the allocation unit of the KV pool."""
     max_running_requests: Annotated[int, Gt(0), Flag("--max-running-requests")] = 2048
-    """Maximum number of admitted, unfinished requests (rows); with `hardware` 2048 to 4096,
-    depending on the pool."""
+    """Maximum number of admitted, unfinished requests (rows). With `hardware`, the default is
+    2048 to 4096, depending on the size of the pool."""
     max_queued_requests: Annotated[Annotated[int, Ge(0)] | None, Flag("--max-queued-requests")] = (
         None
     )
@@ -62,7 +62,7 @@ class SglangConfig:
     is full is rejected with status 503. Unlimited if not set."""
     chunked_prefill_size: Annotated[int, Ge(-1), Flag("--chunked-prefill-size")] = 8192
     """Maximum number of prompt tokens per prefill pass; longer prompts are split. -1 means no
-    limit. With `hardware` 2048 to 16384, depending on the GPU."""
+    limit. With `hardware`, the default is 2048 to 16384, depending on the GPU."""
     max_prefill_tokens: Annotated[int, Gt(0), Flag("--max-prefill-tokens")] = 16384
     """Token count at which a prefill pass stops adding requests."""
     prefill_max_requests: Annotated[

@@ -119,7 +119,7 @@ class SglangMemory:
     def reclaim(self, target: int) -> bool:
         """Evict cached prefixes until ``target`` tokens are free; return whether they are.
 
-        Older releases evict ``target`` tokens regardless of free tokens.
+        If too few are free, older releases evict ``target`` tokens, not only the missing ones.
         """
         if self.free < target and self.tree:
             short = target - self.free if self.rules.evicts_shortfall else target

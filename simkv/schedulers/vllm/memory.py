@@ -157,7 +157,7 @@ class VllmMemory:
             self.pool.take(r.id, count)
 
     def register(self, r: RequestState, tokens: int) -> None:
-        """Add the blocks that the first ``tokens`` tokens of ``r`` fill to the prefix cache."""
+        """Add to the prefix cache the blocks that the first ``tokens`` tokens of ``r`` fill."""
         full = tokens // self.block_size
         if not self.cache or r.content is None or full <= r.registered:
             return

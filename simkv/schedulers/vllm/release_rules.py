@@ -133,7 +133,7 @@ class VllmRules:
         since="0.24",
     )
     exempts_single_request: bool = _step(
-        "long_prefill_token_threshold does not apply to the only request.",
+        "long_prefill_token_threshold does not apply while the engine has only one request.",
         source="Scheduler.schedule",
         since="0.31",
     )
@@ -145,7 +145,7 @@ class VllmRules:
         knobs=("max_num_scheduled_tokens",),
     )
     skips_last_token_in_flight: bool = _step(
-        "A request whose last token by max_tokens is in flight is not scheduled again.",
+        "A request is not scheduled again while its last token (max_tokens) is in flight.",
         "It computes one more token, which is discarded.",
         source="First test of the loop over running requests",
         since="0.11.1",
@@ -163,7 +163,8 @@ class VllmRules:
         since="0.33",
     )
     keeps_position: bool = _priority(
-        "Preempting an earlier request that was not scheduled skips no other request.",
+        "If an earlier request that this step did not schedule is preempted, no other request is "
+        "skipped.",
         "The request after the current one is skipped.",
         source="Issue #49097",
         since="0.28",
@@ -211,7 +212,7 @@ class VllmRules:
     )
 
     reuses_uncached_windows_first: bool = _window(
-        "Freed blocks of windows that are not in the prefix cache are reused first.",
+        "Freed blocks of a window are reused first if they are not in the prefix cache.",
         source="SlidingWindowManager.free (vllm/v1/core/single_type_kv_cache_manager.py)",
         since="0.23",
         hidden_by=("reuses_uncached_first",),
@@ -229,7 +230,8 @@ class VllmRules:
         since="0.29",
     )
     caches_aligned_only: bool = _window(
-        "With several block sizes, the cache stores only blocks for hits at a common multiple.",
+        "With several block sizes, the cache stores only blocks that a hit at a common multiple of "
+        "the sizes needs.",
         "It stores all full blocks.",
         source="cache_blocks in vllm/v1/core/kv_cache_coordinator.py",
         since="0.22",
@@ -244,30 +246,34 @@ class VllmRules:
     )
     frees_states_behind_gaps: bool = _state(
         "All older states of a request are freed.",
-        "States behind a gap stay until the request ends.",
+        "States before a block without a state stay until the request ends.",
         source="_num_retired_blocks (vllm/v1/core/single_type_kv_cache_manager.py)",
         since="0.30",
         needs=("frees_after_steps",),
     )
     splits_first_chunk_at_hits: bool = _state(
-        "The first chunk of a prompt ends where the hit of another layer group ended.",
+        "If one layer group has a longer prefix-cache hit than all groups together, the first "
+        "chunk of a prompt is cut where that hit ends.",
         source="Scheduler._mamba_block_aligned_split",
         since="0.24",
         hidden_by=("splits_chunks_at_hits",),
     )
     splits_chunks_at_hits: bool = _state(
-        "Any chunk of a prompt ends where the hit of another layer group ended.",
+        "If one layer group has a longer prefix-cache hit than all groups together, any chunk of a "
+        "prompt that crosses the end of that hit is cut there.",
         source="Scheduler._mamba_block_aligned_split",
         since="0.26",
     )
     allows_large_state_blocks: bool = _state(
-        "A block may be larger than a chunk; chunks after the last full block are aligned, too.",
+        "A block may be larger than a chunk. All chunks except the last one of a prompt end at "
+        "block ends if they reach one.",
         "Start-up rejects a block that is larger than the chunk limit.",
         source="Scheduler._mamba_block_aligned_split",
         since="0.27",
     )
     stores_second_last_state: bool = _state(
-        "For a prompt that ends with a block, the state one block earlier is stored.",
+        "If the length of a prompt is a multiple of block_size, the state one block before its end "
+        "is stored.",
         source="get_mamba_prefill_checkpoint_position",
         since="0.32",
     )

@@ -134,7 +134,10 @@ class PacedEngine(Engine):
         due.callbacks.append(lambda _: self.notify())
 
     def schedule(self) -> Batch | None:
-        """Decide with the requests that the record has scheduled, within half a step."""
+        """Decide without the requests that the record schedules later than now.
+
+        While the engine is busy, this tolerates half of the kernel time of the last step.
+        """
         until = self.env.now + (self._lasted / 2 if self._busy() else 1e-9)
         coming = [self._events.scheduled[m.id] for m in self.inbox if isinstance(m, Request)]
         now = sum(1 for _ in takewhile(lambda time: time <= until, coming))

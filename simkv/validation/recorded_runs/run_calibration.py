@@ -58,9 +58,10 @@ def calibrate_run(
         near = ", ".join(folder.name for folder in _bundles(case, tables)) or "none"
         raise InputError(
             f"{case.folder}: no costs for {case.facts.model} on {setup.gpu}, tensor_parallel "
-            f"{setup.tensor_parallel}: no matching kernel tables in case.json or in a nearby "
-            f"'calibration' folder ({near}), and no requests of stage 'sync'; pass a profile with "
-            f"--profile or tables with --kernel-tables"
+            f"{setup.tensor_parallel}: no kernel tables match (found: {near}; searched: "
+            "case.json and nearby 'calibration' folders), and no request ran in isolation (stage "
+            "'sync'); pass a profile with --profile or "
+            "tables with --kernel-tables"
         )
     engine = (setup.max_num_batched_tokens, setup.block_size)
     shape = ModelTraits(

@@ -186,7 +186,7 @@ def test_rejects_tables_without_decodes(tmp_path: Path) -> None:
 
 
 def test_rejects_too_few_rows(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"in stage 'sync' after the first, found 5"):
+    with pytest.raises(InputError, match=r"in stage 'sync', not counting .*; found 5"):
         read_isolated_requests(table(tmp_path, 6))
-    with pytest.raises(InputError, match=r"in stage 'quiet' after the first, found 0"):
+    with pytest.raises(InputError, match=r"in stage 'quiet', not counting .*; found 0"):
         read_isolated_requests(table(tmp_path), "quiet")
