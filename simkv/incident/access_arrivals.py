@@ -33,9 +33,10 @@ def arrivals_from_access(
     rows = access[access["accepted"] + access["failed"] > 0]
     counts = (rows["accepted"] + rows["failed"]).to_numpy(np.int64)
     end = rows["t_s"].fillna(at[0]).to_numpy(np.float64)
-    start = rows["from_s"].fillna(end[0] if len(end) else at[0]).to_numpy(np.float64)
     # The first interval begins with the log; a statistics line covers at most its own interval.
     gap = float(np.median(np.diff(at))) if len(at) > 1 else 10.0
+    start = rows["from_s"].to_numpy(np.float64)
+    start = np.where(np.isnan(start), end - gap, start)
     start = np.where(start < end, np.maximum(start, end - max(gap, 1.0)), start)
     luck = np.random.default_rng(seed)
     which = np.repeat(np.arange(len(counts)), counts)

@@ -85,7 +85,8 @@ class AccessCounts:
     """Number of HTTP requests by status between two times of a log (see ``Evidence.access``).
 
     Uvicorn's access lines have no time. Each request is counted between the times of the nearest
-    lines with a time, before and after its access line.
+    lines with a time, before and after its access line; a log that begins with access lines does
+    not give the time before.
     """
 
     def __init__(self, most: int) -> None:
@@ -105,6 +106,8 @@ class AccessCounts:
         if timed and at is not None:
             self.close(at)
             self._since = at
+        elif self._since is None and not any(self._open):
+            self._since = at
         kind = 0 if status < 400 else 1 if status < 500 else 2
         self._open[kind] += 1
         if timed and at is not None:
@@ -115,9 +118,8 @@ class AccessCounts:
         (s).
         """
         if any(self._open):
-            start = self._since if self._since is not None else at
             accepted, rejected, failed = self._open
-            row = {"from_s": start, "t_s": at, "accepted": accepted}
+            row = {"from_s": self._since, "t_s": at, "accepted": accepted}
             nan = float("nan")
             row = {name: nan if value is None else float(value) for name, value in row.items()}
             self.table.append(row | {"rejected": float(rejected), "failed": float(failed)})

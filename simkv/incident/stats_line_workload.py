@@ -64,6 +64,8 @@ COUNT_FACTOR = 1.5
 MAX_LENGTH_ERROR = 0.05
 #: Accepted error of the time per token, and number of rounds of the scaling.
 TPOT_ERROR, SCALING_ROUNDS = 0.05, 60
+#: Smallest duration of a moved request relative to the sampled one, and the resolution of a window.
+MIN_DURATION_SHARE, GRID_POINTS = 0.25, 201
 
 
 @dataclass(frozen=True)
@@ -153,8 +155,11 @@ def _drawn(
     pace = pace * np.exp(luck.normal(0.0, rough))
     which = np.repeat(np.arange(len(counts)), counts)
     at_once = BURST_SHARES[seed % len(BURST_SHARES)]
-    share = [sample_arrival_shares(count, at_once, luck) for count in counts.tolist()]
-    first = cut.begin[which] + np.concatenate(share) * cut.width[which]
+    if told is None:
+        share = [sample_arrival_shares(count, at_once, luck) for count in counts.tolist()]
+        first = cut.begin[which] + np.concatenate(share) * cut.width[which]
+    else:
+        first = _admissions(cut, told["t_s"].to_numpy(np.float64), counts)
     order = np.argsort(first, kind="stable")
     first, prompts = first[order], prompts[order]
     prompts = np.minimum(prompts, known.longest - 1)
@@ -174,7 +179,7 @@ def _drawn(
         longest = np.minimum(longest, _told(told, "max_tokens", longest))
     outputs, end = _outputs(cut, pace, first, longest, means, luck)
     if told is not None:
-        outputs, end = _match_completions(cut, pace, came, first, end, luck)
+        outputs, end = _match_completions(cut, pace, came, first, end)
         outputs = np.clip(outputs * cut.output.sum() / outputs.sum(), 1.0, np.maximum(longest, 1.0))
     outputs = np.rint(outputs)
     ttft, whole_s = first - came, np.maximum(end - came, first - came)
@@ -427,12 +432,13 @@ def _match_completions(
     came: Floats,
     first: Floats,
     end: Floats,
-    luck: np.random.Generator,
 ) -> tuple[Floats, Floats]:
     """Move ends so that as many requests are in the system at each line as the log reports.
 
-    With known arrivals, the number of completions in each window is known. The requests that end
-    first complete; the order of the sampled ends is kept. Returns output tokens and end times.
+    With known arrivals, the number of completions in each window is known. Their times are such
+    that the number of requests in the system changes linearly between two lines.
+    The requests that end first complete; the order of the sampled ends is kept. Returns output
+    tokens and end times.
     """
     arrived = np.searchsorted(came, cut.end, "right").astype(np.float64)
     present = cut.running + np.nan_to_num(cut.waiting)
@@ -441,23 +447,55 @@ def _match_completions(
     moved, alive, place = end.copy(), list[tuple[float, int]](), 0
     order = np.argsort(first, kind="stable")
     owed = 0
+    before = 0.0
     for window, count in enumerate(wanted.tolist()):
         low, high = float(cut.begin[window]), float(cut.end[window])
+        owed += count
+        grown = float(present[window]) - before
+        before = float(present[window])
+        for at in _departures(came, low, high, grown, owed).tolist():
+            while place < len(order) and (first[order[place]] <= at or not alive):
+                if first[order[place]] > high:
+                    break
+                heappush(alive, (float(end[order[place]]), int(order[place])))
+                place += 1
+            if not alive:
+                break
+            _, i = heappop(alive)
+            least = first[i] + MIN_DURATION_SHARE * (end[i] - first[i])
+            moved[i] = min(max(at, float(least)), max(high, float(first[i])))
+            owed -= 1
         while place < len(order) and first[order[place]] <= high:
             heappush(alive, (float(end[order[place]]), int(order[place])))
             place += 1
-        owed += count
-        while owed and alive:
-            _, i = heappop(alive)
-            least = max(low, float(first[i]))
-            inside = least <= moved[i] <= high
-            moved[i] = moved[i] if inside else least + luck.random() * max(high - least, 0.0)
-            owed -= 1
     for _, i in alive:  # requests that outlive the log
         moved[i] = max(moved[i], float(cut.end[-1]))
     times, clock = _token_clock(cut, pace)
     tokens = np.interp(moved, times, clock) - np.interp(first, times, clock) + 1
     return np.maximum(tokens, 1.0), moved
+
+
+def _admissions(cut: LogWindows, came: Floats, counts: Ints) -> Floats:
+    """Return the times at which requests leave the queue, ``counts`` in each window, in order."""
+    waiting = np.nan_to_num(cut.waiting)
+    grown = np.diff(waiting, prepend=0.0)
+    windows = zip(
+        cut.begin.tolist(), cut.end.tolist(), grown.tolist(), counts.tolist(), strict=True
+    )
+    return np.concatenate([_departures(came, *window) for window in windows])
+
+
+def _departures(came: Floats, low: float, high: float, grown: float, count: int) -> Floats:
+    """Return ``count`` times between ``low`` and ``high``, in order, at which requests leave.
+
+    With the arrivals ``came``, the number of requests then grows by ``grown`` at a constant rate.
+    """
+    grid = np.linspace(low, high, GRID_POINTS)
+    done = np.searchsorted(came, grid, "right") - np.searchsorted(came, low, "right")
+    done = np.maximum.accumulate(done - grown * np.linspace(0.0, 1.0, GRID_POINTS))
+    done = done + (count - done[-1])
+    places = np.searchsorted(done, np.arange(count) + 0.5, "left")
+    return np.asarray(grid[np.minimum(places, GRID_POINTS - 1)])
 
 
 def _emitted(start: Floats, wanted: Floats, edges: Floats) -> Floats:

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from simkv.incident.access_arrivals import arrivals_from_access
+from simkv.incident.bounded_table import AccessCounts
 from simkv.incident.diagnose_stages import read_stage, rebuild_stage
 from simkv.incident.emit.emitted_files import emit
 from simkv.incident.evidence import Evidence, UndeterminedError
@@ -18,7 +19,7 @@ from simkv.incident.server_setup import UserSettings
 from simkv.incident.session_rebuild import PromptTokens, assign_sessions, lost_hit_share
 from simkv.incident.source_join import join
 from simkv.incident.source_reader import read_source
-from simkv.incident.stats_line_workload import KnownEngine, _check_sessions
+from simkv.incident.stats_line_workload import KnownEngine, _check_sessions, _departures
 from simkv.incident.workload_rebuild import _hit_share
 from simkv.incident.worst_part import MAX_PART_LINES, select_worst_part
 from simkv.metrics.run_result import RunResult
@@ -66,6 +67,25 @@ def test_access_lines_determine_counts_lengths_and_hits(server: RunResult, tmp_p
     sessions = rebuilt.observed["session"]
     previous = pd.Series(rows.prompt_tokens).groupby(sessions.to_numpy()).shift(fill_value=0)
     assert previous.sum() / rows.prompt_tokens.sum() == pytest.approx(found, abs=0.03)
+
+
+def test_requests_in_the_system_follow_the_lines(server: RunResult, tmp_path: Path) -> None:
+    """Between the lines, every 5 s, and in the mean time in the system (Little's law)."""
+    path = emit(tmp_path / "log", {"run": server}, ("vllm-log-access",))[0]
+    evidence = read_stage([path], tmp_path / "out")
+    rebuilt, _ = rebuild_stage(tmp_path / "out", UserSettings())
+    assert evidence.series is not None
+    lines = evidence.series["t_s"].to_numpy() - float(evidence.series["t_s"].iloc[0]) + 10.0
+    true = list(server.record.requests.values())
+    came = np.sort([life.request.arrival for life in true])
+    left = np.sort([life.ended_at or 0.0 for life in true])
+    begin = rebuilt.observed["t_s"].to_numpy() - float(evidence.series["t_s"].iloc[0]) + 10.0
+    end = np.sort(begin + rebuilt.observed["e2e_ms"].to_numpy() / 1e3)
+    at = np.arange(5.0, lines[-1], 5.0)
+    present = np.searchsorted(came, at) - np.searchsorted(left, at)
+    found = np.searchsorted(np.sort(begin), at) - np.searchsorted(end, at)
+    assert np.abs(found - present).mean() < 0.1 * present.mean()
+    assert (end.mean() - begin.mean()) == pytest.approx(left.mean() - came.mean(), rel=0.1)
 
 
 def test_count_without_access_lines_cannot_be_determined(server: RunResult, tmp_path: Path) -> None:
@@ -166,6 +186,25 @@ def test_log_that_starts_in_the_middle_has_requests_in_the_server() -> None:
     )
     table, already = arrivals_from_access(access, series([10.0, 20.0], [7, 5]), 0)
     assert (already, len(table)) == (5, 7)
+
+
+def test_first_access_lines_are_from_before_the_first_statistics_line() -> None:
+    counts = AccessCounts(100)
+    for at in (10.0, 20.0, 30.0):
+        for _ in range(50):
+            counts.add(200, None if at == 10.0 else at - 10.0, timed=False)
+        counts.close(at)
+    table, _ = arrivals_from_access(counts.frame(), series([10.0, 20.0, 30.0], [5, 5, 5]), 0)
+    assert np.histogram(table["t_s"], [0.0, 10.0, 20.0, 30.0])[0].tolist() == [50, 50, 50]
+
+
+def test_departures_keep_the_growth_constant() -> None:
+    came = np.arange(0.05, 10.0, 0.1)  # 100 arrivals within 10 s
+    left = _departures(came, 0.0, 10.0, 20.0, 80)
+    at = np.arange(1.0, 11.0)
+    present = np.searchsorted(came, at) - np.searchsorted(left, at, "right")
+    assert present == pytest.approx(2.0 * at, abs=1.0)
+    assert _departures(came, 0.0, 10.0, 100.0, 0).tolist() == []
 
 
 def test_rejected_requests_are_no_arrivals() -> None:
