@@ -60,8 +60,7 @@ def calibrate_run(
             f"{case.folder}: no costs for {case.facts.model} on {setup.gpu}, tensor_parallel "
             f"{setup.tensor_parallel}: no kernel tables match (found: {near}; searched: "
             "case.json and nearby 'calibration' folders), and no request ran in isolation (stage "
-            "'sync'); pass a profile with --profile or "
-            "tables with --kernel-tables"
+            "'sync'); pass a profile with --profile or tables with --kernel-tables"
         )
     engine = (setup.max_num_batched_tokens, setup.block_size)
     shape = ModelTraits(
