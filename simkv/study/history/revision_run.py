@@ -102,9 +102,9 @@ class ScenarioRunner:
     def _files(self) -> Iterator[tuple[str, str]]:
         """Yield the scenario file and the files that it names, each with a hash."""
         path = self.document.path
-        named = {path.parent / text for text in _strings(self.document.tree) if len(text) < 1000}
+        named = {path.parent / text for text in _strings(self.document.tree)}
         for file in {path, *named}:
-            if file.is_file() and not (
+            if _is_file(file) and not (
                 self.ignored and file.resolve().is_relative_to(self.ignored) and file != path
             ):
                 yield file.name, hashlib.sha256(file.read_bytes()).hexdigest()
@@ -144,6 +144,14 @@ def _reason(stderr: str, code: int) -> str:
 def _expectations(junit: Path) -> list[tuple[str, bool]]:
     found = JUnitXml.fromfile(str(junit))
     return [(case.name, not case.result) for suite in found for case in suite]
+
+
+def _is_file(path: Path) -> bool:
+    """Return whether a text of the scenario, such as its summary, is the path of a file."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
 
 
 def _strings(node: Any) -> Iterator[str]:
