@@ -6,6 +6,7 @@ import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Literal, Protocol
 
 import typer
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from simkv.report.json_answers import Answer
     from simkv.scenario.yaml_document import YamlDocument
     from simkv.study.job_runner import JobRunner
+
+#: Minimum time between two lines of progress if standard error is no terminal.
+PROGRESS_LINE_S = 10.0
 
 Junit = Annotated[
     Path | None,
@@ -145,19 +149,37 @@ class AdvanceBar(Protocol):
     ) -> None: ...
 
 
+class _ProgressLines:
+    """Progress as lines on standard error: at most one per ``PROGRESS_LINE_S``."""
+
+    def __init__(self, what: str, total: int | None) -> None:
+        self._what, self._done, self._total = what, 0, total
+        self._begin = self._last = monotonic()
+
+    def __call__(
+        self, done: int | None = None, total: int | None = None, now: str | None = None
+    ) -> None:
+        self._done = self._done + 1 if done is None else done
+        self._what, self._total = now or self._what, total or self._total
+        time = monotonic()
+        if time - self._last >= PROGRESS_LINE_S:
+            self._last = time
+            share = f" of {self._total}" if self._total else ""
+            print_error(f"{self._what}: {self._done}{share} after {time - self._begin:.0f} s")
+
+
 @contextmanager
 def progress(
     what: str, total: int | None = None, *, file: Path | None = None
 ) -> Iterator[AdvanceBar]:
-    """Yield a progress bar on a terminal; in a pipe nothing is shown.
+    """Yield a progress bar on a terminal; in a pipe, a line every 10 s.
 
     With ``file`` the bar shows the bytes that have been read.
     """
-    where = console(stderr=True)
     if file and file.is_file():
         total = file.stat().st_size
-    if not where.is_terminal:
-        yield lambda *_, **__: None
+    if not sys.stderr.isatty():
+        yield _ProgressLines(what, total)
         return
     from rich.progress import (
         BarColumn,
@@ -176,7 +198,7 @@ def progress(
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),
-        console=where,
+        console=console(stderr=True),
         transient=True,
         speed_estimate_period=3600,
     ) as bar:

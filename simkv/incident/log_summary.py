@@ -7,19 +7,19 @@ workload, for example if the log is an excerpt of ten lines.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import pandas as pd
 
 from simkv.core.figure_registry import format_seconds
 from simkv.incident.evidence import Evidence, sum_over_ranks
 from simkv.incident.log_findings import RULES, Finding, SlotLimit
-from simkv.schedulers.engine_registry import ENGINES
+from simkv.incident.source_reader import log_reader
 
 #: Time before the engine core above which the front end limits TTFT: in s, and as a share of TTFT.
 FRONT_END_S, FRONT_END_SHARE = 0.05, 0.5
-#: Names of the setting that limits running requests.
-SLOT_SETTINGS = ("max_num_seqs", "max_running_requests", "max_batch_size")
+#: Setting that limits running requests in engines without a log reader.
+SLOT_SETTING = "max_num_seqs"
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,8 @@ def summarize_log(evidence: Evidence) -> LogSummary | None:
 
 def _slot_limit(evidence: Evidence) -> SlotLimit:
     """Return the limit on running requests of all ranks together."""
-    known = ENGINES.get(evidence.engine or "")
-    own = {one.name for one in fields(known.config)} if known else set(SLOT_SETTINGS)
-    name = next((one for one in SLOT_SETTINGS if one in own), SLOT_SETTINGS[0])
+    reader = log_reader(evidence.engine)
+    name = reader.SLOT_SETTING if reader else SLOT_SETTING
     ranks, stated = 1, evidence.settings.get(name)
     if evidence.series is not None and len(evidence.series):
         engines = evidence.series["engine"]

@@ -305,10 +305,12 @@ _READERS: tuple[Callable[[_Log, LogLine], bool], ...] = (
 ENGINE, TITLE = "sglang", "SGLang"
 #: Whether ``steps`` are single iterations with their durations.
 LOGS_ITERATIONS = False
-#: Oldest release that can be simulated.
 #: Flags of the server that log or export single requests.
 REQUEST_FLAGS: str | None = "--log-requests --log-requests-format json"
+#: Oldest release that can be simulated.
 OLDEST: str | None = None
+#: Setting that limits running requests.
+SLOT_SETTING = "max_running_requests"
 
 
 def computed_only(version: str) -> bool:  # noqa: ARG001

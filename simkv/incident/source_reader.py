@@ -31,7 +31,7 @@ class LogReader(Protocol):
     work between two lines. ``OWN_LINE`` matches lines that no other program writes. ``OLDEST`` is
     the oldest release whose scheduler resembles a simulated one, None if there is no limit.
     ``REQUEST_FLAGS`` are the flags of the server that log or export single requests, None if there
-    are none.
+    are none. ``SLOT_SETTING`` is the setting that limits running requests.
     """
 
     ENGINE: str
@@ -39,6 +39,7 @@ class LogReader(Protocol):
     LOGS_ITERATIONS: bool
     OLDEST: str | None
     REQUEST_FLAGS: str | None
+    SLOT_SETTING: str
     OWN_LINE: re.Pattern[str]
 
     def known(self, text: str) -> bool:

@@ -36,10 +36,12 @@ _RANK = re.compile(r"(?<!global_)rank = (\d+)")
 
 ENGINE, TITLE = "trtllm", "TensorRT-LLM"
 LOGS_ITERATIONS = False
-#: Oldest release that can be simulated.
 #: Flags of the server that log or export single requests.
 REQUEST_FLAGS: str | None = None
+#: Oldest release that can be simulated.
 OLDEST: str | None = None
+#: Setting that limits running requests.
+SLOT_SETTING = "max_batch_size"
 #: Why no workload can be reconstructed from such a log.
 LACKS = (
     "an iteration log of TensorRT-LLM has no request lengths; add a client's results, such as "

@@ -41,7 +41,7 @@ from simkv.incident.log_lines import (
     read_log_lines,
 )
 from simkv.incident.log_windows import VLLM_INTERVAL_S
-from simkv.schedulers.engine_registry import ENGINES
+from simkv.schedulers.vllm.server_options import CACHE_LINES
 from simkv.workload.trace_source import TraceSource
 
 #: Lines with these words are parsed; most lines of a busy log have none of them.
@@ -92,7 +92,7 @@ _DIED = re.compile(
     r"Background loop has errored"
 )
 _BLOCK = re.compile(r"Setting (?:kv cache|attention) block size to (\d+)")
-_CACHE = [re.compile(line) for line in ENGINES["vllm"].cache_lines]
+_CACHE = [re.compile(line) for line in CACHE_LINES]
 #: Flags with another name in the logged configuration.
 _FLAGS = {
     "max_seq_len": "max_model_len",
@@ -370,10 +370,12 @@ _READERS: tuple[Callable[[_Log, LogLine], bool], ...] = (
 ENGINE, TITLE = "vllm", "vLLM"
 #: Whether ``steps`` are single iterations with their durations.
 LOGS_ITERATIONS = True
-#: Oldest release that can be simulated.
 #: Flags of the server that log or export single requests.
 REQUEST_FLAGS: str | None = "--otlp-traces-endpoint"
+#: Oldest release that can be simulated.
 OLDEST: str | None = "0.5"
+#: Setting that limits running requests.
+SLOT_SETTING = "max_num_seqs"
 
 
 def computed_only(version: str) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import simkv
+from simkv.cli import command_support
 from tests.conftest import ROOT
 
 #: Script that interrupts itself before its n-th import, or later. It first restores the default
@@ -170,3 +171,17 @@ def test_full_disk_is_one_line(full_disk: Path, command: str, printed: str) -> N
     assert line.endswith("cannot be written: no space left on device")
     assert printed in ran.stdout
     assert [path for path in full_disk.rglob("*") if path.is_file()] == []
+
+
+def test_progress_in_a_pipe_is_a_line_every_ten_seconds(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = iter([0.0, 4.0, 12.0, 15.0, 22.0])
+    monkeypatch.setattr(command_support, "monotonic", lambda: next(now))
+    with command_support.progress("runs", 8) as advance:
+        for _ in range(4):
+            advance()
+    assert (
+        capsys.readouterr().err
+        == "simkv: runs: 2 of 8 after 12 s\nsimkv: runs: 4 of 8 after 22 s\n"
+    )

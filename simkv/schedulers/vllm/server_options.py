@@ -11,6 +11,12 @@ from typing import Any
 
 from simkv.core.server_options import FieldValues, LaunchOptions, NotModelled, RankOptions
 
+#: Regular expressions for the log lines that report the size of the KV cache.
+CACHE_LINES = (
+    r"# (?:GPU|cuda) blocks: (?P<blocks>[\d,]+)",
+    r"num_gpu_blocks(?:_override)?[=: ]+(?P<blocks>[1-9][\d,]*)\b",
+    r"GPU KV cache size: (?P<tokens>[\d,]+) tokens",
+)
 #: Weight formats of ``--quantization``; checkpoints in other formats state their own.
 QUANTIZED = {"fp8": "fp8", "modelopt": "fp8", "modelopt_fp4": "nvfp4", "mxfp4": "mxfp4"}
 QUANTIZED |= dict.fromkeys(("awq", "awq_marlin", "gptq", "gptq_marlin"), "int4")

@@ -19,7 +19,7 @@ from simkv.schedulers.vllm.launcher_defaults import LAUNCH
 from simkv.schedulers.vllm.policy_hooks import POLICY_HOOKS
 from simkv.schedulers.vllm.recording import RECORDING
 from simkv.schedulers.vllm.release_rules import VllmRules
-from simkv.schedulers.vllm.server_options import BALANCER_S, OPTIONS
+from simkv.schedulers.vllm.server_options import BALANCER_S, CACHE_LINES, OPTIONS
 from simkv.schedulers.vllm.versions import (
     RULES,
     VARIANTS,
@@ -89,11 +89,7 @@ VLLM = EngineSpec(
     build_with_tables=_with_tables,
     recording=RECORDING,
     setting=derive_settings,
-    cache_lines=(
-        r"# (?:GPU|cuda) blocks: (?P<blocks>[\d,]+)",
-        r"num_gpu_blocks(?:_override)?[=: ]+(?P<blocks>[1-9][\d,]*)\b",
-        r"GPU KV cache size: (?P<tokens>[\d,]+) tokens",
-    ),
+    cache_lines=CACHE_LINES,
     cache_example="vLLM's '# GPU blocks: 2588' or 'GPU KV cache size: 41,408 tokens'",
     memory="num_gpu_blocks",
     groups="kv_cache_groups",

@@ -16,8 +16,6 @@ from itertools import chain
 from pathlib import Path
 
 import numpy as np
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
 
 from simkv.workload.column_values import (
     describe_found,
@@ -102,6 +100,9 @@ def _split(lines: Iterator[str]) -> tuple[str, Iterator[str]]:
 
 def _accumulates(source: TraceSource, text: str, path: Path | None) -> bool:
     """Return whether the header declares that a session's prompts include its earlier rounds."""
+    from ruamel.yaml import YAML  # here: slow to import, and few inputs have a header
+    from ruamel.yaml.error import YAMLError
+
     try:
         header = YAML(typ="safe", pure=True).load(text.replace("\n---", "\n")) or {}
     except (YAMLError, RecursionError, ValueError) as error:
