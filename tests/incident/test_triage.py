@@ -108,7 +108,7 @@ def import_s() -> float:
 def test_triage_costs_little_more_than_its_imports(
     name: str, tmp_path: Path, import_s: float
 ) -> None:
-    runs = []
+    runs: list[subprocess.CompletedProcess[str]] = []
 
     def run_triage() -> None:
         command = [sys.executable, "-c", CODE, "diagnose", "-", "--fast", "--out", str(len(runs))]
