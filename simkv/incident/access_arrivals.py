@@ -20,13 +20,13 @@ Floats = npt.NDArray[np.float64]
 
 
 def arrivals_from_access(
-    access: pd.DataFrame, series: pd.DataFrame, seed: int
+    access: pd.DataFrame, series: pd.DataFrame, seed: int, *, initial: int = 0
 ) -> tuple[pd.DataFrame, int]:
     """Return the arrivals as in ``Evidence.arrivals``, and the number of requests before them.
 
     The second value counts the requests that were in the system when the log began. Requests that
     arrived between two times of the log get uniformly distributed times in between, sampled with
-    ``seed``.
+    ``seed``. At least ``initial`` requests were in the system.
     """
     summed = sum_over_ranks(series)[["running", "waiting"]].sum(axis="columns")
     at, present = summed.index.to_numpy(np.float64), summed.to_numpy(np.float64)
@@ -45,9 +45,11 @@ def arrivals_from_access(
     if _are_completions(logged, present):
         times = _with_remaining(at, logged + present, luck)
         logged = np.searchsorted(times, at, "right").astype(np.float64)
-    already = int(max((present - logged).max(), 0.0)) if len(at) else 0
+    already = max(int((present - logged).max()), initial) if len(at) else initial
     first = min(float(at[0]) - gap, float(times[0]) if len(times) else float(at[0]))
-    times = np.concatenate([np.full(already, first), times])
+    # Little's law gives the time in the system, of which a uniform part is before the log.
+    spent = float(present.sum()) * gap / max(len(times), 1)
+    times = np.concatenate([np.sort(first - luck.random(already) * spent), times])
     table = pd.DataFrame(
         {"t_s": times, "max_tokens": 0, "prompt_tokens": 0, "gave_up_s": np.nan, "request": np.nan}
     )

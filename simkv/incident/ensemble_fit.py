@@ -100,7 +100,8 @@ def _member(
         scenario, requests, rebuilt.observed, told, steps, of_lines=only_lines
     )
     run = simulate_with_profile(fitted, profile, requests)
-    made = request_times(run.record, profile.front_s)
+    made = request_times(run.record, profile.front_s).reindex(range(len(requests)))
+    made = made[rebuilt.observed["e2e_ms"].notna()]  # requests before the log have no latency
     row: dict[str, float] = {"seed": seed, "memory": kv_memory(fitted.engine)}
     for name, wanted in FIGURES.items():
         row[name] = wanted.of(made)

@@ -25,7 +25,7 @@ from simkv.incident.diagnosis_document import (
 )
 from simkv.incident.evidence import Evidence
 from simkv.incident.log_summary import LogSummary, summarize_log
-from simkv.incident.measured_answer import IncidentAnswer
+from simkv.incident.measured_answer import INFERRED, IncidentAnswer
 from simkv.incident.observed_comparison import ObservedComparison
 from simkv.incident.remedies import Remedy, RemedySearch
 from simkv.incident.server_setup import ServerSetup
@@ -115,6 +115,7 @@ def explain_incident(
         _describe_affected(observed, waits, healthy, is_sampled(evidence)),
         _describe_cause(result, found, waits, healthy, slow)
         + ("" if healthy else _describe_order(result, found) + describe_settings(mending))
+        + ("" if healthy else describe_inferred(setup))
         + _describe_hit_rate(summary),
         describe_search(mending, healthy, is_sampled(evidence)),
         _describe_confidence(likeness, setup, ensemble),
@@ -148,6 +149,9 @@ def _describe_result(
 ) -> str:
     engine = f"{setup.engine['name']} {setup.engine['variant']}"
     count, failed = len(observed), int((observed["output_tokens"] == 0).sum())
+    if "warm_up" in observed:
+        observed = observed[observed["warm_up"].isna()]
+        count = len(observed)
     spent = format_seconds(float(observed["t_s"].max() - observed["t_s"].min()))
     which = f"{count} requests within {spent} on {engine}"
     without = f", {failed} without an answer" if failed else ""
@@ -221,6 +225,13 @@ def describe_settings(search: RemedySearch | None) -> str:
     ]
     named = [f"{one.field}={one.before} (default {one.after})" for one in changes[:MAX_SETTINGS]]
     return f" Settings whose default would have helped: {', '.join(named)}." if named else ""
+
+
+def describe_inferred(setup: ServerSetup) -> str:
+    """Return a sentence on the settings that no input states, or an empty string."""
+    names = [name for name, where in setup.sources.items() if where == INFERRED]
+    named = ", ".join(f"{name}={setup.engine[name]}" for name in names)
+    return f" Inferred from the log's lines, not stated in it: {named}." if named else ""
 
 
 def describe_search(search: RemedySearch | None, healthy: bool, sampled: bool = False) -> str:

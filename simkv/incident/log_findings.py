@@ -156,6 +156,8 @@ def _admission(lines: pd.DataFrame, limit: SlotLimit) -> Iterator[Finding]:
     if slots is not None and most >= slots:
         text = f"{pinned}: all {slots} slots were busy ({limit.name}={slots})"
         yield Finding("admission limit", text, advice=advice)
+    elif lines["preemptions"].sum():
+        return  # requests wait for KV blocks, not for slots
     elif slots is None and most > 2 and near.mean() >= PINNED_SHARE and len(queued) >= HANG_LINES:
         text = f"{pinned}: probably all slots were busy ({limit.name}={most:.0f}, inferred)"
         found = (limit.name, int(most)) if limit.single else None

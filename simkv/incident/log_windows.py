@@ -9,7 +9,7 @@ seconds.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,8 @@ Floats = npt.NDArray[np.float64]
 VLLM_INTERVAL_S, MIN_WINDOW_S = 10.0, 2.0
 #: Maximum number of windows for SGLang's lines, and how long such a line remains valid (s).
 MAX_WINDOWS, LINE_VALIDITY_S = 2000, 15.0
+#: Smallest output rate of the first window of a log that starts in the middle, relative to others.
+STEADY_SHARE = 0.4
 #: Values missing in iteration lines and taken from the statistics lines between them.
 _BETWEEN = ("waiting", "usage")
 
@@ -31,7 +33,8 @@ class LogWindows:
     ``prompt`` and ``output`` are the numbers of tokens computed in an interval. ``running`` and
     ``waiting`` (requests) and ``held`` (tokens in the KV cache) are the state at its end, NaN if
     unknown. ``firsts`` is the number of requests prefilled in it, NaN if the lines report only
-    tokens. ``hit_rate`` is the logged prefix-cache hit rate, NaN if unknown.
+    tokens. ``hit_rate`` is the logged prefix-cache hit rate, NaN if unknown. ``initial_running``
+    and ``initial_waiting`` are the requests in the server when the first interval begins.
     """
 
     end: Floats
@@ -43,6 +46,8 @@ class LogWindows:
     held: Floats
     firsts: Floats
     hit_rate: Floats
+    initial_running: int = 0
+    initial_waiting: int = 0
 
     @property
     def begin(self) -> Floats:
@@ -67,6 +72,22 @@ def build_windows(series: pd.DataFrame, tokens: float) -> LogWindows:
     if "prompts" in lines and lines["prompts"].notna().any():
         return _of_batches(lines, tokens)
     return _of_rates(lines.drop_duplicates("t_s", keep="last"), tokens)
+
+
+def with_initial_state(cut: LogWindows) -> LogWindows:
+    """Return the windows of a log that starts in the middle, with the initial state.
+
+    As many requests run and wait at the beginning as at the first line, unless the first window
+    has far fewer output tokens than such a number of requests emits in a later one.
+    """
+    pairs = (cut.running > 0) & (cut.output > 0)
+    if not pairs.any() or cut.running[0] <= 0:
+        return cut
+    each = float(np.median((cut.output / cut.width)[pairs] / cut.running[pairs]))
+    if cut.output[0] / cut.width[0] < STEADY_SHARE * each * cut.running[0]:
+        return cut
+    waiting = int(np.nan_to_num(cut.waiting[0]))
+    return replace(cut, initial_running=int(cut.running[0]), initial_waiting=waiting)
 
 
 def series_from_steps(steps: pd.DataFrame, series: pd.DataFrame, budget: int) -> pd.DataFrame:

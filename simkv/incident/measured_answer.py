@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from simkv.incident.remedies import Remedy
 
 
+#: Source of a setting that no input states.
+INFERRED = "inferred from the statistics lines"
+
+
 @dataclass(frozen=True)
 class IncidentAnswer:
     """Answer of a diagnosis.
@@ -105,7 +109,7 @@ def with_inferred(evidence: Evidence, summary: LogSummary | None) -> Evidence:
     """Return the evidence with settings that the findings infer, such as ``max_num_seqs``."""
     inferred = [one.inferred for one in summary.findings if one.inferred] if summary else []
     added = {
-        name: StatedSetting(value, "inferred from the statistics lines")
+        name: StatedSetting(value, INFERRED)
         for name, value in inferred
         if name not in evidence.settings
     }

@@ -28,6 +28,8 @@ FREE_AFTER = (0.7, 0.4, 0.1, 0.0)
 MAX_TOKEN_ERROR = 0.02
 #: Largest accepted share of the prompt tokens whose cached blocks are evicted before their reuse.
 MAX_LOST_HITS = 0.03
+#: Number of lines over which the tokens in the cache per running request are averaged.
+SMOOTHED_LINES = 5
 #: Largest hit rate that is used; a rate of 1 leaves the number of tokens open.
 MAX_HIT_RATE = 0.99
 
@@ -66,6 +68,25 @@ def split_prompt_tokens(
     return PromptTokens(cut.prompt, np.maximum(whole, cut.prompt))
 
 
+def tokens_in_cache(
+    cut: LogWindows, tokens: PromptTokens, output: float, block: int
+) -> PromptTokens:
+    """Return the prompt tokens of each window from the tokens that running requests hold.
+
+    ``output`` is the mean number of output tokens; half of them are in the cache on average. If the
+    size of the cache is unknown, ``tokens`` is returned.
+    """
+    busy = (cut.running > 0) & np.isfinite(cut.held)
+    if not busy.any():
+        return tokens
+    held = pd.DataFrame({"held": cut.held, "running": cut.running})
+    held[~busy] = np.nan
+    sums = held.rolling(SMOOTHED_LINES, min_periods=1, center=True).sum()
+    each = (sums["held"] / sums["running"]).ffill().bfill().to_numpy(np.float64)
+    whole = cut.firsts * np.maximum(each - output / 2 - block / 2, 1.0)
+    return PromptTokens(tokens.computed, np.maximum(whole, tokens.computed))
+
+
 def hold_whole_prompts(
     cut: LogWindows, tokens: PromptTokens, count: float, output: float, block: int
 ) -> bool:
@@ -89,8 +110,13 @@ def assign_sessions(
     target_hits: Floats,
     busy_s: float,
     block: int,
-) -> tuple[Floats, Ints]:
+    *,
+    warm: bool = False,
+) -> tuple[Floats, Ints, Floats]:
     """Return prompt lengths and session numbers of requests in the order of arrival.
+
+    The third value is the length of each session's prompt before its first request (tokens). It is
+    0 unless the log began with a ``warm`` cache.
 
     ``came`` are arrival times (s), ``added`` the tokens that each prompt computes, ``target_hits``
     the cumulative hits of the log at each request. A session is busy for up to ``busy_s`` after
@@ -99,13 +125,12 @@ def assign_sessions(
     wanted = float(target_hits[-1] + np.maximum(added, 1.0).sum()) if len(came) else 0.0
     found = []
     for share in FREE_AFTER:
-        prompts, sessions = _assign(came, added, target_hits, share * busy_s, block)
-        error = abs(float(prompts.sum()) - wanted)
+        result = _assign(came, added, target_hits, share * busy_s, block, warm)
+        error = abs(float(result[0].sum()) - wanted)
         if error <= MAX_TOKEN_ERROR * wanted:
-            return prompts, sessions
-        found.append((error, prompts, sessions))
-    _, prompts, sessions = min(found, key=lambda one: one[0])
-    return prompts, sessions
+            return result
+        found.append((error, result))
+    return min(found, key=lambda one: one[0])[1]
 
 
 def lost_hit_share(
@@ -133,31 +158,42 @@ def lost_hit_share(
 
 
 def _assign(
-    came: Floats, added: Floats, target_hits: Floats, free_after_s: float, block: int
-) -> tuple[Floats, Ints]:
-    """Return prompts and sessions; a session can continue ``free_after_s`` after an arrival."""
+    came: Floats,
+    added: Floats,
+    target_hits: Floats,
+    free_after_s: float,
+    block: int,
+    warm: bool,
+) -> tuple[Floats, Ints, Floats]:
+    """Return prompts, sessions and initial lengths; see ``assign_sessions``.
+
+    A session can continue ``free_after_s`` after an arrival. In a warm cache, a session begins with
+    the hits that are lacking.
+    """
     prompts, sessions = np.zeros(len(came)), np.zeros(len(came), np.int64)
     free_at: list[float] = []
     lengths: list[float] = []
     names: list[int] = []
-    hits, started = 0.0, 0
+    before: list[float] = []
+    hits = 0.0
     for i, at in enumerate(came.tolist()):
         free = [slot for slot, time in enumerate(free_at) if time <= at]
-        slot = _choose(free, free_at, lengths, target_hits[i] - hits)
+        lacking = target_hits[i] - hits
+        slot = _choose(free, free_at, lengths, lacking)
         if slot is None:
             slot = len(free_at)
             free_at.append(0.0)
-            lengths.append(0.0)
-            names.append(started)
-            started += 1
+            names.append(len(before))
+            before.append(max(lacking, 0.0) // block * block if warm else 0.0)
+            lengths.append(before[-1])
         elif hits + lengths[slot] // block * block > target_hits[i] + lengths[slot] / 2:
-            lengths[slot], names[slot] = 0.0, started
-            started += 1
+            lengths[slot], names[slot] = 0.0, len(before)
+            before.append(0.0)
         found = lengths[slot] // block * block
         hits += found
         lengths[slot] = prompts[i] = found + max(added[i], 1.0)
         sessions[i], free_at[slot] = names[slot], at + free_after_s
-    return np.maximum(np.rint(prompts), 1.0), sessions
+    return np.maximum(np.rint(prompts), 1.0), sessions, np.array(before)
 
 
 def _choose(

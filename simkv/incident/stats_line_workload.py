@@ -41,7 +41,12 @@ from scipy.special import gammaln, logsumexp
 from scipy.stats import gamma
 
 from simkv.incident.evidence import UndeterminedError
-from simkv.incident.log_windows import LogWindows, build_windows, split_by_engine
+from simkv.incident.log_windows import (
+    LogWindows,
+    build_windows,
+    split_by_engine,
+    with_initial_state,
+)
 from simkv.incident.session_rebuild import (
     MAX_LOST_HITS,
     PromptTokens,
@@ -49,6 +54,7 @@ from simkv.incident.session_rebuild import (
     hold_whole_prompts,
     lost_hit_share,
     split_prompt_tokens,
+    tokens_in_cache,
 )
 from simkv.incident.workload_ensemble import BURST_SHARES, sample_arrival_shares
 
@@ -66,6 +72,10 @@ MAX_LENGTH_ERROR = 0.05
 TPOT_ERROR, SCALING_ROUNDS = 0.05, 60
 #: Smallest duration of a moved request relative to the sampled one, and the resolution of a window.
 MIN_DURATION_SHARE, GRID_POINTS = 0.25, 201
+#: Time between two requests that warm up the cache, relative to their prefill time.
+WARM_UP_SPACING = 2.0
+#: Time before and after the log over which the time per token is extrapolated (s).
+CLOCK_MARGIN_S = 1e5
 
 
 @dataclass(frozen=True)
@@ -74,7 +84,8 @@ class KnownEngine:
 
     ``tokens`` is its cache capacity in tokens (NaN if unknown), ``block`` the tokens per block,
     ``longest`` the maximum request length. ``shared`` is the fraction of prompt tokens found in the
-    cache, which the lines exclude if ``computed_only``.
+    cache, which the lines exclude if ``computed_only``. ``started`` is true if the lines begin with
+    the start of the server, so that no request was in it before.
     """
 
     tokens: float
@@ -82,6 +93,7 @@ class KnownEngine:
     longest: int
     shared: float = 0.0
     computed_only: bool = True
+    started: bool = True
 
 
 @dataclass(frozen=True)
@@ -111,6 +123,7 @@ def sample_from_lines(
         # One line may cover several engines.
         cut = build_windows(lines, known.tokens * max(-engine, 1))
         if cut.prompt.sum() > 0 and cut.output.sum() > 0:
+            cut = cut if known.started else with_initial_state(cut)
             if arrivals is not None:
                 cut = replace(cut, firsts=_begun(cut, arrivals["t_s"].to_numpy(np.float64)))
             drawn = _drawn(cut, known, seed, luck, arrivals)
@@ -139,15 +152,8 @@ def _drawn(
     vary = OUTPUT_VARIATIONS[seed % len(OUTPUT_VARIATIONS)]
     tokens = None
     if told is not None and known.shared > 0:
-        tokens = split_prompt_tokens(
-            cut, cut.firsts, computed_only=known.computed_only, fallback=known.shared
-        )
-        whole, count = tokens.whole, float(cut.firsts.sum())
-        output = cut.output.sum() / count
-        if hold_whole_prompts(cut, tokens, count, output, known.block):
-            known = replace(known, shared=0.0)
-        else:
-            tokens = None
+        whole, tokens = _session_tokens(cut, known)
+        known = known if tokens is None else replace(known, shared=0.0)
     means = _means(cut, whole, known, vary)
     counts = _counts(cut, whole, means.count, luck)
     prompts = _prompts(whole, counts, luck)
@@ -163,27 +169,65 @@ def _drawn(
     order = np.argsort(first, kind="stable")
     first, prompts = first[order], prompts[order]
     prompts = np.minimum(prompts, known.longest - 1)
-    session = None
+    session, warm = None, np.zeros(0)
     if told is not None and tokens is not None:
-        prompts, session = _sessions(cut, tokens, told, counts, known, luck)
+        prompts, session, warm = _sessions(cut, tokens, told, counts, known, luck)
     if told is not None:  # first come, first served
         told = told.head(len(first))
         first, prompts = first[: len(told)], _told(told, "prompt_tokens", prompts[: len(told)])
-    prefill = prompts * PREFILL_TOKEN_COST * float(np.quantile(pace, 0.1))
-    longest = known.longest - prompts
+    token_s = PREFILL_TOKEN_COST * float(np.quantile(pace, 0.1))
+    initial = np.zeros(0)
     if told is None:
-        came = _arrivals(cut, counts, first - prefill, at_once, luck)
-    else:
+        came = _arrivals(cut, counts, first - prompts * token_s, at_once, luck)
+        initial, begun = _initial_outputs(cut, means, float(pace[0]), luck)
+        each = np.array([whole.sum() / max(counts.sum(), 1) * len(initial)])
+        before = np.minimum(_prompts(each, np.array([len(initial)]), luck), known.longest - 1)
+        prompts, first = np.concatenate([before, prompts]), np.concatenate([begun, first])
+        came = np.concatenate([begun - before * token_s, came])
+    prefill, longest = prompts * token_s, known.longest - prompts
+    if told is not None:
         came = told["t_s"].to_numpy(np.float64)
         first = np.maximum(first, came + prefill)
         longest = np.minimum(longest, _told(told, "max_tokens", longest))
-    outputs, end = _outputs(cut, pace, first, longest, means, luck)
+    outputs, end = _outputs(cut, pace, first, longest, means, luck, initial)
     if told is not None:
         outputs, end = _match_completions(cut, pace, came, first, end)
-        outputs = np.clip(outputs * cut.output.sum() / outputs.sum(), 1.0, np.maximum(longest, 1.0))
-    outputs = np.rint(outputs)
+        earlier = np.maximum(cut.begin[0] - first, 0.0).sum() / pace[0]
+        share = (cut.output.sum() + earlier) / outputs.sum()
+        outputs = np.clip(outputs * share, 1.0, np.maximum(longest, 1.0))
+    found = _latencies(came, first, end, prompts, np.rint(outputs), prefill)
+    if told is not None:
+        found = found.assign(max_tokens=told["max_tokens"], request=told["request"])
+    if session is None:
+        return found
+    found = found.assign(session=session[: len(found)])
+    return pd.concat([_warm_up(warm, float(came.min()), token_s), found], ignore_index=True)
+
+
+def _session_tokens(cut: LogWindows, known: KnownEngine) -> tuple[Floats, PromptTokens | None]:
+    """Return the prompt tokens of each window, and, if they are of sessions, their parts.
+
+    The hit rate at the begin of a log that starts in the middle is of earlier requests. The tokens
+    in the cache per running request then give the prompts of sessions.
+    """
+    tokens = split_prompt_tokens(
+        cut, cut.firsts, computed_only=known.computed_only, fallback=known.shared
+    )
+    count = float(cut.firsts.sum())
+    output = cut.output.sum() / count
+    if not hold_whole_prompts(cut, tokens, count, output, known.block):
+        return tokens.whole, None
+    if not known.started:
+        tokens = tokens_in_cache(cut, tokens, output, known.block)
+    return tokens.whole, tokens
+
+
+def _latencies(
+    came: Floats, first: Floats, end: Floats, prompts: Floats, outputs: Floats, prefill: Floats
+) -> pd.DataFrame:
+    """Return the table of requests from their times (s) and lengths (tokens)."""
     ttft, whole_s = first - came, np.maximum(end - came, first - came)
-    found = pd.DataFrame(
+    return pd.DataFrame(
         {
             "t_s": came,
             "prompt_tokens": prompts.astype(np.int64),
@@ -198,9 +242,27 @@ def _drawn(
             "e2e_ms": 1e3 * whole_s,
         }
     )
-    if told is not None:
-        found = found.assign(max_tokens=told["max_tokens"], request=told["request"])
-    return found if session is None else found.assign(session=session[: len(found)])
+
+
+def _warm_up(warm: Floats, until: float, token_s: float) -> pd.DataFrame:
+    """Return requests that fill the prefix cache before the log.
+
+    Each computes the prompt that its session has when the log begins (``warm``, tokens), one after
+    the other until ``until`` (s). No latency of theirs is observed.
+    """
+    sessions = np.flatnonzero(warm > 0)
+    prompts = warm[sessions]
+    spent = WARM_UP_SPACING * prompts * token_s
+    return pd.DataFrame(
+        {
+            "t_s": until - np.cumsum(spent[::-1])[::-1],
+            "prompt_tokens": prompts.astype(np.int64),
+            "output_tokens": 1,
+            "max_tokens": 0,
+            "session": sessions,
+            "warm_up": True,
+        }
+    )
 
 
 def _sessions(
@@ -210,8 +272,11 @@ def _sessions(
     counts: Ints,
     known: KnownEngine,
     luck: np.random.Generator,
-) -> tuple[Floats, Ints]:
-    """Return prompts and sessions of requests with known arrivals, in that order."""
+) -> tuple[Floats, Ints, Floats]:
+    """Return prompts and sessions of requests with known arrivals, in that order.
+
+    The third value is the length of each session's prompt when the log begins (tokens).
+    """
     which = np.repeat(np.arange(len(counts)), counts)
     added = _prompts(tokens.computed, counts, luck)
     hits = np.maximum(tokens.whole - tokens.computed, 0.0)
@@ -222,10 +287,12 @@ def _sessions(
     present = cut.running + np.nan_to_num(cut.waiting)
     busy_s = float((present * cut.width).sum()) / max(len(which), 1)
     count = len(came)
-    prompts, sessions = assign_sessions(came, added[:count], target[:count], busy_s, known.block)
+    prompts, sessions, warm = assign_sessions(
+        came, added[:count], target[:count], busy_s, known.block, warm=not known.started
+    )
     prompts = np.minimum(prompts, known.longest - 1)
     _check_sessions(cut, tokens, came, prompts, sessions, known)
-    return prompts, sessions
+    return prompts, sessions, warm
 
 
 def _check_sessions(
@@ -351,8 +418,8 @@ def _pace(cut: LogWindows) -> tuple[Floats, float]:
     Windows are widened until the unknown number of running requests between two lines matters
     little.
     """
-    before = np.concatenate([[0.0], cut.running[:-1]])
-    silent = np.concatenate([[True], np.diff(cut.end) > 1.5 * cut.width[1:]])
+    before = np.concatenate([[cut.initial_running], cut.running[:-1]])
+    silent = np.concatenate([[False], np.diff(cut.end) > 1.5 * cut.width[1:]])
     before = np.where(silent, 0.0, before)
     present = (before + cut.running) / 2
     unsure = (before - cut.running) ** 2 / 12
@@ -376,6 +443,20 @@ def _pace(cut: LogWindows) -> tuple[Floats, float]:
     return np.asarray(found * own), float(np.sqrt(doubt[-1]) / max(float(seen[-1]), 1e-9))
 
 
+def _initial_outputs(
+    cut: LogWindows, means: _Means, pace: float, luck: np.random.Generator
+) -> tuple[Floats, Floats]:
+    """Sample the requests that run when the log begins: output tokens, and first-token times.
+
+    A long request is more likely to run at a given time than a short one (length bias); the time
+    is uniformly distributed over its output.
+    """
+    count, shape = cut.initial_running, means.vary**-2
+    outputs = np.maximum(luck.gamma(shape + 1, means.output / shape, count), 1.0)
+    begun = np.sort(cut.begin[0] - luck.random(count) * outputs * pace)
+    return outputs, begun
+
+
 def _outputs(
     cut: LogWindows,
     pace: Floats,
@@ -383,25 +464,33 @@ def _outputs(
     longest: Floats,
     means: _Means,
     luck: np.random.Generator,
+    initial: Floats,
 ) -> tuple[Floats, Floats]:
     """Sample output tokens of requests with given first-token times, and return their end times.
+
+    ``initial`` are the output tokens of the first requests, which ran before the log.
 
     Time is measured in tokens of a running request, so a request is an interval of the length of
     its output. Every request ends by the end of a window without running requests.
     """
     times, clock = _token_clock(cut, pace)
     start = np.interp(first, times, clock)
-    ends = clock[1:-1]
+    ends = clock[2:-1]
     idle = ends[cut.running == 0]
     after = np.searchsorted(idle, start, "left")
     most = np.where(after < len(idle), np.append(idle, np.inf)[after], np.inf) - start
     most = np.minimum(most, longest)
-    shape = means.vary**-2
-    lengths = luck.gamma(shape, size=len(first))
-    wanted = lengths = lengths * (cut.output.sum() / max(lengths.sum(), 1e-9))
+    old = len(initial)
+    lengths = luck.gamma(means.vary**-2, size=len(first))
+    left = cut.output.sum() - np.maximum(initial + start[:old], 0.0).sum()
+    lengths *= max(left, float(len(first) - old)) / max(lengths[old:].sum(), 1e-9)
+    lengths[:old] = initial
+    least = np.maximum(np.where(np.arange(len(first)) < old, 1.0 - start, 1.0), 1.0)
+    most = np.maximum(most, least)
+    wanted = lengths
     edges = np.concatenate([[0.0], ends])
     for _ in range(SCALING_ROUNDS):
-        wanted = np.clip(wanted, 1.0, np.maximum(most, 1.0))
+        wanted = np.clip(wanted, least, most)
         made = np.diff(_emitted(start, wanted, edges))
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio = np.log(
@@ -411,19 +500,22 @@ def _outputs(
         over = np.interp(start + wanted, edges, grown) - np.interp(start, edges, grown)
         wanted = wanted * np.exp(np.clip(over / wanted, -1.0, 1.0))
     # Keep the rank order; take lengths from the gamma sample.
-    by_rank = np.empty(len(wanted))
-    by_rank[np.argsort(wanted, kind="stable")] = np.sort(lengths)
-    wanted = np.clip(by_rank, 1.0, np.maximum(most, 1.0))
+    by_rank = wanted.copy()
+    by_rank[old + np.argsort(wanted[old:], kind="stable")] = np.sort(lengths[old:])
+    wanted = np.clip(by_rank, least, most)
     return wanted, np.interp(start + wanted - 1, clock, times)
 
 
 def _token_clock(cut: LogWindows, pace: Floats) -> tuple[Floats, Floats]:
-    """Return times (s), and the tokens that a running request emits until each of them.
+    """Return times (s), and the tokens that a running request emits from the begin until each.
 
-    After the last window, time continues at its pace; before each gap, at the next window's pace.
+    After the last window, time continues at its pace, and before the first, at the first's pace;
+    before each gap, at the next window's pace. The second time is the begin of the first window.
     """
-    times = np.concatenate([[cut.begin[0]], cut.end, [cut.end[-1] + 1e5]])
-    return times, np.concatenate([[0.0], np.cumsum(np.diff(times) / np.append(pace, pace[-1]))])
+    begin, last = float(cut.begin[0]), float(cut.end[-1])
+    times = np.concatenate([[begin - CLOCK_MARGIN_S, begin], cut.end, [last + CLOCK_MARGIN_S]])
+    emitted = np.cumsum(np.diff(times) / np.concatenate([pace[:1], pace, pace[-1:]]))
+    return times, np.concatenate([[0.0], emitted]) - emitted[0]
 
 
 def _match_completions(
@@ -447,7 +539,7 @@ def _match_completions(
     moved, alive, place = end.copy(), list[tuple[float, int]](), 0
     order = np.argsort(first, kind="stable")
     owed = 0
-    before = 0.0
+    before = float(np.searchsorted(came, cut.begin[0]))
     for window, count in enumerate(wanted.tolist()):
         low, high = float(cut.begin[window]), float(cut.end[window])
         owed += count
@@ -476,13 +568,19 @@ def _match_completions(
 
 
 def _admissions(cut: LogWindows, came: Floats, counts: Ints) -> Floats:
-    """Return the times at which requests leave the queue, ``counts`` in each window, in order."""
+    """Return the times at which requests leave the queue, ``counts`` in each window, in order.
+
+    Requests that run when the log begins left it when they arrived.
+    """
     waiting = np.nan_to_num(cut.waiting)
-    grown = np.diff(waiting, prepend=0.0)
+    grown = np.diff(waiting, prepend=float(cut.initial_waiting))
     windows = zip(
         cut.begin.tolist(), cut.end.tolist(), grown.tolist(), counts.tolist(), strict=True
     )
-    return np.concatenate([_departures(came, *window) for window in windows])
+    found = np.concatenate([_departures(came, *window) for window in windows])
+    early = max(int(np.searchsorted(came, cut.begin[0])) - cut.initial_waiting, 0)
+    found[:early] = came[:early]
+    return found
 
 
 def _departures(came: Floats, low: float, high: float, grown: float, count: int) -> Floats:
@@ -516,14 +614,14 @@ def _arrivals(
     """Sample arrival times of requests that are first scheduled at ``ready``, in that order."""
     waiting = np.rint(np.nan_to_num(cut.waiting))
     came = np.maximum.accumulate(np.cumsum(counts) + waiting)
-    new = np.diff(np.minimum(came, counts.sum()), prepend=0.0).astype(np.int64)
+    early = min(cut.initial_waiting, int(counts.sum()))
+    new = np.diff(np.minimum(came, counts.sum()), prepend=early).astype(np.int64)
     queued = (waiting > 0) | (np.concatenate([[0.0], waiting[:-1]]) > 0)
-    found = []
+    found = [np.full(early, cut.begin[0])]
     for place in np.flatnonzero(new).tolist():
         some = (
             cut.begin[place]
             + sample_arrival_shares(int(new[place]), at_once, luck) * cut.width[place]
         )
         found.append(np.sort(some) if queued[place] else np.full(int(new[place]), np.inf))
-    drawn = np.concatenate(found) if found else np.zeros(0)
-    return np.asarray(np.minimum(drawn, ready))
+    return np.asarray(np.minimum(np.concatenate(found), ready))

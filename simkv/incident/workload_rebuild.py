@@ -13,12 +13,18 @@ from simkv.incident import trtllm_log_reader
 from simkv.incident.access_arrivals import arrivals_from_access
 from simkv.incident.evidence import Evidence, UndeterminedError
 from simkv.incident.log_findings import FULL_CACHE
-from simkv.incident.log_windows import can_build_windows, series_from_steps
+from simkv.incident.log_windows import (
+    build_windows,
+    can_build_windows,
+    series_from_steps,
+    with_initial_state,
+)
 from simkv.incident.logged_step_costs import has_enough_steps
 from simkv.incident.server_setup import ServerSetup, kv_tokens
 from simkv.incident.source_reader import log_reader, logs_iterations
 from simkv.incident.stats_line_workload import KnownEngine, sample_from_lines
 from simkv.incident.workload_ensemble import can_sample, sample_workload
+from simkv.incident.worst_part import CUT_NOTE
 from simkv.schedulers.engine_registry import ENGINES, find_engine_spec
 from simkv.workload.request_columns import NAMED_STREAM, PromptPieces, RequestRows
 from simkv.workload.trace_source import TraceSource
@@ -31,6 +37,15 @@ MIN_LINES = 12
 HYBRID_DIFFERENCE = 0.05
 #: Minimum number of access lines that count as complete.
 MIN_ACCESS_LINES = 5
+#: Settings that a server logs when it starts.
+START_SETTINGS = (
+    "version",
+    "num_gpu_blocks",
+    "kv_tokens",
+    "model",
+    "model_path",
+    "max_total_num_tokens",
+)
 #: vLLM's connectors between prefill and decode servers; both sides may have the role ``kv_both``.
 _DISAGGREGATED = ("NixlConnector", "P2pNcclConnector", "MooncakeConnector")
 #: Log times are whole seconds; arrivals in two sources within this time (s) are the same.
@@ -79,6 +94,10 @@ def rebuild(
         )
     whole = _with_missing(requests, evidence.arrivals, notes)
     whole = _lengths(whole, notes)
+    if "warm_up" in whole and (count := int(whole["warm_up"].notna().sum())):
+        notes.append(
+            f"{count} requests before the log fill the prefix cache with the prompts of sessions"
+        )
     origin = float(whole["t_s"].iloc[0])
     rows = RequestRows(
         arrival=(whole["t_s"] - origin).to_numpy(np.float64),
@@ -186,7 +205,11 @@ def _sample(
         series, known = lines, replace(known, computed_only=True)
     if arrivals is None and has_access(evidence):
         assert evidence.access is not None
-        arrivals, already = arrivals_from_access(evidence.access, series, seed)
+        initial = 0
+        if not known.started:
+            cut = with_initial_state(build_windows(series, known.tokens))
+            initial = cut.initial_running + cut.initial_waiting
+        arrivals, already = arrivals_from_access(evidence.access, series, seed, initial=initial)
         notes += _describe_access(arrivals, already)
     return sample_from_lines(series, known, seed, arrivals)
 
@@ -229,7 +252,15 @@ def _known(setup: ServerSetup, shared: float, evidence: Evidence) -> KnownEngine
         longest=spec.length_limit(config) or 1 << 20,
         shared=shared,
         computed_only=reader is not None and reader.computed_only(config.variant),
+        started=begins_with_server(evidence),
     )
+
+
+def begins_with_server(evidence: Evidence) -> bool:
+    """Return whether the statistics lines begin with the start of the server."""
+    if any(note.startswith(CUT_NOTE) for note in evidence.notes):
+        return False
+    return any(name in evidence.settings for name in START_SETTINGS)
 
 
 def _iterations(evidence: Evidence, setup: ServerSetup) -> pd.DataFrame | None:

@@ -17,6 +17,8 @@ from simkv.incident.evidence import Evidence, sum_over_ranks
 
 #: Maximum number of statistics lines and of counted requests that are reconstructed.
 MAX_PART_LINES, MAX_PART_REQUESTS = 720, 5000
+#: Beginning of the note on a log whose beginning is not used.
+CUT_NOTE = "the log is long: only its worst"
 #: Weight of a running request relative to a waiting one.
 RUNNING_WEIGHT = 1e-3
 
@@ -48,7 +50,7 @@ def select_worst_part(evidence: Evidence) -> Evidence:
             inside = (table["t_s"] > begin) & (table["t_s"] <= end)
             changed[name] = table[inside].reset_index(drop=True)
     note = (
-        f"the log is long: only its worst {format_seconds(float(end - at[first]))} are "
+        f"{CUT_NOTE} {format_seconds(float(end - at[first]))} are "
         f"reconstructed, which have {100 * sums[first] / max(load.sum(), 1e-9):.0f} % of all "
         f"waiting, from {format_seconds(float(at[first] - at[0]))} after its first line"
     )

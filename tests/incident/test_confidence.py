@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pandas as pd
 import pytest
 
 from simkv.incident.evidence import Evidence
-from simkv.incident.incident_answer import describe_ensemble
+from simkv.incident.incident_answer import describe_ensemble, describe_inferred
 from simkv.incident.log_summary import summarize_log
+from simkv.incident.measured_answer import INFERRED
 from simkv.incident.observed_comparison import FigureMatch
+from simkv.incident.server_setup import ServerSetup
 
 
 @pytest.mark.parametrize(
@@ -31,6 +35,29 @@ def test_spread_of_the_reconstructions_decides_whether_it_is_identifiable(
     high: float, word: str
 ) -> None:
     assert word in describe_ensemble(pd.DataFrame({"e2e": [2.0, high]}))
+
+
+def test_inferred_setting_is_not_called_stated() -> None:
+    setup = ServerSetup(
+        {"name": "vllm", "max_num_seqs": 4, "block_size": 16},
+        None,
+        None,
+        1,
+        {"max_num_seqs": INFERRED, "block_size": "server.log:3"},
+        (),
+    )
+    assert describe_inferred(setup) == (
+        " Inferred from the log's lines, not stated in it: max_num_seqs=4."
+    )
+    assert describe_inferred(replace(setup, sources={})) == ""
+
+
+@pytest.mark.parametrize(("preempted", "inferred"), [(0, True), (3, False)])
+def test_slots_are_not_inferred_if_requests_are_preempted(preempted: int, inferred: bool) -> None:
+    series = lines([0.0] * 4, [4, 4, 4, 4]).assign(waiting=9, preemptions=[0, preempted, 0, 0])
+    summary = summarize_log(Evidence("server.log", engine="vllm", series=series))
+    assert summary is not None
+    assert any(one.inferred for one in summary.findings) == inferred
 
 
 def lines(hit_rates: list[float], running: list[int]) -> pd.DataFrame:

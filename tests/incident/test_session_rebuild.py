@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +15,18 @@ from simkv.incident.diagnose_stages import read_stage, rebuild_stage
 from simkv.incident.emit.emitted_files import emit
 from simkv.incident.evidence import Evidence, UndeterminedError
 from simkv.incident.incident_calibration import choose_fitted_rows
-from simkv.incident.log_windows import LogWindows
+from simkv.incident.log_windows import LogWindows, with_initial_state
 from simkv.incident.server_setup import UserSettings
-from simkv.incident.session_rebuild import PromptTokens, assign_sessions, lost_hit_share
+from simkv.incident.session_rebuild import (
+    PromptTokens,
+    assign_sessions,
+    lost_hit_share,
+    tokens_in_cache,
+)
 from simkv.incident.source_join import join
 from simkv.incident.source_reader import read_source
-from simkv.incident.stats_line_workload import KnownEngine, _check_sessions, _departures
-from simkv.incident.workload_rebuild import _hit_share
+from simkv.incident.stats_line_workload import KnownEngine, _check_sessions, _departures, _warm_up
+from simkv.incident.workload_rebuild import RebuiltWorkload, _hit_share
 from simkv.incident.worst_part import MAX_PART_LINES, select_worst_part
 from simkv.metrics.run_result import RunResult
 from simkv.metrics.scenario_runner import run_scenario
@@ -114,7 +120,7 @@ def test_cache_too_small_for_sessions_cannot_be_determined(tmp_path: Path) -> No
 def windows(count: int, held: float = float("nan")) -> LogWindows:
     """Return windows of 10 s that each compute 900 prompt and 100 output tokens."""
     full = np.full(count, 1.0)
-    end = 10.0 * np.arange(1, count + 1)
+    end = np.arange(1, count + 1) * full * 10.0
     return LogWindows(
         end, 10 * full, 900 * full, 100 * full, full, 0 * full, held * full, full, 0.5 * full
     )
@@ -132,7 +138,7 @@ def test_evicted_prompts_are_lost_hits() -> None:
 def test_sessions_without_pauses_continue_earlier() -> None:
     came, added = np.arange(40.0), np.full(40, 160.0)
     target = np.cumsum(160.0 * np.arange(40))  # one session: each prompt extends the one before
-    prompts, sessions = assign_sessions(came, added, target, 2.0, 16)
+    prompts, sessions, _ = assign_sessions(came, added, target, 2.0, 16)
     assert len(set(sessions.tolist())) == 1
     assert prompts.sum() == pytest.approx(target[-1] + added.sum(), rel=0.02)
 
@@ -194,7 +200,9 @@ def test_first_access_lines_are_from_before_the_first_statistics_line() -> None:
         for _ in range(50):
             counts.add(200, None if at == 10.0 else at - 10.0, timed=False)
         counts.close(at)
-    table, _ = arrivals_from_access(counts.frame(), series([10.0, 20.0, 30.0], [5, 5, 5]), 0)
+    access = counts.frame()
+    assert access is not None
+    table, _ = arrivals_from_access(access, series([10.0, 20.0, 30.0], [5, 5, 5]), 0)
     assert np.histogram(table["t_s"], [0.0, 10.0, 20.0, 30.0])[0].tolist() == [50, 50, 50]
 
 
@@ -205,6 +213,68 @@ def test_departures_keep_the_growth_constant() -> None:
     present = np.searchsorted(came, at) - np.searchsorted(left, at, "right")
     assert present == pytest.approx(2.0 * at, abs=1.0)
     assert _departures(came, 0.0, 10.0, 100.0, 0).tolist() == []
+
+
+def _rebuilt_later_part(path: Path, folder: Path, lines: int) -> tuple[RebuiltWorkload, float]:
+    """Rebuild a log without its first ``lines`` statistics lines; return its first time too."""
+    text = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    stats = [place for place, line in enumerate(text) if "Avg prompt throughput" in line]
+    path.write_text("".join(text[stats[lines - 1] + 1 :]), encoding="utf-8")
+    evidence = read_stage([path], folder)
+    size = {"num_gpu_blocks": 40000, "max_model_len": 60000, "enable_prefix_caching": False}
+    rebuilt, _ = rebuild_stage(folder, UserSettings(overrides=size, version="0.21.0"))
+    assert evidence.series is not None
+    return rebuilt, float(evidence.series["t_s"].iloc[0]) - 10.0
+
+
+def test_log_from_the_middle_begins_with_running_requests(tmp_path: Path) -> None:
+    arrivals = {"num_prompts": 700, "request_rate": 3.0, "prompt_tokens": 600, "seed": 2}
+    outputs = {"distribution": "lognormal", "mean": 800, "sigma": 0.6}
+    document = {
+        "name": "plain",
+        "workload": {"arrivals": arrivals | {"output_tokens": outputs}},
+        "engine": ENGINE | {"enable_prefix_caching": False},
+        "profile": "assumed-costs.json",
+    }
+    scenario = next(iter(resolve_variants(YamlDocument(HERE / "s.yaml", document)).values()))
+    run = run_scenario(scenario, HERE, intervals=False)
+    path = emit(tmp_path / "log", {"run": run}, ("vllm-log",))[0]
+    rebuilt, begin = _rebuilt_later_part(path, tmp_path / "out", 8)
+    true = [life for life in run.record.requests.values() if (life.ended_at or 0.0) > 80.0]
+    running = sum(life.request.arrival < 80.0 for life in true)
+    assert running > 10
+    assert (rebuilt.observed["t_s"] < begin).sum() == pytest.approx(running, rel=0.4)
+    assert len(rebuilt.observed) == pytest.approx(len(true), rel=0.15)
+
+
+def test_sessions_of_a_log_from_the_middle_have_warm_prompts() -> None:
+    came, added = np.arange(20.0), np.full(20, 160.0)
+    target = np.cumsum(np.full(20, 3200.0))  # each prompt finds 3,200 tokens from before the log
+    prompts, sessions, before = assign_sessions(came, added, target, 30.0, 16, warm=True)
+    assert len(set(sessions.tolist())) == 20
+    assert before == pytest.approx(np.full(20, 3200.0))
+    assert prompts == pytest.approx(np.full(20, 3360.0))
+    table = _warm_up(before, until=100.0, token_s=1e-4)
+    assert table["t_s"].iloc[-1] == pytest.approx(100.0 - 2 * 0.32)
+    assert table["t_s"].is_monotonic_increasing
+    assert not assign_sessions(came, added, target, 30.0, 16)[2].any()
+
+
+def test_prompts_of_warm_sessions_follow_the_tokens_in_the_cache() -> None:
+    cut = replace(windows(6, held=5058.0), firsts=np.full(6, 2.0))
+    tokens = PromptTokens(cut.prompt, 2 * cut.prompt)
+    found = tokens_in_cache(cut, tokens, 100.0, 16)
+    assert found.whole == pytest.approx(np.full(6, 2 * 5000.0))
+    unknown = tokens_in_cache(windows(6), tokens, 100.0, 16)
+    assert unknown is tokens
+
+
+def test_initial_state_follows_the_first_window() -> None:
+    cut = replace(windows(6), running=np.full(6, 8.0), waiting=np.full(6, 3.0))
+    assert with_initial_state(cut).initial_running == 8
+    assert with_initial_state(cut).initial_waiting == 3
+    begun = replace(cut, output=cut.output * [0.2, 1, 1, 1, 1, 1])  # the first window was half idle
+    assert with_initial_state(begun).initial_running == 0
 
 
 def test_rejected_requests_are_no_arrivals() -> None:
