@@ -168,7 +168,7 @@ def export_scheduler(
         export_policy,
         scheduler_class_name,
     )
-    from simkv.conformance.record.release_sources import open_sources
+    from simkv.native.release_sources import open_sources
 
     there = out or file.with_name(f"{file.stem}_for_vllm.py")
     check_new_file("--out", there, file, overwrite)

@@ -55,7 +55,27 @@ Trust = Annotated[
     typer.Option(
         "--trust",
         callback=_trust,
-        help="Allow execution of custom scheduler files that the scenario names.",
+        help="Allow execution of custom scheduler files and engine sources that are named.",
+    ),
+]
+
+
+def _source(path: str | None) -> str | None:
+    if path is not None or "simkv.scenario.native_engine" in sys.modules:
+        from simkv.scenario.native_engine import set_source
+
+        set_source(path)
+    return path
+
+
+Source = Annotated[
+    str | None,
+    typer.Option(
+        "--source",
+        metavar="PATH",
+        callback=_source,
+        help="Run the engine's own scheduler from this checkout or wheel ('installed': the "
+        "installed package); requires --trust.",
     ),
 ]
 

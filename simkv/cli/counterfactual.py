@@ -16,6 +16,7 @@ from simkv.cli.command_support import (
     Overrides,
     Overwrite,
     ScenarioArgument,
+    Source,
     Trust,
     VariantOption,
     check_variant,
@@ -57,6 +58,7 @@ def shrink(
         ),
     ] = None,
     set_: Overrides = None,
+    _source: Source = None,
     _trusted: Trust = False,
     out: Annotated[
         Path | None,
@@ -158,6 +160,7 @@ def bisect(
     ] = None,
     variant: VariantOption = None,
     set_: Overrides = None,
+    _source: Source = None,
     _trusted: Trust = False,
     as_json: AsJson = False,
     max_runs: MaxRuns = None,
@@ -223,6 +226,7 @@ def whatif(
         bool, typer.Option("--all", help="Show every value, not only the best of each field.")
     ] = False,
     set_: Overrides = None,
+    _source: Source = None,
     _trusted: Trust = False,
     as_json: AsJson = False,
     jobs: Jobs = None,

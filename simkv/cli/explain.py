@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from simkv.cli.command_support import AsJson, Trust, check_variant, print_json
+from simkv.cli.command_support import AsJson, Source, Trust, check_variant, print_json
 from simkv.core.errors import InputError
 
 
@@ -29,6 +29,7 @@ def explain(
             metavar="NAME", help="Variant to explain (default: a summary of all variants)."
         ),
     ] = None,
+    _source: Source = None,
     _trusted: Trust = False,
     as_json: AsJson = False,
 ) -> None:

@@ -15,6 +15,7 @@ from simkv.cli.command_support import (
     AsJson,
     ExecutorOption,
     Jobs,
+    Source,
     Trust,
     check_store,
     open_job_runner,
@@ -56,6 +57,7 @@ def plan(
     as_json: AsJson = False,
     executor: ExecutorOption = "local",
     address: Address = None,
+    _source: Source = None,
     _trusted: Trust = False,
     **asked: Any,
 ) -> None:

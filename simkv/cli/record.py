@@ -57,10 +57,10 @@ def record(
     from simkv.conformance.record.engine_drivers import ENGINE_DRIVERS
     from simkv.conformance.record.recording_selection import choose
     from simkv.conformance.record.release_follower import describe_crash
-    from simkv.conformance.record.release_sources import open_sources
     from simkv.conformance.record.rule_inference import find_mismatch
     from simkv.core.atomic_files import make_folder, write_bytes
     from simkv.core.errors import InputError
+    from simkv.native.release_sources import open_sources
 
     driven = ENGINE_DRIVERS[engine]
     with (
@@ -117,9 +117,9 @@ def follow(
     from simkv.conformance.record import follow_report as words
     from simkv.conformance.record.engine_drivers import ENGINE_DRIVERS
     from simkv.conformance.record.release_follower import follow as follow_release
-    from simkv.conformance.record.release_sources import open_sources
     from simkv.conformance.record.rule_inference import distinct_releases
     from simkv.core.atomic_files import write_bytes
+    from simkv.native.release_sources import open_sources
 
     driven = ENGINE_DRIVERS[engine]
     with (

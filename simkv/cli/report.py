@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from simkv.cli.command_support import Perfetto, Trust, progress
+from simkv.cli.command_support import Perfetto, Source, Trust, progress
 from simkv.core.atomic_files import check_file, make_folder
 from simkv.core.errors import InputError
 
@@ -42,6 +42,7 @@ def report(
             help="Write reports of the packaged incidents and an index to this directory instead.",
         ),
     ] = None,
+    _source: Source = None,
     _trusted: Trust = False,
 ) -> None:
     """Write an HTML report of runs with causes and fixes.

@@ -14,6 +14,7 @@ from simkv.cli.command_support import (
     OptionalScenario,
     Overrides,
     Perfetto,
+    Source,
     Trust,
     check_variant,
     print_json,
@@ -73,6 +74,7 @@ def run(
             "vllm-log-requests, vllm-log-iterations, sglang-log, otel, prometheus, bench.",
         ),
     ] = None,
+    _source: Source = None,
     _trusted: Trust = False,
     exit_zero: Annotated[
         bool, typer.Option("--exit-zero", help="Always exit 0, even if requests failed.")
@@ -166,7 +168,7 @@ def run(
     else:
         if seeds > 1:
             _show_seeds(results, where, seeds)
-        show(*cost_of(results), *_launch_command(built, variants))
+        show(*cost_of(results), *_launch_command(built, variants), *_describe_sources(variants))
         rest = f" (--plots adds {', '.join(left_out)})" if left_out else ""
         show(f"\nWritten to {folder}: {', '.join(written)}{rest}", *more)
     if not exit_zero:
@@ -188,6 +190,14 @@ def _launch_command(built: BuiltScenario | None, variants: Mapping[str, Scenario
 
     command = build_launch_command(next(iter(variants.values())), built.line)
     return [f"Launch command: {command}"] if command else []
+
+
+def _describe_sources(variants: Mapping[str, Scenario]) -> list[str]:
+    """Return one line per source whose scheduler decided."""
+    from simkv.scenario.native_engine import describe_source
+
+    lines = [describe_source(scenario.engine) for scenario in variants.values()]
+    return [f"Decided by: {line}" for line in dict.fromkeys(lines) if line]
 
 
 def _cost_reader(

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simkv.cli.command_support import Overrides, Trust, VariantOption, check_variant, print_error
+from simkv.cli.command_support import (
+    Overrides,
+    Source,
+    Trust,
+    VariantOption,
+    check_variant,
+    print_error,
+)
 from simkv.core.atomic_files import check_file
 from simkv.core.errors import InputError
 
@@ -92,6 +99,7 @@ def serve(
         str | None,
         typer.Option(metavar="ADDRESS", help="ZMQ address for replay of missed KV cache events."),
     ] = None,
+    _source: Source = None,
     _trusted: Trust = False,
 ) -> None:
     """Serve a simulated engine with an OpenAI-compatible API.

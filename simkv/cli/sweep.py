@@ -14,6 +14,7 @@ from simkv.cli.command_support import (
     ExecutorOption,
     Jobs,
     ScenarioArgument,
+    Source,
     Trust,
     check_store,
     open_job_runner,
@@ -55,6 +56,7 @@ def sweep(
             help="Override a scenario field at all points; may be repeated.",
         ),
     ] = None,
+    _source: Source = None,
     _trusted: Trust = False,
     sample: Annotated[
         str | None,

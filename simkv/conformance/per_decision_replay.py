@@ -7,11 +7,6 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from itertools import count
 
 from simkv.conformance.decision_recorder import Recorder, ended_requests
-from simkv.conformance.scripted_transfers import (
-    ReplayedTransfers,
-    ScriptedCopies,
-    ScriptedDisk,
-)
 from simkv.core.engine_spec import EngineSpec
 from simkv.core.recording_format import RecordingLine
 from simkv.core.scheduler_protocol import (
@@ -19,6 +14,11 @@ from simkv.core.scheduler_protocol import (
     Completion,
     Livelock,
     clocked,
+)
+from simkv.native.scripted_transfers import (
+    ReplayedTransfers,
+    ScriptedCopies,
+    ScriptedDisk,
 )
 
 

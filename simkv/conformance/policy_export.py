@@ -19,12 +19,12 @@ from typing import Any
 
 from simkv.conformance.decision_replay import Mismatch, compare, replay_decisions
 from simkv.conformance.decision_trace import DecisionTrace
-from simkv.conformance.record.import_stubs import stub_imports
 from simkv.conformance.record.vllm_cases import make_case
 from simkv.conformance.record.vllm_recorder import record
 from simkv.conformance.vllm_policy_code import policy_spec, render_policy_class
 from simkv.core.engine_spec import EngineSpec
 from simkv.core.errors import InputError
+from simkv.native.import_stubs import stub_imports
 from simkv.scenario.custom import code_source as sources
 from simkv.scenario.custom.code_source import CustomCode, override_trust
 from simkv.scenario.custom.custom_engine import build_custom_spec

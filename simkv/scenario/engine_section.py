@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import MISSING, asdict, fields
-from functools import cache, lru_cache, reduce
+from functools import cache, lru_cache, partial, reduce
 from operator import or_
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast, get_type_hints
@@ -26,8 +26,10 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from simkv.core.engine_spec import EngineConfig, EngineSpec
 from simkv.core.errors import InputError, spelling_hint
+from simkv.native.native_engines import NATIVE_ENGINES
 from simkv.scenario.custom.code_source import list_installed_schedulers
 from simkv.scenario.custom.custom_engine import build_custom_spec
+from simkv.scenario.native_engine import build_native_spec
 from simkv.scenario.offloading_size import BACKEND, SIZE
 from simkv.schedulers.engine_registry import ENGINES, find_engine_spec
 
@@ -46,29 +48,59 @@ def _strict_model(spec: EngineSpec) -> type[BaseModel]:
             BeforeValidator(lambda value: value, json_schema_input_type=hints[knob] | Auto),
         ]
     definitions: dict[str, Any] = {
-        field.name: (hints[field.name], ... if field.default is MISSING else field.default)
+        field.name: (
+            hints[field.name],
+            Field(default_factory=field.default_factory)
+            if field.default_factory is not MISSING
+            else ...
+            if field.default is MISSING
+            else field.default,
+        )
         for field in fields(config)
     }
     strict = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-    if spec.host_blocks:  # for editors: the loader has replaced it by blocks
-        strict["json_schema_extra"] = _with_host_size
+    # For editors; the loader replaces the size by blocks, and the config if there is a source.
+    more = _HOST_SIZE if spec.host_blocks else {}
+    if spec.name in NATIVE_ENGINES:
+        more = more | _SOURCE
+    strict["json_schema_extra"] = partial(_add_fields, more)
     return create_model(config.__name__, __doc__=config.__doc__, __config__=strict, **definitions)
 
 
-def _with_host_size(schema: dict[str, Any]) -> None:
-    """Add the fields that ``scenario/offloading_size.py`` reads to a schema."""
-    schema["properties"] |= {
-        SIZE: {
-            "type": "number",
-            "exclusiveMinimum": 0,
-            "description": "Host memory for KV (GiB) of all GPUs, instead of num_cpu_blocks. "
-            "[--kv-offloading-size]",
-        },
-        BACKEND: {
-            "const": "native",
-            "description": "Offloading backend. [--kv-offloading-backend]",
-        },
-    }
+#: Fields that ``scenario/offloading_size.py`` reads.
+_HOST_SIZE: dict[str, Any] = {
+    SIZE: {
+        "type": "number",
+        "exclusiveMinimum": 0,
+        "description": "Host memory for KV (GiB) of all GPUs, instead of num_cpu_blocks. "
+        "[--kv-offloading-size]",
+    },
+    BACKEND: {
+        "const": "native",
+        "description": "Offloading backend. [--kv-offloading-backend]",
+    },
+}
+#: Fields that ``scenario/native_engine.py`` reads.
+_SOURCE: dict[str, Any] = {
+    "source": {
+        "type": "string",
+        "description": "Checkout, unpacked wheel or wheel of the engine, or 'installed': run its "
+        "own scheduler; requires --trust.",
+    },
+    "source_state": {
+        "type": "string",
+        "description": "Version, commit and hash of the source; written by simkv.",
+    },
+    "native_options": {
+        "type": "object",
+        "description": "Options that only the source's own config declares.",
+    },
+}
+
+
+def _add_fields(fields: dict[str, Any], schema: dict[str, Any]) -> None:
+    """Add fields that a model does not have to its schema."""
+    schema["properties"] |= fields
 
 
 @cache  # the engine occurs in several places of a scenario
@@ -118,6 +150,8 @@ CUSTOM_ENGINE_SCHEMA = {
 def _own_or_known(data: Any, known: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
     """Return a custom scheduler's config if ``data`` names one, otherwise a packaged engine's."""
     name = data.get("name") if isinstance(data, dict) else None
+    if isinstance(data, dict) and name in ENGINES and data.get("source") is not None:
+        return _native(data)
     if not isinstance(name, str) or name in ENGINES:
         return known(data)
     file = data.get("file")
@@ -138,6 +172,18 @@ def _own_or_known(data: Any, known: ValidatorFunctionWrapHandler, info: Validati
     model = _own_model(cast(Hashable, spec.config))
     checked = model.model_validate({**data, "file": path} if path else data)
     return spec.config(**dict(checked))
+
+
+def _native(data: dict[str, Any]) -> EngineConfig:
+    """Return the config of an engine that runs the code of a source."""
+    try:
+        spec = build_native_spec(data)
+    except InputError as error:
+        raise PydanticCustomError("own", "{why}", {"why": str(error)}) from error
+    config: EngineConfig = spec.config(
+        **dict(_own_model(cast(Hashable, spec.config)).model_validate(data))
+    )
+    return config
 
 
 @lru_cache(maxsize=64)

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from simkv.core.errors import InputError, spelling_hint
 from simkv.scenario.launch_defaults import UnknownSetting, resolve_defaults
+from simkv.scenario.native_engine import SourceError, resolve_sources
 from simkv.scenario.overrides import merge, replace_form
 from simkv.scenario.plan_section import PlanSection
 from simkv.scenario.scenario import Scenario, ScenarioFile
@@ -124,8 +125,12 @@ def _check(
 ) -> Any:
     folder = document.path.parent
     try:
-        whole, origins = resolve_defaults(_plain(data), folder, incomplete=incomplete)
+        plain = _plain(data)
+        resolve_sources(plain, folder)
+        whole, origins = resolve_defaults(plain, folder, incomplete=incomplete)
         return model.model_validate(whole, context={"folder": folder}).with_origins(origins)
+    except SourceError as error:
+        raise InputError(f"{document.place(('engine', 'source'))}: engine.{error}") from error
     except UnknownSetting as error:
         own = (*prefix, *error.field)
         place = document.place(own if find_location(document.tree, own) else error.field)

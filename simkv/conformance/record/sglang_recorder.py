@@ -15,15 +15,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from simkv.conformance.decision_trace import FORMAT, DecisionTrace
-from simkv.conformance.record.import_stubs import ConfigStub, accepted_arguments
 from simkv.conformance.record.recording_case import RecordingCase
-from simkv.conformance.record.sglang_request_factory import EOS_TOKEN, SglangRequestFactory
-from simkv.conformance.record.sglang_scheduler_setup import (
+from simkv.core.recording_format import RecordingLine
+from simkv.native.import_stubs import ConfigStub, accepted_arguments
+from simkv.native.sglang.sglang_request_factory import EOS_TOKEN, SglangRequestFactory
+from simkv.native.sglang.sglang_scheduler_setup import (
     SglangReleaseMemory,
     build_sglang_scheduler,
     recv_skipper,
 )
-from simkv.core.recording_format import RecordingLine
 from simkv.schedulers.sglang.recording import RECORDING
 from simkv.schedulers.sglang.versions import VARIANTS
 

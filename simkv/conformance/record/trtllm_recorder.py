@@ -15,15 +15,15 @@ from typing import Any
 
 from simkv.conformance.decision_trace import FORMAT, DecisionTrace
 from simkv.conformance.record.recording_case import RecordingCase
-from simkv.conformance.record.trtllm_block_stubs import ReusingKvCacheStub
-from simkv.conformance.record.trtllm_stubs import (
+from simkv.core.recording_format import RecordingLine
+from simkv.native.trtllm.trtllm_block_stubs import ReusingKvCacheStub
+from simkv.native.trtllm.trtllm_stubs import (
     SCHEDULER,
     CapacitySchedulerPolicy,
     KvCacheStub,
     LlmRequestState,
     LlmRequestStub,
 )
-from simkv.core.recording_format import RecordingLine
 from simkv.schedulers.trtllm.config import VARIANTS, TrtllmConfig
 from simkv.schedulers.trtllm.recording import RECORDING
 

@@ -18,9 +18,9 @@ import pytest
 from typer.testing import CliRunner
 
 from simkv.cli import app
-from simkv.conformance.record.release_sources import open_sources
 from simkv.conformance.record.sglang_cases import RARE
 from simkv.core.errors import InputError
+from simkv.native.release_sources import open_sources
 from tests.conftest import ROOT
 
 WHEELS = Path(os.environ.get("SIMKV_WHEELS", ROOT.parent / "wheels"))

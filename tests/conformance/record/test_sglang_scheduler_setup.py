@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from simkv.conformance.record.sglang_scheduler_setup import _set
-from simkv.conformance.record.sglang_stubs import SETTINGS, STUB_ATTRIBUTES
+from simkv.native.sglang.sglang_scheduler_setup import _set
+from simkv.native.sglang.sglang_stubs import SETTINGS, STUB_ATTRIBUTES
 from simkv.schedulers.sglang.config import SglangConfig
 
 

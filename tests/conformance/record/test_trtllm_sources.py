@@ -14,10 +14,10 @@ import pytest
 from simkv.conformance.record.rule_inference import find_mismatch
 from simkv.conformance.record.trtllm_cases import RARE, case_names, make_case
 from simkv.conformance.record.trtllm_recorder import record
-from simkv.conformance.record.trtllm_stubs import SCHEDULER, KvCacheStub, LlmRequestStub
-from simkv.conformance.record.trtllm_stubs import LlmRequestState as State
-from simkv.conformance.record.trtllm_stubs import stub_trtllm_imports as stub_imports
 from simkv.core.errors import InputError
+from simkv.native.trtllm.trtllm_stubs import SCHEDULER, KvCacheStub, LlmRequestStub
+from simkv.native.trtllm.trtllm_stubs import LlmRequestState as State
+from simkv.native.trtllm.trtllm_stubs import stub_trtllm_imports as stub_imports
 from tests.conformance.record.test_release_sources import WHEELS
 
 VERSION = "5f480b7a6"

@@ -62,7 +62,9 @@ def write_history(folder: Path) -> Path:
         f"    - {{prompt_tokens: {p}, output_tokens: {o}, arrival: {a}}}" for p, o, a in rows
     )
     scenario = folder / "toy.yaml"
-    text = SCENARIO.format(requests=listed, summary="A long text. " * 50).replace("file: toy.py", "file: clone/toy.py")
+    text = SCENARIO.format(requests=listed, summary="A long text. " * 50).replace(
+        "file: toy.py", "file: clone/toy.py"
+    )
     scenario.write_text(text)
     return scenario
 

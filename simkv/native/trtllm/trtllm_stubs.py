@@ -16,8 +16,8 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from simkv.conformance.record.import_stubs import StubModule
 from simkv.core.errors import InputError
+from simkv.native.import_stubs import StubModule
 
 ROOT = "tensorrt_llm"
 SCHEDULER = f"{ROOT}._torch.pyexecutor.scheduler.scheduler"

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from simkv.conformance.record.trtllm_stubs import KvCacheStub, LlmRequestStub, StreamToken
+from simkv.native.trtllm.trtllm_stubs import KvCacheStub, LlmRequestStub, StreamToken
 
 BlockKey = tuple[StreamToken, ...]
 

@@ -11,14 +11,15 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from simkv.conformance.record.import_stubs import (
+from simkv.core.recording_format import RecordingLine
+from simkv.native.import_stubs import (
     CONNECTOR_PACKAGE,
     CORE,
     ConfigStub,
     ImportStub,
+    name_of,
 )
-from simkv.conformance.scripted_transfers import ScriptedTransfers
-from simkv.core.recording_format import RecordingLine
+from simkv.native.scripted_transfers import ScriptedTransfers
 from simkv.schedulers.vllm.config import VllmConfig
 
 #: Location of a prompt's KV, in the format in which a prefill replica reports it.
@@ -74,14 +75,14 @@ class NixlWorker:
         """Return the report on finished transfers that vLLM receives with the result of a batch."""
         loads, sends = self._transfers.done(step)
         return ConfigStub(
-            finished_recving=[f"{i:04}" for i in loads],
-            finished_sending=[f"{i:04}" for i in sends],
+            finished_recving=[name_of(i) for i in loads],
+            finished_sending=[name_of(i) for i in sends],
             failed_recving=(),
             invalid_block_ids=(),
         )
 
 
-def sampling_extra_args(request: RecordingLine, block_size: int) -> Any:
+def sampling_extra_args(request: Mapping[str, Any], block_size: int) -> Any:
     """Return the ``extra_args`` that a proxy sets for the KV transfer of a request, or None."""
     kv = request.get("kv")
     if kv is None:

@@ -15,10 +15,10 @@ from queue import Empty
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from simkv.conformance.record.import_stubs import ConfigStub
-from simkv.conformance.scripted_transfers import ScriptedDisk
 from simkv.core.recording_format import RecordingLine
 from simkv.core.scheduler_protocol import DiskTransfers, KvCopy
+from simkv.native.import_stubs import ConfigStub
+from simkv.native.scripted_transfers import ScriptedDisk
 
 #: Bytes of a block: one page, because files are read and written by pages.
 BLOCK_BYTES = mmap.PAGESIZE

@@ -64,6 +64,79 @@ STUBBED_PACKAGES = (
 )
 
 
+class MissingImport(Exception):
+    """A decision used a name of a package that is not installed and for which there is no stub."""
+
+
+class AutoStub:
+    """Stub of an unknown module or of a name in it; raises MissingImport if its value decides."""
+
+    def __init__(self, name: str) -> None:
+        self.__dict__["_stubbed"] = name
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return AutoStub(f"{self._stubbed}.{name}")
+
+    def __call__(self, *args: Any, **_: object) -> Any:
+        if len(args) == 1 and callable(args[0]):
+            return args[0]  # used as a decorator
+        return AutoStub(f"{self._stubbed}()")
+
+    def __mro_entries__(self, _: object) -> tuple[type, ...]:
+        return (ImportStub,)
+
+    def __or__(self, other: object) -> Any:
+        return object
+
+    __ror__ = __or__
+
+    def __enter__(self) -> AutoStub:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def __class_getitem__(cls, _: object) -> Any:
+        return cls
+
+    def _decides(self, *_: Any, **__: Any) -> Any:
+        module, _dot, attribute = self._stubbed.partition(".")
+        raise MissingImport(
+            f"a decision needs {attribute or 'the module'} of {module}, which is not installed; "
+            f"install {module}, or add a stub for it to simkv/native/import_stubs.py"
+        )
+
+    __bool__ = __len__ = __iter__ = __int__ = __float__ = __index__ = _decides
+    __lt__ = __le__ = __gt__ = __ge__ = __add__ = __radd__ = __sub__ = __rsub__ = _decides
+    __mul__ = __rmul__ = __floordiv__ = __truediv__ = __mod__ = __neg__ = _decides
+    __contains__ = __setitem__ = __getitem__ = _decides
+    __eq__ = _decides
+    __hash__ = object.__hash__
+
+
+class AutoStubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Import hook that replaces packages that are not installed by stubs; must be the last."""
+
+    def find_spec(self, name: str, _path: object, _target: object = None) -> Any:
+        return importlib.machinery.ModuleSpec(name, self, is_package=True)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        return AutoStubModule(spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        module.__path__ = []
+
+
+class AutoStubModule(types.ModuleType):
+    """Stub of a module that is not installed."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return AutoStub(f"{self.__name__}.{name}")
+
+
 class ConfigStub:
     """A configuration object whose unset attributes are None."""
 
@@ -248,6 +321,11 @@ class HostRegion:
     def create_kv_memoryview(self) -> memoryview:
         """Return a memory view of shape (number of blocks, bytes per block)."""
         return self._bytes.cast("B", self._shape)
+
+
+def name_of(number: int) -> str:
+    """Return an engine's id of a request; ids have the order of their numbers."""
+    return f"{number:08}"
 
 
 def accepted_fields(kind: type, **arguments: Any) -> dict[str, Any]:

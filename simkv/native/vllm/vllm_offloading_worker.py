@@ -11,11 +11,11 @@ import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from simkv.conformance.record.import_stubs import CONNECTOR_PACKAGE, CORE, ConfigStub
-from simkv.conformance.record.vllm_disk_tier import BLOCK_BYTES, SteppedDiskTier
-from simkv.conformance.scripted_transfers import ScriptedCopies
 from simkv.core.recording_format import RecordingLine
 from simkv.core.scheduler_protocol import KvCopies, KvCopy
+from simkv.native.import_stubs import CONNECTOR_PACKAGE, CORE, ConfigStub
+from simkv.native.scripted_transfers import ScriptedCopies
+from simkv.native.vllm.vllm_disk_tier import BLOCK_BYTES, SteppedDiskTier
 from simkv.schedulers.vllm.config import VllmConfig
 
 

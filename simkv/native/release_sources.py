@@ -41,13 +41,13 @@ def open_sources(package: str, version: str, given: Path | None = None) -> Itera
         if given is not None and given.is_dir():
             folder = given
         elif given is not None:
-            folder = _unpacked(given, package, Path(room))
-            version = _version_of(given) if version == NEWEST else version
+            folder = unpack_wheel(given, package, Path(room))
+            version = version_of_wheel(given) if version == NEWEST else version
         elif (installed := _installed(package, version)) is not None:
             folder = installed
         else:
             wheel = _downloaded(package, version, Path(room))
-            folder, version = _unpacked(wheel, package, Path(room)), _version_of(wheel)
+            folder, version = unpack_wheel(wheel, package, Path(room)), version_of_wheel(wheel)
         if not (folder / package).is_dir():
             raise InputError(
                 f"{folder}: no directory {package}/; expected the sources of the package"
@@ -81,12 +81,12 @@ def _downloaded(package: str, version: str, room: Path) -> Path:
     return wheels[0]
 
 
-def _version_of(wheel: Path) -> str:
+def version_of_wheel(wheel: Path) -> str:
     """Return the version in a wheel's file name."""
     return wheel.name.split("-")[1].split("+")[0]
 
 
-def _unpacked(wheel: Path, package: str, room: Path) -> Path:
+def unpack_wheel(wheel: Path, package: str, room: Path) -> Path:
     """Extract the Python files of the package and return their folder; skip compiled files."""
     folder = room / "sources"
     try:

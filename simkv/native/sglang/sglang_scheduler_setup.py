@@ -15,13 +15,13 @@ from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
 
-from simkv.conformance.record.import_stubs import (
+from simkv.native.import_stubs import (
     ConfigStub,
     ImportStub,
     accepted_arguments,
     accepted_fields,
 )
-from simkv.conformance.record.sglang_stubs import PARALLEL_SETTINGS, SETTINGS, DisaggregationMode
+from simkv.native.sglang.sglang_stubs import PARALLEL_SETTINGS, SETTINGS, DisaggregationMode
 from simkv.schedulers.sglang.config import SglangConfig
 
 

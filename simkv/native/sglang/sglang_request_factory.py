@@ -6,8 +6,8 @@ import importlib
 from array import array
 from typing import Any
 
-from simkv.conformance.record.import_stubs import ConfigStub, ImportStub
 from simkv.core.recording_format import RecordingLine
+from simkv.native.import_stubs import ConfigStub, ImportStub
 
 #: The token that ends a request.
 EOS_TOKEN = 1

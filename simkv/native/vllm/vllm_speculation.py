@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from simkv.conformance.record.import_stubs import ConfigStub
+from simkv.native.import_stubs import ConfigStub
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.versions import find_rules
 

@@ -20,8 +20,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from simkv.conformance.record.import_stubs import ConfigStub, StubModule
 from simkv.core.errors import InputError
+from simkv.native.import_stubs import ConfigStub, StubModule
 
 #: Packages and modules of ``sglang.srt`` that are loaded from the release; all others are stubs.
 REAL_MODULES = ("managers", "mem_cache", "environ", "sampling", "lora.lora_drainer")

@@ -1,0 +1,26 @@
+"""Options that an engine's own config classes declare, read from its source without running it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+
+def read_options(files: Sequence[Path], classes: Collection[str]) -> dict[str, str]:
+    """Return the fields of these config classes, mapped to the name of their class.
+
+    Missing files and files with syntax errors declare no options.
+    """
+    found: dict[str, str] = {}
+    for path in files:
+        try:
+            tree = ast.parse(path.read_bytes())
+        except (OSError, SyntaxError):
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and node.name in classes:
+                for line in node.body:
+                    if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
+                        found.setdefault(line.target.id, node.name)
+    return found

@@ -1,0 +1,88 @@
+"""The interface between the process of a source and the driver of its engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from simkv.core.request import Prompt
+from simkv.core.scheduler_protocol import Batch, Completion
+
+#: Values of the driver after a call: number of waiting requests, of running requests, free blocks.
+Counts = tuple[int, int, int]
+
+
+class NativeDriver(Protocol):
+    """The real scheduler of an engine, driven by the calls of ``Scheduler``.
+
+    Batches are delivered in the order in which ``schedule`` returned them.
+    """
+
+    @property
+    def num_blocks(self) -> int:
+        """Number of blocks that requests can use."""
+
+    @property
+    def pipeline_depth(self) -> int:
+        """Number of batches in flight."""
+
+    @property
+    def scheduler(self) -> Any:
+        """The engine's own scheduler object, for the debugger."""
+
+    def add(self, prompt: Prompt) -> None:
+        """Add a request."""
+
+    def abort(self, number: int) -> None:
+        """Abort a request, unless it has ended."""
+
+    def schedule(self) -> Batch:
+        """Make a decision."""
+
+    def complete(self, accepted: Mapping[int, int], ended: Sequence[int]) -> Completion:
+        """Deliver the oldest batch, with the accepted drafts and the requests that end."""
+
+    def counts(self) -> Counts:
+        """Return the lengths of the queues and the number of free blocks."""
+
+    def waiting_ids(self) -> list[int]:
+        """Return the waiting requests, head first."""
+
+    def running_ids(self) -> list[int]:
+        """Return the running requests in the order of the engine."""
+
+    def blocks_held(self) -> dict[int, int]:
+        """Return the number of blocks by running request."""
+
+    def block_tables(self) -> dict[int, list[int]]:
+        """Return the ids of blocks by running request."""
+
+    def fingerprint(self) -> Hashable:
+        """Return the state that determines the next decisions."""
+
+
+@dataclass(frozen=True)
+class NativeEngine:
+    """An engine whose own scheduler code can be run.
+
+    ``package`` is its Python package; ``subfolders`` are the folders of a checkout that may contain
+    it. ``stub_imports(folder)`` imports the engine from ``folder`` within a context, ``load()``
+    imports the modules that decide, and ``build(knobs, native)`` builds a driver. ``files(folder)``
+    lists the files that decide. ``options(folder)`` maps the engine's own options to the class that
+    declares them. ``refused(config)`` names a setting that the driver does not support, or None.
+    ``variant_of(version)`` returns the port whose rules are the nearest.
+    """
+
+    title: str
+    package: str
+    stub_imports: Callable[[Path], AbstractContextManager[None]]
+    load: Callable[[], None]
+    build: Callable[[Mapping[str, Any], Mapping[str, Mapping[str, Any]]], NativeDriver]
+    files: Callable[[Path], Sequence[Path]]
+    options: Callable[[Path], Mapping[str, str]]
+    refused: Callable[[Any], str | None]
+    variant_of: Callable[[str | None], str]
+    subfolders: tuple[str, ...] = (".",)

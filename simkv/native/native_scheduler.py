@@ -1,0 +1,246 @@
+"""The real scheduler of a source as a ``Scheduler``: a client of the source's process."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Collection, Hashable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from simkv.core.errors import InputError
+from simkv.core.request import Prompt
+from simkv.core.scheduler_protocol import Batch, Completion
+from simkv.native.wire import receive, send, unpack_batch
+
+#: Wall time after which a call counts as hanging, although it uses little CPU (s).
+WALL_SECONDS = 60.0
+#: Step before which the debugger starts; None: never.
+_debugged: int | None = None
+
+
+def debug_at(step: int | None) -> None:
+    """Start the debugger in the real scheduler at this step of every native run."""
+    global _debugged
+    _debugged = step
+    _process.cache_clear()
+
+
+class NativeScheduler:
+    """The scheduler of a source, in a child process of the source's process.
+
+    Implements ``simkv.core.scheduler_protocol.Scheduler``. A call that fails or exceeds its time
+    limit makes the next batch fatal. Raises InputError if the source cannot be loaded.
+    """
+
+    def __init__(
+        self,
+        engine: str,
+        folder: Path,
+        knobs: Mapping[str, Any],
+        native: Mapping[str, Mapping[str, Any]],
+    ) -> None:
+        self._process = _process(engine, folder, os.getpid())
+        self._to = self._process.connect()
+        self._to.settimeout(None if _debugged is not None else WALL_SECONDS)
+        self._folder = folder
+        self.failure = ""
+        self._now = 0.0
+        self._news: list[tuple[Any, ...]] = []
+        self._live: set[int] = set()
+        send(self._to, (dict(knobs), {k: dict(v) for k, v in native.items()}, _debugged))
+        answer = self._answer()
+        if self.failure:
+            raise InputError(f"{folder}: {self.failure}")
+        _, self._num_blocks, self._depth = answer
+        self._counts = (0, 0, self._num_blocks)
+
+    @property
+    def pipeline_depth(self) -> int:
+        """Number of batches in flight."""
+        return int(self._depth)
+
+    @property
+    def num_blocks(self) -> int:
+        """Number of blocks that requests can use."""
+        return int(self._num_blocks)
+
+    @property
+    def free_blocks(self) -> int:
+        """Number of blocks that can be allocated now."""
+        return int(self._counts[2])
+
+    @property
+    def num_waiting(self) -> int:
+        """Length of the waiting queue."""
+        return self._counts[0] + sum(len(message) > 1 for message in self._news)
+
+    @property
+    def num_running(self) -> int:
+        """Length of the running list."""
+        return self._counts[1]
+
+    def set_time(self, now: float) -> None:
+        """Set the current time in seconds."""
+        self._now = now
+
+    def add(self, prompt: Prompt) -> None:
+        """Add a request with the next decision."""
+        self._live.add(prompt.id)
+        self._news.append(
+            (
+                prompt.id,
+                prompt.prompt_tokens,
+                prompt.max_tokens,
+                prompt.arrival,
+                prompt.priority,
+                prompt.has_images,
+                prompt.ignore_eos,
+                [tuple(segment) for segment in prompt.segments],
+                prompt.lora,
+                prompt.routing_key,
+                prompt.logprobs_from,
+            )
+        )
+
+    def abort(self, request_id: int) -> None:
+        """Abort a request with the next decision."""
+        self._live.discard(request_id)
+        self._news.append((request_id,))
+
+    def schedule(self) -> Batch:
+        """Return the decision of the real scheduler."""
+        news, self._news = self._news, []
+        answer = self._call("schedule", self._now, news)
+        if answer is None:
+            return Batch(fatal=self.failure, scheduled=[(i, 0) for i in sorted(self._live)])
+        packed, self._counts = answer
+        return unpack_batch(packed)
+
+    def complete(self, batch: Batch, ended: Collection[int]) -> Completion:
+        """Deliver the tokens of a batch."""
+        accepted = batch.drafted.accepted if batch.drafted else {}
+        answer = self._call("complete", accepted, sorted(ended))
+        if answer is None:
+            return Completion([], [])
+        completion, self._counts = answer
+        self._live.difference_update(completion[1], completion[2])
+        return Completion(*completion)
+
+    def leap(self, most: int) -> int:  # noqa: ARG002
+        """Return 1: every step is decided by the real scheduler."""
+        return 1
+
+    def skip(self, steps: int) -> list[int]:
+        """Never called, because ``leap`` returns 1."""
+        raise NotImplementedError(f"cannot skip {steps} steps")
+
+    def waiting_ids(self) -> list[int]:
+        """Return the ids of waiting requests, head first."""
+        return self._call("waiting_ids") or []
+
+    def running_ids(self) -> list[int]:
+        """Return the ids of running requests."""
+        return self._call("running_ids") or []
+
+    def blocks_held(self) -> Mapping[int, int]:
+        """Return the number of blocks by running request."""
+        return self._call("blocks_held") or {}
+
+    def block_tables(self) -> Mapping[int, list[int]]:
+        """Return the ids of blocks by running request."""
+        return self._call("block_tables") or {}
+
+    def fingerprint(self) -> Hashable:
+        """Return the state that determines the next decisions."""
+        state: Hashable = self._call("fingerprint")
+        return state
+
+    def _call(self, name: str, *given: Any) -> Any:
+        """Return the result of a call of the driver, or None if this or an earlier call failed."""
+        if self.failure:
+            return None
+        try:
+            send(self._to, (name, *given))
+        except OSError:
+            self.failure = f"{name}: the process of {self._folder} has ended"
+            return None
+        answer = self._answer(name)
+        return None if self.failure else answer[1]
+
+    def _answer(self, name: str = "start") -> Any:
+        try:
+            answer = receive(self._to)
+        except TimeoutError:
+            self.failure = f"{name}: no answer within {WALL_SECONDS:g} s"
+            self._process.stop()
+            _process.cache_clear()
+        except (EOFError, OSError):
+            self.failure = f"{name}: the process of {self._folder} has ended"
+        else:
+            if answer[0] == "failed":
+                self.failure = answer[1]
+            return answer
+        return None
+
+    def __del__(self) -> None:
+        if to := self.__dict__.get("_to"):
+            to.close()
+
+
+class SourceProcess:
+    """The process of a source; raises InputError if the source cannot be imported."""
+
+    def __init__(self, engine: str, folder: Path) -> None:
+        self._control, child = socket.socketpair()
+        quiet = None if _debugged is not None else subprocess.DEVNULL
+        root = str(Path(__file__).parents[2])
+        # The environment is empty, so that no variable of the user changes a decision.
+        environment = {"PYTHONHASHSEED": "0", "PYTHONPATH": root, "PYTHONDONTWRITEBYTECODE": "1"}
+        command = [sys.executable, "-P", "-s", "-m", "simkv.native.source_worker"]
+        self._child = subprocess.Popen(
+            [*command, str(child.fileno()), engine, str(folder)],
+            pass_fds=[child.fileno()],
+            env=environment,
+            stdin=quiet,
+            stdout=quiet,
+            stderr=quiet,
+            start_new_session=_debugged is None,
+        )
+        child.close()
+        atexit.register(self.stop)
+        try:
+            answer = receive(self._control)
+        except EOFError:
+            answer = ("failed", "the process that imports it has ended")
+        if answer[0] == "failed":
+            self.stop()
+            raise InputError(f"{folder}: {answer[1]}")
+
+    def connect(self) -> socket.socket:
+        """Return a connection to a new child, which will build a scheduler."""
+        ours, child = socket.socketpair()
+        socket.send_fds(self._control, [b"+"], [child.fileno()])
+        child.close()
+        return ours
+
+    def stop(self) -> None:
+        """End the process and its children."""
+        self._control.close()
+        if _debugged is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._child.pid, signal.SIGKILL)
+        self._child.kill()
+        self._child.wait()
+
+
+@lru_cache(maxsize=8)
+def _process(engine: str, folder: Path, owner: int) -> SourceProcess:  # noqa: ARG001
+    """Return the process of a source; a forked process starts its own."""
+    return SourceProcess(engine, folder)

@@ -1,0 +1,1 @@
+"""Native SGLang: its own scheduler code behind import stubs."""

@@ -1,0 +1,188 @@
+"""Process of one source: ``python -m simkv.native.source_worker FD ENGINE FOLDER``.
+
+The process imports the engine's scheduler once, behind stubs, and forks a child for each scheduler
+that is built, so that module globals never leak between runs. Its environment is empty, its clock
+is simulated, and its random numbers have a fixed seed.
+"""
+
+from __future__ import annotations
+
+import os
+import pdb
+import random
+import signal
+import socket
+import sys
+import time
+import traceback
+import uuid
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from simkv.core.request import Prompt, Segment
+from simkv.core.scheduler_protocol import Batch
+from simkv.native.import_stubs import MissingImport
+from simkv.native.native_engines import NATIVE_ENGINES
+from simkv.native.wire import pack_batch, pack_completion, receive, send
+
+#: CPU time limit of one call of a scheduler (s).
+CPU_SECONDS = 10.0
+
+
+class CpuLimitExceeded(BaseException):
+    """Time limit of a call exceeded; not an Exception, so that the call does not catch it."""
+
+
+class SimulatedWorld:
+    """Replaces the clock and all sources of random numbers of this process."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        seconds, nanoseconds = (lambda: self.now), (lambda: int(self.now * 1e9))
+        for name in ("time", "monotonic", "perf_counter", "process_time"):
+            setattr(time, name, seconds)
+            setattr(time, f"{name}_ns", nanoseconds)
+        time.sleep = lambda _: None
+        random.seed(0)
+        numbers = random.Random(0)
+        os.urandom = numbers.randbytes
+        uuid.uuid4 = lambda: uuid.UUID(int=numbers.getrandbits(128))
+
+
+class DriverServer:
+    """Serves the calls of one ``NativeScheduler``."""
+
+    def __init__(self, to: socket.socket, world: SimulatedWorld, engine: str, folder: Path) -> None:
+        self.to, self.world, self.folder = to, world, folder
+        knobs, native, self.debugged = receive(to)
+        self.step = 0
+        self.driver = NATIVE_ENGINES[engine].build(knobs, native)
+
+    def serve(self) -> None:
+        """Answer calls until the other side ends."""
+        driver = self.driver
+        send(self.to, ("ready", driver.num_blocks, driver.pipeline_depth))
+        calls: dict[str, Any] = {
+            "schedule": self._schedule,
+            "complete": lambda a, e: (pack_completion(driver.complete(a, e)), driver.counts()),
+            "waiting_ids": driver.waiting_ids,
+            "running_ids": driver.running_ids,
+            "blocks_held": driver.blocks_held,
+            "block_tables": driver.block_tables,
+            "fingerprint": driver.fingerprint,
+        }
+        while True:
+            name, *given = receive(self.to)
+            try:
+                signal.setitimer(signal.ITIMER_PROF, 0 if self.debugged else CPU_SECONDS)
+                answer = calls[name](*given)
+                signal.setitimer(signal.ITIMER_PROF, 0)
+            except CpuLimitExceeded as late:
+                what = f"used more than {CPU_SECONDS:g} s of CPU time"
+                send(self.to, ("failed", f"{self._place(late)}: {name}: {what}"))
+            except (Exception, SystemExit) as error:
+                signal.setitimer(signal.ITIMER_PROF, 0)
+                what = f"{type(error).__name__}: {error}".rstrip(": ")
+                send(self.to, ("failed", f"{self._place(error)}: {name}: {what}"))
+            else:
+                send(self.to, ("done", answer))
+
+    def _schedule(self, now: float, news: list[tuple[Any, ...]]) -> tuple[Any, Any]:
+        """Pass arrivals and aborts to the scheduler and return its decision."""
+        driver = self.driver
+        self.world.now = now
+        for message in news:
+            if len(message) == 1:
+                driver.abort(message[0])
+            else:
+                driver.add(_prompt(*message))
+        decide: Any = driver.schedule
+        if self.step == self.debugged:
+            decide = partial(pdb.Pdb(nosigint=True).runcall, decide)
+        batch: Batch = decide()
+        self.step += 1
+        return pack_batch(batch), driver.counts()
+
+    def _place(self, error: BaseException) -> str:
+        return place_of(error, self.folder)
+
+
+def place_of(error: BaseException, folder: Path) -> str:
+    """Return file and line of the innermost frame of an error in the source."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{_short(error.filename, folder)}:{error.lineno}"
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if Path(frame.filename).is_relative_to(folder):
+            return f"{_short(frame.filename, folder)}:{frame.lineno}"
+    return str(folder)
+
+
+def _prompt(*fields: Any) -> Prompt:
+    """Return the prompt of a message, whose segments are plain tuples."""
+    prompt = Prompt(*fields)
+    return replace(prompt, segments=tuple(Segment(*one) for one in prompt.segments))
+
+
+def _short(file: str, folder: Path) -> str:
+    path = Path(file)
+    return str(path.relative_to(folder) if path.is_relative_to(folder) else path)
+
+
+def _late(*_: object) -> None:
+    raise CpuLimitExceeded
+
+
+def main() -> None:
+    """Import the source and fork a child for each socket that arrives."""
+    control = socket.socket(fileno=int(sys.argv[1]))
+    engine, folder = sys.argv[2], Path(sys.argv[3])
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGPROF, _late)
+    world = SimulatedWorld()
+    with NATIVE_ENGINES[engine].stub_imports(folder):
+        try:
+            signal.setitimer(signal.ITIMER_PROF, 6 * CPU_SECONDS)
+            NATIVE_ENGINES[engine].load()
+            signal.setitimer(signal.ITIMER_PROF, 0)
+        except MissingImport as missing:
+            send(control, ("failed", f"{place_of(missing, folder)}: {missing}"))
+            return
+        except CpuLimitExceeded as late:
+            send(control, ("failed", f"{place_of(late, folder)}: its import does not end"))
+            return
+        except BaseException as error:
+            what = error.msg if isinstance(error, SyntaxError) else str(error)
+            why = f"cannot be imported: {type(error).__name__}: {what}"
+            send(control, ("failed", f"{place_of(error, folder)}: {why}"))
+            return
+        send(control, ("loaded",))
+        while True:
+            asked, sockets, *_ = socket.recv_fds(control, 1, 1)
+            if not asked:
+                return
+            to = socket.socket(fileno=sockets[0])
+            if os.fork() == 0:
+                control.close()
+                _run(to, world, engine, folder)
+                os._exit(0)
+            to.close()
+
+
+def _run(to: socket.socket, world: SimulatedWorld, engine: str, folder: Path) -> None:
+    try:
+        server = DriverServer(to, world, engine, folder)
+    except BaseException as error:
+        what = f"{place_of(error, folder)}: {type(error).__name__}: {error}"
+        send(to, ("failed", what.rstrip(": ")))
+        return
+    try:
+        server.serve()
+    except (EOFError, OSError):
+        return
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Native TensorRT-LLM: its own scheduler code behind import stubs."""

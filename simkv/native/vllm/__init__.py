@@ -1,0 +1,1 @@
+"""Native vLLM: its own scheduler code behind import stubs."""
