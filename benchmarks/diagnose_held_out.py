@@ -1,6 +1,6 @@
 """Convert incidents to server logs and diagnose them in a separate process.
 
-    python -m benchmarks.diagnose_held_out [NAME…]
+    python -m benchmarks.diagnose_held_out [--fresh] [NAME…]
 
 The incidents are the packaged ones of vLLM and SGLang, eight more, and five healthy servers. The
 diagnosis has only a folder with logs, spans or client results. It is correct if the cause and the
@@ -9,6 +9,7 @@ first suggested fix are right; for a healthy server, if no fault is reported.
 The rule for a correct answer follows from the cause that the thread of the incident documents, or
 from the setting that causes the incident; a comment at each incident gives the reason. The rules
 were written before the answers were read. If an answer does not match, the answer must change.
+``--fresh`` takes the set in ``fresh_incidents`` instead.
 """
 
 from __future__ import annotations
@@ -274,8 +275,10 @@ INCIDENTS = (
 def main() -> None:
     """Diagnose all incidents, or the named ones, and print the results and the number of correct
     ones."""
-    right = 0
-    chosen = [one for one in INCIDENTS if not sys.argv[1:] or one.name in sys.argv[1:]]
+    right, named, incidents = 0, [one for one in sys.argv[1:] if one != "--fresh"], INCIDENTS
+    if "--fresh" in sys.argv[1:]:
+        from benchmarks.fresh_incidents import INCIDENTS as incidents
+    chosen = [one for one in incidents if not named or one.name in named]
     for server in chosen:
         good, said = diagnosed(server)
         right += good
