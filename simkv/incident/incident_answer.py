@@ -116,7 +116,7 @@ def explain_incident(
         _describe_cause(result, found, waits, healthy, slow)
         + ("" if healthy else _describe_order(result, found) + describe_settings(mending))
         + ("" if healthy else describe_inferred(setup))
-        + _describe_hit_rate(summary),
+        + _describe_measured(summary),
         describe_search(mending, healthy, is_sampled(evidence)),
         _describe_confidence(likeness, setup, ensemble),
     )
@@ -131,9 +131,12 @@ def explain_incident(
     return IncidentAnswer(five, text, healthy, True, cause, remedy)
 
 
-def _describe_hit_rate(summary: LogSummary | None) -> str:
-    """Return the finding on the prefix hit rate or on the front end as text, or an empty string."""
-    named = ("hit rate falls", "front-end bound")
+def _describe_measured(summary: LogSummary | None) -> str:
+    """Return measured findings that belong to the cause as text, or an empty string.
+
+    The number of preemptions in the cause itself is simulated.
+    """
+    named = ("hit rate falls", "front-end bound", "preemptions")
     found = [one.text for one in summary.findings if one.name in named] if summary else []
     return f" Measured: {'; '.join(found)}." if found else ""
 

@@ -24,6 +24,8 @@ MEAN_TOLERANCE, TAIL_TOLERANCE, QUEUE_TOLERANCE, QUEUE_E2E_TOLERANCE = 0.15, 0.2
 IN_SYSTEM_TOLERANCE = 0.3
 #: Tolerance of the prefix hit rate (absolute), and number of requests that it covers.
 HIT_RATE_TOLERANCE, HIT_RATE_REQUESTS = 0.1, 1000
+#: Tolerance of the number of preemptions (relative).
+PREEMPTION_TOLERANCE = 0.25
 #: Larger relative errors are reported as absolute differences.
 MAX_RELATIVE_ERROR = 10.0
 FIGURES = (("e2e_ms", "E2E"), ("ttft_ms", "TTFT"), ("tpot_ms", "TPOT"), ("queue_ms", "queued"))
@@ -112,7 +114,7 @@ def compare_observed(
     if died or (stop is not None and stop.kind == "engine died"):
         made = stop is not None and stop.kind == "engine died"
         lines.append(FigureMatch("the engine died", float(died), float(made), died == made))
-    lines += [*_presence(moments), *_hit_rate(parts, series)]
+    lines += [*_presence(moments), *_hit_rate(parts, series), *_preemptions(parts, series)]
     return ObservedComparison(tuple(lines), moments)
 
 
@@ -133,6 +135,17 @@ def _hit_rate(parts: Sequence[RunRecord], series: pd.DataFrame | None) -> list[F
     agrees = abs(made - seen) <= HIT_RATE_TOLERANCE
     tolerance = f"{100 * HIT_RATE_TOLERANCE:.0f} points; reported only"
     return [FigureMatch("prefix hit rate", seen, made, agrees, tolerance, decides=False)]
+
+
+def _preemptions(parts: Sequence[RunRecord], series: pd.DataFrame | None) -> list[FigureMatch]:
+    """Compare the number of preemptions if the log reports any."""
+    if series is None or "preemptions" not in series or not series["preemptions"].sum() > 0:
+        return []
+    seen = float(series["preemptions"].sum())
+    made = float(sum(len(life.preempted_at) for part in parts for life in part.requests.values()))
+    agrees = abs(made - seen) <= PREEMPTION_TOLERANCE * seen
+    tolerance = f"{_percent(PREEMPTION_TOLERANCE)}; reported only"
+    return [FigureMatch("preemptions", seen, made, agrees, tolerance, decides=False)]
 
 
 def series_distance(parts: Sequence[RunRecord], series: pd.DataFrame, origin: float) -> float:

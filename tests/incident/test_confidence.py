@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import pandas as pd
 import pytest
 
 from simkv.incident.evidence import Evidence
-from simkv.incident.incident_answer import describe_ensemble, describe_inferred
+from simkv.incident.incident_answer import _describe_measured, describe_ensemble, describe_inferred
 from simkv.incident.log_summary import summarize_log
 from simkv.incident.measured_answer import INFERRED
-from simkv.incident.observed_comparison import FigureMatch
+from simkv.incident.observed_comparison import FigureMatch, _preemptions
 from simkv.incident.server_setup import ServerSetup
+from simkv.sim.run_record import RunRecord
 
 
 @pytest.mark.parametrize(
@@ -58,6 +61,18 @@ def test_slots_are_not_inferred_if_requests_are_preempted(preempted: int, inferr
     summary = summarize_log(Evidence("server.log", engine="vllm", series=series))
     assert summary is not None
     assert any(one.inferred for one in summary.findings) == inferred
+
+
+def test_measured_preemptions_are_beside_the_simulated_ones() -> None:
+    series = lines([0.0] * 4, [4, 4, 4, 4]).assign(preemptions=[0, 5, 2, 0])
+    requests = {0: SimpleNamespace(preempted_at=[1.0, 2.0]), 1: SimpleNamespace(preempted_at=[])}
+    (figure,) = _preemptions([cast("RunRecord", SimpleNamespace(requests=requests))], series)
+    assert (figure.observed, figure.simulated) == (7.0, 2.0)
+    assert not figure.agrees
+    assert not figure.decides
+    assert _preemptions([], series.assign(preemptions=0)) == []
+    summary = summarize_log(Evidence("server.log", engine="vllm", series=series))
+    assert _describe_measured(summary) == " Measured: 7 preemptions (14 per minute)."
 
 
 def lines(hit_rates: list[float], running: list[int]) -> pd.DataFrame:
