@@ -68,6 +68,21 @@ def test_invalid_scenario_has_higher_exit_code(folder: Path, words: tuple[str, .
     assert check(folder, *words).returncode == 2
 
 
+def test_source_runs_zoo_and_scenarios(folder: Path) -> None:
+    simkv = folder / "bin" / "simkv"
+    simkv.write_text('#!/bin/sh\necho "$@" >> calls; [ "$1" != zoo ] || exit 1\n')
+    ran = check(folder, "--trust", "--source", ".", "out", "good.yaml", "missing/*.yaml")
+    assert ran.returncode == 1, ran.stderr
+    calls = (folder / "calls").read_text().splitlines()
+    assert calls[0] == "zoo --source . --trust --junit out/zoo.xml"
+    assert calls[1].endswith("--no-plots --trust --source .")
+    assert calls[2].startswith("report out/good")
+    assert calls[2].endswith("--trust")
+    (folder / "calls").unlink()
+    assert check(folder, "--trust", "--source", ".", "out").returncode == 1
+    assert check(folder, "--source", ".", "out").returncode == 2  # needs --trust
+
+
 def test_action_and_hook_run_script() -> None:
     yaml = YAML(typ="safe")
     steps = yaml.load((ROOT / "action.yml").read_text())["runs"]["steps"]
@@ -75,3 +90,7 @@ def test_action_and_hook_run_script() -> None:
     hook = yaml.load((ROOT / ".pre-commit-hooks.yaml").read_text())[0]
     assert hook["entry"].split()[0] == "tools/check-scenarios.sh"
     assert os.access(SCRIPT, os.X_OK)
+    command = next(step["run"] for step in steps if "SOURCE" in step.get("env", {}))
+    assert '${SOURCE:+--source "$SOURCE"}' in command
+    source = yaml.load((ROOT / ".pre-commit-hooks.yaml").read_text())[1]
+    assert source["entry"].split() == ["simkv", "zoo", "--trust", "--source"]

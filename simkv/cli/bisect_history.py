@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from simkv.cli.command_support import (
     Interrupted,
     check_store,
     check_variant,
+    print_json,
     progress,
     show,
 )
@@ -22,7 +22,7 @@ from simkv.core.errors import InputError
 if TYPE_CHECKING:
     from simkv.scenario.yaml_document import YamlDocument
     from simkv.study.history.change_search import SkippedRevision
-    from simkv.study.history.git_history import Commit
+    from simkv.study.history.git_history import Commit, TemporaryWorktree
     from simkv.study.history.history_bisection import Bisection
     from simkv.study.history.revision_run import RevisionResult, ScenarioRunner
 
@@ -65,6 +65,7 @@ def bisect_git(scenario: Path, folder: Path, span: str | None, options: HistoryO
         progress("commits") as advance,
     ):
         file = _custom_file(runner.document, repository)
+        engine = None if file else _engine_of(runner.document)
 
         def run(commit: Commit) -> RevisionResult | SkippedRevision:
             advance(now=f"{commit.short} {commit.subject[:40]}")
@@ -76,6 +77,9 @@ def bisect_git(scenario: Path, folder: Path, span: str | None, options: HistoryO
             repository, good, bad, run, options.when, options.tolerance, options.samples
         )
 
+        made = {found.revisions[change.after] for change in found.changes}
+        lines = {commit: _changed_lines(worktree, commit, engine, file) for commit in made}
+
     def describe(commit: Commit) -> Iterator[str]:
         yield f"Commit:      {commit.hash}"
         yield f"Author date: {commit.date} ({commit.author})"
@@ -84,17 +88,70 @@ def bisect_git(scenario: Path, folder: Path, span: str | None, options: HistoryO
             yield (
                 f"A merge; to search its branch, use the range {commit.short}^1..{commit.short}^2"
             )
-        changed = git.changed_lines(repository, commit, [str(file)]) if file else ""
         yield "Changed lines:"
-        changed = changed or git.changed_lines(repository, commit, ["*.py"])
-        yield from shorten_diff(changed)
+        yield from shorten_diff(lines[commit])
 
     _print(
+        runner,
         options,
         found,
         render_bisection(found, "commits", lambda one: f"{one.short} {one.subject[:60]}", describe),
         lambda one: {"commit": one.hash, "date": one.date, "subject": one.subject},
     )
+
+
+def bisect_releases(scenario: Path, span: str, folder: Path, options: HistoryOptions) -> None:
+    """Find the release in ``span`` that changes the result, and print it.
+
+    ``folder`` has the Python files of releases, or gets them.
+    """
+    from simkv.native.native_engines import NATIVE_ENGINES
+    from simkv.report.history_text import render_bisection
+    from simkv.study.history.change_search import SkippedRevision
+    from simkv.study.history.history_bisection import bisect_revisions
+    from simkv.study.history.release_history import fetch_release, parse_releases
+
+    with _runner(scenario, options) as runner, progress("releases") as advance:
+        engine = _engine_of(runner.document)
+        package = NATIVE_ENGINES[engine].package
+        releases = parse_releases(span, engine, package, folder)
+
+        def run(release: str) -> RevisionResult | SkippedRevision:
+            advance(now=f"{engine} {release}")
+            if runner.is_stored(release):
+                return runner.run(release, [], folder)
+            try:
+                source = fetch_release(package, release, folder)
+            except InputError as error:
+                return SkippedRevision(str(error))
+            return runner.run(release, ["--source", str(source)], folder)
+
+        found = bisect_revisions(releases, run, options.when, options.tolerance, options.samples)
+
+    def describe(release: str) -> Iterator[str]:
+        yield f"Release:     {engine} {release}"
+
+    _print(
+        runner,
+        options,
+        found,
+        render_bisection(found, "releases", lambda release: release, describe),
+        lambda release: {"release": release},
+    )
+
+
+def _engine_of(document: YamlDocument) -> str:
+    """Return the engine of a scenario. Raises InputError if its code cannot be run."""
+    from simkv.native.native_engines import NATIVE_ENGINES
+
+    engine = document.tree.get("engine")
+    name = str(engine.get("name")) if isinstance(engine, dict) else ""
+    if name not in NATIVE_ENGINES:
+        raise InputError(
+            f"{document.path}: engine.name: the code of {name or 'no engine'} cannot be run; "
+            f"expected an engine of {', '.join(NATIVE_ENGINES)}"
+        )
+    return name
 
 
 @contextmanager
@@ -126,6 +183,26 @@ def _runner(
         raise Interrupted(out / STORE) from None
 
 
+def _changed_lines(
+    worktree: TemporaryWorktree, commit: Commit, engine: str | None, file: Path | None
+) -> str:
+    """Return the diff of a commit in the files that decide, or in all Python files."""
+    from simkv.study.history import git_history as git
+
+    paths = [str(file)] if file else []
+    if engine:
+        from simkv.native.native_engines import NATIVE_ENGINES
+        from simkv.native.native_source import locate
+
+        worktree.check_out(commit)
+        folder = locate(engine, str(worktree.folder))
+        tree = worktree.folder.resolve()
+        files = NATIVE_ENGINES[engine].files(folder)
+        paths = [str(path.resolve().relative_to(tree)) for path in files]
+    changed = git.changed_lines(worktree.folder, commit, paths) if paths else ""
+    return changed or git.changed_lines(worktree.folder, commit, ["*.py"])
+
+
 def _custom_file(document: YamlDocument, repository: Path) -> Path | None:
     """Return the custom scheduler of a scenario relative to the clone; None for an engine.
 
@@ -142,14 +219,22 @@ def _custom_file(document: YamlDocument, repository: Path) -> Path | None:
 
 
 def _print(
+    runner: ScenarioRunner,
     options: HistoryOptions,
     found: Bisection[Any],
     lines: Iterator[str],
     describe: Callable[[Any], dict[str, Any]],
 ) -> None:
     from simkv.report.history_text import bisection_json
+    from simkv.report.json_answers import BisectAnswer
 
     if options.as_json:
-        print(json.dumps(bisection_json(found, describe), indent=1, allow_nan=False))
+        told = {
+            "scenario": runner.document.path.stem,
+            "variant": runner.variant,
+            "when": options.when,
+            **bisection_json(found, describe),
+        }
+        print_json(BisectAnswer.model_validate(told))
     else:
         show(*lines)

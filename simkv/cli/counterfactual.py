@@ -134,23 +134,43 @@ def bisect(
             "scheduler; needs --trust.",
         ),
     ] = None,
+    releases: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LOW..HIGH",
+            help="Search these releases of the engine on their own code, from GOOD to BAD; needs "
+            "--trust. Also a list such as 0.9.2,0.19.1.",
+        ),
+    ] = None,
+    release_dir: Annotated[
+        Path,
+        typer.Option(
+            metavar="DIR",
+            help="Directory with the Python files of releases, such as vllm-0.33.0/. pip downloads "
+            "the wheels of missing releases, one at a time.",
+        ),
+    ] = Path("runs/releases"),
     tolerance: Annotated[
         float,
         typer.Option(
-            min=0, help="Relative change of a metric that counts with --git, if verdicts are equal."
+            min=0,
+            help="Relative change of a metric that counts with --git or --releases, if verdicts "
+            "are equal.",
         ),
     ] = 0.05,
     out: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Store results with --git in this directory, to resume (default: "
+            help="Store results with --git or --releases in this directory, to resume (default: "
             "runs/<scenario>-bisect/).",
         ),
     ] = None,
     samples: Annotated[
         int | None,
-        typer.Option(min=2, help="Number of values to try first (default: 17; with --git 2)."),
+        typer.Option(
+            min=2, help="Number of values to try first (default: 17; for commits and releases 2)."
+        ),
     ] = None,
     step: Annotated[
         float | None,
@@ -168,17 +188,21 @@ def bisect(
 ) -> None:
     """Find the value or version at which the verdict changes.
 
-    Searches the range of a setting (--over), all variants of the engine, or the commits of a local
-    clone (--git CLONE GOOD..BAD).
+    Searches the range of a setting (--over), all variants of the engine, the commits of a local
+    clone (--git CLONE GOOD..BAD), or released code (--releases).
     """
-    if git is not None:
-        from simkv.cli.bisect_history import HistoryOptions, bisect_git
+    if sum(map(bool, (over, variants, git, releases))) > 1:
+        raise InputError("expected one of --over, --variants, --git and --releases")
+    if git is not None or releases is not None:
+        from simkv.cli.bisect_history import HistoryOptions, bisect_git, bisect_releases
 
-        if over or variants:
-            raise InputError("expected one of --git, --over and --variants")
         options = HistoryOptions(variant, set_ or [], when, tolerance, samples or 2, out, as_json)
-        bisect_git(scenario, git, commits, options)
-        return
+        if git is not None:
+            bisect_git(scenario, git, commits, options)
+            return
+        if releases is not None and commits is None:
+            bisect_releases(scenario, releases, release_dir, options)
+            return
     if commits is not None:
         raise InputError(f"{commits}: a range of commits needs --git CLONE")
     from simkv.report.json_answers import BisectAnswer
@@ -190,8 +214,6 @@ def bisect(
         parse_bisect_values,
     )
 
-    if over and variants:
-        raise InputError("expected --over or --variants, not both")
     field = parse_bisect_values(over, step) if over else None
     shown = parse_condition(when, "--when") if when else None
     path, choice = _load(scenario, set_)

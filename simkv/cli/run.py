@@ -109,15 +109,15 @@ def run(
     0 if all hold, 1 if not. Exit 2 for bad input.
     """
     from simkv.report.run_files import check_run_folder
-    from simkv.scenario.scenario_loader import resolve_variants
+    from simkv.scenario.scenario_loader import resolve_variants, select_variant
 
     cost_of = _cost_reader(prices, gpu_price or [])
     document, built = find_document(scenario, options_of(described))
     where = document.path.parent
-    variants = resolve_variants(document.copy(), set_ or [])
-    check_variant(variant, variants)
     if variant is not None:
-        variants = {variant: variants[variant]}
+        check_variant(variant, document.tree.get("variants") or ("run",))
+        select_variant(document, variant)
+    variants = resolve_variants(document.copy(), set_ or [])
     warn_overruled(document, set_ or [])
     name = next(iter(variants.values())).name
     folder = out or Path("runs") / name

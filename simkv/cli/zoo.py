@@ -1,13 +1,29 @@
-"""``simkv zoo``: replay the packaged incidents."""
+"""``simkv zoo``: replay the packaged incidents, or run them on an engine's own code."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simkv.cli.command_support import AsJson, Junit, print_json
+from simkv.cli.command_support import (
+    AsJson,
+    Junit,
+    Trust,
+    print_json,
+    progress,
+    show,
+)
 from simkv.core.atomic_files import check_file
+from simkv.core.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from simkv.metrics.expectation_checks import ExpectationCheck
+    from simkv.scenario.packaged_scenarios import PackagedIncident
+    from simkv.validation.source_comparison import SourceComparison
 
 
 def zoo(
@@ -17,45 +33,112 @@ def zoo(
     list_: Annotated[
         bool, typer.Option("--list", help="List the incidents without running them.")
     ] = False,
+    source: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH",
+            help="Run the incidents of an engine on its own code (checkout, wheel or folder), and "
+            "compare with the newest release; needs --trust.",
+        ),
+    ] = None,
+    tolerance: Annotated[
+        float,
+        typer.Option(min=0, help="Smallest relative change of a metric shown with --source."),
+    ] = 0.01,
     junit: Junit = None,
     as_json: AsJson = False,
+    _trusted: Trust = False,
 ) -> None:
     """Replay the packaged public incidents.
 
-    Exit 1 if a result differs from the public report of the incident.
+    Exit 1 if a result differs from the public report of the incident. With --source, print a table
+    of verdicts and metrics that are better, worse or unchanged, and exit 1 if an incident starves
+    or fails that the newest release serves.
     """
     from simkv.scenario.packaged_scenarios import find_incidents
-    from simkv.validation.zoo import replay_incident
 
     if junit:
         check_file("--junit", junit)
     chosen = find_incidents(names or [])
-    results = {}
-    for incident in chosen:
-        about = f"{incident.name:<30} {incident.engine:<10} {incident.what}  {incident.report}"
-        if list_:
-            print(about)
-            continue
-        checks = results[incident.name] = replay_incident(incident)
-        missed = [check for check in checks if not check.ok]
-        if as_json:
-            continue
-        print(f"{'missed' if missed else 'ok':<7}{about}")
-        for check in missed:
-            print(f"       {check.variant}: {check}")
     if list_:
+        for incident in chosen:
+            print(_about(incident))
         return
+    from simkv.report.json_answers import build_zoo_answer
+
+    rows: list[SourceComparison] = []
+    if source is None:
+        results = _replay(chosen, quiet=as_json)
+    else:
+        rows = _compare(chosen, source, tolerance, named=bool(names), quiet=as_json)
+        results = {}
+        for row in rows:
+            results.setdefault(row.incident, []).append(row.as_check())
     if junit:
         from simkv.report.junit_xml import write_junit
 
         write_junit(junit, results)
-    bad = sum(not check.ok for checks in results.values() for check in checks)
-    total = sum(len(checks) for checks in results.values())
     if as_json:
-        from simkv.report.json_answers import build_zoo_answer
-
-        print_json(build_zoo_answer(results))
-    else:
-        print(f"{total - bad} of {total} expectations of {len(results)} incidents hold")
-    if bad:
+        print_json(build_zoo_answer(results, [row.as_json() for row in rows]))
+    if any(not check.ok for checks in results.values() for check in checks):
         raise typer.Exit(1)
+
+
+def _about(incident: PackagedIncident) -> str:
+    return f"{incident.name:<30} {incident.engine:<10} {incident.what}  {incident.report}"
+
+
+def _replay(
+    chosen: Sequence[PackagedIncident], *, quiet: bool
+) -> dict[str, list[ExpectationCheck]]:
+    """Print the missed expectations, unless ``quiet``, and return all by incident."""
+    from simkv.validation.zoo import replay_incident
+
+    results = {}
+    for incident in chosen:
+        checks = results[incident.name] = replay_incident(incident)
+        if quiet:
+            continue
+        missed = [check for check in checks if not check.ok]
+        print(f"{'missed' if missed else 'ok':<7}{_about(incident)}")
+        for check in missed:
+            print(f"       {check.variant}: {check}")
+    if not quiet:
+        held = [check.ok for checks in results.values() for check in checks]
+        print(f"{sum(held)} of {len(held)} expectations of {len(results)} incidents hold")
+    return results
+
+
+def _compare(
+    chosen: Sequence[PackagedIncident], path: Path, tolerance: float, *, named: bool, quiet: bool
+) -> list[SourceComparison]:
+    """Print the comparison of the newest release and a source, unless ``quiet``, and return it.
+
+    ``named``: the user named the incidents, so one of another engine is an error.
+    """
+    from simkv.scenario.custom.code_source import is_trusted
+    from simkv.validation.source_comparison import (
+        compare_incidents,
+        find_source_engine,
+        render_comparisons,
+        run_on_source,
+    )
+
+    if not is_trusted():
+        raise InputError(f"--source {path}: would run the code in it; review it, then pass --trust")
+    source = str(path) if str(path) == "installed" else str(path.resolve())
+    engine = find_source_engine(source)
+    fitting = [incident for incident in chosen if incident.engine == engine]
+    if not fitting or (named and len(fitting) < len(chosen)):
+        other = next(incident for incident in chosen if incident.engine != engine)
+        raise InputError(f"{other.name}: an incident of {other.engine}; {path} is {engine}")
+    rows: list[SourceComparison] = []
+    with progress("incidents", sum(len(incident.variants) for incident in fitting)) as advance:
+        for row in compare_incidents(fitting, run_on_source(source), tolerance):
+            rows.append(row)
+            advance(now=row.incident)
+    if all(row.after is None for row in rows):
+        raise InputError(f"{path}: no incident can be run: {rows[0].refused}")
+    if not quiet:
+        show(*render_comparisons(rows))
+    return rows

@@ -62,7 +62,7 @@ def bisection_json(
     return {
         "criterion": found.criterion.about if found.criterion else None,
         "revisions": len(found.revisions),
-        "results": [
+        "samples": [
             {**describe(found.revisions[index]), "state": state(one), **_json(one)}
             for index, one in sorted(found.search.results.items())
         ],
@@ -70,7 +70,7 @@ def bisection_json(
             {**describe(found.revisions[index]), "reason": one.reason}
             for index, one in sorted(found.search.skipped.items())
         ],
-        "changes": [
+        "flips": [
             {
                 "before": describe(found.revisions[change.before]),
                 "after": describe(found.revisions[change.after]),

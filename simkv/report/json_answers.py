@@ -191,6 +191,9 @@ class ZooAnswer(Answer):
 
     incidents: list[IncidentChecks]
     ok: bool
+    comparisons: list[Values] = Field(
+        default=[], description="With --source: each variant on the newest release and the source."
+    )
 
 
 class BlocksAnswer(Answer):
@@ -439,15 +442,18 @@ def build_compare_answer(found: ChangeCheck, tolerance: float) -> CompareAnswer:
     )
 
 
-def build_zoo_answer(results: Mapping[str, Sequence[ExpectationCheck]]) -> ZooAnswer:
-    """Return the checks of packaged incidents by name."""
+def build_zoo_answer(
+    results: Mapping[str, Sequence[ExpectationCheck]], comparisons: list[Values]
+) -> ZooAnswer:
+    """Return the checks of packaged incidents by name, and the comparisons with a source."""
     incidents = [
         IncidentChecks(
             name=name, ok=all(one.ok for one in checks), expectations=list_expectations(checks)
         )
         for name, checks in results.items()
     ]
-    return ZooAnswer(incidents=incidents, ok=all(one.ok for one in incidents))
+    ok = all(one.ok for one in incidents)
+    return ZooAnswer(incidents=incidents, ok=ok, comparisons=comparisons)
 
 
 def build_policies_answer(counts: Mapping[str, Mapping[str, Mapping[str, int]]]) -> PoliciesAnswer:

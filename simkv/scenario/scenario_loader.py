@@ -56,6 +56,14 @@ def resolve_variants(
     return scenarios
 
 
+def select_variant(document: YamlDocument, name: str) -> None:
+    """Remove all other variants from a scenario file that has been read, which may be unusable."""
+    for section in ("variants", "expect", "published"):
+        found = document.tree.get(section)
+        if isinstance(found, dict) and "variants" in document.tree:
+            document.tree[section] = {name: found[name]} if name in found else {}
+
+
 def variant_names(document: YamlDocument, overrides: Sequence[str] = ()) -> list[str]:
     """Return the variant names of a file whose engine may need settings that a search supplies.
 

@@ -10,18 +10,18 @@ from typing import Any
 
 from simkv.conformance.decision_trace import DecisionTrace
 from simkv.conformance.record import (
-    import_stubs,
     rule_inference,
     sglang_cases,
     sglang_recorder,
-    sglang_stubs,
     trtllm_cases,
     trtllm_recorder,
-    trtllm_stubs,
     vllm_cases,
     vllm_recorder,
 )
 from simkv.conformance.record.recording_case import CaseSchema
+from simkv.native import import_stubs
+from simkv.native.sglang import sglang_stubs
+from simkv.native.trtllm import trtllm_stubs
 from simkv.schedulers.sglang import versions as sglang_versions
 from simkv.schedulers.vllm.versions import find_rules
 

@@ -228,9 +228,10 @@ def resolved(config: VllmConfig) -> VllmConfig:
     from dataclasses import replace
 
     rules = find_rules(config.variant)
-    knobs = ("async_scheduling", "scheduler_reserve_full_isl", "enable_prefix_caching")
+    knobs = ("async_scheduling", "scheduler_reserve_full_isl")
     return replace(
         config,
+        enable_prefix_caching=config.caches(rules),
         **{knob: getattr(rules, knob) for knob in knobs if getattr(config, knob) is None},
     )
 

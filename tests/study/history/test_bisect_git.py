@@ -61,9 +61,9 @@ def test_planted_regression_is_found_and_resumed(
     monkeypatch.setattr(revision_run.ScenarioRunner, "_summary", only_broken)
     again = bisect(toy, "r1..r40", "--trust", "--json")
     found = json.loads(again)
-    assert [one["after"]["commit"] for one in found["changes"]] == [commit]
+    assert [one["after"]["commit"] for one in found["flips"]] == [commit]
     assert found["criterion"] == "verdict"
-    assert len(found["results"]) + len(found["skipped"]) <= 10
+    assert len(found["samples"]) + len(found["skipped"]) <= 10
     # Conditions and metrics use the same stored runs.
     for when in ("starved>=1", "starved", "ttft_all_ms.p99"):
         assert commit in bisect(toy, "r1..r40", "--trust", "--when", when)
@@ -77,7 +77,7 @@ def test_bad_input(toy: Path, tmp_path: Path) -> None:
         bisect(toy, "r1..r40")
     with pytest.raises(InputError, match="name the range"):
         bisect(toy, "--trust")
-    with pytest.raises(InputError, match="expected one of --git, --over and --variants"):
+    with pytest.raises(InputError, match="expected one of --over, --variants, --git"):
         bisect(toy, "r1..r40", "--trust", "--variants")
     with pytest.raises(InputError, match="--when slow: unknown verdict"):
         bisect(toy, "r1..r40", "--trust", "--when", "slow")

@@ -1,0 +1,240 @@
+"""Compare the zoo's incidents on an engine's own code with the newest release that is ported.
+
+Each variant of an incident that the code can run is simulated twice with the same workload and
+settings: on the port of the newest release, and on the code in a source.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import inf, isnan
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from rich.console import RenderableType
+
+from simkv.core.errors import InputError
+from simkv.core.figure_registry import METRICS
+from simkv.metrics.expectation_checks import SERVED_VERDICTS, ExpectationCheck
+from simkv.native.native_engines import NATIVE_ENGINES
+from simkv.native.native_source import SourceError, locate
+from simkv.report.adaptive_table import AdaptiveTable, Column
+from simkv.scenario.packaged_scenarios import PackagedIncident
+from simkv.scenario.run_fields import run_fields
+from simkv.scenario.scenario import Scenario
+from simkv.scenario.scenario_loader import resolve_variants, select_variant
+from simkv.scenario.yaml_document import read_document
+from simkv.study.change_check import FIGURES
+from simkv.study.field_changes import with_field
+from simkv.study.whatif.trial_evaluation import RunFigures, evaluate_job, make_trial_job
+
+#: Figures that are compared.
+COMPARED = (*FIGURES, "preemptions", "recomputed_tokens")
+#: Runs a variant of an incident on the source.
+RunVariant = Callable[[PackagedIncident, str], RunFigures]
+Judgement = Literal["better", "worse", "mixed", "unchanged", "not run"]
+
+
+@dataclass(frozen=True)
+class FigureDifference:
+    """A figure of the newest release and of the source; NaN without a value."""
+
+    name: str
+    before: float
+    after: float
+
+    @property
+    def change(self) -> float:
+        """Relative change; infinite from 0."""
+        if self.before == self.after:
+            return 0.0
+        return (self.after - self.before) / abs(self.before) if self.before else inf
+
+    @property
+    def is_worse(self) -> bool:
+        return (self.after < self.before) == METRICS[self.name].more_is_better
+
+
+@dataclass(frozen=True)
+class SourceComparison:
+    """A variant of an incident on the newest release and on the source.
+
+    ``differences`` are figures beyond the tolerance. ``refused`` is the reason why there is no
+    result of the source.
+    """
+
+    incident: str
+    variant: str
+    before: RunFigures | None
+    after: RunFigures | None
+    differences: tuple[FigureDifference, ...] = ()
+    refused: str = ""
+
+    @property
+    def is_regression(self) -> bool:
+        """Whether all requests were served and no longer are."""
+        if self.before is None or self.after is None:
+            return False
+        return self.before.verdict in SERVED_VERDICTS and self.after.verdict not in SERVED_VERDICTS
+
+    @property
+    def judgement(self) -> Judgement:
+        """The result of the comparison; verdicts decide before figures."""
+        if self.before is None or self.after is None:
+            return "not run"
+        served = [one.verdict in SERVED_VERDICTS for one in (self.before, self.after)]
+        if served[0] != served[1]:
+            return "better" if served[1] else "worse"
+        worse = {one.is_worse for one in self.differences}
+        if not worse:
+            return "unchanged"
+        return "mixed" if len(worse) > 1 else "worse" if True in worse else "better"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the comparison as JSON values."""
+        return {
+            "incident": self.incident,
+            "variant": self.variant,
+            "judgement": self.judgement,
+            "newest_release": self.before and self.before.verdict,
+            "source": self.after and self.after.verdict,
+            "not_run": self.refused or None,
+            "metrics": {one.name: [one.before, one.after] for one in self.differences},
+        }
+
+    def as_check(self) -> ExpectationCheck:
+        """Return the comparison as an expectation: a served incident stays served."""
+        found = self.after.summary if self.after else f"not run: {self.refused}"
+        expected = f"verdict as in the newest release ({self.before and self.before.summary})"
+        return ExpectationCheck(self.variant, "source", expected, found, not self.is_regression)
+
+
+def compare_incidents(
+    incidents: Sequence[PackagedIncident],
+    run_source: RunVariant,
+    tolerance: float,
+) -> Iterator[SourceComparison]:
+    """Yield the comparison of each variant of ``incidents``, which are of the source's engine.
+
+    Variants that differ only in their release are compared once.
+    """
+    for incident in incidents:
+        seen = []
+        for name, scenario in incident.variants.items():
+            try:
+                newest = _with_newest_release(scenario, incident.path.parent)
+            except InputError as error:
+                yield SourceComparison(incident.name, name, None, None, refused=str(error))
+                continue
+            if (fields := run_fields(newest)) in seen:
+                continue
+            seen.append(fields)
+            before = evaluate_job(make_trial_job(newest, incident.path.parent))
+            try:
+                after = run_source(incident, name)
+            except InputError as error:
+                yield SourceComparison(incident.name, name, before, None, refused=str(error))
+                continue
+            found = _differences(before, after, tolerance)
+            yield SourceComparison(incident.name, name, before, after, found)
+
+
+def find_source_engine(source: str) -> str:
+    """Return the engine whose code is in ``source``. Raises InputError if there is none."""
+    for name in NATIVE_ENGINES:
+        try:
+            locate(name, source)
+        except SourceError as error:
+            if not Path(source).exists():
+                raise InputError(f"--{error}") from None
+        else:
+            return name
+    packages = " or ".join(f"{spec.package}/" for spec in NATIVE_ENGINES.values())
+    raise InputError(
+        f"--source {source}: contains no {packages}; expected a checkout, a wheel or an unpacked "
+        "wheel"
+    )
+
+
+def run_on_source(source: str) -> RunVariant:
+    """Return a function that runs a variant of an incident on the code in ``source``.
+
+    The function raises InputError if the code does not support a setting of the variant.
+    """
+
+    def run(incident: PackagedIncident, variant: str) -> RunFigures:
+        document = read_document(incident.path)
+        select_variant(document, variant)
+        document.override(f"engine.source={json.dumps(source)}", "--source")
+        scenario = resolve_variants(document)[variant]
+        return evaluate_job(make_trial_job(scenario, incident.path.parent))
+
+    return run
+
+
+def _with_newest_release(scenario: Scenario, folder: Path) -> Scenario:
+    return with_field(scenario, "engine.variant", type(scenario.engine)().variant, folder)
+
+
+def _differences(
+    before: RunFigures, after: RunFigures, tolerance: float
+) -> tuple[FigureDifference, ...]:
+    found = (FigureDifference(name, before[name], after[name]) for name in COMPARED)
+    return tuple(
+        one
+        for one in found
+        if not (isnan(one.before) and isnan(one.after)) and not abs(one.change) <= tolerance
+    )
+
+
+#: Largest number of figures in a cell of the table, largest changes first.
+_LISTED = 3
+
+
+def render_comparisons(rows: Sequence[SourceComparison]) -> Iterator[RenderableType]:
+    """Yield the table of the comparisons, the reasons for missing results, and a summary."""
+    ran = [row for row in rows if row.before and row.after]
+    yield AdaptiveTable(
+        [
+            Column("Incident", [row.incident for row in ran], right=False),
+            Column("Variant", [row.variant for row in ran], right=False),
+            Column("Newest release", [_verdict(row.before) for row in ran], right=False),
+            Column("Source", [_verdict(row.after) for row in ran], right=False),
+            Column("Result", [row.judgement for row in ran], right=False),
+            Column("Changed metrics", [_changed(row) for row in ran], 1, right=False),
+        ],
+        frozenset(i for i, row in enumerate(ran) if row.judgement != "unchanged"),
+    )
+    for row in rows:
+        if row.refused:
+            yield f"{row.incident}, {row.variant}: not run: {row.refused}"
+    counts = Counter(row.judgement for row in rows)
+    yield ", ".join(f"{counts[word]} {word}" for word in get_args(Judgement) if counts[word])
+    for row in rows:
+        if row.is_regression and row.after:
+            yield (
+                f"REGRESSION: {row.incident}, {row.variant}: served by the newest release, "
+                f"{row.after.summary} on the source"
+            )
+
+
+def _verdict(run: RunFigures | None) -> str:
+    if run is None:
+        return ""
+    finished = run["finished"]
+    return f"{run.verdict}, {finished:.0f} finished" if run.verdict != "served" else "served"
+
+
+def _changed(row: SourceComparison) -> str:
+    largest = sorted(row.differences, key=lambda one: -abs(one.change))[:_LISTED]
+    cells = []
+    for one in largest:
+        metric = METRICS[one.name]
+        values = (
+            "none" if isnan(value) else metric.format(value) for value in (one.before, one.after)
+        )
+        cells.append(f"{metric.label} {' → '.join(values)}")
+    return "\n".join(cells)
