@@ -116,10 +116,21 @@ class AutoStub:
 
 
 class AutoStubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Import hook that replaces packages that are not installed by stubs; must be the last."""
+    """Import hook that replaces packages that are not installed by stubs; must be the last.
+
+    It applies to imports in the files of ``source``; installed packages handle theirs themselves.
+    """
+
+    def __init__(self, source: Path) -> None:
+        self.source = str(source)
 
     def find_spec(self, name: str, _path: object, _target: object = None) -> Any:
-        return importlib.machinery.ModuleSpec(name, self, is_package=True)
+        frame: types.FrameType | None = sys._getframe(1)
+        while frame and "importlib" in frame.f_code.co_filename:
+            frame = frame.f_back
+        if frame and frame.f_code.co_filename.startswith(self.source):
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+        return None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
         return AutoStubModule(spec.name)

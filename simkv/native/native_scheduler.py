@@ -203,6 +203,7 @@ class SourceProcess:
         root = str(Path(__file__).parents[2])
         # The environment is empty, so that no variable of the user changes a decision.
         environment = {"PYTHONHASHSEED": "0", "PYTHONPATH": root, "PYTHONDONTWRITEBYTECODE": "1"}
+        environment |= {"OMP_NUM_THREADS": "1"}  # threads do not survive a fork
         command = [sys.executable, "-P", "-s", "-m", "simkv.native.source_worker"]
         self._child = subprocess.Popen(
             [*command, str(child.fileno()), engine, str(folder)],

@@ -16,14 +16,16 @@ import sys
 import time
 import traceback
 import uuid
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from simkv.core.errors import InputError
 from simkv.core.request import Prompt, Segment
 from simkv.core.scheduler_protocol import Batch
-from simkv.native.import_stubs import MissingImport
+from simkv.native.import_stubs import AutoStubFinder, MissingImport
 from simkv.native.native_engines import NATIVE_ENGINES
 from simkv.native.wire import pack_batch, pack_completion, receive, send
 
@@ -142,13 +144,15 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGPROF, _late)
     world = SimulatedWorld()
-    with NATIVE_ENGINES[engine].stub_imports(folder):
+    with ExitStack() as stack:
         try:
             signal.setitimer(signal.ITIMER_PROF, 6 * CPU_SECONDS)
+            stack.enter_context(NATIVE_ENGINES[engine].stub_imports(folder))
+            sys.meta_path.append(AutoStubFinder(folder))
             NATIVE_ENGINES[engine].load()
             signal.setitimer(signal.ITIMER_PROF, 0)
-        except MissingImport as missing:
-            send(control, ("failed", f"{place_of(missing, folder)}: {missing}"))
+        except (InputError, MissingImport) as error:
+            send(control, ("failed", f"{place_of(error, folder)}: {error}"))
             return
         except CpuLimitExceeded as late:
             send(control, ("failed", f"{place_of(late, folder)}: its import does not end"))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib
 from array import array
 from typing import Any
+from zlib import crc32
 
 from simkv.core.recording_format import RecordingLine
-from simkv.native.import_stubs import ConfigStub, ImportStub
+from simkv.native.import_stubs import ConfigStub, ImportStub, name_of
 
 #: The token that ends a request.
 EOS_TOKEN = 1
@@ -17,7 +18,7 @@ class LoraName(str):
     """The name of an adapter; its hash makes a set iterate in the order of the names."""
 
     def __hash__(self) -> int:
-        return ord(self) - ord("a")
+        return ord(self) - ord("a") if len(self) == 1 else crc32(self.encode())
 
 
 class RequestTimesStub:
@@ -70,7 +71,7 @@ class SglangRequestFactory:
         )
         lora = line.get("lora")
         request = batches.Req(
-            f"{line['id']:04}",
+            name_of(line["id"]),
             "",
             tokens,
             sampling,

@@ -1,0 +1,222 @@
+"""Driver of SGLang's own scheduler for the native engine.
+
+Reasons for waiting are inferred from what can be observed: rows in use, the tokens of the last
+prefill, free pages and preemptions.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections import deque
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from simkv.core.engine_version import find_version
+from simkv.core.request import Prompt, Segment
+from simkv.core.scheduler_protocol import Batch, Completion, Held, WaitReason
+from simkv.native.declared_options import read_options
+from simkv.native.driver_protocol import Counts, NativeEngine
+from simkv.native.sglang.sglang_engine import SglangEngine
+from simkv.native.sglang.sglang_stubs import REAL_MODULES, SETTINGS, stub_sglang_imports
+from simkv.schedulers.sglang.config import SglangConfig
+from simkv.schedulers.sglang.loop_state import QUEUE_FULL
+from simkv.schedulers.sglang.lora import SglangLoras
+from simkv.schedulers.sglang.versions import RELEASES
+
+
+class NativeSglang:
+    """SGLang's own scheduler as a ``NativeDriver``."""
+
+    def __init__(self, config: SglangConfig, native: Mapping[str, Mapping[str, Any]]) -> None:
+        for options in native.values():
+            for name, value in options.items():
+                setattr(SETTINGS, name, value)
+        self.config = config
+        self.engine = SglangEngine(config, time.monotonic)
+        self.scheduler = self.engine.scheduler
+        self.num_blocks = config.max_total_num_tokens // config.page_size
+        self.pipeline_depth = 2 if self.engine.overlap else 1
+        self._in_flight: deque[Any] = deque()
+        self._chosen: Any = None  # the last batch
+        self._prompts: dict[int, Prompt] = {}
+        self._delivered = 0
+        self._loras = SglangLoras(config.max_loras_per_batch, 0.0) if config.enable_lora else None
+
+    def add(self, prompt: Prompt) -> None:
+        if not prompt.segments:
+            prompt = replace(prompt, segments=(Segment(f"u{prompt.id}", 0, prompt.prompt_tokens),))
+        self._prompts[prompt.id] = prompt
+        self.engine.add(prompt)
+
+    def abort(self, number: int) -> None:
+        if number in self._prompts:
+            self.engine.left_early.add(number)
+            self.engine.unread.append(number)
+
+    def schedule(self) -> Batch:
+        engine, scheduler = self.engine, self.scheduler
+        scheduler.last_batch = last = self._chosen
+        engine.begin()
+        engine.receive()
+        chosen = engine.next_batch()
+        launched = engine.rows(chosen)
+        batch = Batch(launched.rows, launched.contexts)
+        batch.kind = launched.kind  # type: ignore[assignment]
+        batch.lost = engine.lost(self._prompts)
+        for victim in (*batch.lost, *engine.retracted):
+            batch.preempt(victim, None)
+        batch.refused = dict.fromkeys(engine.ignored, QUEUE_FULL)
+        if chosen:
+            chunked = scheduler.chunked_req
+            batch.emits = [int(r.rid) for r in chosen.reqs if r is not chunked]
+            if self._loras:
+                rows: Any = [self._prompts[i] for i, _ in launched.rows if i in self._prompts]
+                batch.lora_loads = self._loras.load(rows), 0
+        elif not (engine.overlap and last):
+            engine.rest()
+        self._in_flight.append(chosen.copy() if chosen and engine.overlap else chosen)
+        self._chosen = chosen
+        for i in (*batch.lost, *batch.refused):
+            self._forget(i)
+        self._explain(batch)
+        return batch
+
+    def _explain(self, batch: Batch) -> None:
+        """Infer why requests were not scheduled."""
+        scheduler = self.scheduler
+        chunked = scheduler.chunked_req
+        if chunked is not None and int(chunked.rid) not in {i for i, _ in batch.scheduled}:
+            batch.aside[int(chunked.rid)] = "rule"
+        if scheduler.waiting_queue:
+            head = int(scheduler.waiting_queue[0].rid)
+            batch.held = Held(head, self._infer_reason(batch, head))
+        elif unread := [line["id"] for line in self.engine.unread if not isinstance(line, int)]:
+            batch.held = Held(unread[0], "rule")
+
+    def _infer_reason(self, batch: Batch, head: int) -> WaitReason:
+        config = self.config
+        used = {p.lora for i in self.running_ids() if (p := self._prompts.get(i))}
+        full = len(used) >= config.max_loras_per_batch
+        if self._loras and full and self._prompts[head].lora not in used:
+            return "adapter"
+        if len(self.running_ids()) >= config.rows:
+            return "slot"
+        tokens = sum(n for _, n in batch.scheduled) if batch.kind != "decode" else 0
+        if tokens >= min(config.chunk or config.max_prefill_tokens, config.max_prefill_tokens):
+            return "budget"
+        return "blocks"
+
+    def complete(self, accepted: Mapping[int, int], ended: Sequence[int]) -> Completion:  # noqa: ARG002
+        engine, done = self.engine, Completion([], [])
+        batch = self._in_flight.popleft()
+        if not batch:
+            return done
+        last = set(ended)
+
+        def ends(i: int) -> bool:
+            if i not in engine.left_early and i not in engine.refused:
+                done.delivered.append(i)
+                self._delivered += 1
+            return i in last
+
+        for request in engine.process(batch, ends):
+            i = int(request.rid)
+            if i not in engine.left_early:
+                (done.refused if i in engine.refused else done.finished).append(i)
+            self._forget(i)
+        return done
+
+    def _forget(self, i: int) -> None:
+        self._prompts.pop(i, None)
+        self.engine.received.pop(i, None)
+
+    def counts(self) -> Counts:
+        memory, page = self.engine.memory, self.config.page_size
+        free = memory.allocator.available_size()
+        if not self.config.disable_radix_cache:
+            free += memory.tree.evictable_size()
+        waiting = len(self.scheduler.waiting_queue) + len(self.engine.unread)
+        return waiting, len(self.running_ids()), free // page
+
+    def waiting_ids(self) -> list[int]:
+        unread = [line["id"] for line in self.engine.unread if not isinstance(line, int)]
+        return [int(r.rid) for r in self.scheduler.waiting_queue] + unread
+
+    def running_ids(self) -> list[int]:
+        waiting = {int(r.rid) for r in self.scheduler.waiting_queue}
+        received = self.engine.received
+        return [i for i, r in received.items() if i not in waiting and not r.finished()]
+
+    def blocks_held(self) -> dict[int, int]:
+        return {i: len(blocks) for i, blocks in self.block_tables().items()}
+
+    def block_tables(self) -> dict[int, list[int]]:
+        rows, page = self.engine.memory.rows.req_to_token, self.config.page_size
+        found: dict[int, list[int]] = {}
+        for i in self.running_ids():
+            request = self.engine.received[i]
+            if request.req_pool_idx is not None:
+                length = int(getattr(request, "kv_allocated_len", 0) or len(request.fill_ids or ()))
+                slots = rows[request.req_pool_idx, :length].tolist()
+                found[i] = list(dict.fromkeys(slot // page for slot in slots))
+        return found
+
+    def fingerprint(self) -> Hashable:
+        scheduler = self.scheduler
+        rows = tuple(
+            (i, len(r.output_ids), len(r.prefix_indices)) for i, r in self.engine.received.items()
+        )
+        chunked = scheduler.chunked_req
+        return (
+            self._delivered,
+            tuple(self.waiting_ids()),
+            rows,
+            chunked and chunked.rid,
+            scheduler.new_token_ratio_tracker.current,
+            self.counts(),
+        )
+
+
+def _build(knobs: Mapping[str, Any], native: Mapping[str, Mapping[str, Any]]) -> NativeSglang:
+    return NativeSglang(SglangConfig(**knobs), native)
+
+
+def _load() -> None:
+    for module in ("scheduler", "schedule_policy", "prefill_delayer"):
+        importlib.import_module("sglang.srt.managers." + module)
+
+
+def _files(folder: Path) -> list[Path]:
+    found: list[Path] = []
+    for name in REAL_MODULES:
+        path = folder.joinpath("sglang", "srt", *name.split("."))
+        found += [*path.rglob("*.py"), path.with_suffix(".py")]
+    return sorted({path for path in found if path.is_file()})
+
+
+def _refused(config: SglangConfig) -> str | None:
+    return "dp_size" if config.dp_size > 1 else None
+
+
+def _variant_of(version: str | None) -> str:
+    """Return the newest release with known rules that is not newer than the version."""
+    found = version and find_version(version)
+    older = [r for r in RELEASES if found and find_version(r) <= found]  # type: ignore[operator]
+    return older[0] if older else RELEASES[-1 if found else 0]
+
+
+NATIVE_SGLANG = NativeEngine(
+    title="SGLang",
+    package="sglang",
+    stub_imports=stub_sglang_imports,
+    load=_load,
+    build=_build,
+    files=_files,
+    options=lambda folder: read_options([folder / "sglang/srt/server_args.py"], ["ServerArgs"]),
+    refused=_refused,
+    variant_of=_variant_of,
+    subfolders=(".", "python"),
+)

@@ -1,0 +1,186 @@
+"""Drive the unmodified scheduler of an SGLang source, step by step, with a fake model.
+
+The calls are the calls of SGLang's event loops: receive requests, choose the next batch, run it and
+process the results (with overlap, the previous batch's results). Recorders and the native engine
+share this code. The scheduler is set up in ``sglang_scheduler_setup.py``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, NamedTuple
+
+from simkv.core.recording_format import RecordingLine
+from simkv.core.request import Prompt
+from simkv.native.import_stubs import ConfigStub, accepted_arguments, name_of
+from simkv.native.sglang.sglang_request_factory import EOS_TOKEN, SglangRequestFactory
+from simkv.native.sglang.sglang_scheduler_setup import (
+    SglangReleaseMemory,
+    build_sglang_scheduler,
+    recv_skipper,
+)
+from simkv.schedulers.sglang.config import SglangConfig
+from simkv.schedulers.sglang.recording import RECORDING
+
+
+class LaunchedRows(NamedTuple):
+    """Rows of a batch: (request, tokens), tokens before them, and the kind of the batch."""
+
+    rows: list[tuple[int, int]]
+    contexts: list[int]
+    kind: str
+
+
+class SglangEngine:
+    """SGLang's scheduler with the given settings; ``clock`` returns the time in seconds.
+
+    ``received`` are the requests by id. ``refused`` are the requests that are too long. ``ignored``
+    and ``retracted`` list the requests that the present step rejects and preempts. ``left_early``
+    are the requests whose clients have left.
+    """
+
+    def __init__(self, config: SglangConfig, clock: Callable[[], float]) -> None:
+        self.config = config
+        self.overlap = not config.disable_overlap_schedule
+        self.made = SglangRequestFactory()
+        self.received: dict[int, Any] = {}
+        self.refused: set[int] = set()
+        self.left_early: set[int] = set()
+        self.ignored: list[int] = []
+        self.retracted: list[int] = []
+        self.unread: list[RecordingLine | int] = []
+        self.memory = SglangReleaseMemory(config)
+        self.scheduler = build_sglang_scheduler(
+            config,
+            self.memory,
+            clock,
+            lambda request: self.retracted.append(int(request.rid)),
+            self._gave_up,
+        )
+        self.receives = recv_skipper()
+
+    def begin(self) -> None:
+        """Begin a step."""
+        self.retracted.clear()
+        self.ignored.clear()
+
+    def add(self, prompt: Prompt) -> None:
+        """Send a request; the loop receives it at its next check."""
+        self.unread.append({"id": prompt.id, **RECORDING.shown(prompt)})
+
+    def lost(self, alive: Collection[int]) -> list[int]:
+        """Return the ids of requests that were preempted in this step and are in no queue."""
+        waiting = set(map(id, self.scheduler.waiting_queue))
+        return [
+            i
+            for i, r in sorted(self.received.items())
+            if r.is_retracted and i in alive and id(r) not in waiting and i not in self.ignored
+        ]
+
+    def receive(self) -> None:
+        """Process pending arrivals and aborts if SGLang's loop receives requests in this step."""
+        if self.receives and not self.receives(self.scheduler.last_batch):
+            return
+        for message in self.unread:
+            if isinstance(message, int):
+                self.scheduler.abort_request(ConfigStub(rid=name_of(message)))
+            else:
+                request = self.made.make(message, self.scheduler)
+                self.received[message["id"]] = request
+                if request.to_finish:
+                    self.refused.add(message["id"])
+                self.scheduler._add_request_to_queue(request)
+        self.unread.clear()
+
+    def next_batch(self) -> Any:
+        """Choose the next batch, as ``event_loop_normal`` and ``event_loop_overlap`` do before the
+        launch.
+        """
+        scheduler = self.scheduler
+        held = {"running_batch": scheduler.running_batch, "last_batch": scheduler.last_batch}
+        batch = scheduler.get_next_batch_to_run(
+            **accepted_arguments(scheduler.get_next_batch_to_run, held)
+        )
+        if hasattr(batch, "batch_to_run"):  # since 0.5.20; earlier releases set running_batch
+            scheduler.running_batch, batch = batch.running_batch, batch.batch_to_run
+        scheduler.cur_batch = batch  # where older releases look for requests to abort
+        if batch and batch.extend_num_tokens:  # as in ``run_batch``
+            scheduler.processed_tokens_counter += batch.extend_num_tokens
+        if batch and self.overlap:
+            scheduler.result_queue.append((batch.copy(), None))
+        return batch
+
+    def rows(self, batch: Any) -> LaunchedRows:
+        """Return the rows of a batch that was just launched; None has no rows."""
+        rows: list[tuple[int, int]] = []
+        contexts: list[int] = []
+        kind = "idle"
+        if batch:
+            mixed = batch.forward_mode.is_mixed()
+            kind = "mixed" if mixed else "decode" if batch.forward_mode.is_decode() else "prefill"
+            decoding = set(map(id, batch.decoding_reqs or ())) if mixed else set()
+            for r, end in zip(batch.reqs, batch.seq_lens_cpu.tolist(), strict=True):
+                one = kind == "decode" or id(r) in decoding
+                start = end - 1 if one else _prefix(r)
+                rows.append((int(r.rid), end - start))
+                contexts.append(start)
+        return LaunchedRows(rows, contexts, kind)
+
+    def process(self, batch: Any, ends: Callable[[int], bool]) -> list[Any]:
+        """Deliver the batch's tokens; return the requests that finish, in the order of the batch.
+
+        ``ends`` is called for each token and returns whether it is the last of its request.
+        """
+        import torch
+
+        scheduler, emitted = self.scheduler, []
+        going = [r for r in batch.reqs if not r.finished()]
+        for r in batch.reqs:
+            i, token = int(r.rid), 0
+            if not (r.finished() or r.is_retracted or r.inflight_middle_chunks > 0):
+                last = ends(i) and i not in self.refused
+                token = EOS_TOKEN if last else self.made.number(f"o{i}", len(r.output_ids))
+            emitted.append(token)
+        result = ConfigStub(
+            next_token_ids=torch.tensor(emitted, dtype=torch.int64),
+            get_num_generated_tokens=lambda size: size,
+            logits_output=ConfigStub(),
+        )
+        processor = scheduler.batch_result_processor
+        with _no_logprobs(batch):
+            if batch.forward_mode.is_decode():
+                processor.process_batch_result_decode(batch, result)
+            else:
+                processor.process_batch_result_prefill(batch, result)
+        if self.overlap:
+            scheduler.result_queue.popleft()
+        return [r for r in going if r.finished()]
+
+    def rest(self) -> None:
+        """If there are no requests, reset the new-token ratio as ``on_idle`` does."""
+        scheduler = self.scheduler
+        if not (scheduler.waiting_queue or scheduler.running_batch.reqs or scheduler.chunked_req):
+            scheduler.new_token_ratio_tracker.reset()
+
+    def _gave_up(self, _: Any, request: Any) -> None:
+        """Record that SGLang aborted this request, unless its client has left."""
+        if int(request.rid) not in self.left_early:
+            self.ignored.append(int(request.rid))
+
+
+@contextlib.contextmanager
+def _no_logprobs(batch: Any) -> Iterator[None]:
+    """Within the context, disable log probabilities of a batch, because the fake model has none."""
+    asking = [x for x in (batch, *batch.reqs) if x.return_logprob]
+    for x in asking:
+        x.return_logprob = False
+    yield
+    for x in asking:
+        x.return_logprob = True
+
+
+def _prefix(request: Any) -> int:
+    """Return the number of cached tokens before this prefill."""
+    known = getattr(request, "prefix_len", None)
+    return len(request.prefix_indices) if known is None else int(known)
