@@ -27,7 +27,7 @@ from simkv.incident.evidence import Evidence
 from simkv.incident.log_summary import LogSummary, summarize_log
 from simkv.incident.measured_answer import INFERRED, IncidentAnswer
 from simkv.incident.observed_comparison import ObservedComparison
-from simkv.incident.remedies import Remedy, RemedySearch
+from simkv.incident.remedies import Remedy, RemedySearch, is_minor, mean_gain
 from simkv.incident.server_setup import ServerSetup
 from simkv.incident.wait_summary import (
     MAX_WAIT_SHARE,
@@ -117,7 +117,8 @@ def explain_incident(
         + ("" if healthy else _describe_order(result, found) + describe_settings(mending))
         + ("" if healthy else describe_inferred(setup))
         + _describe_measured(summary),
-        describe_search(mending, healthy, is_sampled(evidence)),
+        describe_search(mending, healthy, is_sampled(evidence))
+        + ("" if healthy else describe_unknown_prefixes(setup, observed)),
         _describe_confidence(likeness, setup, ensemble),
     )
     rest = [
@@ -265,12 +266,25 @@ def describe_search(search: RemedySearch | None, healthy: bool, sampled: bool = 
     best = search.remedies[0]
     if not best.sure:
         return f"Fix: none is certain; {describe_remedy(best)} may help; {tried}."
-    if flags and flags[0].sure and best.means != "version":
+    minor = bool(flags) and is_minor(flags[0], mean_gain(best, search.base), search.base)
+    if flags and flags[0].sure and best.means != "version" and not minor:
         return f"Fix: {describe_remedy(flags[0])}; {tried}."
     if flags and flags[0].sure:
         return f"Fix: {describe_remedy(best)}; best flag: {describe_remedy(flags[0])}; {tried}."
     two = [best, *(one for one in others if one is not best)][:2]
     return f"Fix: no flag; {' or '.join(describe_remedy(one) for one in two)}; {tried}."
+
+
+def describe_unknown_prefixes(setup: ServerSetup, observed: pd.DataFrame) -> str:
+    """Return a sentence if prefix caching is off and shared prefixes are unknown, or ""."""
+    engine = setup.engine
+    off = engine.get("enable_prefix_caching") is False or engine.get("disable_radix_cache")
+    if not off or "session" in observed or "cached_tokens" in observed:
+        return ""
+    return (
+        " The effect of prefix caching, which is off, is unknown: the inputs do not show which "
+        "prompts share a prefix."
+    )
 
 
 def _holds(remedy: Remedy) -> bool:

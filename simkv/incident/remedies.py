@@ -41,6 +41,9 @@ from simkv.study.whatif.whatif import Effect, evaluate_change, run_whatif
 NEAR_BEST_RATIO = 1.1
 #: Largest increase of the p99 E2E; a remedy above it shifts the wait to a few requests.
 MAX_TAIL_RATIO = 1.25
+#: Share of the largest decrease of the mean E2E below which a remedy is minor, if that decrease is
+#: at least ``MIN_GAIN`` of the mean E2E.
+MINOR_GAIN_SHARE, MIN_GAIN = 1 / 3, 0.1
 #: Number of remedies whose effect size is measured.
 MEASURED_REMEDIES = 10
 #: Fractions of the profile's error to try, until a world reproduces the incident.
@@ -281,22 +284,42 @@ def lengthens_tail(effect: Effect, base: RunFigures) -> bool:
 
 
 def _ranked(remedies: list[Remedy], base: RunFigures) -> list[Remedy]:
-    """Rank remedies: sure ones first, then by finished requests, tail and judgement.
+    """Rank remedies: sure ones first, then by finished requests, tail, gain and judgement.
 
     Of remedies near the best E2E, the simplest ranks first.
     """
-    groups: dict[tuple[bool, float, bool, bool, bool], list[Remedy]] = {}
+    most = max((mean_gain(one, base) for one in remedies if one.sure), default=0.0)
+    groups: dict[tuple[bool, float, bool, bool, bool, bool], list[Remedy]] = {}
     for remedy in remedies:
         effect = remedy.effect
         group = (
             not remedy.sure,
             -effect.figures["finished"],
             lengthens_tail(effect, base),
+            is_minor(remedy, most, base),
             effect.judgement != "fixes",
             remedy.means == "memory",
         )
         groups.setdefault(group, []).append(remedy)
     return [remedy for group in sorted(groups) for remedy in _by_e2e(groups[group])]
+
+
+def mean_gain(remedy: Remedy, base: RunFigures) -> float:
+    """Return the decrease of the mean E2E in ms; 0 if not the same requests finish."""
+    if not base["finished"] or remedy.effect.figures["finished"] != base["finished"]:
+        return 0.0
+    return base["e2e_ms.mean"] - _mean_e2e(remedy)
+
+
+def is_minor(remedy: Remedy, most: float, base: RunFigures) -> bool:
+    """Return whether a remedy lowers the mean E2E far less than another one, by ``most`` ms.
+
+    A remedy that lets more requests finish is never minor.
+    """
+    if not base["finished"] or remedy.effect.figures["finished"] != base["finished"]:
+        return False
+    known = most > MIN_GAIN * base["e2e_ms.mean"]
+    return known and mean_gain(remedy, base) < MINOR_GAIN_SHARE * most
 
 
 def _mean_e2e(remedy: Remedy) -> float:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import pandas as pd
 import pytest
 
 from simkv.costs.cost_profile import StepError, load_profile
@@ -14,22 +15,31 @@ from simkv.incident.effect_size import (
     E2E,
     PREEMPTED,
     EffectSize,
+    SideEffects,
     measure_effect,
     measure_side_effects,
 )
-from simkv.incident.incident_answer import _describe_order, describe_search, describe_settings
+from simkv.incident.incident_answer import (
+    _describe_order,
+    describe_search,
+    describe_settings,
+    describe_unknown_prefixes,
+)
 from simkv.incident.remedies import (
     Remedy,
+    RemedyKind,
     RemedySearch,
     _like,
     _possible,
     _ranked,
     find_remedies,
+    is_minor,
     lengthens_tail,
     scenarios_within_error,
     shortens_answers,
 )
-from simkv.incident.trial_bounds import FINALISTS, HORIZON_FACTOR, bounds
+from simkv.incident.server_setup import ServerSetup
+from simkv.incident.trial_bounds import FINALISTS, HORIZON_FACTOR, Bounds, bounds
 from simkv.incident.wait_summary import server_verdicts, summarize_waits
 from simkv.metrics.run_result import RunResult
 from simkv.metrics.scenario_runner import run_scenario
@@ -74,6 +84,32 @@ def test_effect_computed_by_hand() -> None:
     assert measure_effect(evaluate_change(CHANGE, base, after), base, [(base, base)]).sure
     slower = figures([10.6, 10.6, 10.6])
     assert not measure_effect(evaluate_change(CHANGE, base, after), base, [(base, slower)]).sure
+
+
+def test_minor_flag_ranks_after_a_larger_cache() -> None:
+    base = figures([10.0, 10.0, 10.0], longest_stall_s=4.0)
+
+    def remedy(name: str, means: RemedyKind, took: float) -> Remedy:
+        after = figures([took, took, took], longest_stall_s=1.0)
+        effect = evaluate_change(Change("knob", name, 1, 2), base, after)
+        return Remedy(effect, means, f"--{name}", False, SideEffects(0, 1.0, 0))
+
+    cache, small = remedy("num-gpu-blocks", "memory", 4.0), remedy("block-size", "flag", 9.5)
+    large = remedy("max-num-seqs", "flag", 6.0)
+    assert _ranked([small, cache, large], base) == [large, cache, small]
+    search = RemedySearch(base, (cache, small), 2, cast("Bounds", None), 0, ())
+    assert describe_search(search, False).startswith("Fix: a larger cache, --num-gpu-blocks (")
+    search = replace(search, remedies=(large, cache))
+    assert describe_search(search, False).startswith("Fix: --max-num-seqs (")
+    fewer = figures([10.0, 10.0, None])
+    assert not is_minor(small, 6000.0, fewer)
+
+
+def test_effect_of_unknown_prefixes_is_named() -> None:
+    setup = ServerSetup({"enable_prefix_caching": False}, None, None, 1, {}, ())
+    assert "inputs do not show which prompts" in describe_unknown_prefixes(setup, pd.DataFrame())
+    assert describe_unknown_prefixes(setup, pd.DataFrame({"session": [1]})) == ""
+    assert describe_unknown_prefixes(replace(setup, engine={}), pd.DataFrame()) == ""
 
 
 def test_effect_of_one_request_is_not_sure() -> None:
