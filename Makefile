@@ -16,7 +16,7 @@ DEMO := scenarios/mistralrs-forty.yaml
 # Packages whose coverage is measured, with their own tests only: tracing makes tests nearly twice as slow.
 COUNTED := core costs metrics schedulers
 
-.PHONY: help demo test lint coverage bench wheel compiled loop profiles reports site walks rules picture calibrate-silicon follow validation format clean
+.PHONY: help demo test lint nightly coverage bench wheel compiled loop profiles reports site walks rules picture calibrate-silicon follow validation format clean
 
 ## demo: run an example and draw its plots (default)
 demo: $(VENV)/.installed
@@ -36,6 +36,11 @@ lint: $(TESTED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+## nightly: compare ports with the engines' own schedulers on 300 random scenarios each
+# Needs unpacked wheels in SIMKV_WHEELS. AGREEMENT_SEED selects other scenarios, so that a run can continue.
+nightly: $(TESTED)
+	AGREEMENT_CASES=$${AGREEMENT_CASES:-300} $(BIN)/pytest -s tests/native/test_port_agreement.py
 
 ## coverage: print the test coverage of some packages
 coverage: $(TESTED)

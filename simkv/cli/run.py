@@ -75,6 +75,23 @@ def run(
         ),
     ] = None,
     _source: Source = None,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH",
+            help="Compare simkv's port step by step with the engine's own scheduler from this "
+            "checkout or wheel, and print the first difference; exit 1 if there is one.",
+        ),
+    ] = None,
+    pdb_at_step: Annotated[
+        int | None,
+        typer.Option(
+            "--pdb-at-step",
+            min=0,
+            metavar="N",
+            help="Start pdb in the engine's own scheduler at this step (with --source).",
+        ),
+    ] = None,
     _trusted: Trust = False,
     exit_zero: Annotated[
         bool, typer.Option("--exit-zero", help="Always exit 0, even if requests failed.")
@@ -111,6 +128,7 @@ def run(
     from simkv.report.run_files import check_run_folder
     from simkv.scenario.scenario_loader import resolve_variants, select_variant
 
+    _use_source(against, pdb_at_step)
     cost_of = _cost_reader(prices, gpu_price or [])
     document, built = find_document(scenario, options_of(described))
     where = document.path.parent
@@ -119,6 +137,7 @@ def run(
         select_variant(document, variant)
     variants = resolve_variants(document.copy(), set_ or [])
     warn_overruled(document, set_ or [])
+    _compare_with_port(against, variants, where)
     name = next(iter(variants.values())).name
     folder = out or Path("runs") / name
     check_run_folder(folder)
@@ -190,6 +209,44 @@ def _launch_command(built: BuiltScenario | None, variants: Mapping[str, Scenario
 
     command = build_launch_command(next(iter(variants.values())), built.line)
     return [f"Launch command: {command}"] if command else []
+
+
+def _select(variants: dict[str, Scenario], name: str | None) -> dict[str, Scenario]:
+    """Return the variant with this name, or all variants if ``name`` is None."""
+    check_variant(name, variants)
+    return variants if name is None else {name: variants[name]}
+
+
+def _use_source(against: str | None, pdb_at_step: int | None) -> None:
+    """Run the source of ``--against``, and the debugger at a step, in this process."""
+    if against is not None:
+        from simkv.scenario.native_engine import set_source
+
+        set_source(against)
+    if pdb_at_step is not None:
+        from simkv.native.native_scheduler import debug_at
+
+        debug_at(pdb_at_step)
+
+
+def _compare_with_port(against: str | None, variants: Mapping[str, Scenario], folder: Path) -> None:
+    """Compare the decisions of ports with those of the engine and exit, if ``--against`` asks."""
+    if against is None:
+        return
+    from simkv.conformance.port_comparison import DifferentDecision, compare_with_port
+
+    differs = False
+    for name, scenario in variants.items():
+        try:
+            found = compare_with_port(scenario, folder)
+        except DifferentDecision as difference:
+            differs = True
+            first, *rest = difference.describe()
+            show(f"{name}: {first}", *rest)
+        else:
+            show(f"{name}: identical over {found.steps} steps")
+    show(*_describe_sources(variants))
+    raise typer.Exit(int(differs))
 
 
 def _describe_sources(variants: Mapping[str, Scenario]) -> list[str]:

@@ -19,7 +19,7 @@ from simkv.core.request import Prompt, Segment
 from simkv.core.scheduler_protocol import Batch, Completion, Held, WaitReason
 from simkv.native.declared_options import read_options
 from simkv.native.driver_protocol import Counts, NativeEngine
-from simkv.native.sglang.sglang_engine import SglangEngine
+from simkv.native.sglang.sglang_engine import SglangEngine, computed_prefix
 from simkv.native.sglang.sglang_stubs import REAL_MODULES, SETTINGS, stub_sglang_imports
 from simkv.schedulers.sglang.config import SglangConfig
 from simkv.schedulers.sglang.loop_state import QUEUE_FULL
@@ -120,6 +120,8 @@ class NativeSglang:
             if i not in engine.left_early and i not in engine.refused:
                 done.delivered.append(i)
                 self._delivered += 1
+            if i in last and i in engine.received:  # a stop string ends a request in any case
+                engine.received[i].sampling_params.ignore_eos = False
             return i in last
 
         for request in engine.process(batch, ends):
@@ -146,9 +148,12 @@ class NativeSglang:
         return [int(r.rid) for r in self.scheduler.waiting_queue] + unread
 
     def running_ids(self) -> list[int]:
-        waiting = {int(r.rid) for r in self.scheduler.waiting_queue}
-        received = self.engine.received
-        return [i for i, r in received.items() if i not in waiting and not r.finished()]
+        scheduler = self.scheduler
+        batches = [scheduler.running_batch, self._chosen, *self._in_flight]
+        rows = [r for batch in batches if batch for r in batch.reqs]
+        rows += [scheduler.chunked_req] if scheduler.chunked_req else []
+        held = {int(r.rid) for r in rows if not (r.finished() or r.is_retracted)}
+        return [i for i in self.engine.received if i in held]
 
     def blocks_held(self) -> dict[int, int]:
         return {i: len(blocks) for i, blocks in self.block_tables().items()}
@@ -158,16 +163,17 @@ class NativeSglang:
         found: dict[int, list[int]] = {}
         for i in self.running_ids():
             request = self.engine.received[i]
-            if request.req_pool_idx is not None:
-                length = int(getattr(request, "kv_allocated_len", 0) or len(request.fill_ids or ()))
-                slots = rows[request.req_pool_idx, :length].tolist()
+            kv = getattr(request, "kv", None) or request  # its own object since 0.5.22
+            if kv.req_pool_idx is not None:
+                length = request.seqlen if request.output_ids else computed_prefix(request)
+                slots = rows[kv.req_pool_idx, :length].tolist()
                 found[i] = list(dict.fromkeys(slot // page for slot in slots))
         return found
 
     def fingerprint(self) -> Hashable:
         scheduler = self.scheduler
         rows = tuple(
-            (i, len(r.output_ids), len(r.prefix_indices)) for i, r in self.engine.received.items()
+            (i, len(r.output_ids), computed_prefix(r)) for i, r in self.engine.received.items()
         )
         chunked = scheduler.chunked_req
         return (

@@ -122,7 +122,7 @@ class SglangEngine:
             decoding = set(map(id, batch.decoding_reqs or ())) if mixed else set()
             for r, end in zip(batch.reqs, batch.seq_lens_cpu.tolist(), strict=True):
                 one = kind == "decode" or id(r) in decoding
-                start = end - 1 if one else _prefix(r)
+                start = end - 1 if one else computed_prefix(r)
                 rows.append((int(r.rid), end - start))
                 contexts.append(start)
         return LaunchedRows(rows, contexts, kind)
@@ -180,7 +180,7 @@ def _no_logprobs(batch: Any) -> Iterator[None]:
         x.return_logprob = True
 
 
-def _prefix(request: Any) -> int:
+def computed_prefix(request: Any) -> int:
     """Return the number of cached tokens before this prefill."""
     known = getattr(request, "prefix_len", None)
-    return len(request.prefix_indices) if known is None else int(known)
+    return len(getattr(request, "prefix_indices", ())) if known is None else int(known)

@@ -101,6 +101,12 @@ class NativeVllm:
                 {int(i): n for i, n in launched.verified.items() if n},
                 {int(i) for i, n in launched.drafts.items() if not n},
             )
+        tokens, most = sum(rows.values()), self.config.max_num_batched_tokens
+        most = max(most, self.config.max_num_scheduled_tokens or 0)
+        if tokens > most:
+            batch.fatal = (
+                f"the scheduler scheduled {tokens} tokens, more than max_num_batched_tokens {most}"
+            )
         self._explain(batch, launched)
         return batch
 
