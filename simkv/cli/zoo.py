@@ -9,6 +9,7 @@ import typer
 
 from simkv.cli.command_support import (
     AsJson,
+    Jobs,
     Junit,
     Trust,
     print_json,
@@ -46,6 +47,7 @@ def zoo(
         typer.Option(min=0, help="Smallest relative change of a metric shown with --source."),
     ] = 0.01,
     junit: Junit = None,
+    jobs: Jobs = None,
     as_json: AsJson = False,
     _trusted: Trust = False,
 ) -> None:
@@ -70,7 +72,7 @@ def zoo(
     if source is None:
         results = _replay(chosen, quiet=as_json)
     else:
-        rows = _compare(chosen, source, tolerance, named=bool(names), quiet=as_json)
+        rows = _compare(chosen, source, tolerance, jobs, named=bool(names), quiet=as_json)
         results = {}
         for row in rows:
             results.setdefault(row.incident, []).append(row.as_check())
@@ -110,7 +112,13 @@ def _replay(
 
 
 def _compare(
-    chosen: Sequence[PackagedIncident], path: Path, tolerance: float, *, named: bool, quiet: bool
+    chosen: Sequence[PackagedIncident],
+    path: Path,
+    tolerance: float,
+    jobs: int | None,
+    *,
+    named: bool,
+    quiet: bool,
 ) -> list[SourceComparison]:
     """Print the comparison of the newest release and a source, unless ``quiet``, and return it.
 
@@ -120,8 +128,8 @@ def _compare(
     from simkv.validation.source_comparison import (
         compare_incidents,
         find_source_engine,
+        load_from,
         render_comparisons,
-        run_on_source,
     )
 
     if not is_trusted():
@@ -132,11 +140,8 @@ def _compare(
     if not fitting or (named and len(fitting) < len(chosen)):
         other = next(incident for incident in chosen if incident.engine != engine)
         raise InputError(f"{other.name}: an incident of {other.engine}; {path} is {engine}")
-    rows: list[SourceComparison] = []
-    with progress("incidents", sum(len(incident.variants) for incident in fitting)) as advance:
-        for row in compare_incidents(fitting, run_on_source(source), tolerance):
-            rows.append(row)
-            advance(now=row.incident)
+    with progress("runs") as advance:
+        rows = compare_incidents(fitting, load_from(source), tolerance, jobs, advance)
     if all(row.after is None for row in rows):
         raise InputError(f"{path}: no incident can be run: {rows[0].refused}")
     if not quiet:

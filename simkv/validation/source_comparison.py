@@ -29,12 +29,14 @@ from simkv.scenario.scenario_loader import resolve_variants, select_variant
 from simkv.scenario.yaml_document import read_document
 from simkv.study.change_check import FIGURES
 from simkv.study.field_changes import with_field
-from simkv.study.whatif.trial_evaluation import RunFigures, evaluate_job, make_trial_job
+from simkv.study.job_runner import open_pooled_runner
+from simkv.study.simulation_job import SimulationJob
+from simkv.study.whatif.trial_evaluation import RunFigures, make_trial_job, parse_run_figures
 
 #: Figures that are compared.
 COMPARED = (*FIGURES, "preemptions", "recomputed_tokens")
-#: Runs a variant of an incident on the source.
-RunVariant = Callable[[PackagedIncident, str], RunFigures]
+#: Loads a variant of an incident for the source.
+LoadVariant = Callable[[PackagedIncident, str], Scenario]
 Judgement = Literal["better", "worse", "mixed", "unchanged", "not run"]
 
 
@@ -114,32 +116,65 @@ class SourceComparison:
 
 def compare_incidents(
     incidents: Sequence[PackagedIncident],
-    run_source: RunVariant,
+    load_on_source: LoadVariant,
     tolerance: float,
-) -> Iterator[SourceComparison]:
-    """Yield the comparison of each variant of ``incidents``, which are of the source's engine.
+    jobs: int | None = 1,
+    advance: Callable[[int, int], None] | None = None,
+) -> list[SourceComparison]:
+    """Return the comparison of each variant of ``incidents``, which are of the source's engine.
 
-    Variants that differ only in their release are compared once.
+    Variants that differ only in their release are compared once. ``jobs`` is the largest number of
+    processes; None means one per core. ``advance`` is called with the number of finished runs and
+    of all runs.
     """
+    pairs: list[tuple[PackagedIncident, str, SimulationJob | str, SimulationJob | str]] = []
     for incident in incidents:
-        seen = []
+        seen: list[dict[str, Any]] = []
         for name, scenario in incident.variants.items():
-            try:
-                newest = _with_newest_release(scenario, incident.path.parent)
-            except InputError as error:
-                yield SourceComparison(incident.name, name, None, None, refused=str(error))
-                continue
-            if (fields := run_fields(newest)) in seen:
-                continue
-            seen.append(fields)
-            before = evaluate_job(make_trial_job(newest, incident.path.parent))
-            try:
-                after = run_source(incident, name)
-            except InputError as error:
-                yield SourceComparison(incident.name, name, before, None, refused=str(error))
-                continue
-            found = _differences(before, after, tolerance)
-            yield SourceComparison(incident.name, name, before, after, found)
+            folder = incident.path.parent
+            before, after = (
+                _job(lambda: _with_newest_release(scenario, folder), folder),  # noqa: B023
+                _job(lambda: load_on_source(incident, name), folder),  # noqa: B023
+            )
+            if isinstance(before, SimulationJob):
+                if (fields := run_fields(before.scenario)) in seen:
+                    continue
+                seen.append(fields)
+            pairs.append((incident, name, before, after))
+    with open_pooled_runner(None, jobs) as runner:
+        whole = [job for *_, a, b in pairs for job in (a, b) if isinstance(job, SimulationJob)]
+        failed = runner.run(whole, advance)
+        done = runner.done
+
+    def result(job: SimulationJob | str) -> RunFigures | str:
+        if isinstance(job, str):
+            return job
+        error = failed.get(job.digest)
+        return str(error) if error else parse_run_figures(done[job.digest])
+
+    return [
+        _compared(incident.name, name, result(before), result(after), tolerance)
+        for incident, name, before, after in pairs
+    ]
+
+
+def _job(load: Callable[[], Scenario], folder: Path) -> SimulationJob | str:
+    """Return the job that runs a scenario, or the reason why it cannot be loaded."""
+    try:
+        return make_trial_job(load(), folder)
+    except InputError as error:
+        return str(error)
+
+
+def _compared(
+    incident: str, name: str, before: RunFigures | str, after: RunFigures | str, tolerance: float
+) -> SourceComparison:
+    if isinstance(before, str):
+        return SourceComparison(incident, name, None, None, refused=before)
+    if isinstance(after, str):
+        return SourceComparison(incident, name, before, None, refused=after)
+    found = _differences(before, after, tolerance)
+    return SourceComparison(incident, name, before, after, found)
 
 
 def find_source_engine(source: str) -> str:
@@ -159,20 +194,19 @@ def find_source_engine(source: str) -> str:
     )
 
 
-def run_on_source(source: str) -> RunVariant:
-    """Return a function that runs a variant of an incident on the code in ``source``.
+def load_from(source: str) -> LoadVariant:
+    """Return a function that loads a variant of an incident with the code in ``source``.
 
     The function raises InputError if the code does not support a setting of the variant.
     """
 
-    def run(incident: PackagedIncident, variant: str) -> RunFigures:
+    def load(incident: PackagedIncident, variant: str) -> Scenario:
         document = read_document(incident.path)
         select_variant(document, variant)
         document.override(f"engine.source={json.dumps(source)}", "--source")
-        scenario = resolve_variants(document)[variant]
-        return evaluate_job(make_trial_job(scenario, incident.path.parent))
+        return resolve_variants(document)[variant]
 
-    return run
+    return load
 
 
 def _with_newest_release(scenario: Scenario, folder: Path) -> Scenario:

@@ -15,9 +15,15 @@ from simkv.cli import app
 from simkv.core.errors import InputError
 from simkv.scenario.custom.code_source import set_trust
 from simkv.scenario.packaged_scenarios import PackagedIncident, find_incidents
-from simkv.study.whatif.trial_evaluation import RunFigures, evaluate_job, make_trial_job
+from simkv.scenario.scenario import Scenario
+from simkv.study.field_changes import with_field
 from simkv.validation import source_comparison
-from simkv.validation.source_comparison import SourceComparison, compare_incidents
+from simkv.validation.source_comparison import (
+    FigureDifference,
+    LoadVariant,
+    SourceComparison,
+    compare_incidents,
+)
 
 NAME = "vllm-37307-partial-admission"
 
@@ -27,48 +33,58 @@ def untrusted() -> None:
     set_trust(False)
 
 
-def port(incident: PackagedIncident, variant: str) -> RunFigures:
-    """Return the result of a source with the decisions of the port."""
-    scenario = incident.variants[variant]
-    return evaluate_job(make_trial_job(scenario, incident.path.parent))
+def port(incident: PackagedIncident, variant: str) -> Scenario:
+    """Stand for a source with the decisions of the port."""
+    return incident.variants[variant]
 
 
-def compare(changes: dict[str, Any], **values: float) -> dict[str, SourceComparison]:
-    """Return the comparisons of one incident whose source has other results."""
+def swapped(incident: PackagedIncident, variant: str) -> Scenario:
+    """Stand for a source in which a default is reversed."""
+    return incident.variants["before" if variant == "after" else "after"]
 
-    def run(incident: PackagedIncident, variant: str) -> RunFigures:
-        found = port(incident, variant)
-        return replace(found, values={**found.values, **values}, **changes)
 
-    return {row.variant: row for row in compare_incidents(find_incidents([NAME]), run, 0.01)}
+def starving(incident: PackagedIncident, variant: str) -> Scenario:
+    """Stand for a source whose second request starves."""
+    late = {"requests": [{"prompt_tokens": 8000, "output_tokens": 200}] * 2}
+    slow = with_field(incident.variants[variant], "timeout", 4.0, incident.path.parent)
+    return with_field(slow, "workload", late, incident.path.parent)
+
+
+def compare(load: LoadVariant) -> dict[str, SourceComparison]:
+    rows = compare_incidents(find_incidents([NAME]), load, 0.01)
+    return {row.variant: row for row in rows}
 
 
 def test_equal_results_are_unchanged() -> None:
-    rows = compare({})
+    rows = compare(port)
     assert list(rows) == ["before", "after"]
     assert {row.judgement for row in rows.values()} == {"unchanged"}
     assert not any(row.is_regression or row.differences for row in rows.values())
 
 
 def test_figures_decide_between_equal_verdicts() -> None:
-    row = compare({}, preemptions=10)["before"]
-    assert (row.judgement, row.is_regression) == ("better", False)
-    assert [(one.name, one.after) for one in row.differences] == [("preemptions", 10)]
-    assert compare({}, preemptions=10)["after"].judgement == "worse"
-    assert compare({}, preemptions=10, output_throughput=1)["before"].judgement == "mixed"
-    assert compare({}, output_throughput=1000)["before"].judgement == "better"
+    rows = compare(swapped)
+    assert (rows["before"].judgement, rows["before"].is_regression) == ("better", False)
+    assert (rows["after"].judgement, rows["after"].is_regression) == ("worse", False)
+    changed = {one.name: (one.before, one.after) for one in rows["after"].differences}
+    assert changed["preemptions"] == (0, 61)
+    better = FigureDifference("output_throughput", 1.0, 2.0)
+    worse = FigureDifference("preemptions", 1.0, 2.0)
+    assert replace(rows["before"], differences=(better, worse)).judgement == "mixed"
 
 
 def test_starved_incident_is_regression() -> None:
-    row = compare({"verdict": "starved", "detail": "request 1"})["after"]
+    row = compare(starving)["after"]
+    assert row.after is not None
+    assert row.after.verdict == "starved"
     assert (row.judgement, row.is_regression, row.as_check().ok) == ("worse", True, False)
 
 
 def test_refused_setting_has_reason() -> None:
-    def run(incident: PackagedIncident, variant: str) -> RunFigures:
+    def load(incident: PackagedIncident, variant: str) -> Scenario:
         raise InputError("engine.watermark: not supported")
 
-    rows = list(compare_incidents(find_incidents([NAME]), run, 0.01))
+    rows = compare_incidents(find_incidents([NAME]), load, 0.01)
     assert {row.judgement for row in rows} == {"not run"}
     assert rows[0].refused == "engine.watermark: not supported"
     assert rows[0].as_check().ok
@@ -81,7 +97,7 @@ def test_variants_of_other_releases_run_once() -> None:
 
 
 def zoo(*words: object) -> Any:
-    return CliRunner().invoke(app, ["zoo", NAME, *map(str, words)])
+    return CliRunner().invoke(app, ["zoo", NAME, *map(str, words), "--jobs", "1"])
 
 
 def test_command_fails_for_regression(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,20 +105,13 @@ def test_command_fails_for_regression(tmp_path: Path, monkeypatch: pytest.Monkey
     source.mkdir()
     (source / "__init__.py").write_text("")
 
-    def starving(_: str) -> Any:
-        def run(incident: PackagedIncident, variant: str) -> RunFigures:
-            found = port(incident, variant)
-            return replace(found, verdict="starved", detail="1 of 2: request 1")
-
-        return run
-
-    monkeypatch.setattr(source_comparison, "run_on_source", lambda _: port)
+    monkeypatch.setattr(source_comparison, "load_from", lambda _: port)
     junit = tmp_path / "out.xml"
     same = zoo("--source", tmp_path, "--trust", "--junit", junit)
     assert same.exit_code == 0, same.output
     assert "2 unchanged" in same.stdout
     assert sum(suite.failures for suite in JUnitXml.fromfile(str(junit))) == 0
-    monkeypatch.setattr(source_comparison, "run_on_source", starving)
+    monkeypatch.setattr(source_comparison, "load_from", lambda _: starving)
     worse = zoo("--source", tmp_path, "--trust", "--junit", junit)
     assert worse.exit_code == 1
     assert f"REGRESSION: {NAME}, after: served by the newest release, starved" in worse.stdout
