@@ -314,8 +314,11 @@ def mean_gain(remedy: Remedy, base: RunFigures) -> float:
 def is_minor(remedy: Remedy, most: float, base: RunFigures) -> bool:
     """Return whether a remedy lowers the mean E2E far less than another one, by ``most`` ms.
 
-    A remedy that lets more requests finish is never minor.
+    A remedy that lets more requests finish, or that prevents a third of the preemptions, is never
+    minor.
     """
+    if remedy.effect.figures["preemptions"] < (1 - MINOR_GAIN_SHARE) * base["preemptions"]:
+        return False
     if not base["finished"] or remedy.effect.figures["finished"] != base["finished"]:
         return False
     known = most > MIN_GAIN * base["e2e_ms.mean"]

@@ -101,6 +101,10 @@ def test_minor_flag_ranks_after_a_larger_cache() -> None:
     assert describe_search(search, False).startswith("Fix: a larger cache, --num-gpu-blocks (")
     search = replace(search, remedies=(large, cache))
     assert describe_search(search, False).startswith("Fix: --max-num-seqs (")
+    preempted = figures([10.0, 10.0, 10.0], preemptions=90)
+    effect = evaluate_change(CHANGE, preempted, figures([9.5, 9.5, 9.5], preemptions=50))
+    assert not is_minor(replace(small, effect=effect), 6000.0, preempted)
+    assert is_minor(small, 6000.0, base)
     fewer = figures([10.0, 10.0, None])
     assert not is_minor(small, 6000.0, fewer)
 
