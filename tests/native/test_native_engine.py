@@ -7,6 +7,7 @@ without them. All other tests use a small package with the interface that the dr
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -81,3 +82,63 @@ def test_engine_without_driver_is_refused(tmp_path: Path) -> None:
     code, text = run_cli("run", scenario, "--source", str(tmp_path), "--trust")
     assert code == 2
     assert "port of mistralrs" in text
+
+
+def test_native_option_of_a_branch_is_checked(tmp_path: Path) -> None:
+    wheel = wheel_of("vllm", "0.33.0")
+    path = tmp_path / "scenario.yaml"
+    for options, words in {
+        "{new_flag: 3}": "native_options.new_flag: no CacheConfig or SchedulerConfig",
+        "{max_num_seqs: 3}": "set engine.max_num_seqs instead",
+    }.items():
+        given = f"name: vllm, native_options: {options}, num_gpu_blocks"
+        path.write_text(PRESSURE.replace("name: vllm, num_gpu_blocks", given))
+        code, text = run_cli("run", str(path), "--source", str(wheel), "--trust")
+        assert code == 2
+        assert words in text
+
+
+def test_same_bytes_each_run(tmp_path: Path) -> None:
+    wheel = wheel_of("vllm", "0.33.0")
+    path = tmp_path / "scenario.yaml"
+    path.write_text(PRESSURE)
+    for name in "ab":
+        out = ["--out", str(tmp_path / name), "--no-plots", "--ledger"]
+        code, text = run_cli("run", str(path), "--source", str(wheel), "--trust", *out)
+        assert code == 0, text
+    for file in ("requests.csv", "summary.json", "ledger.csv", "scenario.yaml"):
+        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
+
+
+def test_against_names_the_first_difference(tmp_path: Path) -> None:
+    wheel = wheel_of("vllm", "0.33.0")
+    source = tmp_path / "source"
+    names = ("model_executor", "models", "entrypoints", "kernels")
+    shutil.copytree(wheel, source, ignore=shutil.ignore_patterns(*names))
+    path = tmp_path / "scenario.yaml"
+    path.write_text(PRESSURE)
+    given = ["run", str(path), "--trust", "--against"]
+    code, text = run_cli(*given, str(source))
+    assert (code, "identical over" in text) == (0, True), text
+    scheduler = source / "vllm/v1/core/sched/scheduler.py"
+    budget = "token_budget = self.max_num_scheduled_tokens"
+    scheduler.write_text(scheduler.read_text().replace(budget, f"{budget} - 1"))
+    code, text = run_cli(*given, str(source))
+    assert code == 1
+    assert "first difference at step 1 (0 s): tokens" in text
+
+
+def test_debugger_stops_in_the_real_scheduler(tmp_path: Path) -> None:
+    wheel = wheel_of("vllm", "0.33.0")
+    path = tmp_path / "scenario.yaml"
+    path.write_text(PRESSURE)
+    words = ["run", str(path), "--source", str(wheel), "--trust", "--pdb-at-step", "3"]
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "simkv", *words, "--out", str(tmp_path / "out"), "--no-plots"],
+        input="p self.step\nc\n",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "(Pdb)" in done.stdout
+    assert done.returncode == 0, done.stderr
