@@ -207,7 +207,7 @@ def _drawn(
 def _session_tokens(cut: LogWindows, known: KnownEngine) -> tuple[Floats, PromptTokens | None]:
     """Return the prompt tokens of each window, and, if they are of sessions, their parts.
 
-    The hit rate at the begin of a log that starts in the middle is of earlier requests. The tokens
+    If a log starts in the middle, its first hit rates are of earlier requests. The tokens
     in the cache per running request then give the prompts of sessions.
     """
     tokens = split_prompt_tokens(
@@ -507,10 +507,10 @@ def _outputs(
 
 
 def _token_clock(cut: LogWindows, pace: Floats) -> tuple[Floats, Floats]:
-    """Return times (s), and the tokens that a running request emits from the begin until each.
+    """Return times (s), and the tokens that a running request emits from the beginning until each.
 
     After the last window, time continues at its pace, and before the first, at the first's pace;
-    before each gap, at the next window's pace. The second time is the begin of the first window.
+    before each gap, at the next window's pace. The second time is the start of the first window.
     """
     begin, last = float(cut.begin[0]), float(cut.end[-1])
     times = np.concatenate([[begin - CLOCK_MARGIN_S, begin], cut.end, [last + CLOCK_MARGIN_S]])
