@@ -161,6 +161,7 @@ def _runner(
     """Yield the runner of the scenario; an interrupt keeps the results of finished runs."""
     from simkv.scenario.custom.code_source import is_trusted
     from simkv.scenario.packaged_scenarios import find_scenario
+    from simkv.scenario.scenario_loader import list_variant_names
     from simkv.scenario.yaml_document import read_document
     from simkv.study.history.criterion import parse_when
     from simkv.study.history.revision_run import ScenarioRunner
@@ -170,7 +171,7 @@ def _runner(
         raise InputError("this would run the code of each revision that it tries; pass --trust")
     parse_when(options.when)
     document = read_document(find_scenario(scenario))
-    variants = [str(name) for name in document.tree.get("variants") or ("run",)]
+    variants = list_variant_names(document)
     check_variant(options.variant, variants)
     out = options.out or Path("runs") / f"{document.path.stem}-bisect"
     check_store(out, "results of simkv bisect")

@@ -126,14 +126,18 @@ def run(
     0 if all hold, 1 if not. Exit 2 for bad input.
     """
     from simkv.report.run_files import check_run_folder
-    from simkv.scenario.scenario_loader import resolve_variants, select_variant
+    from simkv.scenario.scenario_loader import (
+        list_variant_names,
+        resolve_variants,
+        select_variant,
+    )
 
     _use_source(against, pdb_at_step)
     cost_of = _cost_reader(prices, gpu_price or [])
     document, built = find_document(scenario, options_of(described))
     where = document.path.parent
     if variant is not None:
-        check_variant(variant, document.tree.get("variants") or ("run",))
+        check_variant(variant, list_variant_names(document))
         select_variant(document, variant)
     variants = resolve_variants(document.copy(), set_ or [])
     warn_overruled(document, set_ or [])

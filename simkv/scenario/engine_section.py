@@ -150,7 +150,7 @@ CUSTOM_ENGINE_SCHEMA = {
 def _own_or_known(data: Any, known: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
     """Return a custom scheduler's config if ``data`` names one, otherwise a packaged engine's."""
     name = data.get("name") if isinstance(data, dict) else None
-    if isinstance(data, dict) and name in ENGINES and data.get("source") is not None:
+    if isinstance(name, str) and name in ENGINES and data.get("source") is not None:
         return _native(data)
     if not isinstance(name, str) or name in ENGINES:
         return known(data)

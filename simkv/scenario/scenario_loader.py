@@ -56,12 +56,18 @@ def resolve_variants(
     return scenarios
 
 
+def list_variant_names(document: YamlDocument) -> list[str]:
+    """Return the names under ``variants`` of a file that has been read, which may be unusable."""
+    found = document.tree.get("variants")
+    return [str(name) for name in found] if isinstance(found, dict) and found else ["run"]
+
+
 def select_variant(document: YamlDocument, name: str) -> None:
     """Remove all other variants from a scenario file that has been read, which may be unusable."""
     for section in ("variants", "expect", "published"):
         found = document.tree.get(section)
         if isinstance(found, dict) and "variants" in document.tree:
-            document.tree[section] = {name: found[name]} if name in found else {}
+            document.tree[section] = {key: found[key] for key in found if str(key) == name}
 
 
 def variant_names(document: YamlDocument, overrides: Sequence[str] = ()) -> list[str]:

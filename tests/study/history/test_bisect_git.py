@@ -92,3 +92,20 @@ def test_bad_input(toy: Path, tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["bisect", str(toy), "r1..r40"])
     assert isinstance(result.exception, InputError)
     assert "needs --git CLONE" in str(result.exception)
+
+
+def test_run_of_one_variant(tmp_path: Path) -> None:
+    path = tmp_path / "two.yaml"
+    path.write_text(
+        "name: two\nworkload: {burst: {num_prompts: 2, prompt_tokens: 20, output_tokens: 5}}\n"
+        "engine: {name: vllm, num_gpu_blocks: 60, max_model_len: 900}\nprofile: unit-step\n"
+        "variants: {one: {}, other: {engine: {no_such_setting: 3}}}\nexpect: {one: {finished: 2}}\n"
+    )
+    words = ["run", str(path), "--no-plots", "--out", str(tmp_path / "out"), "--variant"]
+    assert CliRunner().invoke(app, [*words, "one"]).exit_code == 0
+    found = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert list(found["variants"]) == ["one"]
+    for bad, message in (("other", "no_such_setting"), ("third", "there is no such variant")):
+        assert message in str(CliRunner().invoke(app, [*words, bad]).exception)
+    path.write_text(path.read_text().replace("variants: {1: {}, ", "variants: 5 # "))
+    assert isinstance(CliRunner().invoke(app, [*words, "one"]).exception, InputError)
