@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -11,6 +12,7 @@ from simkv.cli.command_support import progress
 
 if TYPE_CHECKING:
     from simkv.conformance.decision_trace import DecisionTrace
+    from simkv.conformance.record.engine_drivers import EngineDriver
     from simkv.conformance.record.recording_case import RecordingCase
 
 RecordedEngineArgument = Annotated[
@@ -27,6 +29,27 @@ SourceOption = Annotated[
     ),
 ]
 Cases = Annotated[int, typer.Option(min=1, help="Number of random cases.")]
+Seed = Annotated[
+    int, typer.Option(min=0, help="Number of the sample: each seed selects other random cases.")
+]
+
+
+def _names(driven: EngineDriver, version: str, cases: int, seed: int) -> list[str]:
+    """Return the names of the random cases of a seed; seeds have no case in common."""
+    return driven.case_names(version, cases * (seed + 1))[cases * seed :]
+
+
+def _write(out: Path, traces: Collection[DecisionTrace]) -> None:
+    """Write recordings to one file, or to files in a directory."""
+    from simkv.conformance.decision_trace import pack_traces
+    from simkv.core.atomic_files import make_folder, write_bytes
+
+    if out.name.endswith(".jsonl.gz"):
+        write_bytes(out, pack_traces(traces))
+        return
+    make_folder(out)
+    for trace in traces:
+        write_bytes(out / f"{trace.name}.jsonl.gz", pack_traces([trace]))
 
 
 def record(
@@ -40,6 +63,7 @@ def record(
         ),
     ],
     cases: Cases = 200,
+    seed: Seed = 0,
     source: SourceOption = None,
     keep: Annotated[
         bool,
@@ -53,12 +77,10 @@ def record(
 
     Exit 1 if the simulation decides differently.
     """
-    from simkv.conformance.decision_trace import pack_traces
     from simkv.conformance.record.engine_drivers import ENGINE_DRIVERS
     from simkv.conformance.record.recording_selection import choose
     from simkv.conformance.record.release_follower import describe_crash
     from simkv.conformance.record.rule_inference import find_mismatch
-    from simkv.core.atomic_files import make_folder, write_bytes
     from simkv.core.errors import InputError
     from simkv.native.release_sources import open_sources
 
@@ -67,7 +89,7 @@ def record(
         open_sources(driven.package, version, source) as (folder, found),
         driven.stub_imports(folder),
     ):
-        names = [*driven.case_names(found, cases), *driven.handmade_names(found)]
+        names = [*_names(driven, found, cases, seed), *driven.handmade_names(found)]
         traces = {}
         with progress("cases", len(names)) as advance:
             for name in names:
@@ -75,9 +97,11 @@ def record(
                 try:
                     traces[name] = driven.record(case, found, name)
                 except Exception as error:  # a release may have changed in any way
-                    raise InputError(
-                        f"{engine} {found} cannot be run: {describe_crash(name, error)}"
-                    ) from error
+                    why = f"{engine} {found} cannot be run: {describe_crash(name, error)}"
+                    if traces:
+                        _write(out, traces.values())
+                        why += f"; {len(traces)} earlier recordings are in {out}"
+                    raise InputError(why) from error
                 advance()
     base = driven.base_release(found)
     rules = driven.rules_of(base)
@@ -88,12 +112,7 @@ def record(
             *choose(rules, driven.seen(base), traces, driven.knobs),
         ]
         traces = {name: traces[name] for name in dict.fromkeys(kept)}
-    if out.name.endswith(".jsonl.gz"):
-        write_bytes(out, pack_traces(traces.values()))
-    else:
-        make_folder(out)
-        for name, trace in traces.items():
-            write_bytes(out / f"{name}.jsonl.gz", pack_traces([trace]))
+    _write(out, traces.values())
     steps = sum(len(trace.steps) for trace in traces.values())
     print(f"{engine} {found}: {len(traces)} recordings of {steps:,} steps in {out}")
     print(f"the rules of {base} reproduce {len(names) - len(different)} of {len(names)}")
@@ -105,6 +124,7 @@ def follow(
     engine: FollowedEngineArgument,
     version: Version,
     cases: Cases = 200,
+    seed: Seed = 0,
     source: SourceOption = None,
     report: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also write the result as a Markdown page.")
@@ -126,7 +146,7 @@ def follow(
         open_sources(driven.package, version, source) as (folder, found),
         driven.stub_imports(folder),
     ):
-        drawn = {name: driven.make_case(found, name) for name in driven.case_names(found, cases)}
+        drawn = {name: driven.make_case(found, name) for name in _names(driven, found, cases, seed)}
         with progress("cases", len(drawn)) as advance:
 
             def recorded(case: RecordingCase, name: str) -> DecisionTrace:

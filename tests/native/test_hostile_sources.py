@@ -20,6 +20,13 @@ PLANTED = {
         "CPU time",
         3,
     ),
+    "budget": (
+        "        self.max_num_scheduled_tokens = (\n",
+        "        vllm_config.scheduler_config.max_num_batched_tokens = 4096\n"
+        "        self.max_num_scheduled_tokens = 4096 or (\n",
+        "more than max_num_batched_tokens",
+        3,
+    ),
     "unknown import that decides": (
         "        scheduled_new_reqs: list[Request] = []\n",
         "        import fancy.limits; assert fancy.limits.most() > 3\n"
