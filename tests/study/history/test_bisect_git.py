@@ -107,5 +107,5 @@ def test_run_of_one_variant(tmp_path: Path) -> None:
     assert list(found["variants"]) == ["one"]
     for bad, message in (("other", "no_such_setting"), ("third", "there is no such variant")):
         assert message in str(CliRunner().invoke(app, [*words, bad]).exception)
-    path.write_text(path.read_text().replace("variants: {1: {}, ", "variants: 5 # "))
+    path.write_text(path.read_text().replace("variants: {one: {}, ", "variants: 5 # "))
     assert isinstance(CliRunner().invoke(app, [*words, "one"]).exception, InputError)
