@@ -64,7 +64,7 @@ def write_page(path: Path, found: Calibrated, command: str) -> list[str]:
         picture=picture.name,
         client_ms=CLIENT_MS,
         rows=len(found.left_out),
-        refused=[f"{sum(p.why == why for p in refused)} rows: {why}" for why in whys],
+        refused=[f"{sum(p.why == why for p in refused)} rows ({why})" for why in whys],
         apart=len(apart),
         noise=list(noise_lines(noise([p.row for p in found.left_out]))),
         provenance=dict(found.spreads.provenance),

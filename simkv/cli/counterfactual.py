@@ -175,7 +175,8 @@ def bisect(
     step: Annotated[
         float | None,
         typer.Option(
-            help="Distance between values (default: 1; for fractions 1/1000 of the range)."
+            help="Distance between values (default: 1, or 1/1000 of the range if LOW or HIGH "
+            "is a fraction)."
         ),
     ] = None,
     variant: VariantOption = None,

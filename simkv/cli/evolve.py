@@ -48,8 +48,8 @@ def evolve(
         str | None,
         typer.Option(
             metavar="COMMAND",
-            help="Search code: COMMAND reads the results of the last candidate from stdin and "
-            "prints the next scheduler file, which is executed; needs --trust.",
+            help="Search scheduler files: COMMAND reads the results of the last candidate from "
+            "stdin and prints the next file, which is executed; needs --trust.",
         ),
     ] = None,
     random_search: Annotated[

@@ -174,8 +174,8 @@ def _document(file: str | None, asked: dict[str, Any]) -> tuple[YamlDocument, La
 
     if file is not None and asked.get("gpu") and asked.get("prices"):
         raise InputError(
-            f"--gpu {asked['gpu']}: names GPUs to plan for, without a scenario file; select an "
-            f"entry of the prices with --prices {asked['prices']}#{asked['gpu']}"
+            f"--gpu {asked['gpu']}: not supported with a scenario file; select an entry of the "
+            f"prices with --prices {asked['prices']}#{asked['gpu']}"
         )
     several = {name: _listed(asked.get(name)) for name in _AXES}
     if several["tp"] and not all(text.isdecimal() and int(text) for text in several["tp"]):

@@ -35,7 +35,7 @@ Tp = Annotated[int, typer.Option(min=1, help="Tensor parallel size.")]
 Seqs = Annotated[
     int | None,
     typer.Option(
-        metavar="N", help="max_num_seqs of vLLM; batch sizes are padded to its CUDA graphs."
+        metavar="N", help="max_num_seqs of vLLM, which determines the CUDA graph sizes to pad to."
     ),
 ]
 
@@ -129,7 +129,7 @@ def single_request(
     out: Out,
     tp: Tp = 1,
     stage: Annotated[
-        str, typer.Option(help="Stage of the rows to fit, if the table has stages.")
+        str, typer.Option(help="Value of the column stage in the rows to fit, if there is one.")
     ] = "sync",
     max_num_batched_tokens: Annotated[
         int, typer.Option(min=1, help="max_num_batched_tokens of the engine.")

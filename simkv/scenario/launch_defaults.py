@@ -1,11 +1,11 @@
-"""Engine settings derived from hardware: missing settings, ``auto``, and host memory in GiB.
+"""Engine settings derived from the ``hardware`` section of a scenario.
 
-engine: {name: vllm, max_num_seqs: 64, kv_offloading_size: 64}
-hardware: {gpu: H100-SXM, model: llama-3.1-8b}
+    engine: {name: vllm, max_num_seqs: 64, kv_offloading_size: 64}
+    hardware: {gpu: H100-SXM, model: llama-3.1-8b}
 
-With ``hardware`` each setting that is missing or ``auto`` gets the value that the engine's launcher
-chooses for that GPU and model (``EngineSpec.launch``). The size of the KV cache follows from the
-remaining GPU memory.
+With ``hardware``, each setting that is missing or ``auto`` gets the value that the engine's
+launcher chooses for that GPU and model (``EngineSpec.launch``). The size of the KV cache follows
+from the remaining GPU memory. Sizes of host memory in GiB become numbers of blocks.
 """
 
 from __future__ import annotations

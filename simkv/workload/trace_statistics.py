@@ -287,8 +287,8 @@ class TraceStatistics:
     def figures(self) -> dict[str, Any]:
         """Return all statistics by name; None if the trace lacks the data.
 
-        ``rate`` is requests per second of the span; ``gap_cv`` is the coefficient of variation of
-        the gaps.
+        ``rate`` is the number of requests per second between the first and the last arrival.
+        ``gap_cv`` is the coefficient of variation of the gaps between arrivals.
         """
         timed = self.span > 0
         gaps = self.requests - 1

@@ -156,7 +156,9 @@ def _slots_of_a_chunk(version: str) -> RecordingCase:
 
 
 def _padding_is_cut(version: str) -> RecordingCase:
-    """Return a case in which the end of a block with a state cuts off draft slots at admission."""
+    """Return a case of a model with recurrent states in which a request is admitted with fewer
+    draft slots, because its tokens would otherwise cross the end of a block.
+    """
     case = _drafting(version, 1, (0, 1, 6), (2, 1, 3))
     config = replace(case.config, kv_cache_groups=(0, "mamba"))
     requests = [{**r, "prompt_segments": [[f"u{r['id']}", 0, 1]]} for r in case.requests]

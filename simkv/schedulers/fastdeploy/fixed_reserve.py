@@ -16,9 +16,10 @@ from simkv.schedulers.fastdeploy.resource_manager import (
 
 
 class FixedReserve(ResourceManager):
-    """``fixed-reserve`` and, with ``full_need``, ``fixed-reserve-full-need``.
+    """Resource manager of the variant ``fixed-reserve``.
 
-    ``fixed-reserve-full-need`` is also the scheduler of both ``preempt-sync`` variants.
+    With ``full_need``, it is the manager of ``fixed-reserve-full-need`` and of both
+    ``preempt-sync`` variants.
     """
 
     #: Tokens of the budget that a running decode uses.

@@ -238,7 +238,7 @@ class VllmSchedulerBase:
         return self.names.least(r)
 
     def _all_rows(self) -> list[BatchRow]:
-        """Return the rows of the newest batch in the engine's order, including the decode group."""
+        """Return a row for each request of the newest batch, in the engine's order."""
         batch, group, running = self._newest, self.decoding, list(self.running.values())
         given = zip(batch.scheduled, batch.context, strict=True)
         rows = {i: BatchRow(i, n, context) for (i, n), context in given}

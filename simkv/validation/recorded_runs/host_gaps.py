@@ -238,7 +238,7 @@ def describe_host_times(one: HostTimes) -> str:
     enough = [kind for kind in one.kinds if kind.steps >= MIN_REPORTED_STEPS]
     sure = [kind for kind in enough if abs(kind.host) > max(3 * kind.uncertainty, MIN_REPORTED_S)]
     told = [
-        f"a step of {kind.kind} took {1e3 * abs(kind.host):.1f} ms "
+        f"a step of kind '{kind.kind}' took {1e3 * abs(kind.host):.1f} ms "
         f"{'longer' if kind.host > 0 else 'less'} than its kernels ({100 * kind.share:+.1f} %)"
         for kind in sure
     ]

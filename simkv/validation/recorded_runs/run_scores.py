@@ -188,7 +188,9 @@ def _per_request(
 
 
 def _published(origin: Origin) -> dict[str, float]:
-    """Return the errors published by the originating simulator, by simkv's figure names."""
+    """Return the errors that the simulator whose validation published the recording states for
+    itself, by simkv's figure names.
+    """
     named = {
         f"{metric}.{statistic}": _number(origin.published.get(f"{theirs} {_ORIGIN[statistic]}"))
         for metric, theirs in _ORIGIN_METRICS.items()

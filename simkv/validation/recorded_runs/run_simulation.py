@@ -293,4 +293,4 @@ def _outside(executors: Sequence[SimulatedExecutor]) -> list[str]:
         least, most = min(low for low, _ in ends), max(high for _, high in ends)
         low, high = executors[0].profile.range[feature]
         parts.append(f"{feature} {least:g} to {most:g}, data from {low:g} to {high:g}")
-    return [f"{share:.1f} % of the busy time outside the profile's range: {'; '.join(parts)}"]
+    return [f"{share:.1f} % of the busy time was outside the profile's range: {'; '.join(parts)}"]

@@ -1,4 +1,7 @@
-"""Write scores as CSV files: figures, requests, and error records of the simulator showdown."""
+"""Write scores as CSV files: figures, requests, and error records.
+
+``error_records.csv`` has the columns of a published comparison of simulators (``SHOWDOWN``).
+"""
 
 from __future__ import annotations
 

@@ -64,7 +64,9 @@ class ClosedLoop:
 
 
 def _request(number: int, prompt: int, output: int, stream: str) -> Request:
-    """Return a request that arrives at once; ``stream`` is the beginning of its prompt."""
+    """Return a request that arrives at 0 s; requests with the same ``stream`` share their prompt
+    prefix, and an empty one is shared with no request.
+    """
     return Request(
         id=number,
         prompt_tokens=prompt,

@@ -72,7 +72,7 @@ def score_groups(predictions: Sequence[Prediction]) -> dict[str, list[GroupScore
     }
     found = {name: _grouped(trusted, key) for name, key in groupings.items()}
     if relabelled := [p for p in trusted if p.row.parallel_note]:
-        found["labels put right"] = _grouped(relabelled, lambda p: p.row.parallel_note)
+        found["corrected labels"] = _grouped(relabelled, lambda p: p.row.parallel_note)
     if suspect := [p for p in measured if not is_trusted(p)]:
         found["suspect, apart"] = _grouped(suspect, lambda p: p.row.suspect)
     return found
