@@ -6,6 +6,9 @@ import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+#: Number of names that a message about an unknown name suggests.
+NEAREST_NAMES = 3
+
 
 class InputError(Exception):
     """Invalid input. The message names file, line and field, the fault and the expected value."""
@@ -23,6 +26,16 @@ def spelling_hint(name: str, known: Iterable[str]) -> str:
     if len(name) >= 3:
         match += [one for one in names if one.startswith(name)]
     return f" (did you mean {match[0]!r}?)" if match else ""
+
+
+def nearest_names(name: str, known: Iterable[str]) -> str:
+    """Return ``nearest: a, b, c``; organizations of models and makers of GPUs are ignored."""
+    short = {re.sub(r".*/|^(nvidia|amd) ", "", one.casefold()): one for one in known}
+    wanted = re.sub(r".*/|^(nvidia|amd) ", "", name.casefold())
+    found = [one for one in short if one.startswith(wanted)]
+    close = get_close_matches(wanted, short, NEAREST_NAMES, cutoff=0.0)
+    found += [one for one in close if one not in found]
+    return f"nearest: {', '.join(short[one] for one in found[:NEAREST_NAMES])}"
 
 
 #: Pydantic messages (patterns) and their replacements in plain words; the first match applies.

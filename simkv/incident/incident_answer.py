@@ -313,7 +313,8 @@ def _describe_confidence(
     if ensemble is not None:
         parts.append(describe_ensemble(ensemble))
     if setup.assumed:
-        parts.append(f"{len(setup.assumed)} settings assumed")
+        count = len(setup.assumed)
+        parts.append(f"{count} setting{'s' * (count > 1)} assumed")
     return f"Confidence: {'; '.join(parts)}."
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from difflib import get_close_matches
 from itertools import chain
 from typing import Any
 
@@ -19,7 +18,7 @@ import pandas as pd
 from simkv.core.engine_flags import flags
 from simkv.core.engine_spec import EngineConfig, EngineSpec
 from simkv.core.engine_version import parse_version, plain_release
-from simkv.core.errors import InputError
+from simkv.core.errors import InputError, nearest_names
 from simkv.core.launcher_rules import LaunchError, LaunchTarget
 from simkv.costs.hardware.execution_settings_lookup import find_execution_settings
 from simkv.costs.hardware.kv_capacity import compute_kv_capacity
@@ -39,8 +38,6 @@ from simkv.scenario.scenario_builder import find_modelled_variant, nearest_varia
 from simkv.schedulers.engine_registry import ENGINES, find_engine_spec
 
 Floats = npt.NDArray[np.float64]
-#: Number of names suggested for an unknown one.
-NEAREST_NAMES = 5
 #: Minimum queue time of a request that waited for resources (s).
 MIN_QUEUE_S = 0.5
 
@@ -352,24 +349,17 @@ def _check_hardware(asked: UserSettings) -> None:
     """Raise InputError with the nearest names if a GPU or a model of the user is unknown."""
     if asked.gpu and known_gpu(asked.gpu) is None:
         names = [gpu.name for gpu in gpus()]
-        raise InputError(f"--gpu: unknown GPU {asked.gpu!r}; {_nearest(asked.gpu, names)}")
+        raise InputError(f"--gpu: unknown GPU {asked.gpu!r}; {nearest_names(asked.gpu, names)}")
     if asked.model:
         try:
             find_architecture(asked.model)
         except InputError as error:
             names = [one.name for one in architectures()]
             raise InputError(
-                f"--model: unknown model {asked.model!r}; {_nearest(asked.model, names)}. `simkv "
-                "profile list` lists all; without --model, step costs are fitted from the inputs"
+                f"--model: unknown model {asked.model!r}; {nearest_names(asked.model, names)}. "
+                "`simkv profile list` lists all; without --model, step costs are fitted from the "
+                "inputs"
             ) from error
-
-
-def _nearest(name: str, names: Sequence[str]) -> str:
-    """Return the nearest names in words; the organization of a model is ignored."""
-    short = {one.rpartition("/")[2].casefold(): one for one in names}
-    wanted = name.rpartition("/")[2].casefold()
-    found = get_close_matches(wanted, short, n=NEAREST_NAMES, cutoff=0.0)
-    return f"nearest: {', '.join(short[one] for one in found)}"
 
 
 def _told_of(series: pd.DataFrame | None) -> int:

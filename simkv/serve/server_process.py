@@ -7,7 +7,6 @@ import contextlib
 import errno
 import gc
 import os
-import resource
 import signal
 import socket
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -22,6 +21,8 @@ from simkv.serve.live_simulation import LiveSimulation
 
 #: Maximum number of connections that wait to be accepted.
 BACKLOG = 2048
+#: Maximum number of sockets of an event loop on Windows (``FD_SETSIZE`` of CPython).
+WINDOWS_SOCKETS = 512
 #: File descriptors reserved for uses other than connections.
 RESERVED_FILES = 64
 
@@ -63,7 +64,14 @@ class Listener(socket.socket):
 
 
 def raise_file_limit() -> int:
-    """Raise the limit of open files to the maximum that the system allows, and return it."""
+    """Raise the limit of open files to the maximum that the system allows, and return it.
+
+    Windows has no such limit; there the number of sockets that ``select`` accepts is returned.
+    """
+    try:
+        import resource
+    except ImportError:
+        return WINDOWS_SOCKETS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard and hard != resource.RLIM_INFINITY:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

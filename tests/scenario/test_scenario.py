@@ -499,3 +499,14 @@ def test_old_error_side_is_accepted_with_a_warning(tmp_path: Path, old: str, new
         (scenario,) = load(path).values()
     assert scenario.step_scale is not None
     assert scenario.step_scale.error == new
+
+
+def test_names_the_section_of_a_field_that_is_one_level_too_deep(tmp_path: Path) -> None:
+    text = (
+        "name: deep\nengine: {name: vllm}\nprofile: unit-step\nworkload:\n  arrivals:\n"
+        "    {num_prompts: 5, prompt_tokens: 10, output_tokens: 5, request_rate: .inf,\n"
+        "     max_concurrency: 4}\n"
+    )
+    (tmp_path / "deep.yaml").write_text(text)
+    with pytest.raises(InputError, match=r"max_concurrency: belongs one level up, to workload$"):
+        load(tmp_path / "deep.yaml")

@@ -109,3 +109,17 @@ def test_missing_columns_are_named(tmp_path: Path, header: str, lacking: str) ->
     (tmp_path / "t.csv").write_text(f"{header}\n0,5,6\n")
     with pytest.raises(InputError, match=f"t.csv: missing {lacking}; found a CSV file with"):
         read_trace(tmp_path / "t.csv")
+
+
+@pytest.mark.parametrize(
+    ("unit", "per_second"), [("milliseconds", 1e3), ("microseconds", 1e6), ("nanoseconds", 1e9)]
+)
+def test_recognizes_the_unit_of_times_since_1970(
+    unit: str, per_second: float, tmp_path: Path
+) -> None:
+    times = [int((1.7e9 + late) * per_second) for late in (0, 0.25)]
+    (tmp_path / "log.csv").write_text(f"ts,in_tok,out_tok\n{times[0]},100,20\n{times[1]},7,3\n")
+    reader = TraceReader(tmp_path / "log.csv", columns=parse_columns(COLUMNS))
+    arrivals = [time for rows in reader for time in rows.arrival.tolist()]
+    assert arrivals[1] - arrivals[0] == pytest.approx(0.25)
+    assert f"arrival: read as {unit} since 1970" in " ".join(reader.tally.notes)

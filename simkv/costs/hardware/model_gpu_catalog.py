@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter
 
-from simkv.core.errors import InputError, spelling_hint
+from simkv.core.errors import InputError, nearest_names
 from simkv.costs.frozen_model import FrozenModel
 from simkv.costs.hardware.hf_config import parse_architecture
 from simkv.costs.hardware.interconnect import Interconnect
@@ -328,5 +328,5 @@ def _plain_words(name: str) -> str:
 
 def _unknown(kind: str, name: str, names: Sequence[str]) -> InputError:
     return InputError(
-        f"unknown {kind} {name!r}{spelling_hint(name, names)}; expected one of {', '.join(names)}"
+        f"unknown {kind} {name!r}; {nearest_names(name, names)} (`simkv profile list` lists all)"
     )

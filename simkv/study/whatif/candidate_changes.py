@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -24,6 +24,8 @@ ChangeKind = Literal["rule", "knob", "variant", "memory"]
 #: Values to try for a setting that is 0, off or without a limit.
 LIMIT_CANDIDATES = (1, 4, 16, 64, 256)
 SHARE_CANDIDATES = (0.01, 0.1, 0.5)
+#: Values to try for a share that the engine chooses if it is not set, such as the share of memory.
+CHOSEN_SHARE_CANDIDATES = (0.8, 0.9, 0.95)
 
 
 @dataclass(frozen=True)
@@ -174,17 +176,34 @@ def _others(kind: Any, value: Any) -> tuple[Any, ...]:
     """Return other values for a setting: toggled, halved, doubled, or switched on or off."""
     if get_origin(kind) is Literal:
         return get_args(kind)
+    if value is None and get_args(kind):
+        return _values_of_unset([one for one in get_args(kind) if one is not type(None)])
     if kind is bool or bool in get_args(kind):
         return (True, False)
     if isinstance(value, str | tuple):
         return ()
-    if value is None or (isinstance(value, int) and value <= 0):
+    if isinstance(value, int) and value <= 0:
         return LIMIT_CANDIDATES
     if value == 0:
         return SHARE_CANDIDATES
     halved = max(value // 2, 1) if isinstance(value, int) else value / 2
     doubled = 1.0 if 0.5 < value < 1 else value * 2  # the maximum of a fraction is 1
     return (halved, doubled, *((None,) if type(None) in get_args(kind) else ()))
+
+
+def _values_of_unset(kinds: Sequence[Any]) -> tuple[Any, ...]:
+    """Return values for a setting that is not set, from the types that it may have."""
+    found: list[Any] = []
+    for kind in kinds:
+        if get_origin(kind) is Literal:
+            found += get_args(kind)
+        elif kind is not str:
+            found += {
+                bool: (True, False),
+                int: LIMIT_CANDIDATES,
+                float: CHOSEN_SHARE_CANDIDATES,
+            }.get(kind, ())
+    return tuple(found)
 
 
 def _same_memory(engine: EngineConfig, knob: str, value: int) -> dict[str, int]:

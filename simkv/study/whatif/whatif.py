@@ -6,15 +6,16 @@ Example:
     print(answer.best.sentence)
 
 Every scheduling rule, setting and variant is changed separately. The changes are ranked by the
-number of requests that finish, then by the latency of the requests that finish with and without the
-change.
+number of requests that finish. Changes that make many requests slower come after those that make
+few slower. Then all latencies count: TTFT, TPOT and E2E of the run, and E2E of each request.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from math import isnan, log
+from math import exp, isnan, log
+from statistics import fmean
 from typing import Literal
 
 from simkv.core.errors import InputError
@@ -33,6 +34,10 @@ MIN_STALL_CHANGE = 0.2
 #: Among changes with similar results, the simpler kind comes first.
 KIND_PREFERENCE = ("rule", "knob", "variant", "memory")
 TIE_RATIO = 1.25
+#: Maximum number of slower requests per faster request of a change that is ranked among the first.
+MAX_SLOWER_SHARE = 0.1
+#: Latencies of the run that count in the rank of a change.
+RANKED_LATENCIES = ("ttft_ms.median", "ttft_ms.p99", "tpot_ms.mean", "e2e_ms.mean", "e2e_ms.p99")
 JUDGEMENT_ORDER: tuple[Judgement, ...] = (
     "fixes",
     "helps",
@@ -49,7 +54,8 @@ class Effect:
     ``newly_finished`` and ``newly_failed`` are request ids. ``faster`` and ``slower`` are ids of
     requests that finish with and without the change and take at least 5 % less or more time.
     ``e2e_ratio`` is the mean E2E latency of requests that finish both times, divided by the mean
-    without the change (1 if there are none). ``sentence`` describes the effect.
+    without the change (1 if there are none). ``latency_ratio`` is the geometric mean of the ratios
+    of the run's latencies and of the requests' E2E latencies. ``sentence`` describes the effect.
     """
 
     change: Change
@@ -61,6 +67,13 @@ class Effect:
     faster: tuple[int, ...]
     slower: tuple[int, ...]
     e2e_ratio: float
+    latency_ratio: float
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether many requests get worse compared with those that get better."""
+        worse = len(self.slower) + len(self.newly_failed)
+        return worse > MAX_SLOWER_SHARE * (len(self.faster) + len(self.newly_finished))
 
 
 @dataclass(frozen=True)
@@ -181,7 +194,20 @@ def evaluate_change(
         faster=faster,
         slower=slower,
         e2e_ratio=ratio,
+        latency_ratio=_latency_ratio(base, figures, [r for _, r in ratios]),
     )
+
+
+def _latency_ratio(base: RunFigures, figures: RunFigures, e2e_ratios: list[float]) -> float:
+    """Return the geometric mean of the ratios of all latencies; 1 if there are none.
+
+    The requests together weigh as much as one latency of the run.
+    """
+    pairs = [(base[name], figures[name]) for name in RANKED_LATENCIES]
+    logs = [log(after / before) for before, after in pairs if before > 0 and after > 0]
+    if e2e_ratios:
+        logs.append(fmean(log(ratio) for ratio in e2e_ratios))
+    return exp(fmean(logs)) if logs else 1.0
 
 
 def _mean_ratio(both: list[tuple[RequestEnding, RequestEnding]]) -> float:
@@ -234,14 +260,16 @@ def _compare(
 
 
 def _ranked(effects: list[Effect], by: str | None) -> list[Effect]:
-    """Return effects, best first: by the metric, or by finished requests, judgement and latency."""
+    """Return effects, best first: by the metric, or by finished requests, judgement, the share of
+    slower requests and latency.
+    """
     if by is not None:
         sign = -1 if METRICS[by].more_is_better else 1
         return sorted(effects, key=lambda e: (*_last(sign * e.figures[by]), _plainness(e)))
-    groups: dict[tuple[float, int, bool], list[Effect]] = {}
+    groups: dict[tuple[float, int, bool, bool], list[Effect]] = {}
     for effect in effects:
         finished, memory = effect.figures["finished"], effect.change.kind == "memory"
-        group = (-finished, JUDGEMENT_ORDER.index(effect.judgement), memory)
+        group = (-finished, JUDGEMENT_ORDER.index(effect.judgement), memory, effect.is_mixed)
         groups.setdefault(group, []).append(effect)
     return [effect for group in sorted(groups) for effect in _by_latency(groups[group])]
 
@@ -252,15 +280,16 @@ def _last(value: float) -> tuple[bool, float]:
 
 
 def _by_latency(effects: list[Effect]) -> list[Effect]:
-    """Rank effects near the shortest E2E by simplicity of the change, then all others by E2E.
+    """Rank effects near the shortest latency by simplicity of the change, then all others by
+    latency.
 
     Among equally simple changes, the shorter stall (in classes of 20 %) comes first, then fewer
     preemptions.
     """
-    shortest = min(_last(effect.figures["e2e_ms.mean"])[1] for effect in effects)
+    shortest = min(effect.latency_ratio for effect in effects)
 
     def rank(effect: Effect) -> tuple[object, ...]:
-        latency = _last(effect.figures["e2e_ms.mean"])[1]
+        latency = effect.latency_ratio
         stall = effect.figures["longest_stall_s"]
         preemptions = effect.figures["preemptions"]
         if latency <= TIE_RATIO * shortest:
@@ -269,7 +298,7 @@ def _by_latency(effects: list[Effect]) -> list[Effect]:
                 _plainness(effect)[0],
                 round(log(max(stall, 1e-9), 1.0 + MIN_STALL_CHANGE)),
                 preemptions,
-                round(latency),
+                round(latency, 3),
                 str(effect.change),
             )
         return (1, latency, *_plainness(effect))

@@ -94,7 +94,7 @@ def detect_format(
     raise InputError(
         f"{path}: unknown trace format; found {found}. Supported: "
         f"{', '.join(FORMAT_NAMES)}; "
-        "see `simkv trace formats`"
+        "see `simkv trace formats`; other logs: `simkv trace convert --columns arrival=NAME,...`"
     )
 
 

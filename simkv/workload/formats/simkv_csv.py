@@ -125,6 +125,12 @@ COLUMN_PARSERS: dict[str, Parser] = {
     "think_time": make_column_parser(_empty_or(parse_time, np.nan), np.float64),
     "prefix": make_column_parser(_check_prefix),
 }
+#: Units of times since 1970 (after 1973): name, least value and units per second.
+_EPOCH_UNITS = (
+    ("nanoseconds", 1e17, 1e9),
+    ("microseconds", 1e14, 1e6),
+    ("milliseconds", 1e11, 1e3),
+)
 #: Row id columns are ignored: simkv numbers the rows itself.
 _IGNORED = {"id", "request_id"}
 
@@ -144,9 +150,23 @@ def note_unknown(source: TraceSource, names: Iterable[str]) -> None:
         source.tally.notes.append(f"ignored unknown columns: {listed}")
 
 
+def _in_seconds(source: TraceSource, arrivals: ColumnArray) -> ColumnArray:
+    """Return arrivals in seconds; times since 1970 in ms, us or ns are recognized by their size."""
+    least = arrivals.min() if len(arrivals) else 0.0
+    for unit, begin, per_second in _EPOCH_UNITS:
+        if least >= begin:
+            note = f"arrival: read as {unit} since 1970"
+            if note not in source.tally.notes:
+                source.tally.notes.append(note)
+            return np.asarray(arrivals / per_second)
+    return arrivals
+
+
 def rows_from_table(source: TraceSource, table: CsvTable) -> RequestRows:
     """Return the rows of a table whose columns were parsed by ``COLUMN_PARSERS``."""
     columns: dict[str, Any] = dict(table.columns)
+    if "arrival" in columns:
+        columns["arrival"] = _in_seconds(source, columns["arrival"])
     named = {name: columns.pop(name, None) for name in NAME_COLUMNS}
     prefixes = columns.pop("prefix", None)
     columns.setdefault("arrival", np.full(len(table.lines), np.nan))

@@ -62,7 +62,7 @@ def test_names_are_unique_and_match_longer_names() -> None:
     assert find_gpu("NVIDIA A100-SXM4-40GB").memory_bytes < 50e9
     with pytest.raises(InputError, match="unknown GPU 'TPU v9'"):
         find_gpu("TPU v9")
-    with pytest.raises(InputError, match=r"did you mean 'meta-llama/Llama-3.1-8B'"):
+    with pytest.raises(InputError, match=r"nearest: meta-llama/Llama-3.1-8B, "):
         find_model("meta-llama/Llama-3.1-8")
 
 

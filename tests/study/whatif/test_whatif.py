@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simkv.core.engine_spec import EngineConfig
+from simkv.core.figure_registry import FIGURE_NAMES
 from simkv.core.outcome import FAILURES
 from simkv.metrics.scenario_runner import run_scenario
 from simkv.report.whatif_tables import render_whatif, whatif_json
@@ -17,9 +19,11 @@ from simkv.scenario.scenario import Scenario
 from simkv.scenario.scenario_loader import load
 from simkv.schedulers.mistralrs.spec import build
 from simkv.schedulers.mistralrs.versions import JULY_RULES, RULES
+from simkv.schedulers.sglang.config import SglangConfig
+from simkv.schedulers.vllm.config import VllmConfig
 from simkv.study.field_changes import with_knobs
 from simkv.study.simulation_job import SimulationJob
-from simkv.study.whatif.candidate_changes import Change, generate_changes
+from simkv.study.whatif.candidate_changes import Change, _knobs, generate_changes
 from simkv.study.whatif.trial_evaluation import (
     Evaluator,
     RequestEnding,
@@ -28,9 +32,12 @@ from simkv.study.whatif.trial_evaluation import (
     make_trial_job,
 )
 from simkv.study.whatif.whatif import (
+    RANKED_LATENCIES,
     Effect,
     WhatIfResult,
     _judge,
+    _ranked,
+    evaluate_change,
     run_whatif,
 )
 from tests.laws.random_scenarios import ENGINES, scenarios
@@ -42,10 +49,20 @@ from tests.study.whatif.known_verdicts import (
 )
 
 HERE = Path()
+KNOB = Change("knob", "max_num_seqs", 8, 16)
 
 
 def ask(scenario: Scenario, by: str | None = None) -> WhatIfResult:
     return run_whatif(scenario, Evaluator(HERE), by)
+
+
+def figures(e2e_s: list[float], **latencies: float) -> RunFigures:
+    """Return a run whose requests all finish; latencies are the mean E2E latency if not given."""
+    mean = 1000 * sum(e2e_s) / len(e2e_s)
+    values = {name: mean if name in RANKED_LATENCIES else 0.0 for name in FIGURE_NAMES}
+    values |= {"requests": len(e2e_s), "finished": len(e2e_s), **latencies}
+    endings = tuple(RequestEnding(i, "finished", one) for i, one in enumerate(e2e_s))
+    return RunFigures("served", "", values, endings)
 
 
 def effect(found: WhatIfResult, change: str) -> Effect:
@@ -56,8 +73,9 @@ def test_finds_fix() -> None:
     """Requests of unequal length preempt each other; the published fix lets them run together."""
     found = ask(six())
     assert found.best is not None
-    assert str(found.best.change) == "unequal_decodes: preempt -> run together"
-    assert found.best.change.kind == "rule"
+    fix = effect(found, "unequal_decodes: preempt -> run together")
+    assert found.effects.index(fix) <= 1
+    assert next(e for e in found.effects if e.change.kind == "rule") is fix
     assert found.best.judgement == "helps"
     assert "preemptions 22 -> 0" in found.best.sentence
     assert found.base["preemptions"] == 22
@@ -132,6 +150,40 @@ def test_ranks_similar_latencies_by_preemptions() -> None:
     shorter = effect(found, "max_num_batched_tokens: 256 -> 512")
     assert shorter.figures["e2e_ms.mean"] < helped[0].figures["e2e_ms.mean"]
     assert shorter.figures["preemptions"] > 100
+
+
+def test_ranks_changes_that_slow_many_requests_last() -> None:
+    """A change that helps all requests comes before one that halves half of them and slows half."""
+    base = figures([4.0] * 280)
+    clean = evaluate_change(KNOB, base, figures([3.0] * 280))
+    mixed = evaluate_change(KNOB, base, figures([0.5] * 143 + [4.4] * 137))
+    assert mixed.figures["e2e_ms.mean"] < clean.figures["e2e_ms.mean"]
+    assert (mixed.judgement, clean.judgement) == ("helps", "helps")
+    assert _ranked([mixed, clean], None) == [clean, mixed]
+
+
+def test_ranks_by_all_latencies() -> None:
+    """The shorter mean E2E comes second if its tail of TTFT is much longer."""
+    base = figures([4.0] * 10)
+    even = evaluate_change(KNOB, base, figures([3.0] * 10))
+    tail = evaluate_change(KNOB, base, figures([2.9] * 10, **{"ttft_ms.p99": 80000.0}))
+    assert _ranked([tail, even], None) == [even, tail]
+
+
+@pytest.mark.parametrize(
+    ("engine", "field"),
+    [(VllmConfig(), "gpu_memory_utilization"), (SglangConfig(), "mem_fraction_static")],
+)
+def test_tries_shares_of_memory_as_shares(engine: EngineConfig, field: str) -> None:
+    values = dict(_knobs(engine, set()))[field]
+    assert values
+    assert all(0.5 < value < 1 for value in values)
+
+
+def test_tries_the_words_of_a_setting_that_is_not_set() -> None:
+    found = dict(_knobs(VllmConfig(), set()))
+    assert found["mamba_cache_mode"] == ("align", "all")
+    assert found["kv_connector"] == () or all(isinstance(v, str) for v in found["kv_connector"])
 
 
 def test_skips_tighter_limits() -> None:
