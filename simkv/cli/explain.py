@@ -5,12 +5,15 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 from shlex import quote
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from simkv.cli.command_support import AsJson, Source, Trust, check_variant, print_json
 from simkv.core.errors import InputError
+
+if TYPE_CHECKING:
+    from simkv.metrics.run_result import RunResult
 
 
 def explain(
@@ -70,6 +73,7 @@ def explain(
         option = "" if name == "run" else f" --variant {name}"
         if request is not None:
             lines += explain_request(name, result, request)
+            lines.append(_report_link(run, result, request))
         elif len(names) == 1:
             lines += explain_run(name, result, partial("{} {}".format, command + option))
         else:
@@ -77,3 +81,13 @@ def explain(
     if len(names) > 1 and request is None:
         lines += ["", f"Explain one variant: {command} --variant {names[0]}"]
     print("\n".join(lines))
+
+
+def _report_link(run: Path, result: RunResult, request: int) -> str:
+    """Return a line with the address of the request's longest interval in the report."""
+    from simkv.report.report_runs import find_report_path
+
+    longest = max(result.diagnosis.ledger[request], key=lambda one: one.seconds, default=None)
+    at = 0.0 if longest is None else longest.start
+    page = f"{find_report_path([run])}#t={at:.6g}&request={request}"
+    return f"Its longest interval in a report: simkv report {quote(str(run))}, then open {page}"

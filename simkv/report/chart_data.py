@@ -38,6 +38,8 @@ MAX_OWNERS = 8
 BINS = 240
 #: Maximum number of points of a cumulative curve.
 CURVE_POINTS = 200
+#: Maximum number of steps of a variant in a page.
+MAX_STEPS = 100_000
 #: Maximum number of lane stretches in a page, to limit its size.
 MAX_STRETCHES = 400_000
 
@@ -128,6 +130,70 @@ def lane_columns(
         "kinds": "".join(letters),
         "lasts": lasts,
     }
+
+
+def step_columns(record: RunRecord, ticks: TickScale) -> dict[str, Any]:
+    """Return one column per property of a step, at most MAX_STEPS steps.
+
+    ``every`` is 1 if all steps are included, otherwise one of ``every`` steps is. A step starts
+    ``gap`` ticks after the end of the included step before it and lasts ``last`` ticks.
+    """
+    log = record.steps
+    every = max(math.ceil(len(log) / MAX_STEPS), 1)
+    gaps: list[int] = []
+    lasts: list[int] = []
+    reached = 0
+    for start, end in zip(log.start[::every], log.end[::every], strict=True):
+        begin = max(ticks.of(start), reached)
+        gaps.append(begin - reached)
+        reached = max(ticks.of(end), begin)
+        lasts.append(reached - begin)
+    columns = {
+        "gap": gaps,
+        "last": lasts,
+        "prefill": log.prefill_tokens[::every],
+        "prefills": log.prefill_seqs[::every],
+        "decodes": log.decode_seqs[::every],
+        "waiting": log.waiting[::every],
+        "running": log.running[::every],
+        "free": log.free_blocks[::every],
+    }
+    return {
+        "every": every,
+        "columns": {name: pack_column(list(column)) for name, column in columns.items()},
+    }
+
+
+def holding_columns(
+    record: RunRecord, places: Sequence[int], block_size: int, ticks: TickScale
+) -> dict[str, Any]:
+    """Return the number of blocks that requests hold over time.
+
+    ``places`` are indices of requests in order of arrival, as in the lanes. Each change is stored
+    as ticks since the change before it (or since 0) and blocks gained or lost; ``count`` is the
+    number of changes per request. ``block_size`` is in tokens.
+    """
+    lives = sort_requests_by_arrival(record)
+    counts: list[int] = []
+    gaps: list[int] = []
+    changes: list[int] = []
+    for place in places:
+        before = len(gaps)
+        reached, held, until = 0, 0, 0.0
+        for one in find_block_holdings(record, lives[place], block_size):
+            steps = [(one.start, one.blocks)]
+            if held and one.start > until:
+                steps.insert(0, (until, 0))
+            for at, blocks in steps:
+                gaps.append(ticks.of(at) - reached)
+                changes.append(blocks - held)
+                reached, held = ticks.of(at), blocks
+            until = one.end
+        if held:
+            gaps.append(ticks.of(until) - reached)
+            changes.append(-held)
+        counts.append(len(gaps) - before)
+    return {"count": counts, "gaps": gaps, "changes": changes}
 
 
 def preemption_arrows(

@@ -39,7 +39,7 @@ from simkv.report.plot_style import (
 STYLE, SCRIPT, LIBRARY = "report.css", "report.js", "plotly.min.js"
 LIBRARY_FILE = Path(__file__).parent / "vendor" / "plotly-cartesian-4.1.1.min.js"
 #: Scripts of the page, in the order of their dependencies.
-SCRIPTS = ("model.js", "theme.js", "lanes.js", "figures.js", "main.js")
+SCRIPTS = ("model.js", "theme.js", "lanes.js", "figures.js", "inspector.js", "main.js")
 #: Plots with a time axis, which zoom together.
 TIME_AXIS_FIGURES = ("lanes", "blocks", "queues")
 

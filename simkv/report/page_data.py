@@ -73,7 +73,14 @@ def build_page_data(results: Mapping[str, RunResult], pair: Sequence[str]) -> di
         "variants": [
             _variant(name, result, ticks, edges)
             | {
-                "lanes": chart_data.lane_columns(result.record, lanes, ticks, most),
+                "lanes": (shown := chart_data.lane_columns(result.record, lanes, ticks, most)),
+                "steps": chart_data.step_columns(result.record, ticks),
+                "holdings": chart_data.holding_columns(
+                    result.record,
+                    shown["of"],
+                    find_engine_spec(result.scenario.engine).block_size(result.scenario.engine),
+                    ticks,
+                ),
                 "arrows": chart_data.preemption_arrows(
                     result.record, result.diagnosis, ticks, most // 10
                 ),

@@ -36,6 +36,11 @@ CAPTIONS = {
     "lanes": "One lane per request, in order of arrival. Hover over a lane to see what the request "
     "waited for; drag a box to zoom in; use the arrow keys to step through requests. Arrows are "
     "preemptions: they point from the request that gained blocks to the request that lost its KV.",
+    "moment": "The step, queues and KV blocks at a time. Click in the figure above, or use the "
+    "arrow keys here to go to the previous or next step (Shift: ten steps, Page keys: a hundred). "
+    "The address of the page opens the same moment again. Cells of the block map are grouped by "
+    "request because simkv does not store the positions of blocks; gray cells are cached or "
+    "shared.",
     "blocks": "KV blocks by request: the largest holders, and all others. The dashed line is the "
     "size of the cache.",
     "queues": "Running and waiting requests, and the load of a step: mean per time bin, with a "

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,14 @@ from typer.testing import CliRunner
 from simkv.cli import app
 from simkv.core.errors import InputError
 from simkv.core.outcome import Outcome
+from simkv.explain.blame import find_block_holdings
+from simkv.explain.wait_ledger import COMPUTE_KINDS
 from simkv.metrics.run_result import RunResult
 from simkv.metrics.scenario_runner import run_file
 from simkv.report import chart_data, narrative
 from simkv.report.html_page import DARK_THEME, LIGHT_THEME, library, render_html, write_html
 from simkv.report.lanes_plot import BARS
+from simkv.report.plot_style import sort_requests_by_arrival
 from simkv.report.report_gallery import write_gallery
 from simkv.report.report_runs import find_report_path, find_runs, find_scenario_file
 from simkv.scenario.packaged_scenarios import PackagedIncident
@@ -663,3 +667,82 @@ def test_selects_two_of_several_variants(
     assert "third" in page.run("charts.get('lanes').layout.annotations[0].text")
     assert page.run("document.querySelector('#inspected h3').innerText").endswith("of third")
     assert page.complaints() == []
+
+
+MOMENT = """(() => ({
+  time: moment.time,
+  panels: [...document.querySelectorAll("#moments section")].map((section) => section.innerText),
+}))()"""
+
+
+def test_inspector_shows_the_step_the_queues_and_their_reasons(
+    browser: Browser, file: Path, results: dict[str, RunResult]
+) -> None:
+    """Counts and requests agree with the record at a time inside of a step."""
+    page = opened(browser, file)
+    record = results["before"].record
+    row = len(record.steps) // 2
+    at = (record.steps.start[row] + record.steps.end[row]) / 2
+    page.run(f"moveTo({at})")
+    panels = page.run(MOMENT)["panels"]
+    assert len(panels) == 2
+    assert f"Step {row + 1:,} of {len(record.steps):,}" in panels[0]
+    free = record.steps.free_blocks[row]
+    assert f"{free:,} of {record.num_blocks:,} blocks free" in panels[0]
+    queues = page.run(
+        "(({running, waiting}) => [running, waiting].map((rows) => rows.map(({place}) => place)))"
+        "(pairNow()[0].queues)"
+    )
+    ledger = results["before"].diagnosis.ledger
+    now = {
+        i: next((one.kind for one in lane if one.start <= at < one.end), None)
+        for i, lane in ledger.items()
+    }
+    waits = {i for i, kind in now.items() if kind and kind not in COMPUTE_KINDS}
+    assert {i for i, kind in now.items() if kind in COMPUTE_KINDS} <= set(queues[0])
+    assert set(queues[1]) <= waits
+    left = {i for i, life in record.requests.items() if (life.ended_at or at) <= at}
+    shown = {*queues[0], *queues[1]}
+    assert shown - left == {i for i, kind in now.items() if kind}
+    assert page.complaints() == []
+
+
+def test_inspector_moves_by_steps_and_its_address_opens_the_moment(
+    browser: Browser, file: Path
+) -> None:
+    page = opened(browser, file)
+    page.run("moveTo(inspected(pairNow()[0]).start[10]); document.getElementById('moment').focus()")
+    before = page.run("moment.time")
+    page.press("ArrowRight")
+    starts = page.run("[...inspected(pairNow()[0]).start.slice(9, 12)]")
+    assert [before, page.run("moment.time")] == starts[1:]
+    page.press("ArrowLeft")
+    page.press("ArrowLeft")
+    assert page.run("moment.time") == starts[0]
+    page.run("inspect(0, 20)")
+    link = page.run("momentLink()")
+    assert link == f"#t={starts[0]:.9g}&request=20"
+    page.run("moveTo(0); inspect(0, 3)")
+    page.run(f"location.hash = '{link}'")
+    page.wait("moment.time > 0")
+    assert page.run("moment.time") == pytest.approx(starts[0])
+    assert page.run("document.querySelector('#inspected h3').innerText") == "Request 20 of before"
+
+
+def test_block_counts_of_the_page_are_those_of_the_record(
+    page: str, results: dict[str, RunResult]
+) -> None:
+    """Changes of blocks add up, and every request holds none at the end."""
+    for raw, result in zip(data_of(page)["variants"], results.values(), strict=True):
+        holdings = raw["holdings"]
+        assert len(holdings["count"]) == len(raw["lanes"]["of"])
+        next_ = 0
+        lives = sort_requests_by_arrival(result.record)
+        for place, count in zip(raw["lanes"]["of"], holdings["count"], strict=True):
+            part = holdings["changes"][next_ : next_ + count]
+            assert sum(part) == 0
+            spans = find_block_holdings(result.record, lives[place], 32)
+            most = max((one.blocks for one in spans), default=0)
+            assert max(accumulate(part), default=0) == most
+            next_ += count
+        assert next_ == len(holdings["gaps"])

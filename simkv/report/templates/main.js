@@ -15,6 +15,7 @@ function draw(figure) {
   const { data, layout } = sized(figure);
   box.previousElementSibling.innerHTML = legendHtml(data);
   Plotly.react(box, data, layout, CONFIG);
+  if (figure === LANES) markLanes();
 }
 
 /** A figure with its current size and margins for the headings of its panels. */
@@ -124,6 +125,7 @@ function listenToLanes(box) {
     const { drawn } = pairNow()[spot.index];
     const lane = Math.round(spot.y);
     if (lane >= 0 && lane < drawn.length) inspect(spot.index, drawn[lane]);
+    moveTo(spot.time);
   }, true);
   box.addEventListener("keydown", (event) => {
     const step = { ArrowDown: 1, ArrowUp: -1, PageDown: 10, PageUp: -10 }[event.key];
@@ -317,6 +319,8 @@ function choosePair() {
   nameThePair();
   fillTable();
   inspect(0, worstOf(pairNow()[0]));
+  $("#moment-slider").max = String(whole(view.pair)[1]);
+  moveTo(moment.time);
   drawAll();
 }
 
@@ -363,6 +367,7 @@ function start() {
   listenToTable();
   fillTable();
   inspect(0, worstOf(pairNow()[0]));
+  startInspector();
   drawSoon(FIGURES.filter(({ id }) => charts.has(id)));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
   let width = innerWidth;
