@@ -73,7 +73,7 @@ def explain(
         option = "" if name == "run" else f" --variant {name}"
         if request is not None:
             lines += explain_request(name, result, request)
-            lines.append(_report_link(run, result, request))
+            lines += _report_link(run, result, request)
         elif len(names) == 1:
             lines += explain_run(name, result, partial("{} {}".format, command + option))
         else:
@@ -83,11 +83,11 @@ def explain(
     print("\n".join(lines))
 
 
-def _report_link(run: Path, result: RunResult, request: int) -> str:
-    """Return a line with the address of the request's longest interval in the report."""
+def _report_link(run: Path, result: RunResult, request: int) -> list[str]:
+    """Return lines with the address of the request's longest interval in the report."""
     from simkv.report.report_runs import find_report_path
 
     longest = max(result.diagnosis.ledger[request], key=lambda one: one.seconds, default=None)
     at = 0.0 if longest is None else longest.start
     page = f"{find_report_path([run])}#t={at:.6g}&request={request}"
-    return f"Its longest interval in a report: simkv report {quote(str(run))}, then open {page}"
+    return [f"Inspect its longest interval: simkv report {quote(str(run))}", f"  then open {page}"]

@@ -83,7 +83,8 @@ def test_explains_one_request(two: Path) -> None:
         "     4.000 s        1 s  prefill: 4 tokens",
         "     5.000 s  finished after 4.50 s",
     ]
-    assert told[-1] == "Main blockers: request 0 (3 s)."
+    assert told[-3] == "Main blockers: request 0 (3 s)."
+    assert told[-1] == "  then open runs/two.html#t=1&request=2"
 
 
 def test_results_directory_is_simulated_again(two: Path, tmp_path: Path) -> None:

@@ -209,9 +209,9 @@ function moveBySteps(steps) {
   moveTo(i < 0 ? 0 : start[Math.min(i, start.length - 1)]);
 }
 
-/** Open the moment and the request of the address, or the start of the longest wait. */
-function openAddress() {
-  const asked = new URLSearchParams(location.hash.slice(1));
+/** Open the moment and the request of an address; return whether it has a moment. */
+function openAddress(hash = location.hash) {
+  const asked = new URLSearchParams(hash.slice(1));
   const id = Number(asked.get("request") ?? NaN);
   const index = pairNow().findIndex((variant) => variant.placeOf.has(id));
   if (index >= 0) inspect(index, pairNow()[index].placeOf.get(id));
@@ -239,7 +239,7 @@ function startInspector() {
     inspect(Number(target.closest("section").dataset.index), Number(target.dataset.place));
     $("#inspected").scrollIntoView({ block: "center" });
   });
-  addEventListener("hashchange", openAddress);
+  addEventListener("hashchange", ({ newURL }) => openAddress(new URL(newURL).hash));
   const variant = pairNow()[pinned.index];
   const lane = variant.laneOf.get(pinned.place) ?? 0;
   if (openAddress()) $("#moment").scrollIntoView();
