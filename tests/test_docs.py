@@ -52,6 +52,8 @@ def test_documented_scenarios_run(tmp_path: Path, language: str, text: str) -> N
     """The scenario runs, meets its expectations, has real costs, and no variant of it is idle."""
     if not re.search(r"^name:", text, re.MULTILINE):
         pytest.skip("a part of a scenario only")
+    if re.search(r"^jobs:", text, re.MULTILINE):
+        pytest.skip("a GitHub Actions workflow")
     (tmp_path / "s.yaml").write_text(text)
     results = run_file(tmp_path / "s.yaml")
     assert [str(one) for one in check_expectations(results) if not one.ok] == []

@@ -49,7 +49,7 @@ from simkv.scenario.yaml_document import YamlDocument
 from simkv.serve.recorded_workload import write_recorded_trace
 from simkv.study.whatif.candidate_changes import Change
 from simkv.study.whatif.trial_evaluation import Evaluator, RequestEnding, RunFigures
-from simkv.study.whatif.whatif import evaluate_change
+from simkv.study.whatif.whatif import RANKED_LATENCIES, evaluate_change
 from simkv.workload.workload_section import build_clients
 from tests.incident.test_diagnose import HERE
 
@@ -60,7 +60,7 @@ FAILED = ("stalled", "lost", "starved", "rejected", "timed_out", "cut_off")
 def figures(took: list[float | None], **more: float) -> RunFigures:
     """Return a run with these E2E latencies (s), None without an answer."""
     done = [one for one in took if one is not None]
-    values: dict[str, Any] = dict.fromkeys((*ALL, *FAILED, "e2e_ms.median"), 0.0)
+    values: dict[str, Any] = dict.fromkeys((*ALL, *FAILED, *RANKED_LATENCIES, "e2e_ms.median"), 0.0)
     values |= {"finished": len(done), "requests": len(took), "cut_off": len(took) - len(done)}
     values |= {"e2e_ms.mean": 1e3 * sum(done) / max(len(done), 1)} | more
     ends = (RequestEnding(i, "finished" if e else "cut_off", e) for i, e in enumerate(took))

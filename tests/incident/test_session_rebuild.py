@@ -25,7 +25,8 @@ from simkv.incident.session_rebuild import (
 )
 from simkv.incident.source_join import join
 from simkv.incident.source_reader import read_source
-from simkv.incident.stats_line_workload import KnownEngine, _check_sessions, _departures, _warm_up
+from simkv.incident.stats_line_departures import departure_times
+from simkv.incident.stats_line_workload import KnownEngine, _check_sessions, _warm_up
 from simkv.incident.workload_rebuild import RebuiltWorkload, _hit_share
 from simkv.incident.worst_part import MAX_PART_LINES, select_worst_part
 from simkv.metrics.run_result import RunResult
@@ -208,11 +209,11 @@ def test_first_access_lines_are_from_before_the_first_statistics_line() -> None:
 
 def test_departures_keep_the_growth_constant() -> None:
     came = np.arange(0.05, 10.0, 0.1)  # 100 arrivals within 10 s
-    left = _departures(came, 0.0, 10.0, 20.0, 80)
+    left = departure_times(came, 0.0, 10.0, 20.0, 80)
     at = np.arange(1.0, 11.0)
     present = np.searchsorted(came, at) - np.searchsorted(left, at, "right")
     assert present == pytest.approx(2.0 * at, abs=1.0)
-    assert _departures(came, 0.0, 10.0, 100.0, 0).tolist() == []
+    assert departure_times(came, 0.0, 10.0, 100.0, 0).tolist() == []
 
 
 def _rebuilt_later_part(path: Path, folder: Path, lines: int) -> tuple[RebuiltWorkload, float]:

@@ -78,7 +78,7 @@ def test_the_planted_host_time_is_found_and_nothing_else(tmp_path: Path) -> None
         if "decodes" in kind.kind:
             assert abs(kind.host) < 1e-4, kind
     assert found.counted > 0.9 * found.intervals
-    assert "mixed, over the largest CUDA graph took 4.0 ms longer" in describe_host_times(found)
+    assert "'mixed, over the largest CUDA graph' took 4.0 ms longer" in describe_host_times(found)
     # The host's own term is no kernel: with it the table is the same.
     assert (
         host_times(made(tmp_path / "y", slower(profile())), slower(profile())).kinds == found.kinds

@@ -284,7 +284,7 @@ def test_packaged_models_have_sources_and_unique_names() -> None:
         assert find_architecture(known.name) is known
     with pytest.raises(InputError, match="all layers must be equal"):
         find_model("gpt-oss-120b")
-    with pytest.raises(InputError, match="did you mean 'openai/gpt-oss-20b'"):
+    with pytest.raises(InputError, match="nearest: openai/gpt-oss-20b, "):
         find_architecture("openai/gpt-oss-21b")
 
 
