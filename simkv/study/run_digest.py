@@ -24,7 +24,17 @@ from simkv.workload.workload_section import Workload
 
 PACKAGE = Path(__file__).parent.parent
 #: Packages that a run uses. They import none of the others.
-RUN_PACKAGES = ("core", "schedulers", "costs", "workload", "scenario", "sim", "explain", "metrics", "native")
+RUN_PACKAGES = (
+    "core",
+    "schedulers",
+    "costs",
+    "workload",
+    "scenario",
+    "sim",
+    "explain",
+    "metrics",
+    "native",
+)
 #: Module of this package that a run uses, with all its imports.
 ENTRY = "simkv.study.simulation_job"
 PROFILES = PACKAGED.relative_to(PACKAGE)
