@@ -16,6 +16,7 @@ def main() -> None:
     code: object = INTERRUPTED
     sys.unraisablehook = _once_more
     try:
+        _repeat_interrupts()
         code = _command()
     except KeyboardInterrupt:
         print("simkv: interrupted; nothing was written", file=sys.stderr)
@@ -31,6 +32,20 @@ def ignore_interrupts() -> None:
     for name in ("SIGINT", "SIGALRM"):  # Windows has no SIGALRM
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
+
+
+def _repeat_interrupts() -> None:
+    """Raise KeyboardInterrupt again every 3 s, in case a library has caught the first one."""
+    import signal
+
+    def interrupt(number: int, frame: object) -> None:
+        if hasattr(signal, "SIGALRM"):
+            signal.signal(signal.SIGALRM, signal.default_int_handler)
+            signal.setitimer(signal.ITIMER_REAL, 3, 3)
+        signal.default_int_handler(number, frame)  # type: ignore[arg-type]
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupt)
 
 
 def _once_more(lost: sys.UnraisableHookArgs) -> None:

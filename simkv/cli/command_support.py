@@ -55,7 +55,7 @@ Trust = Annotated[
     typer.Option(
         "--trust",
         callback=_trust,
-        help="Allow execution of custom scheduler files and engine sources that are named.",
+        help="Allow simkv to run the scheduler files and engine sources of the scenario.",
     ),
 ]
 

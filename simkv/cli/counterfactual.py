@@ -123,7 +123,7 @@ def bisect(
         typer.Option(
             metavar="BOUND",
             help="Condition to watch instead of the verdict, such as preemptions>=1; with --git "
-            "also a metric.",
+            "also a figure.",
         ),
     ] = None,
     git: Annotated[

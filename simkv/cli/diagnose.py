@@ -121,20 +121,21 @@ def diagnose(
     else:
         files.check_incident_folder(target)
         evidence = _read(inputs, columns)
-    answer, triage = _triage(evidence, target, resumed=resumed)
-    if not as_json:
-        print(*triage, sep="\n")
+    with _finished_stages(target) as finished:
+        answer, triage = _triage(evidence, target, resumed=resumed)
+        finished()
+        if not as_json:
+            print(*triage, sep="\n")
+            if not fast:
+                print("Simulating; an interrupt (Ctrl-C) leaves this triage as the answer.")
+            sys.stdout.flush()
         if not fast:
-            print("Simulating; an interrupt (Ctrl-C) leaves this triage as the answer.")
-        sys.stdout.flush()
-    if not fast:
-        with _finished_stages(target) as finished:
             from simkv.incident.server_setup import UserSettings
 
             asked = UserSettings(engine, version, gpu, model, tp, dp, set_values)
             answer = _simulated(target, asked, until, jobs, try_flags, finished)
-        if answer is not None and not as_json:
-            print("", *answer.summary_lines, sep="\n")
+    if not fast and answer is not None and not as_json:
+        print("", *answer.summary_lines, sep="\n")
     written = sorted(path.name for path in target.iterdir())
     if as_json:
         from simkv.report.json_answers import DiagnoseAnswer
@@ -221,15 +222,22 @@ def _simulated(
 def _finished_stages(target: Path) -> Iterator[Callable[[], None]]:
     """Yield a function that marks all files in the directory as finished.
 
-    On an interrupt, other files are removed, and Interrupted is raised.
+    On an interrupt, other files are removed, and Interrupted is raised if the triage is finished.
     """
-    stored = set(target.iterdir())
+    from simkv.incident import incident_folder as files
+
+    before = set(target.iterdir()) if target.is_dir() else set()
+    stored = set(before)
     try:
         yield lambda: stored.update(target.iterdir())
     except KeyboardInterrupt:
         for number in ("SIGINT", "SIGALRM"):  # another interrupt would leave files behind
             if hasattr(signal, number):  # Windows has no SIGALRM
                 signal.signal(getattr(signal, number), signal.SIG_IGN)
+        if stored == before and target / files.DIAGNOSIS not in before:
+            if not (target / files.DIAGNOSIS).is_file():
+                raise
+            stored.update(target.iterdir())  # the triage writes this file last
         for path in set(target.iterdir()) - stored:
             path.unlink(missing_ok=True)
         raise Interrupted(

@@ -29,9 +29,7 @@ SourceOption = Annotated[
     ),
 ]
 Cases = Annotated[int, typer.Option(min=1, help="Number of random cases.")]
-Seed = Annotated[
-    int, typer.Option(min=0, help="Number of the sample: each seed selects other random cases.")
-]
+Seed = Annotated[int, typer.Option(min=0, help="Random seed of the generated cases.")]
 
 
 def _names(driven: EngineDriver, version: str, cases: int, seed: int) -> list[str]:

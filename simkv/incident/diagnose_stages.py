@@ -287,9 +287,9 @@ def _same(rebuilt: RebuiltWorkload, requests: Sequence[Request], folder: Path) -
     """
     if len(requests) != len(rebuilt.observed):
         raise InputError(
-            f"{folder / files.WORKLOAD}: has {len(requests)} requests where "
-            f"{len(rebuilt.observed)} were observed; delete one of {files.WORKLOAD} and "
-            f"{files.EVIDENCE}, or run it with `simkv run {folder / files.SCENARIO}`"
+            f"{folder / files.WORKLOAD}: has {len(requests)} requests, but "
+            f"{len(rebuilt.observed)} were observed; delete {files.WORKLOAD} or {files.EVIDENCE}, "
+            f"or simulate the edited workload with `simkv run {folder / files.SCENARIO}`"
         )
 
 

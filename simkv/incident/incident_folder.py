@@ -125,7 +125,7 @@ def read_evidence(folder: Path) -> Evidence:
             **tables,
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path}: is not what stage 1 writes: {error}") from error
+        raise InputError(f"{path}: is not an evidence file of `simkv diagnose`: {error}") from error
 
 
 def write_scenario(folder: Path, setup: ServerSetup, profile: str, notes: tuple[str, ...]) -> None:

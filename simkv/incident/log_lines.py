@@ -177,7 +177,9 @@ def read_line(readers: Sequence[Callable[[Any, LogLine], bool]], log: Any, line:
     except (ValueError, ArithmeticError, SyntaxError, TypeError, AttributeError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0][:80]
         where = f"{log.path}:{line.number}"
-        raise InputError(f"{where}: has a value that no server writes: {reason}") from error
+        raise InputError(
+            f"{where}: contains a value that a server cannot have written: {reason}"
+        ) from error
 
 
 def check_settings(settings: Mapping[str, StatedSetting]) -> None:
@@ -187,7 +189,7 @@ def check_settings(settings: Mapping[str, StatedSetting]) -> None:
             check_size(name, stated.value)
         except ValueError as error:
             raise InputError(
-                f"{stated.where}: has a value that no server writes: {error}"
+                f"{stated.where}: contains a value that a server cannot have written: {error}"
             ) from None
 
 
@@ -215,8 +217,9 @@ class Writers:
         seen = self._seen.setdefault(engine, [])
         if name in seen[:-1]:
             raise InputError(
-                f"{self.path}:{line.number}: is of {name or 'another server'}, and lines before it "
-                f"of {seen[-1]}; expected the log of one server: give each a file of its own"
+                f"{self.path}:{line.number}: belongs to {name or 'another server'}, but earlier "
+                f"lines belong to {seen[-1]}; expected the log of one server: split the log into "
+                "one file for each server"
             )
         if seen[-1:] != [name]:
             seen.append(name)

@@ -332,16 +332,22 @@ class _Maker:
             self.spec.config(**engine)
         except ValueError as error:
             if "startup_check" not in self.names:
-                raise InputError(f"the settings that the sources tell: {error}") from error
+                raise InputError(
+                    f"the settings found in the sources are invalid together: {error}"
+                ) from error
             loose = {**engine, "startup_check": False}
             try:
                 self.spec.config(**loose)
             except ValueError as other:
-                raise InputError(f"the settings that the sources tell: {other}") from other
+                raise InputError(
+                    f"the settings found in the sources are invalid together: {other}"
+                ) from other
             self.assumed.append(f"the server started although {error}: it did not check that")
             return loose
         except TypeError as error:
-            raise InputError(f"the settings that the sources tell: {error}") from error
+            raise InputError(
+                f"the settings found in the sources are invalid together: {error}"
+            ) from error
         return engine
 
 

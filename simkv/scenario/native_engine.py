@@ -76,7 +76,8 @@ def build_native_spec(data: dict[str, Any]) -> EngineSpec:
 def describe_source(config: Any) -> str | None:
     """Return one line about the source of a native engine; None for other engines."""
     source = getattr(config, "source", None)
-    return f"{source} ({config.source_state})" if source else None
+    inferred = "reasons for waiting are inferred from the scheduler's state"
+    return f"{source} ({config.source_state}); {inferred}" if source else None
 
 
 @lru_cache

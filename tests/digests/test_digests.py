@@ -1,4 +1,4 @@
-"""What simkv writes is what it wrote before the house was rebuilt, byte for byte."""
+"""The files that simkv writes equal the recorded digests, byte for byte."""
 
 from __future__ import annotations
 

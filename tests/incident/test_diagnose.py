@@ -126,7 +126,7 @@ def test_edited_file_is_used(incident: tuple[RunResult, IncidentAnswer, Path]) -
     assert (folder / "profile.json").read_text() == before
     lines = (folder / "workload.csv").read_text().splitlines()
     (folder / "workload.csv").write_text("\n".join(lines[:-1]) + "\n")
-    with pytest.raises(InputError, match=r"workload.csv: has 59 requests where 60 were observed"):
+    with pytest.raises(InputError, match=r"workload.csv: has 59 requests, but 60 were observed"):
         diagnose_stages.explain_stage(folder, UserSettings())
 
 

@@ -122,7 +122,7 @@ def test_edited_workload_of_other_size_is_rejected(server: Path, tmp_path: Path)
     folder = tmp_path / "out"
     diagnose_stages.read_stage([server / "spans.jsonl"], folder)
     (folder / "evidence.json").write_text("{}")
-    with pytest.raises(InputError, match=r"evidence.json: is not what stage 1 writes"):
+    with pytest.raises(InputError, match=r"evidence.json: is not an evidence file"):
         diagnose_stages.rebuild_stage(folder, UserSettings(engine="vllm"))
 
 

@@ -139,7 +139,6 @@ def test_interrupt_leaves_the_triage(tmp_path: Path) -> None:
     folder = tmp_path / "diagnosis"
     while not (folder / "diagnosis.md").is_file():
         time.sleep(0.02)
-    time.sleep(0.3)
     run.send_signal(signal.SIGINT)
     _, errors = run.communicate(timeout=60)
     # CPython ends with the signal itself if the interrupt hit ``exec``, as in the definition of a

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import HealthCheck, Phase, assume, given, seed, settings
 from hypothesis import strategies as st
 
@@ -21,11 +22,36 @@ from simkv.native.native_engines import NATIVE_ENGINES
 from simkv.scenario.custom.code_source import override_trust
 from simkv.scenario.native_engine import resolve_sources
 from simkv.scenario.scenario import Scenario
+from tests.conftest import ROOT
 from tests.laws.random_scenarios import scenarios
-from tests.native.test_native_engine import wheel_of
+from tests.native.test_native_engine import run_cli, wheel_of
 
 CASES = int(os.environ.get("AGREEMENT_CASES", "12"))
 SEED = int(os.environ.get("AGREEMENT_SEED", "0"))
+
+#: Request 2 is preempted, and its client leaves while it waits.
+ABORTED_AFTER_PREEMPTION = """
+name: aborted-after-preemption
+profile: l4-mistralrs-pr2034
+engine:
+  name: sglang
+  variant: 0.5.23
+  max_total_num_tokens: 44
+  enable_priority_scheduling: true
+  schedule_low_priority_values_first: true
+  clip_max_new_tokens_estimation: 1
+workload:
+  requests:
+  - {prompt_tokens: 22, output_tokens: 16, max_tokens: 22, prefix_group: b, prefix_tokens: 15}
+  - {arrival: 1, prompt_tokens: 6, output_tokens: 15, priority: 2}
+  - prompt_tokens: 30
+    output_tokens: 8
+    priority: 1
+    prefix_group: b
+    prefix_tokens: 8
+    timeout: 3
+  - {arrival: 0.3, prompt_tokens: 18, output_tokens: 12, prefix_group: b, prefix_tokens: 9}
+"""
 
 
 def with_source(scenario: Scenario, source: Path) -> Scenario:
@@ -66,3 +92,21 @@ def test_port_agrees_with_engine(engine: str, version: str) -> None:
         agree()
     assert seen["scenarios"] > CASES // 4
     print(f"\n{engine} {version}: {dict(sorted(seen.items()))}")
+
+
+def test_request_aborted_after_preemption_is_not_lost() -> None:
+    source = wheel_of("sglang", "0.5.23")
+    scenario = Scenario.model_validate(yaml.safe_load(ABORTED_AFTER_PREEMPTION))
+    with override_trust(True):
+        seen = compare_with_port(with_source(scenario, source), source).features
+    assert seen["preemptions"]
+    assert seen["aborts"]
+
+
+def test_steps_reserved_for_decoding_are_no_deadlock(tmp_path: Path) -> None:
+    source = wheel_of("sglang", "0.5.23")
+    scenario = ROOT / "scenarios" / "sglang-32549-decode-starved.yaml"
+    words = ["--source", str(source), "--trust", "--out", str(tmp_path), "--no-plots"]
+    code, text = run_cli("run", str(scenario), *words)
+    assert code == 0, text
+    assert "10 of 10 hold" in text

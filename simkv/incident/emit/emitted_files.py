@@ -97,7 +97,8 @@ def _check_fleet(variant: str, result: RunResult) -> None:
         raise InputError(f"--emit: {variant} is a fleet; expected one of vllm with equal replicas")
     if len(result.parts) != fleet.size or fleet.autoscale:
         raise InputError(
-            f"--emit: {variant} has replicas that come and go, which ranks of a server do not"
+            f"--emit: {variant} starts or stops replicas during the run, but the ranks of a "
+            "server are fixed"
         )
 
 

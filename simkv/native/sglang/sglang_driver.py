@@ -53,7 +53,8 @@ class NativeSglang:
 
     def abort(self, number: int) -> None:
         if number in self._prompts:
-            self.engine.left_early.add(number)
+            if self.engine.receives is None:  # otherwise requests go on until the loop receives it
+                self.engine.left_early.add(number)
             self.engine.unread.append(number)
 
     def schedule(self) -> Batch:
@@ -183,7 +184,17 @@ class NativeSglang:
             chunked and chunked.rid,
             scheduler.new_token_ratio_tracker.current,
             self.counts(),
+            _counters(scheduler),
+            _counters(getattr(scheduler, "prefill_delayer", None)),
+            _counters(getattr(self.engine.receives, "__self__", None)),
         )
+
+
+def _counters(component: Any) -> Hashable:
+    """Return the counters of a component that make it wait for a number of steps."""
+    state = getattr(component, "_curr_state", None)  # of the prefill delayer
+    left = getattr(component, "_prefill_decode_interval_remaining", None)
+    return left, getattr(component, "_counter", None), getattr(state, "delayed_count", None)
 
 
 def _build(knobs: Mapping[str, Any], native: Mapping[str, Mapping[str, Any]]) -> NativeSglang:

@@ -37,7 +37,8 @@ class SglangEngine:
 
     ``received`` are the requests by id. ``refused`` are the requests that are too long. ``ignored``
     and ``retracted`` list the requests that the present step rejects and preempts. ``left_early``
-    are the requests whose clients have left.
+    are the requests whose clients have left. ``aborted`` are the requests that SGLang removed from
+    its queue.
     """
 
     def __init__(self, config: SglangConfig, clock: Callable[[], float]) -> None:
@@ -47,6 +48,7 @@ class SglangEngine:
         self.received: dict[int, Any] = {}
         self.refused: set[int] = set()
         self.left_early: set[int] = set()
+        self.aborted: set[int] = set()
         self.ignored: list[int] = []
         self.retracted: list[int] = []
         self.unread: list[RecordingLine | int] = []
@@ -75,7 +77,7 @@ class SglangEngine:
         return [
             i
             for i, r in sorted(self.received.items())
-            if r.is_retracted and i in alive and id(r) not in waiting and i not in self.ignored
+            if r.is_retracted and i in alive and id(r) not in waiting and i not in self.aborted
         ]
 
     def receive(self) -> None:
@@ -84,6 +86,7 @@ class SglangEngine:
             return
         for message in self.unread:
             if isinstance(message, int):
+                self.left_early.add(message)
                 self.scheduler.abort_request(ConfigStub(rid=name_of(message)))
             else:
                 request = self.made.make(message, self.scheduler)
@@ -164,7 +167,8 @@ class SglangEngine:
             scheduler.new_token_ratio_tracker.reset()
 
     def _gave_up(self, _: Any, request: Any) -> None:
-        """Record that SGLang aborted this request, unless its client has left."""
+        """Record that SGLang aborted this request, and reject it unless its client has left."""
+        self.aborted.add(int(request.rid))
         if int(request.rid) not in self.left_early:
             self.ignored.append(int(request.rid))
 

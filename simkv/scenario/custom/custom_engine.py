@@ -118,7 +118,9 @@ def _config_of(of: type[Any], source: CustomCode) -> type[Any]:
     except Exception as error:
         raise InputError(f"{source.shown}:1: {of.__name__}.config: {error}") from error
     if not (isinstance(own, type) and is_dataclass(own)):
-        raise InputError(f"{source.shown}:1: {of.__name__}.config: must be a frozen dataclass")
+        raise InputError(
+            f"{source.shown}:1: {of.__name__}.config: its type must be a frozen dataclass"
+        )
     if any(issubclass(own, engine.config) for engine in ENGINES.values()):
         return own
     needed = {"num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens"}

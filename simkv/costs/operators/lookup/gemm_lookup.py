@@ -13,9 +13,9 @@ DTYPES = {"bf16": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_block", "nvfp4": "
 def lookup_gemm(store: TableStore, form: str, n: int, k: int, flops: float) -> Curve | None:
     """Return the time (s) of a matrix product by tokens; None if the format was not measured.
 
-    Times are interpolated with the function a + bn + ck + dnk, which is exact for operations and
-    bytes, and extrapolated beyond the measured ``n`` and ``k``. ``flops`` is the peak rate of the
-    format.
+    Times are interpolated bilinearly in ``n`` and ``k``, which is exact for operations and
+    bytes, and extrapolated beyond the measured ``n`` and ``k``. ``flops`` is the peak rate of
+    the format.
     """
     dtype = DTYPES.get(form)
     grid = store.values("gemm", "n", {"gemm_dtype": dtype}) if dtype else []
