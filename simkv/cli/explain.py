@@ -14,6 +14,7 @@ from simkv.core.errors import InputError
 
 if TYPE_CHECKING:
     from simkv.metrics.run_result import RunResult
+    from simkv.scenario.scenario import Scenario
 
 
 def explain(
@@ -65,7 +66,9 @@ def explain(
         print_json(build_explain_answer(results, request))
         return
     command = f"simkv explain {quote(str(run))}"
-    lines: list[str] = [f"Simulated again from {run / 'scenario.yaml'}."] if run.is_dir() else []
+    lines: list[str | None] = (
+        [f"Simulated again from {run / 'scenario.yaml'}."] if run.is_dir() else []
+    )
     for name in names:
         result = run_scenario(planned[name].scenario, planned[name].folder)
         if lines:
@@ -80,7 +83,17 @@ def explain(
             lines += explain_run_briefly(name, result)
     if len(names) > 1 and request is None:
         lines += ["", f"Explain one variant: {command} --variant {names[0]}"]
-    print("\n".join(lines))
+    lines += dict.fromkeys(_describe_source(planned[name].scenario) for name in names)
+    print("\n".join(line for line in lines if line is not None))
+
+
+def _describe_source(scenario: Scenario) -> str | None:
+    """Return a line about the source whose scheduler decided, or None if simkv's port decided."""
+    if not getattr(scenario.engine, "source", None):
+        return None
+    from simkv.scenario.native_engine import describe_source
+
+    return f"Decided by: {describe_source(scenario.engine)}"
 
 
 def _report_link(run: Path, result: RunResult, request: int) -> list[str]:
