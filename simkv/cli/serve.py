@@ -124,7 +124,7 @@ def serve(
     from simkv.serve.server_assembly import Deployment, ServerOptions
 
     options = ServerOptions(host, port, speed, api_key, served_model_name, tokenizer, grace, seed)
-    options = replace(options, kv_events=kv_events, kv_replay=kv_replay)
+    options = replace(options, kv_events=kv_events, kv_replay=kv_replay, record=record)
     chosen, folder = _chosen(scenario, engine, (model, gpu), variant, set_ or [])
     deployment = Deployment(chosen, folder, options, print_error, apart=port_per_replica)
 
@@ -133,12 +133,9 @@ def serve(
             print(server.banner, flush=True)
 
     deployment.serve(ready)
-    for server in deployment.servers if record else []:
-        assert record is not None
-        path = (
-            record.with_stem(f"{record.stem}-{server.options.rank}") if port_per_replica else record
-        )
-        print(f"{server.write(path)} requests written to {path}")
+    for server in deployment.servers:
+        if path := server.options.record:
+            print(f"{server.write(path)} requests written to {path}")
 
 
 def _chosen(

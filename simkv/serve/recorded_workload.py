@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import asyncio
+import os
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from simkv.core.atomic_files import atomic_file
+from simkv.core.atomic_files import atomic_file, translate_disk_errors
+from simkv.core.errors import InputError
 from simkv.core.request import Request
 from simkv.scenario.scenario import Scenario
-from simkv.workload.formats.simkv_csv import used_columns, write_file
+from simkv.workload.formats.simkv_csv import (
+    COLUMN_PARSERS,
+    format_column,
+    used_columns,
+    write_file,
+)
 from simkv.workload.listed_requests import ListedRequest, acceptance_fields
 from simkv.workload.request_columns import PromptPieces, RequestRows, piece_from_segment
 from simkv.workload.trace_selection import Selection
@@ -53,6 +61,92 @@ def write_recorded_trace(path: Path, requests: Sequence[Request]) -> None:
         source = TraceSource(path, Selection())
         rows = _rows(requests, source)
         write_file(new, [rows], used_columns(rows, ["arrival"]), source)
+
+
+#: Time between two additions to a growing trace (s).
+SAVE_EVERY_S = 0.5
+#: Characters reserved in each row for the time at which the client leaves: the longest float.
+TIMEOUT_WIDTH = 24
+#: Columns of a growing trace, which cannot know which of them later rows need.
+GROWING_COLUMNS = [
+    name for name in COLUMN_PARSERS if name not in ("has_images", "session", "think_time")
+]
+
+
+class GrowingTrace:
+    """Trace file that gets a row for each received request while the server runs.
+
+    ``changes`` lists the received requests, and lists a request again when its client leaves (see
+    ``LiveSimulation.changes``). The file can be read at any time. The time of a departure replaces
+    blanks in the request's row. ``warn`` receives a message when the file cannot be written; the
+    rows are kept and written later.
+    """
+
+    def __init__(self, path: Path, changes: Sequence[Request], warn: Callable[[str], None]) -> None:
+        self._path, self._changes, self._warn = path, changes, warn
+        self._source = TraceSource(path, Selection())
+        self._written = 0
+        self._departures: list[int] = []
+        self._failing = False
+        header = (",".join(GROWING_COLUMNS) + "\n").encode()
+        self._size = len(header)
+        with translate_disk_errors(path, "written"):
+            path.write_bytes(header)
+
+    async def grow(self) -> None:
+        """Add new rows to the file regularly, until cancelled."""
+        while True:
+            await asyncio.sleep(SAVE_EVERY_S)
+            try:
+                self.save()
+            except InputError as error:
+                if not self._failing:
+                    self._warn(f"{error}; --record continues when the file can be written again")
+                self._failing = True
+            else:
+                self._failing = False
+
+    def save(self) -> None:
+        """Write new requests and departures. Raises InputError; the file then has whole rows."""
+        changes = self._changes[self._written :]
+        new: list[Request] = []
+        left: dict[int, str] = {}
+        for request in changes:
+            if request.id < len(self._departures) + len(new):
+                left[request.id] = repr(request.timeout)
+            else:
+                new.append(request)
+        rows = self._format(new) if new else []
+        with translate_disk_errors(self._path, "written"), self._path.open("r+b") as file:
+            self._append(file.fileno(), b"".join(row for row, _ in rows))
+            for row, place in rows:
+                self._departures.append(self._size + place)
+                self._size += len(row)
+            for number, seconds in left.items():
+                file.seek(self._departures[number])
+                file.write(seconds.encode())
+            self._written += len(changes)
+
+    def _append(self, file: int, content: bytes) -> None:
+        """Write rows at the end, all or none."""
+        try:
+            os.lseek(file, self._size, os.SEEK_SET)
+            while content:
+                content = content[os.write(file, content) :]
+        except OSError:
+            os.ftruncate(file, self._size)
+            raise
+
+    def _format(self, requests: Sequence[Request]) -> list[tuple[bytes, int]]:
+        """Return each request's row and the position in it of the time of departure."""
+        rows, at = _rows(requests, self._source), GROWING_COLUMNS.index("timeout")
+        fields = [format_column(rows, name, self._source) for name in GROWING_COLUMNS]
+        found = []
+        for values in zip(*fields, strict=True):
+            before = "".join(f"{value}," for value in values[:at])
+            row = ",".join((values[at].ljust(TIMEOUT_WIDTH), *values[at + 1 :]))
+            found.append((f"{before}{row}\n".encode(), len(before.encode())))
+        return found
 
 
 def _rows(requests: Sequence[Request], source: TraceSource) -> RequestRows:

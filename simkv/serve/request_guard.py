@@ -20,7 +20,7 @@ PUBLIC_PATHS = ("/health", "/ping", "/version", "/load", "/metrics")
 
 @dataclass(frozen=True)
 class BodyLimits:
-    """Maximum size of a request body in bytes, and maximum time to receive it in seconds."""
+    """Maximum size of a request body in bytes, and maximum time to receive all of it in seconds."""
 
     body: int = 16 * 1024 * 1024
     seconds: float = 30.0
@@ -79,17 +79,18 @@ class Guard:
     def _counted(self, receive: Receive) -> Receive:
         """Return a function like ``receive`` that also checks the size and duration of the body."""
         limits, taken, whole = self._limits, 0, False
+        end = asyncio.get_running_loop().time() + limits.seconds
 
         async def counted() -> Message:
             nonlocal taken, whole
             if whole:
                 return await receive()
             try:
-                message = await asyncio.wait_for(receive(), limits.seconds)
+                async with asyncio.timeout_at(end):
+                    message = await receive()
             except TimeoutError:
-                raise HTTPException(
-                    408, f"the body was not received within {limits.seconds:g} s"
-                ) from None
+                said = f"the body was not received within {limits.seconds:g} s"
+                raise HTTPException(408, said, {"connection": "close"}) from None
             taken += len(message.get("body", b""))
             whole = not message.get("more_body", False)
             if taken > limits.body:

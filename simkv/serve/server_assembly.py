@@ -18,7 +18,7 @@ from simkv.serve.http_app import application
 from simkv.serve.live_explainer import Explainer
 from simkv.serve.live_simulation import LiveSimulation
 from simkv.serve.prometheus_exposition import ReplicaMetrics
-from simkv.serve.recorded_workload import write_recorded_trace
+from simkv.serve.recorded_workload import GrowingTrace, write_recorded_trace
 from simkv.serve.request_guard import Guard
 from simkv.serve.request_handler import RequestHandler, ServedModel
 from simkv.serve.served_scenario import answer_lengths, replicas_of
@@ -51,6 +51,7 @@ class ServerOptions:
     kv_events: str | None = None
     kv_replay: str | None = None
     rank: int = 0
+    record: Path | None = None
 
     def __post_init__(self) -> None:
         if not SLOWEST <= self.speed <= FASTEST:
@@ -161,6 +162,13 @@ class HttpServer:
         if self.kv_publisher:
             self.kv_publisher.close()
 
+    def growing_trace(self) -> GrowingTrace | None:
+        """Begin the file of ``--record``, or return None if it can only be written at the end."""
+        path = self.options.record
+        if path is None or path.suffix == ".gz" or (path.exists() and not path.is_file()):
+            return None
+        return GrowingTrace(path, self.live.changes, self.live.warn)
+
     async def describe(self) -> str:
         """Return the text of a scenario file with the configuration and all requests so far."""
         about = [
@@ -201,7 +209,10 @@ class Deployment:
         self.servers: list[HttpServer] = []
         for rank, one in enumerate(replicas_of(scenario) if apart else [scenario]):
             port = options.port + rank if options.port else 0
-            own = replace(options, port=port, rank=rank)
+            record = options.record
+            if record and apart:
+                record = record.with_stem(f"{record.stem}-{rank}")
+            own = replace(options, port=port, rank=rank, record=record)
             self.servers.append(HttpServer(one, folder, own, warn, self._ending))
 
     def serve(self, ready: Callable[[], None]) -> None:
@@ -210,6 +221,8 @@ class Deployment:
         ``ready`` is called once, when clients can connect.
         """
         beside = [server.kv_publisher.replay() for server in self.servers if server.kv_publisher]
+        traces = [server.growing_trace() for server in self.servers]
+        beside += [trace.grow() for trace in traces if trace]
         sites = [server.served_app for server in self.servers]
         try:
             asyncio.run(serve_until_shutdown(sites, self._ending, self._grace, ready, beside))

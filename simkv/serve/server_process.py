@@ -18,6 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from simkv.core.errors import InputError
 from simkv.serve.live_simulation import LiveSimulation
+from simkv.serve.request_guard import BodyLimits
 
 #: Maximum number of connections that wait to be accepted.
 BACKLOG = 2048
@@ -93,19 +94,35 @@ def bind(host: str, port: int) -> Listener:
 #: Maximum size of a request's head in bytes, and maximum time to receive it in seconds.
 HEAD_BYTES = 65536
 HEAD_SECONDS = 30.0
+#: Maximum time to receive a body (s) before the connection is closed; the guard answers earlier.
+BODY_SECONDS = BodyLimits.seconds + 1.0
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
-    """HTTP protocol that closes connections whose request head is too large or too slow."""
+    """HTTP protocol that closes connections whose requests are too large or arrive too slowly.
+
+    A timer runs whenever a request has begun and is incomplete, on every request of a connection.
+    uvicorn limits only the idle time between requests, and no size of a head.
+    """
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self._head = 0
-        self._patience = self.loop.call_later(HEAD_SECONDS, transport.close)
+        self._patience: asyncio.TimerHandle | None = None
+        self._wait(HEAD_SECONDS)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._patience.cancel()
+        self._wait(None)
         super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._patience is None:  # blank lines before a request also keep a connection open
+            self._wait(HEAD_SECONDS)
+        super().data_received(data)
+
+    def on_message_begin(self) -> None:
+        self._wait(HEAD_SECONDS)
+        super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
         self._count(len(url))
@@ -117,8 +134,26 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._head = 0
-        self._patience.cancel()
+        self._wait(BODY_SECONDS)
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._wait(None)
+        super().on_message_complete()
+
+    def _wait(self, seconds: float | None) -> None:
+        """Set the timer of the incomplete request, or stop it."""
+        if self._patience is not None:
+            self._patience.cancel()
+        self._patience = seconds and self.loop.call_later(seconds, self._give_up, seconds)
+
+    def _give_up(self, seconds: float) -> None:
+        """Close the connection, unless an earlier request on it is still being answered."""
+        answering = self.cycle and not self.cycle.response_complete
+        if answering and (self.pipeline or not self.cycle.more_body):
+            self._wait(seconds)
+        else:
+            self.transport.close()
 
     def _count(self, size: int) -> None:
         self._head += size
