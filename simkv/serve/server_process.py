@@ -145,7 +145,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         """Set the timer of the incomplete request, or stop it."""
         if self._patience is not None:
             self._patience.cancel()
-        self._patience = seconds and self.loop.call_later(seconds, self._give_up, seconds)
+        self._patience = None
+        if seconds is not None:
+            self._patience = self.loop.call_later(seconds, self._give_up, seconds)
 
     def _give_up(self, seconds: float) -> None:
         """Close the connection, unless an earlier request on it is still being answered."""

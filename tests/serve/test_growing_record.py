@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from simkv.metrics.scenario_runner import run_file
 from simkv.scenario.scenario_loader import load
 from simkv.serve.recorded_workload import GrowingTrace
 from simkv.workload.workload_section import generate_requests
-from tests.serve.running_server import scenario, serving, wait_until
+from tests.serve.running_server import COSTS, scenario, serving, wait_until
 
 
 def request(number: int) -> Request:
@@ -25,6 +26,7 @@ def request(number: int) -> Request:
 
 def read(folder: Path) -> list[Request]:
     path = folder / "again.yaml"
+    shutil.copy(COSTS, folder)
     path.write_text(scenario() + "workload: {trace: came.csv}\n")
     return list(generate_requests(load(path)["run"].workload, None))
 

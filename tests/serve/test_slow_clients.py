@@ -66,7 +66,10 @@ async def dribble(address: tuple[str, int], begin: bytes, rest: bytes) -> tuple[
     sending = asyncio.ensure_future(send())
     try:
         async with asyncio.timeout(4 * CLOSED):
-            received = await reader.read()
+            received = b""
+            with contextlib.suppress(ConnectionResetError):  # bytes were sent to a closed socket
+                while part := await reader.read(65536):
+                    received += part
     finally:
         sending.cancel()
         writer.close()
