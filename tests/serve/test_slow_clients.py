@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import uvicorn
+from starlette.middleware.exceptions import ExceptionMiddleware
 
 from simkv.serve import server_process
 from simkv.serve.request_guard import BodyLimits, Guard
@@ -36,7 +37,7 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
 @contextmanager
 def running(loop: asyncio.AbstractEventLoop) -> Iterator[tuple[str, int]]:
     """Serve the application with short limits; yield the address."""
-    guard = Guard(app, 1.0, limits=BodyLimits(seconds=LIMIT))
+    guard = Guard(ExceptionMiddleware(app), 1.0, limits=BodyLimits(seconds=LIMIT))
 
     config = uvicorn.Config(
         guard, http=server_process.LimitedHttpProtocol, lifespan="off", log_level="critical"
