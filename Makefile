@@ -16,7 +16,7 @@ DEMO := scenarios/mistralrs-forty.yaml
 # Packages whose coverage is measured, with their own tests only: tracing makes tests nearly twice as slow.
 COUNTED := core costs metrics schedulers
 
-.PHONY: help demo test lint nightly coverage bench wheel compiled loop profiles reports site walks rules picture calibrate-silicon follow validation format clean
+.PHONY: help demo test lint nightly coverage bench wheel compiled loop profiles reports site walks rules picture calibrate-silicon judge-silicon follow validation format clean
 
 ## demo: run an example and draw its plots (default)
 demo: $(VENV)/.installed
@@ -86,6 +86,10 @@ profiles: $(TESTED)
 ## calibrate-silicon ROWS=FILE.csv: fit the constants of composed costs and write docs/silicon.md
 calibrate-silicon: $(VENV)/.installed
 	$(BIN)/python -m dev.serving_points $(ROWS) simkv/costs/operators --report docs/silicon.md
+
+## judge-silicon ROWS=FILE.csv: score predictions with each model, and each source, left out
+judge-silicon: $(VENV)/.installed
+	$(BIN)/python -m dev.serving_points.transfer_judge $(ROWS)
 
 # SOURCE is a wheel or a directory; without it, pip downloads the release.
 ENGINE ?= vllm

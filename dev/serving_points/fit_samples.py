@@ -30,8 +30,8 @@ class Residual:
     """A measurement and its replay: ``real`` and ``at`` are measured and replayed TTFT and TPOT in
     ms.
 
-    ``slopes`` has shape (2, constants). ``start`` are the constants of the replay and ``release``
-    is the engine's release.
+    ``slopes`` has shape (2, constants). ``start`` are the constants of the replay, ``release``
+    is the engine's release and ``source`` the export that lists the measurement first.
     """
 
     kind: Configuration
@@ -42,6 +42,7 @@ class Residual:
     slopes: Floats
     start: Floats
     release: str = ""
+    source: str = ""
 
     def predicted(self, values: Floats) -> Floats:
         """Return TTFT and TPOT (ms) under these constants, at least one fifth of the replayed
@@ -77,5 +78,6 @@ def samples_of(
             run.moved,
             (start or {}).get(point.kind, NONE),
             row.version,
+            row.source,
         )
     return list(found.values())

@@ -62,10 +62,19 @@ def calibrate(
     """Fit constants to measured rows, starting from operator costs alone; ``source`` names the
     rows."""
     points = points_of(rows)
+    return learn(rows, points, replay_points(points, jobs=jobs, advance=advance), source)
+
+
+def replay_points(
+    points: Sequence[ServingPoint | str],
+    *,
+    jobs: int | None = None,
+    advance: Callable[[], object] = lambda: None,
+) -> list[PointReplay | None]:
+    """Replay each point with operator costs alone; None for a point that cannot be simulated."""
     wanted = [None if isinstance(p, str) else PointJob(p, CostConstants()) for p in points]
     found = run_all([job for job in wanted if job], jobs=jobs, advance=advance)
-    replayed = [None if job is None else found[job.key] for job in wanted]
-    return learn(rows, points, replayed, source)
+    return [None if job is None else found[job.key] for job in wanted]
 
 
 def learn(
@@ -90,12 +99,12 @@ def learn(
         fitted,
         ErrorSpreads(groups, unseen, provenance),
         coverage(samples, fitted),
-        _predictions(rows, points, samples, fitted.configurations, fold_ends(samples, fitted)),
-        _predictions(rows, points, samples, fitted.groups, pair_ends(samples, fitted)),
+        predictions_of(rows, points, samples, fitted.configurations, fold_ends(samples, fitted)),
+        predictions_of(rows, points, samples, fitted.groups, pair_ends(samples, fitted)),
     )
 
 
-def _predictions(
+def predictions_of(
     rows: Sequence[MeasuredRow],
     points: Sequence[ServingPoint | str],
     samples: Sequence[Residual],

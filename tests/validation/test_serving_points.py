@@ -13,11 +13,12 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from dev.serving_points.__main__ import fit as fit_rows
-from dev.serving_points.constant_fit import LADDERS, choose, fit, spread_of, values_for
+from dev.serving_points.constant_fit import LADDERS, choose, fit, left_out, spread_of, values_for
 from dev.serving_points.fit_samples import NONE, Residual
 from dev.serving_points.fit_tables import left_out_table
 from dev.serving_points.point_calibration import rules_of
 from dev.serving_points.points_page import constants_table
+from dev.serving_points.transfer_judge import WAYS
 from simkv.cli import app
 from simkv.core.errors import InputError
 from simkv.costs.cost_profile import CostProfile
@@ -288,6 +289,8 @@ def test_a_measurement_counts_once_and_a_refusal_is_all_wrong(tmp_path: Path) ->
     assert ttft.mape == pytest.approx((0.1 + 0.3) / 2)
     assert ttft.strict == pytest.approx((0.1 + 0.3 + 1) / 3)
     assert ttft.coverage == pytest.approx(1 / 2)
+    scores = [0.29, 0.3 + 20 * 0.1]
+    assert ttft.interval_score == pytest.approx(np.mean(scores))
     assert ttft.anchors["aic"] == (pytest.approx(0.4), pytest.approx(0.4))
 
 
@@ -371,6 +374,17 @@ def test_a_pair_that_was_never_seen_has_the_interval_of_its_kind() -> None:
     assert known.of(HOPPER) == (own, HOPPER.levels()[0])
     assert known.of(OTHER) == (wide, HOPPER.levels()[2])
     assert known.of(replace(HOPPER, backend="sglang")) is None
+
+
+def test_a_left_out_model_gets_nothing_from_its_own_measurements() -> None:
+    one, two = made_samples(1.3, HOPPER, 30, 0), made_samples(0.9, OTHER, 30, 100)
+    one = [replace(s, source="a") for s in one]
+    two = [replace(s, source="b" if i % 2 else "a") for i, s in enumerate(two)]
+    by_model = left_out(one + two, PAIRS, WAYS["model"][0])[:, 1]
+    assert np.median(by_model[:30]) == pytest.approx(np.log(1.3 / 0.9), abs=0.03)
+    assert np.median(by_model[30:]) == pytest.approx(np.log(0.9 / 1.3), abs=0.03)
+    by_source = left_out(one + two, PAIRS, WAYS["source"][0])[:, 1]
+    assert np.abs(by_source[30:]).max() < 0.05
 
 
 # ---------------------------------------------------------------------- the command

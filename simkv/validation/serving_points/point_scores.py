@@ -17,16 +17,23 @@ from simkv.costs.hardware.model_gpu_catalog import find_architecture
 from simkv.validation.serving_points.measured_rows import OTHER_TOOLS, Latency, MeasuredRow
 from simkv.validation.serving_points.point_prediction import Prediction
 
+#: Measured latencies.
 LATENCY_NAMES = ("ttft", "tpot")
+#: Scored metrics. ``throughput`` is output tokens per second of the closed loop, computed from TTFT
+#: and TPOT on both sides, because the rows have no measured throughput.
+METRIC_NAMES = (*LATENCY_NAMES, "throughput")
+#: Share of measurements that should be outside an interval.
+OUTSIDE = 0.1
 
 
 @dataclass(frozen=True)
 class LatencyErrors:
-    """Errors of one latency in a group.
+    """Errors of one metric in a group.
 
     ``mape`` is the mean over answered rows, ``strict`` counts a refusal as 1; ``bias`` is the
     signed median. ``coverage`` is the share of intervals that contain the measurement, ``width``
-    the median half-width relative to the prediction; None without intervals. ``anchors`` has
+    the median half-width relative to the prediction, and ``interval_score`` the mean interval score
+    relative to the measurement (see ``interval_scores``); None without intervals. ``anchors`` has
     ``mape`` and ``strict`` of each tool on the same rows.
     """
 
@@ -35,6 +42,7 @@ class LatencyErrors:
     bias: float
     coverage: float | None
     width: float | None
+    interval_score: float | None = None
     anchors: dict[str, tuple[float, float]] = field(default_factory=dict)
 
 
@@ -42,7 +50,7 @@ class LatencyErrors:
 class GroupScore:
     """Scores of a group of ``rows`` rows with ``measurements`` distinct measurements.
 
-    ``answered`` is the fraction of them that has a prediction. ``errors`` are by latency metric.
+    ``answered`` is the fraction of them that has a prediction. ``errors`` are by metric.
     """
 
     name: str
@@ -106,7 +114,7 @@ def score_group(name: str, predictions: Sequence[Prediction]) -> GroupScore:
         len(predictions),
         len({p.row.measurement for p in predictions}),
         float(weights[answered].sum() / weights.sum()),
-        {n: _errors(predictions, weights, index) for index, n in enumerate(LATENCY_NAMES)},
+        {n: _errors(predictions, weights, index) for index, n in enumerate(METRIC_NAMES)},
     )
 
 
@@ -121,31 +129,49 @@ def weigh(rows: Sequence[MeasuredRow]) -> np.ndarray:
 
 
 def _errors(predictions: Sequence[Prediction], weights: np.ndarray, index: int) -> LatencyErrors:
-    real = np.array([_value(p.row.measured, index) for p in predictions])
-    found = np.array([_value(p.latency, index) for p in predictions])
-    low = np.array([_value(p.low, index) for p in predictions])
-    high = np.array([_value(p.high, index) for p in predictions])
+    real = np.array([_value(p.row, p.row.measured, index) for p in predictions])
+    found = np.array([_value(p.row, p.latency, index) for p in predictions])
+    low = np.array([_value(p.row, p.low, index) for p in predictions])
+    high = np.array([_value(p.row, p.high, index) for p in predictions])
+    low, high = np.minimum(low, high), np.maximum(low, high)
     signed = found / real - 1.0
     told = ~np.isnan(low)
     anchors = {}
     for tool in OTHER_TOOLS:
-        other = np.array([_value(p.row.anchors.get(tool), index) for p in predictions])
+        other = np.array([_value(p.row, p.row.anchors.get(tool), index) for p in predictions])
         if not np.isnan(other).all():
             anchors[tool] = _mape(other / real - 1.0, weights)
     mape, strict = _mape(signed, weights)
     inside = (low <= real) & (real <= high)
+    scores = interval_scores(low, high, real)
     return LatencyErrors(
         mape,
         strict,
         weighted_quantile(signed, weights, 0.5),
         float(weights[told & inside].sum() / weights[told].sum()) if told.any() else None,
         weighted_quantile((high - low) / 2.0 / found, weights, 0.5) if told.any() else None,
+        float(np.average(scores[told], weights=weights[told])) if told.any() else None,
         anchors,
     )
 
 
-def _value(latency: Latency | None, index: int) -> float:
-    return math.nan if latency is None else latency[index]
+def interval_scores(low: np.ndarray, high: np.ndarray, real: np.ndarray) -> np.ndarray:
+    """Return the interval score of each interval relative to its measurement; smaller is better.
+
+    It is the width plus ``2 / OUTSIDE`` times the distance of a measurement outside the interval
+    (Gneiting and Raftery 2007, section 6.2).
+    """
+    missed = np.maximum(low - real, 0.0) + np.maximum(real - high, 0.0)
+    return np.asarray((high - low + 2.0 / OUTSIDE * missed) / real)
+
+
+def _value(row: MeasuredRow, latency: Latency | None, index: int) -> float:
+    if latency is None:
+        return math.nan
+    if METRIC_NAMES[index] != "throughput":
+        return latency[index]
+    e2e_ms = latency.ttft + (row.osl - 1) * latency.tpot
+    return 1e3 * row.concurrency * row.osl / e2e_ms
 
 
 def _mape(signed: np.ndarray, weights: np.ndarray) -> tuple[float, float]:

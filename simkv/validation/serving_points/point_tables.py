@@ -10,7 +10,7 @@ from rich.text import Text
 from simkv.report.adaptive_table import AdaptiveTable, make_adaptive_table
 from simkv.validation.serving_points.measured_rows import OTHER_TOOLS
 from simkv.validation.serving_points.point_scores import (
-    LATENCY_NAMES,
+    METRIC_NAMES,
     GroupScore,
     LatencyErrors,
     Noise,
@@ -18,22 +18,26 @@ from simkv.validation.serving_points.point_scores import (
 
 HEAD = (
     *("group", "rows", "meas.", "answered"),
-    *("latency", "MAPE", "strict", "median", "in 90 %", "half-width"),
+    *("metric", "MAPE", "strict", "median", "in 90 %", "half-width", "interval score"),
     *OTHER_TOOLS,
 )
 
 
 def score_rows(scores: Sequence[GroupScore]) -> Iterator[list[str]]:
-    """Yield two rows per group, TTFT and TPOT; all values except the counts in per cent."""
+    """Yield a row per metric of each group; all values except the counts in per cent."""
     for s in scores:
-        for name in LATENCY_NAMES:
-            first = name == LATENCY_NAMES[0]
+        for name in METRIC_NAMES:
+            first = name == METRIC_NAMES[0]
             begin = [s.name, str(s.rows), str(s.measurements), percent(s.answered)]
-            yield [*(begin if first else [""] * 4), name.upper(), *_cells(s.errors[name])]
+            yield [*(begin if first else [""] * 4), _title(name), *_cells(s.errors[name])]
+
+
+def _title(name: str) -> str:
+    return name.upper() if name in ("ttft", "tpot") else name
 
 
 def _cells(e: LatencyErrors) -> list[str]:
-    told = [percent(e.coverage), percent(e.width)]
+    told = [percent(e.coverage), percent(e.width), percent(e.interval_score)]
     others = [e.anchors.get(tool) for tool in OTHER_TOOLS]
     beside = ["" if o is None else f"{percent(o[0])} ({percent(o[1])})" for o in others]
     return [percent(e.mape), percent(e.strict), signed(e.bias), *told, *beside]
@@ -50,8 +54,8 @@ def signed(value: float) -> str:
 
 
 def score_table(title: str, scores: Sequence[GroupScore]) -> Group:
-    """Return a console table of group scores, with TTFT and TPOT of a group in separate rows."""
-    moved = [0, 4, 5, 7, 8, 9, 1, 2, 3, 6, *range(10, len(HEAD))]
+    """Return a console table of group scores, with each metric of a group in a separate row."""
+    moved = [0, 4, 5, 7, 8, 9, 10, 1, 2, 3, 6, *range(11, len(HEAD))]
     rows = ([row[i] for i in moved] for row in score_rows(scores))
     return titled(title, make_adaptive_table([HEAD[i] for i in moved], rows, left=2, kept=3))
 

@@ -1,0 +1,99 @@
+"""Judge how constants and intervals transfer: ``python -m dev.serving_points.transfer_judge``.
+
+Each measurement is predicted with constants and an interval that were fitted without its model
+(leave one model out) or without its source (leave one source out). The judge prints scores by class
+for TTFT, TPOT and throughput, once for each set of constants, so that one sees the worth of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import RenderableType
+
+from dev.serving_points.constant_fit import LADDERS, ends, left_out
+from dev.serving_points.fit_samples import Residual, samples_of
+from dev.serving_points.point_calibration import predictions_of, replay_points
+from simkv.cli.command_support import progress, show
+from simkv.core.errors import InputError, spelling_hint
+from simkv.costs.operators.error_spreads import packaged_spreads
+from simkv.validation.serving_points.closed_loop_replay import PointReplay
+from simkv.validation.serving_points.measured_rows import MeasuredRow, read_rows
+from simkv.validation.serving_points.point_prediction import Prediction, points_of
+from simkv.validation.serving_points.point_scores import score_groups
+from simkv.validation.serving_points.point_tables import score_table
+from simkv.validation.serving_points.serving_point import ServingPoint
+
+#: For each way to leave out: the part that a measurement belongs to, and whether its pair of model
+#: and GPU may occur in the remaining parts.
+WAYS: dict[str, tuple[Callable[[Residual], object], bool]] = {
+    "model": (lambda s: s.kind.model, False),
+    "source": (lambda s: s.source, True),
+}
+
+
+def judge(
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="ROWS.csv", help="Table of server configurations with measured TTFT and TPOT."
+        ),
+    ],
+    constants: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help="Sets of constants to judge (default: none, and the packaged set)."
+        ),
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(help="Maximum number of processes (default: one per core).")
+    ] = None,
+) -> None:
+    """Score predictions that leave out the model, and predictions that leave out the source."""
+    names = constants or ["none", str(packaged_spreads().provenance["constants by"])]
+    for name in names:
+        if name not in LADDERS:
+            hint = spelling_hint(name, LADDERS)
+            raise InputError(f"--constants {name}: expected one of {', '.join(LADDERS)}{hint}")
+    rows = read_rows(path)
+    if not any(row.measured for row in rows):
+        raise InputError(f"{path}: line 1: scores need the columns ttft_ms and tpot_ms")
+    points = points_of(rows)
+    with progress("points", None) as advance:
+        replayed = replay_points(points, jobs=jobs, advance=advance)
+    show(*judge_lines(rows, points, replayed, names))
+
+
+def judge_lines(
+    rows: Sequence[MeasuredRow],
+    points: Sequence[ServingPoint | str],
+    replayed: Sequence[PointReplay | None],
+    names: Sequence[str],
+) -> Iterator[RenderableType]:
+    """Yield a score table for each way to leave out and each set of constants."""
+    for way in WAYS:
+        for name in names:
+            found = score_groups(predict_left_out(rows, points, replayed, way, name))["class"]
+            yield score_table(f"{way} left out, constants: {name}, in percent", found)
+
+
+def predict_left_out(
+    rows: Sequence[MeasuredRow],
+    points: Sequence[ServingPoint | str],
+    replayed: Sequence[PointReplay | None],
+    way: str,
+    name: str,
+) -> list[Prediction]:
+    """Predict each row with constants and an interval from the other models or sources."""
+    part_of, seen = WAYS[way]
+    samples = samples_of(rows, points, replayed)
+    logs = left_out(samples, LADDERS[name], part_of)
+    sides = ends(samples, logs, part_of, seen=seen)
+    return predictions_of(rows, points, samples, logs, sides)
+
+
+if __name__ == "__main__":
+    typer.run(judge)
