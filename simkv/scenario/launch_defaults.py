@@ -40,6 +40,9 @@ from simkv.scenario.overrides import merge
 from simkv.schedulers.engine_registry import ENGINES
 
 AUTO = "auto"
+#: Error of the computed memory that the KV cache leaves, as a fraction of the GPU's memory. A start
+#: is refused only if it would fail with this much more memory.
+MEMORY_ERROR = 0.03
 #: Path of a section or field in a scenario.
 FieldPath = tuple[str | int, ...]
 #: Function from a field's name in an engine section to its path.
@@ -125,10 +128,30 @@ def _note(
     told = [name for name, value in given.items() if value != AUTO and whole.get(name) == value]
     names = [one for one in spec.config.__dataclass_fields__ if one not in ("name", "variant")]
     gpu = hardware.get("gpu") if isinstance(hardware, dict) else hardware.gpu
+    raised = "" if spec.memory in told else _raised_memory(spec, whole, data)
     origins[place] = EngineSettings(
         tuple(name for name in names if name in told),
         tuple(name for name in names if name in whole and name not in told),
-        f"default of {spec.name} {whole.get('variant', spec.config().variant)} on {gpu}",
+        f"default of {spec.name} {whole.get('variant', spec.config().variant)} on {gpu}{raised}",
+    )
+
+
+def _raised_memory(spec: EngineSpec, whole: dict[str, Any], data: dict[str, Any]) -> str:
+    """Return a note if the KV cache was assumed larger than computed, so that the engine starts."""
+    size = whole.get(spec.memory)
+    try:
+        section = HardwareSection.model_validate(data["hardware"])
+        room = _capacity(spec, whole, build_hardware(section)) if data.get("hardware") else None
+    except (ValueError, InputError):
+        return ""
+    if room is None or spec.memory_in_tokens or not isinstance(size, int):
+        return ""
+    if not 0 < room.num_gpu_blocks < min(size, MAX_BLOCKS):
+        return ""
+    return (
+        f"; {spec.memory} is raised from {room.num_gpu_blocks:,} to {size:,} so that "
+        f"{spec.longest} fits, within the error of the computed memory; the server may refuse to "
+        "start"
     )
 
 
@@ -285,11 +308,73 @@ def launch_defaults(
     ``auto`` lists settings that the engine fits to its memory. Raises LaunchError if the weights
     leave no memory or the engine refuses to start.
     """
-    machine = target_of_hardware(hardware)
+    machine, asked = target_of_hardware(hardware), dict.fromkeys(auto or (), AUTO)
     found = {**given, **spec.launch.before(given, machine)}
-    if spec.memory not in found:
-        found |= _size(spec, found, hardware)
-    return {**found, **spec.launch.after({**found, **dict.fromkeys(auto or (), AUTO)}, machine)}
+
+    def complete(section: dict[str, Any]) -> dict[str, Any]:
+        whole = {**section, **spec.launch.after({**section, **asked}, machine)}
+        length = whole.get(spec.longest) if spec.longest else None
+        if isinstance(length, int) and spec.launch.longest and whole.get("startup_check", True):
+            fitting = spec.launch.longest(whole, length)
+            if fitting < length:
+                raise LaunchError(str(spec.longest), f"the KV cache holds {fitting:,} tokens")
+        return whole
+
+    if spec.memory in found:
+        return {**found, **spec.launch.after({**found, **asked}, machine)}
+    found |= _size(spec, found, hardware)
+    try:
+        return complete(found)
+    except LaunchError:
+        enough = _enough_blocks(spec, found, hardware, complete)
+        if enough is None:
+            return {**found, **spec.launch.after({**found, **asked}, machine)}
+        return complete({**found, spec.memory: enough})
+
+
+def _enough_blocks(
+    spec: EngineSpec,
+    found: dict[str, Any],
+    hardware: Hardware,
+    complete: Callable[[dict[str, Any]], dict[str, Any]],
+) -> int | None:
+    """Return the smallest KV cache with which the engine starts, as ``spec.memory`` counts it.
+
+    The result is None if the engine would not start with ``MEMORY_ERROR`` more memory either.
+    """
+    room = _capacity(spec, found, hardware)
+    if room is None or spec.memory_in_tokens:
+        return None
+    least: int = found[spec.memory]
+    most = least + int(MEMORY_ERROR * hardware.gpu.memory_bytes) // room.block_bytes
+    if not _starts({**found, spec.memory: most}, complete):
+        return None
+    while most - least > 1:
+        middle = (least + most) // 2
+        if _starts({**found, spec.memory: middle}, complete):
+            most = middle
+        else:
+            least = middle
+    return most
+
+
+def _starts(section: dict[str, Any], complete: Callable[[dict[str, Any]], dict[str, Any]]) -> bool:
+    try:
+        complete(section)
+    except LaunchError:
+        return False
+    return True
+
+
+def _capacity(spec: EngineSpec, engine: Mapping[str, Any], hardware: Hardware) -> KvCapacity | None:
+    """Return the computed KV capacity; None if the engine section is invalid."""
+    loose = {"startup_check": False} if spec.longest else {}
+    try:
+        whole = {"name": spec.name, **engine, spec.memory: _fits_all(spec, engine), **loose}
+        setting = find_execution_settings(_checked().validate_python(whole))
+        return compute_kv_capacity(hardware, setting)
+    except (ValidationError, InputError):
+        return None
 
 
 def target_of_hardware(hardware: Hardware) -> LaunchTarget:

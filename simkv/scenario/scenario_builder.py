@@ -109,7 +109,13 @@ class _Builder:
         """Set the variant: as given, or the nearest to the release of an image."""
         asked, stated = self.options.version, self.line.version if self.line else None
         if asked is not None:
-            self._set("engine.variant", asked, "version")
+            known = find_modelled_variant(spec, asked)
+            if known is None and find_version(asked):
+                known = nearest_variant(spec, asked)
+                self.notes.append(f"{spec.name} {asked} is simulated with the rules of {known}")
+                self._set("engine.variant", known, None)
+            else:
+                self._set("engine.variant", asked, "version")
             return
         if stated is None:
             variant = str(spec.config().variant)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from simkv.scenario.scenario_builder import build_scenario
+from simkv.scenario.scenario_options import ScenarioOptions
 from tests.cli.test_cli import Simkv
 
 SERVER = ("--gpu", "L4", "--model", "llama-3.1-8b")
@@ -193,3 +195,11 @@ def test_without_gpu_the_step_costs_are_fitted_to_the_log(simkv: Simkv) -> None:
     assert "as recorded" in done.out
     refused = simkv("plan", "--trace", log, "--request-rate", 2, *words)
     assert (refused.code, refused.err.count("\n")) == (2, 1)
+
+
+def test_unknown_release_has_the_rules_of_the_nearest() -> None:
+    built = build_scenario(
+        ScenarioOptions(gpu="H100", model="Qwen3-32B", engine="sglang", version="0.5.4.post2")
+    )
+    assert built.document.tree["engine"]["variant"] == "0.5.15"
+    assert "sglang 0.5.4.post2 is simulated with the rules of 0.5.15" in built.notes

@@ -214,3 +214,28 @@ def test_loaded_scenario_recomputes_the_defaults_on_other_hardware(tmp_path: Pat
     engine: Any = moved.fleet.groups[1].engine
     assert (engine.max_num_seqs, engine.max_model_len) == (64, 40960)
     assert simkv.run(scenario).results["run"].scenario == scenario
+
+
+ALMOST = """\
+name: almost
+workload: {burst: {num_prompts: 3, prompt_tokens: 300, output_tokens: 5}}
+engine: {name: vllm, variant: 0.11.0}
+hardware: {gpu: H100-SXM, model: Qwen3-32B}
+"""
+
+
+@pytest.mark.parametrize(("length", "blocks"), [("", 2560), ("engine.max_model_len=32768", 2048)])
+def test_start_within_the_error_of_the_memory_is_not_refused(
+    tmp_path: Path, length: str, blocks: int
+) -> None:
+    """2,007 blocks are computed; 40,960 tokens (the default) or 32,768 need a few more."""
+    scenario = all_of(tmp_path, *filter(None, [length]), text=ALMOST)["run"]
+    assert scenario.engine.num_gpu_blocks == blocks  # type: ignore[union-attr]
+    origin = scenario.origins.engine
+    assert origin is not None
+    assert f"raised from 2,007 to {blocks:,}" in origin.source
+
+
+def test_start_far_beyond_the_memory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="refuses to start"):
+        all_of(tmp_path, "hardware.gpu=L40S", "hardware.weights=fp8", text=ALMOST)

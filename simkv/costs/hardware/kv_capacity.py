@@ -6,9 +6,12 @@ start-up logs in tests/costs/hardware/recorded_blocks.csv:
 
 - MLP: three vectors of the MLP's width (gate, up and their product) and five of the hidden size,
   with 2 bytes per number, for each of ``max_num_batched_tokens`` tokens.
-- Sampler: 37 bytes per sequence of ``max_num_seqs`` and vocabulary entry up to 0.16 (logits in 16
-  and 32 bits, sorted logits with their indices, probabilities, running sum), and 14 bytes from 0.17
-  on, which does not sort; in addition three vectors of the hidden size per token.
+- Sampler: 37 bytes per sequence of ``max_num_seqs`` and vocabulary entry in releases that sort the
+  logits (logits in 16 and 32 bits, sorted logits with their indices, probabilities, running sum),
+  and 14 bytes in releases that do not; in addition three vectors of the hidden size per token.
+  0.10 to 0.11.0 use FlashInfer, which does not sort, if it is installed, as it is in vLLM's images
+  (``v1/sample/ops/topk_topp_sampler.py``). 0.11.1 to 0.16 use it only on request. From 0.17 on, a
+  kernel of vLLM replaces the sort.
 - Only the larger of these two counts. A mixture of experts also needs persistent buffers: three
   vectors of the expert's width and one of the hidden size per token and selected expert (not with
   mxfp4).
@@ -45,7 +48,7 @@ MIB = 1 << 20
 #: A version that is later than any release.
 NEWER = "999"
 #: Peak bytes of vLLM's sampler per sequence and vocabulary entry, by first release.
-SAMPLER_BYTES = {"0": 37, "0.17": 14}
+SAMPLER_BYTES = {"0": 37, "0.10": 14, "0.11.1": 37, "0.17": 14}
 #: GiB that CUDA and its libraries use outside torch, by first release.
 NON_TORCH_GIB = {"0": 0.13, "0.18": 0.25}
 #: Additional GiB if GPUs communicate.

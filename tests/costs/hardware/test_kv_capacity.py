@@ -126,3 +126,16 @@ def test_sglang_derives_its_memory_fraction_from_the_chunk_size() -> None:
     memory = hardware.gpu.memory_bytes
     assert 0.8 < large.usable / memory < 0.86
     assert small.rest > large.rest
+
+
+def test_sampler_of_0_11_0_does_not_sort() -> None:
+    """A published server of Qwen3-32B held 32,112 tokens; 0.11.1 sorts the logits again."""
+    hardware = make_hardware(find_gpu("H100"), find_architecture("Qwen3-32B"))
+
+    def tokens(release: str) -> int:
+        setting = ExecutionSettings("vllm", release, 8192, 1024, memory_share=0.9)
+        return compute_kv_capacity(hardware, setting).num_gpu_blocks * 16
+
+    assert tokens("0.11.0") == 32_112
+    assert tokens("0.11.1") == tokens("0.16.0") < tokens("0.11.0")
+    assert tokens("0.17.0") == tokens("0.11.0")
