@@ -37,6 +37,7 @@ PERMITTED = (
 ALLOWED = {
     "cli/check_scheduler.py": "writes custom rules out as plug-ins of vLLM",
     "cli/record.py": "arguments of the recorders",
+    "costs/front_end_costs.py": "packaged measurements of API servers",
     "costs/operators/operator_tables.py": "folders of aiconfigurator's operator tables",
     "conformance/policy_export.py": "writes custom rules out as plug-ins of vLLM",
     "conformance/vllm_policy_code.py": "writes evolved rules out as plug-ins of vLLM",

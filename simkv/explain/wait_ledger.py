@@ -18,6 +18,7 @@ from math import fsum, inf
 from operator import attrgetter
 from typing import NamedTuple
 
+from simkv.core.outcome import Outcome
 from simkv.sim.run_record import RequestRecord, RunRecord
 
 #: Times that differ by less than this (s) are equal: they are sums of the same durations in another
@@ -28,6 +29,7 @@ NEGLIGIBLE = 1e-7
 class LedgerKind(StrEnum):
     """The state of a request at a moment: the work done for it, or the reason for its wait."""
 
+    FRONT_END = "front_end"  # in the API server: the request before the engine, or its tokens after
     UNSEEN = "unseen"  # not yet passed to the scheduler, because a step was in progress
     BLOCKS = "blocks"  # too few blocks are free
     RESERVED = "reserved"  # blocks are free, but reserved for other requests
@@ -52,6 +54,7 @@ class LedgerKind(StrEnum):
 
 #: Labels of the kinds for output.
 KIND_LABELS: dict[LedgerKind, str] = {
+    LedgerKind.FRONT_END: "in the API server",
     LedgerKind.UNSEEN: "not yet seen by scheduler",
     LedgerKind.BLOCKS: "waiting for KV blocks",
     LedgerKind.RESERVED: "waiting for reserved KV blocks",
@@ -294,9 +297,13 @@ def _layers(
         unseen = _stretch(
             LedgerKind.UNSEEN, -inf, inf if life.received_at is None else life.received_at
         )
+        if life.entered_at is not None:
+            layers.append(_stretch(LedgerKind.FRONT_END, -inf, life.entered_at))
         head = _among(engine.at_head.get(life.request.id, []))
         layers += [chosen, unseen, head, aside, _among(engine.queue)]
         return [*layers, _stretch(LedgerKind.QUEUED, -inf, inf)]
+    if after is None and engine.front_end and life.outcome is Outcome.FINISHED:
+        return [*layers, _stretch(LedgerKind.FRONT_END, -inf, inf)]
     taken = kv_lost_at(life, before.last, after.first if after else None)
     if taken < inf:
         layers += [_stretch(LedgerKind.PREEMPTED, taken, decided), chosen]
@@ -350,11 +357,13 @@ class _Engine:
 
     ``at_head`` maps a request to the segments in which it was the head of the queue. ``queue``
     contains the segments in which any request was the head, so that other requests waited behind
-    it. The engine halted at ``stopped`` (s), which is infinity if it never halted.
+    it. ``front_end`` is whether the time of an API server was simulated. The engine halted at
+    ``stopped`` (s), which is infinity if it never halted.
     """
 
     def __init__(self, record: RunRecord) -> None:
         log = self.log = record.steps
+        self.front_end = record.delivered is not None
         self.stopped = record.engine_halt.since if record.engine_halt else inf
         self.at_head: dict[int, list[LedgerSegment]] = {}
         self.queue: list[LedgerSegment] = []

@@ -122,7 +122,7 @@ def token_gaps(record: RunRecord, lives: Iterable[RequestRecord]) -> Samples:
     to all requests that decode in both. Such gaps are stored once with a weight, so the runtime
     depends on the number of steps, not of tokens.
     """
-    ends = np.asarray(record.steps.end, dtype=np.float64)
+    ends = np.asarray(record.token_times, dtype=np.float64)
     change = np.zeros(len(ends) + 1, dtype=np.int64)
     across: list[float] = []
     for life in lives:

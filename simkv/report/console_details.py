@@ -26,6 +26,7 @@ from simkv.report.narrative import describe_step_times, format_metric
 from simkv.report.published_figures import PublishedComparison
 from simkv.scenario.launch_defaults import EngineSettings, FieldPath
 from simkv.scenario.scenario import Scenario
+from simkv.sim.simulation import find_front_end_costs
 
 WIDTH = 50
 _SIDE_BY_SIDE = (
@@ -293,6 +294,25 @@ def settings_lines(results: Mapping[str, RunResult]) -> Iterator[str]:
     for line, names in by_line.items():
         whose = "" if len(by_line) == 1 else f" ({', '.join(names)})"
         yield f"Settings{whose}: {line}."
+    for line in dict.fromkeys(_front_end_line(result) for result in results.values()):
+        if line:
+            yield line
+
+
+def _front_end_line(result: RunResult) -> str:
+    """Return a line with the costs of the API server, or an empty string without one."""
+    costs = find_front_end_costs(result.scenario, result.specs[0])
+    if costs is None:
+        return ""
+    engine = result.scenario.engine
+    source = "packaged values" if result.scenario.front_end is None else "given in front_end"
+    count = "" if costs.processes == 1 else f", {costs.processes} processes"
+    return (
+        f"API server: {1e3 * costs.request_s:g} ms per request, {1e6 * costs.prompt_token_s:g} us "
+        f"per prompt token, {1e6 * costs.output_token_s:g} us per output token, "
+        f"{1e3 * costs.latency_s:g} ms latency{count} ({source} for {engine.name} "
+        f"{engine.variant}; front_end: none leaves it out)."
+    )
 
 
 def _config(scenario: Scenario, place: FieldPath) -> Any:

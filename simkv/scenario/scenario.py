@@ -166,6 +166,21 @@ class DrafterSection(Section):
     """Drafter pass duration as a fraction of the model's decode step at the same batch size."""
 
 
+class FrontEndSection(Section):
+    """Time of the API server in front of each engine; a missing field has its packaged value."""
+
+    request_ms: Annotated[float, Field(ge=0, le=1e6)] | None = None
+    """CPU time per request (ms): HTTP, validation, chat template."""
+    prompt_token_us: Annotated[float, Field(ge=0, le=1e6)] | None = None
+    """CPU time per prompt token (microseconds): tokenization."""
+    output_token_us: Annotated[float, Field(ge=0, le=1e6)] | None = None
+    """CPU time per token sent to a client (microseconds)."""
+    latency_ms: Annotated[float, Field(ge=0, le=1e6)] | None = None
+    """Additional delay of a request that uses no CPU (ms)."""
+    processes: Annotated[int, Field(gt=0, le=1024)] = 1
+    """Processes that share the work, as in `--api-server-count`."""
+
+
 class Scenario(Section):
     """Experiment: a workload, an engine with its settings, and the costs of its steps.
 
@@ -199,6 +214,8 @@ class Scenario(Section):
     """Time to copy KV to and from host memory."""
     drafter: WorldField[DrafterSection] = DrafterSection()
     """Time of the drafter in engines with speculative decoding."""
+    front_end: WorldField[FrontEndSection | Literal["none"] | None] = None
+    """Time of the API server; if omitted: packaged values with `hardware`, none with a profile."""
     timeout: WorldField[PositiveSeconds | None] = None
     """Client timeout (s); if omitted, the client waits without limit."""
     horizon: WorldField[PositiveSeconds | None] = None

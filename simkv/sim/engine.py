@@ -294,7 +294,9 @@ class Engine(Replica):
     def _end(self, completion: Completion) -> None:
         """Resolve the requests that finish or are rejected with a completed batch."""
         for i in completion.finished:
-            self.resolve(self.record.requests[i], Outcome.FINISHED)
+            life = self.record.requests[i]
+            if self.front_end is None or not self.front_end.finish(life):
+                self.resolve(life, Outcome.FINISHED)
         for i in completion.refused:
             self.reject(self.record.requests[i])
 
@@ -410,10 +412,10 @@ class Engine(Replica):
     @property
     def free_blocks(self) -> int:
         """Number of blocks that can be allocated now, which is exact during a leap, too."""
-        self._catch_up()
+        self.catch_up()
         return self.scheduler.free_blocks
 
-    def _catch_up(self) -> None:
+    def catch_up(self) -> None:
         """Advance a leap in progress to the present time; its remaining steps continue."""
         leap = self._leap
         if leap is None or not (done := self._completed_iterations(leap)):
@@ -436,6 +438,9 @@ class Engine(Replica):
         """Close the record at the end of the run, after advancing a leap in progress."""
         self._stop_here()
         self._remaining.clear()
+        if self.front_end is not None:
+            self.front_end.close()
+            self.record.delivered = self.front_end.delivered
         self.record.close(self._group_row)
 
     def _stop_here(self) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from array import array
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
@@ -82,6 +83,24 @@ class Copier(Protocol):
         """Start the copies that follow a step; the step ends at ``end`` (s)."""
 
 
+class FrontEnd(Protocol):
+    """Interface of the API server between clients and an engine."""
+
+    delivered: array[float]
+
+    def receive(self, life: RequestRecord) -> None:
+        """Receive a request now; it enters the engine later."""
+
+    def finish(self, life: RequestRecord) -> bool:
+        """Deliver the last token of a request; return whether that takes until later."""
+
+    def forget(self, i: int) -> bool:
+        """Forget a request whose client has left; return whether the engine does not have it."""
+
+    def close(self) -> None:
+        """Complete ``delivered`` at the end of the run."""
+
+
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Replica(ABC):
     """A scheduler, an executor and the record of their run.
@@ -119,6 +138,8 @@ class Replica(ABC):
         self.on_kv_loads: Callable[[list[tuple[int, int]]], None] | None = None
         #: Performs copies to and from host memory, if any.
         self.copy_engine: Copier | None = None
+        #: The API server in front of the engine, if its time is simulated.
+        self.front_end: FrontEnd | None = None
         #: Called with the ids of requests that receive a token now.
         self.on_tokens: Callable[[Sequence[int]], None] | None = None
         #: Whether the load may have changed since a router last read it.
@@ -140,10 +161,19 @@ class Replica(ABC):
         if self.queue_limit and (refusal := self.queue_limit.admit(request)):
             self.refuse(life, refusal)
             return
-        self.inbox.append(request)
+        if self.front_end is None:
+            self.inbox.append(request)
         if request.timeout is not None:
             patience = self.env.timeout(max(request.arrival + request.timeout - self.env.now, 0.0))
             patience.callbacks.append(lambda _: self._give_up(life))
+        if self.front_end is None:
+            self.notify()
+        else:
+            self.front_end.receive(life)
+
+    def enter(self, request: Request) -> None:
+        """Receive a request from the front end."""
+        self.inbox.append(request)
         self.notify()
 
     def call_soon(self, message: Callable[[], None], *, news: bool = True) -> None:
@@ -159,7 +189,8 @@ class Replica(ABC):
         """End the request because its client gave up."""
         if life.outcome is None:
             self.resolve(life, Outcome.STARVED, "the client gave up")
-            self.inbox.append(life.request.id)
+            if self.front_end is None or not self.front_end.forget(life.request.id):
+                self.inbox.append(life.request.id)
             self.notify()
 
     @property

@@ -54,7 +54,8 @@ class Interruptions:
 class RequestRecord:
     """The record of one request; times in seconds since the start of the run.
 
-    - ``received_at``: when the scheduler received the request.
+    - ``received_at``: when the scheduler received the request; ``entered_at``: when the engine
+      received it from the API server, if the time of the API server is simulated.
     - ``preempted_at``: times at which computed KV was taken away. ``causes`` and ``preempted_rows``
       have an entry for each: the cause, and the number of rows in the step log at that time. That
       number orders the preemption among steps that a pipelined scheduler decides at the same time.
@@ -87,6 +88,7 @@ class RequestRecord:
     bounces: int = 0
     recomputed_tokens: int = 0
     received_at: float | None = None
+    entered_at: float | None = None
     tokens_per_chunk: int = 1
     refusal: Refusal | None = None
     # Number of tokens computed so far, whether their KV exists, and whether it has emitted a token.
@@ -224,6 +226,7 @@ class RunRecord:
         self.tokens_per_chunk = 1
         self.requests: dict[int, RequestRecord] = {}
         self.steps = StepLog()
+        self.delivered: array[float] | None = None
         self.idle_passes = 0
         self.drafting: DraftCounts | None = None
         self.copied: KvCopyCounts | None = None
@@ -368,6 +371,11 @@ class RunRecord:
         """Return the members of the decode group."""
         return tuple(self._decoding_since)
 
+    @property
+    def token_times(self) -> array[float]:
+        """Time (s) at which the tokens of each row of the step log reach their clients."""
+        return self.steps.end if self.delivered is None else self.delivered
+
     def decoding_since(self, i: int) -> int | None:
         """Return the row in which ``i`` joined the decode group, or None if it is not a member."""
         return self._decoding_since.get(i)
@@ -385,7 +393,7 @@ class RunRecord:
     def _settle(self, life: RequestRecord) -> None:
         """Count the tokens delivered to the client before the request ended."""
         assert life.ended_at is not None
-        ends, until = self.steps.end, life.ended_at
+        ends, until = self.token_times, life.ended_at
         if self.engine_halt and life.outcome is Outcome.STALLED:
             until = min(until, self.engine_halt.since)
         inclusive = life.outcome not in (Outcome.STARVED, Outcome.CUT_OFF)

@@ -14,6 +14,7 @@ from simkv.core.errors import InputError
 from simkv.core.request import Prompt, Request
 from simkv.core.scheduler_protocol import Scheduler
 from simkv.costs.cost_profile import CostProfile
+from simkv.costs.front_end_costs import FrontEndCosts, find_front_end
 from simkv.costs.offload_link import OffloadLink
 from simkv.costs.profile_uncertainty import make_scaled_executor
 from simkv.costs.scaled_executor import ScaledExecutor, StepKind
@@ -29,6 +30,7 @@ from simkv.sim.fleet.disaggregated_fleet import DisaggregatedFleet
 from simkv.sim.fleet.fleet import Fleet
 from simkv.sim.fleet.replica_lifetime import ReplicaLifetime
 from simkv.sim.fleet.routers import SessionLookup, build_router
+from simkv.sim.front_end import attach_api_server
 from simkv.sim.offload_copies import attach_copy_engine
 from simkv.sim.replica_base import Replica, build_queue_limit
 from simkv.sim.run_record import RunRecord
@@ -102,7 +104,11 @@ def simulate_scenario(
     """
 
     def make(spec: ReplicaSpec, env: simpy.Environment, rank: int) -> Replica:
-        return build_replica(scenario, spec, env, rank, leaping, scheduler, changed)
+        replica = build_replica(scenario, spec, env, rank, leaping, scheduler, changed)
+        costs = find_front_end_costs(scenario, spec)
+        if costs and isinstance(replica, Engine):
+            attach_api_server(replica, costs)
+        return replica
 
     sent = sent or build_clients(scenario.workload, scenario.timeout)
     _check_loras(sent.requests, replicas)
@@ -123,9 +129,12 @@ def simulate_with_profile(
 ) -> ScenarioRun:
     """Simulate the scenario with the step costs of ``profile`` on all replicas.
 
+    The API server takes no time unless the scenario has a ``front_end`` section.
     ``requests`` replace the workload, if given; ``changed`` modifies each executor.
     """
     spec = ReplicaSpec(scenario.engine, profile, profile.name)
+    if scenario.front_end is None:
+        scenario = scenario.model_copy(update={"front_end": "none"})
     sent = None if requests is None else Clients(requests)
     count = scenario.fleet.size if scenario.fleet else 1
     return simulate_scenario(scenario, [spec] * count, changed=changed, sent=sent)
@@ -186,6 +195,29 @@ def build_replica(
         attach_copy_engine(engine, link, disk)
     engine.record.tokens_per_chunk = find_engine_spec(spec.engine).tokens_per_chunk(spec.engine)
     return engine
+
+
+def find_front_end_costs(scenario: Scenario, spec: ReplicaSpec) -> FrontEndCosts | None:
+    """Return the costs of the API server in front of a replica; None if it takes no time."""
+    said = scenario.front_end
+    if said == "none" or (said is None and scenario.hardware is None):
+        return None
+    model = scenario.hardware.model if scenario.hardware else ""
+    packaged = find_front_end(spec.engine.name, spec.engine.variant, model)
+    if said is None:
+        return packaged
+    found = packaged or FrontEndCosts()
+
+    def chosen(given: float | None, unit: float, otherwise: float) -> float:
+        return otherwise if given is None else given * unit
+
+    return FrontEndCosts(
+        chosen(said.request_ms, 1e-3, found.request_s),
+        chosen(said.prompt_token_us, 1e-6, found.prompt_token_s),
+        chosen(said.output_token_us, 1e-6, found.output_token_s),
+        chosen(said.latency_ms, 1e-3, found.latency_s),
+        said.processes,
+    )
 
 
 def build_executor(

@@ -98,6 +98,10 @@ def _offloading(size: Any) -> FieldValues:
     return {"engine.kv_offloading_size": size} if size else {}
 
 
+def _api_servers(count: Any) -> FieldValues:
+    return {"front_end.processes": count} if isinstance(count, int) and count > 0 else {}
+
+
 def _backend(name: Any) -> FieldValues:
     if name != "native":
         raise NotModelled(f"the offloading backend {name} is not modelled")
@@ -165,6 +169,7 @@ OPTIONS = LaunchOptions(
         "--kv-offloading-size": _offloading,
         "--kv-offloading-backend": _backend,
         "--kv-transfer-config": _transfer,
+        "--api-server-count": _api_servers,
         "--enable-expert-parallel": lambda _: {},
     },
     neutral={

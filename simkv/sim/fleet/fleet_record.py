@@ -41,6 +41,8 @@ def merge_records(
     record = RunRecord(sum(part.num_blocks for part in parts))
     for part in parts:
         record.steps.extend(part.steps)
+    if any(part.delivered is not None for part in parts):
+        record.delivered = array("d", chain.from_iterable(part.token_times for part in parts))
     record.idle_passes = sum(part.idle_passes for part in parts)
     record.end = end
     for part in parts:
@@ -119,6 +121,7 @@ def _one(lives: Sequence[RequestRecord]) -> RequestRecord:
         or None,
         segment_data=array("i", chain.from_iterable(life.segment_data for life in lives)),
         received_at=lives[0].received_at,
+        entered_at=lives[0].entered_at,
         chunk_rows=array("i", chain.from_iterable(life.chunk_rows for life in lives)),
         interruptions=replace(
             whole.interruptions or Interruptions(),

@@ -1,0 +1,65 @@
+"""Packaged costs of API servers: CPU time per request and per token, by engine and release."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from simkv.core.engine_version import find_version, is_since
+
+
+@dataclass(frozen=True)
+class FrontEndCosts:
+    """CPU time of an API server, in seconds.
+
+    ``request_s`` is spent on each request (HTTP, chat template), ``prompt_token_s`` on each token
+    of its prompt (tokenization), and ``output_token_s`` on each token sent to a client. All of this
+    work is serial in each of ``processes``. ``latency_s`` delays a request and uses no CPU.
+    """
+
+    request_s: float = 0.0
+    prompt_token_s: float = 0.0
+    output_token_s: float = 0.0
+    latency_s: float = 0.0
+    processes: int = 1
+
+
+class PackagedFrontEnd(NamedTuple):
+    """Costs of the releases of an engine from ``since`` on, and of gpt-oss models on them."""
+
+    engine: str
+    since: str
+    costs: FrontEndCosts
+    gpt_oss: FrontEndCosts
+
+
+def _packaged(engine: str, since: str, request_ms: float, token_us: float) -> PackagedFrontEnd:
+    costs = FrontEndCosts(request_ms / 1e3, 2e-6, token_us / 1e6, 0.005)
+    return PackagedFrontEnd(
+        engine, since, costs, replace(costs, request_s=min(costs.request_s, 0.002))
+    )
+
+
+#: Newest first, for chat completions that are streamed.
+#:
+#: - vLLM up to 0.11 and SGLang: fitted by hand to public bursts of 1,000 prompts of 128 tokens,
+#:   whose first tokens arrive together when all prompts have been read. One request takes 5.5 to 19
+#:   ms on vLLM 0.11.0 (three servers). The highest rate within a second was 8,000 to 9,800 tokens
+#:   on four vLLM servers of different speed, and 20,000 on SGLang.
+#: - vLLM from 0.12 on: no public burst was found; the time per request is an assumption.
+#: - gpt-oss: 2 ms, because these requests have no chat template (``openai_harmony``).
+#: - 5 ms without CPU time, and 2 microseconds per prompt token: assumptions.
+PACKAGED = (
+    _packaged("vllm", "0.12", 3.0, 80.0),
+    _packaged("vllm", "0", 8.0, 110.0),
+    _packaged("sglang", "0", 4.5, 50.0),
+)
+
+
+def find_front_end(engine: str, release: str, model: str = "") -> FrontEndCosts | None:
+    """Return the packaged costs of an engine's release; None for engines without measurements."""
+    known = find_version(release)
+    for one in PACKAGED:
+        if one.engine == engine and (known is None or is_since(release, one.since)):
+            return one.gpt_oss if "gpt-oss" in model.lower() else one.costs
+    return None

@@ -1,0 +1,94 @@
+"""The API server in front of an engine: serial work that delays requests and their tokens."""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING
+
+from simkv.core.outcome import Outcome
+from simkv.costs.front_end_costs import FrontEndCosts
+from simkv.sim.run_record import RequestRecord
+
+if TYPE_CHECKING:
+    from simkv.sim.engine import Engine
+
+
+class ApiServer:
+    """Processes that receive the requests of one engine and send its tokens to the clients.
+
+    The event loop of a process handles requests and tokens in the order in which they occur. So a
+    request reaches the engine after its own work and all earlier work, and a token reaches its
+    client after all work that existed when the token was computed. Several processes share all work
+    equally. ``delivered`` contains the time (s) at which the tokens of each row of the step log
+    reach their clients.
+    """
+
+    def __init__(self, engine: Engine, costs: FrontEndCosts) -> None:
+        self.delivered = array("d")
+        self._engine, self._costs = engine, costs
+        self._free = 0.0
+        self._entering: set[int] = set()
+        self._delivering: set[int] = set()
+
+    def receive(self, life: RequestRecord) -> None:
+        """Receive a request now; the engine receives it later."""
+        costs, request, env = self._costs, life.request, self._engine.env
+        self._engine.catch_up()
+        self._process_rows(env.now)
+        begin = max(env.now, self._free)
+        work = costs.request_s + costs.prompt_token_s * request.prompt_tokens
+        self._free = begin + (work + costs.output_token_s) / costs.processes  # and its first token
+        life.entered_at = begin + work + costs.latency_s
+        self._entering.add(request.id)
+        entry = env.timeout(life.entered_at - env.now)
+        entry.callbacks.append(lambda _: self._enter(life))
+
+    def _enter(self, life: RequestRecord) -> None:
+        if life.request.id in self._entering and not self._engine.halted:
+            self._entering.remove(life.request.id)
+            self._engine.enter(life.request)
+
+    def finish(self, life: RequestRecord) -> bool:
+        """Deliver the last token of a request; return whether that takes until later."""
+        engine = self._engine
+        self._process_rows(engine.env.now, inclusive=True)
+        at = self.delivered[-1] if self.delivered else 0.0
+        if at <= engine.env.now:
+            return False
+        self._delivering.add(life.request.id)
+        engine.timeout_at(at).callbacks.append(lambda _: self._deliver(life))
+        return True
+
+    def _deliver(self, life: RequestRecord) -> None:
+        if life.request.id in self._delivering and not self._engine.halted:
+            self._delivering.remove(life.request.id)
+            self._engine.record.end = max(self._engine.record.end, self._engine.env.now)
+            self._engine.resolve(life, Outcome.FINISHED)
+
+    def forget(self, i: int) -> bool:
+        """Forget a request whose client has left; return whether the engine does not have it."""
+        ours = i in self._entering or i in self._delivering
+        self._entering.discard(i)
+        self._delivering.discard(i)
+        return ours
+
+    def close(self) -> None:
+        """Process the rows that remain at the end of the run."""
+        self._process_rows(float("inf"))
+
+    def _process_rows(self, until: float, *, inclusive: bool = False) -> None:
+        """Add the work of all steps that ended before ``until`` (s)."""
+        log, done = self._engine.record.steps, self.delivered
+        ends, seqs = log.end, log.decode_seqs
+        each = self._costs.output_token_s / self._costs.processes
+        while len(done) < len(ends):
+            end = ends[len(done)]
+            if end > until or (end == until and not inclusive):
+                return
+            self._free = max(self._free, end) + each * seqs[len(done)]
+            done.append(self._free)
+
+
+def attach_api_server(engine: Engine, costs: FrontEndCosts) -> None:
+    """Put an API server in front of an engine."""
+    engine.front_end = ApiServer(engine, costs)
