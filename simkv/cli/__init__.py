@@ -41,6 +41,7 @@ HEADINGS = {
         "serve": "serve",
         "trace": "trace",
         "profile": "profile",
+        "calibrate": "calibrate",
         "schema": "conform",
         "export-scheduler": "check_scheduler",
     },

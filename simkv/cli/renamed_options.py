@@ -12,7 +12,6 @@ REMOVED_IN = "0.4"
 
 #: New command by old command.
 COMMANDS = {
-    "calibrate": "gpu calibrate",
     "profile build sync": "profile build single-request",
     "profiles": "profile list",
     "validate gpu": "gpu validate",

@@ -1,6 +1,7 @@
 """``simkv validate``: compare simulations with measurements.
 
 simkv validate CASE...                recorded runs of real engines, simulated and compared
+simkv validate FILE... --gpu H100     results of load generators, predicted and compared
 simkv validate silicon ROWS.csv       published serving points, replayed and compared
 """
 
@@ -14,14 +15,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from simkv.cli.command_support import print_error, progress, show
+from simkv.cli.command_support import (
+    AsJson,
+    Overrides,
+    print_error,
+    print_json,
+    progress,
+    show,
+)
 from simkv.core.atomic_files import check_folder, make_folder
 from simkv.core.errors import InputError
+from simkv.scenario.scenario_options import ScenarioOptions
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from simkv.costs.cost_profile import CostProfile
+    from simkv.validation.benchmark_check import CheckedBenchmark
     from simkv.validation.recorded_runs.host_gaps import HostTimes
     from simkv.validation.recorded_runs.run_scores import Score
     from simkv.validation.recorded_runs.sensitivity import SensitivityScore
@@ -55,9 +65,27 @@ def validate_case(
     cases: Annotated[
         list[Path],
         typer.Argument(
-            metavar="CASE…", help="Directories of recorded runs, or parents of such directories."
+            metavar="CASE…",
+            help="Directories of recorded runs or their parents, or results of load generators "
+            "(with --gpu and --server).",
         ),
     ],
+    server: Annotated[
+        str | None,
+        typer.Option(metavar="COMMAND", help="Launch line of the server that was measured."),
+    ] = None,
+    gpu: Annotated[
+        str | None, typer.Option(metavar="NAME", help="GPU of the server, such as H100 or L40S.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Model (default: that of --server or of the file)."),
+    ] = None,
+    version: Annotated[
+        str | None, typer.Option(metavar="RELEASE", help="Release of the engine.")
+    ] = None,
+    set_: Overrides = None,
+    as_json: AsJson = False,
     profile: Annotated[
         Path | None,
         typer.Option(
@@ -87,16 +115,23 @@ def validate_case(
 ) -> None:
     """Simulate recorded runs and compare the metrics.
 
-    Prints measured and predicted metrics and the error. Step costs come from the calibration data
-    of a case: kernel tables for its model and GPU, or else its requests that ran in isolation,
-    which are then not compared. Nothing is tuned. Unusable cases are listed at the end; the exit
-    code is then 2.
+    With results of load generators (vllm bench serve, SGLang's bench_serving, guidellm, aiperf,
+    genai-perf and others), predict them from the launch line of the server and its GPU. For
+    recorded runs, step costs come from the calibration data of a case: kernel tables for its
+    model and GPU, or else its requests that ran in isolation, which are then not compared.
+    Nothing is tuned. Unusable cases are listed at the end; the exit code is then 2.
     """
     from simkv.validation.recorded_runs.cross_prediction import cross_predict
     from simkv.validation.recorded_runs.recorded_run import find_recorded_runs
     from simkv.validation.recorded_runs.score_tables import render_all_runs, render_run
 
     _check_options(out, kernel_tables)
+    if any(path.is_file() for path in cases) or server is not None or gpu is not None:
+        options = ScenarioOptions(gpu=gpu, model=model, version=version, from_command=server)
+        _validate_benchmarks(cases, options, set_ or [], as_json=as_json)
+        return
+    if as_json:
+        raise InputError("--json: expected results of load generators; recorded runs use --out")
     folders = [folder for named in cases for folder in find_recorded_runs(named)]
     found = judge_cases(folders, profile, kernel_tables, varied=sensitivity)
     for scored in found.scores:
@@ -119,6 +154,48 @@ def validate_case(
         print_error(reason)
     if found.unusable:
         raise typer.Exit(2)
+
+
+def _validate_benchmarks(
+    files: list[Path], options: ScenarioOptions, overrides: list[str], *, as_json: bool
+) -> None:
+    """Predict results of load generators and print the errors."""
+    from simkv.validation.benchmark_check import build_benchmark_scenario, check_benchmark
+    from simkv.validation.benchmark_results import read_benchmark
+
+    found = []
+    with progress("results", len(files)) as advance:
+        for path in files:
+            benchmark = read_benchmark(path)
+            scenario, built = build_benchmark_scenario(benchmark, options, overrides)
+            found.append(check_benchmark(benchmark, scenario, built.notes))
+            advance()
+    if as_json:
+        from simkv.validation.benchmark_answers import build_validate_answer
+
+        print_json(build_validate_answer(found))
+        return
+    for one in found:
+        show(*_benchmark_lines(one))
+
+
+def _benchmark_lines(one: CheckedBenchmark) -> Iterator[str]:
+    from simkv.core.figure_registry import METRICS
+
+    yield f"{one.benchmark.path}: {one.benchmark.requests:,} requests"
+    for row in one.figures:
+        metric = METRICS[row.name]
+        interval = ""
+        if row.interval is not None:
+            mark = {True: "", False: ", outside", None: ""}[row.inside]
+            interval = f"  90 % interval {row.interval.text(metric.format)}{mark}"
+        yield (
+            f"  {metric.label:<24} measured {metric.format(row.measured):>12}  predicted "
+            f"{metric.format(row.predicted):>12}  {row.error:+7.1%}{interval}"
+        )
+    yield f"  Largest error: {METRICS[one.worst.name].label} {one.worst.error:+.1%}. Likely causes:"
+    for cause in one.causes:
+        yield f"  - {cause}"
 
 
 def _check_options(out: Path | None, kernel_tables: Path | None) -> None:

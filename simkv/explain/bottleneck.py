@@ -76,7 +76,7 @@ _CAUSES = {
     LedgerKind.DISK: "KV had to be read from disk",
     LedgerKind.REMOTE: "KV had to be sent by another replica",
     LedgerKind.HELD_UP: "decoding paused while other requests prefilled",
-    LedgerKind.FRONT_END: "the API server was busy",
+    LedgerKind.FRONT_END: "requests or tokens took time in the API server",
     LedgerKind.UNSEEN: "requests arrived during long steps",
     LedgerKind.IN_FLIGHT: "the engine was busy between steps",
     LedgerKind.STALLED: "the engine had halted",

@@ -299,6 +299,44 @@ class BisectAnswer(Answer):
     samples: list[Values]
 
 
+class ComparedFigureAnswer(_Part):
+    """A figure as measured and as predicted."""
+
+    name: str
+    measured: float
+    predicted: float
+    error: float = Field(description="Relative error of the prediction.")
+    low: float | None = Field(default=None, description="Low end of the 90 % interval.")
+    high: float | None = Field(default=None, description="High end of the 90 % interval.")
+
+
+class CheckedFileAnswer(_Part):
+    """Result of a load generator and its prediction."""
+
+    file: str
+    requests: int
+    figures: list[ComparedFigureAnswer]
+    causes: list[str] = Field(default=[], description="Likely causes of errors.")
+
+
+class ValidateAnswer(Answer):
+    """Answer of ``simkv validate`` for results of load generators."""
+
+    files: list[CheckedFileAnswer]
+
+
+class CalibrateAnswer(Answer):
+    """Answer of ``simkv calibrate``."""
+
+    decode: float = Field(description="Factor on the time of decode steps.")
+    prefill: float = Field(description="Factor on the time of steps with prefills.")
+    latency_ms: float
+    request_ms: float
+    fitted: list[CheckedFileAnswer]
+    left_out: list[CheckedFileAnswer] = Field(description="Predicted without the file itself.")
+    written: str
+
+
 #: Answer of each command that has ``--json``, except ``trace inspect``, whose keys are metrics.
 ANSWERS: dict[str, type[Answer]] = {
     "run": RunAnswer,
@@ -316,6 +354,8 @@ ANSWERS: dict[str, type[Answer]] = {
     "check-scheduler": CheckSchedulerAnswer,
     "policies": PoliciesAnswer,
     "profile list": ProfilesAnswer,
+    "validate": ValidateAnswer,
+    "calibrate": CalibrateAnswer,
 }
 
 

@@ -31,6 +31,10 @@ generation throughput: 20.0 tokens/s, Running: 4 reqs, Waiting: 30 reqs, GPU KV 
 INFO 11-23 10:00:11 [loggers.py:259] Engine 000: Avg prompt throughput: 0.0 tokens/s, Avg \
 generation throughput: 20.0 tokens/s, Running: 4 reqs, Waiting: 31 reqs, GPU KV cache usage: 99.6%
 """
+RESULT = """\
+{"completed": 8, "total_input_tokens": 800, "total_output_tokens": 80, "request_rate": 5,
+"mean_ttft_ms": 30, "mean_tpot_ms": 9, "output_throughput": 40}
+"""
 CUSTOM = """\
 from simkv.custom import CustomVllmScheduler, PolicyRequest
 
@@ -59,6 +63,8 @@ CALLS = {
     "check-scheduler": "custom.yaml --trust",
     "policies": "",
     "profile list": "llama H100",
+    "validate": "result.json --gpu H100-SXM --model llama-3.1-8b",
+    "calibrate": "result.json --gpu H100-SXM --model llama-3.1-8b",
 }
 
 
@@ -80,6 +86,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
         patch.chdir(there)
         Path("queue.yaml").write_text(SCENARIO)
         Path("server.log").write_text(LOG)
+        Path("result.json").write_text(RESULT)
         Path("shortest.py").write_text(CUSTOM)
         engine = "name: shortest, file: shortest.py"
         Path("custom.yaml").write_text(SCENARIO.replace("name: vllm", engine))

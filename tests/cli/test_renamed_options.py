@@ -91,8 +91,6 @@ CALLS = {
     "sweep s.yaml --over timeout=50 --address x": "sweep s.yaml --over timeout=50 --ray-address x",
     "profiles mistralrs": "profile list mistralrs",
     "profile build sync": "profile build single-request",
-    "calibrate": "gpu calibrate",
-    "calibrate --help": "gpu calibrate --help",
     "validate gpu out --profile p.json --only-plan": (
         "gpu validate out --profile p.json --plan-only"
     ),

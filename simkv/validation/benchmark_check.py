@@ -1,0 +1,239 @@
+"""Predict the results of load generators, and calibrate step times with them.
+
+Predictions use the launch line of the server and the GPU's name. A calibration changes four
+numbers: the factors of decode and prefill steps, the latency of the API server, and its time per
+request. The files themselves state how well each would have been predicted from the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import exp, log
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from simkv.core.errors import InputError
+from simkv.core.figure_registry import figure
+from simkv.metrics.intervals import FigureInterval
+from simkv.metrics.run_metrics import summarize
+from simkv.metrics.run_result import RunResult
+from simkv.metrics.scenario_runner import run_scenario
+from simkv.scenario.scenario import FrontEndSection, Scenario, StepScale
+from simkv.scenario.scenario_builder import BuiltScenario, build_scenario
+from simkv.scenario.scenario_loader import resolve_variants
+from simkv.scenario.scenario_options import ScenarioOptions
+from simkv.sim.simulation import build_replica_specs, find_front_end_costs, simulate_scenario
+from simkv.validation.benchmark_results import BenchmarkResult
+
+#: Figures that a calibration fits, in files that have them.
+FITTED = ("ttft_ms.mean", "tpot_ms.mean", "e2e_ms.mean")
+#: Largest factor on step times, in both directions.
+MAX_FACTOR = 8.0
+#: Largest latency of the API server, and its largest time per request (s).
+MAX_LATENCY_S, MAX_REQUEST_S = 2.0, 0.2
+#: Changes of them that are large (s).
+LATENCY_UNIT_S, REQUEST_UNIT_S = 0.05, 0.01
+
+
+class ComparedFigure(NamedTuple):
+    """A figure as measured and as predicted, with the interval of the prediction if known."""
+
+    name: str
+    measured: float
+    predicted: float
+    interval: FigureInterval | None = None
+
+    @property
+    def error(self) -> float:
+        """Relative error of the prediction."""
+        return self.predicted / self.measured - 1
+
+    @property
+    def inside(self) -> bool | None:
+        """Whether the interval contains the measured value; None without an interval."""
+        if self.interval is None or self.interval.low is None:
+            return None
+        high = self.interval.high
+        return self.interval.low <= self.measured and (high is None or self.measured <= high)
+
+
+@dataclass(frozen=True)
+class CheckedBenchmark:
+    """A result of a load generator with its prediction, and reasons for errors."""
+
+    benchmark: BenchmarkResult
+    figures: tuple[ComparedFigure, ...]
+    causes: tuple[str, ...]
+
+    @property
+    def worst(self) -> ComparedFigure:
+        """The figure with the largest error."""
+        return max(self.figures, key=lambda one: abs(log(one.predicted / one.measured)))
+
+
+def build_benchmark_scenario(
+    benchmark: BenchmarkResult, options: ScenarioOptions, overrides: Sequence[str] = ()
+) -> tuple[Scenario, BuiltScenario]:
+    """Return the scenario of a server under the load of a result. Raises InputError."""
+    model = options.model or (None if options.from_command else benchmark.model)
+    built = build_scenario(replace(options, model=model, **benchmark.load))
+    return resolve_variants(built.document, overrides)["run"], built
+
+
+def check_benchmark(
+    benchmark: BenchmarkResult, scenario: Scenario, notes: Sequence[str] = ()
+) -> CheckedBenchmark:
+    """Predict the figures of a result. ``notes`` are what the launch line left out."""
+    result = run_scenario(scenario, Path())
+    rows = []
+    for name, measured in benchmark.figures.items():
+        predicted = figure(result.summary, name)
+        if predicted:
+            rows.append(
+                ComparedFigure(name, measured, predicted, result.fidelity.intervals.get(name))
+            )
+    if not rows:
+        raise InputError(f"{benchmark.path}: the simulation has none of the measured figures")
+    return CheckedBenchmark(benchmark, tuple(rows), tuple(_causes(result, benchmark, notes)))
+
+
+def _causes(result: RunResult, benchmark: BenchmarkResult, notes: Sequence[str]) -> list[str]:
+    """Return likely reasons for errors, most likely first."""
+    unfinished = result.summary["requests"] - result.summary["finished"]
+    found = [result.fidelity.note] if result.fidelity.note else []
+    if unfinished:
+        found.append(f"{unfinished} simulated requests did not finish")
+    costs = find_front_end_costs(result.scenario, result.specs[0])
+    if costs and result.scenario.front_end is None:
+        found.append("the time of the API server is a packaged value, not that of this server")
+    return [*found, *benchmark.notes, *notes, *result.notes]
+
+
+class Calibration(NamedTuple):
+    """Fitted numbers: factors on step times, and times of the API server in seconds."""
+
+    decode: float
+    prefill: float
+    latency_s: float
+    request_s: float
+
+    def apply(self, scenario: Scenario) -> Scenario:
+        """Return the scenario with these numbers."""
+        given = scenario.front_end if isinstance(scenario.front_end, FrontEndSection) else None
+        front_end = (given or FrontEndSection()).model_copy(
+            update={"latency_ms": 1e3 * self.latency_s, "request_ms": 1e3 * self.request_s}
+        )
+        scale = StepScale(decode=self.decode, prefill=self.prefill, mixed=self.prefill)
+        return scenario.model_copy(update={"step_scale": scale, "front_end": front_end})
+
+
+class CalibrationCase(NamedTuple):
+    """A result and the scenario that predicts it."""
+
+    benchmark: BenchmarkResult
+    scenario: Scenario
+
+
+def fit_calibration(
+    cases: Sequence[CalibrationCase], advance: Callable[[], Any] = lambda: None
+) -> Calibration:
+    """Fit a calibration to the mean latencies of all cases, by least squares of relative errors.
+
+    With one case, only the factors are fitted. ``advance`` is called after each simulation.
+    """
+    from scipy.optimize import least_squares
+
+    first = cases[0].scenario
+    packaged = find_front_end_costs(first, build_replica_specs(first, Path())[0])
+    latency = packaged.latency_s if packaged else 0.0
+    request = packaged.request_s if packaged else 0.0
+
+    def calibration(values: np.ndarray[Any, Any]) -> Calibration:
+        """Convert variables that start at 1; a change by 1 is large for each of them."""
+        given = [float(value) - 1 for value in values] + [0.0] * (4 - len(values))
+        return Calibration(
+            round(exp(given[0]), 6),
+            round(exp(given[1]), 6),
+            round(max(latency + LATENCY_UNIT_S * given[2], 0.0), 6),
+            round(max(request + REQUEST_UNIT_S * given[3], 0.0), 6),
+        )
+
+    def errors(values: np.ndarray[Any, Any]) -> list[float]:
+        found = []
+        for case in cases:
+            figures = predict_figures(case, calibration(values))
+            found += [log(one.predicted / one.measured) for one in figures]
+            advance()
+        # A weak pull towards the packaged values decides what the files do not determine.
+        return found + [0.02 * (float(value) - 1) for value in values]
+
+    most, count = log(MAX_FACTOR), 2 if len(cases) == 1 else 4
+    low = [1 - most, 1 - most, 1 - latency / LATENCY_UNIT_S, 1 - request / REQUEST_UNIT_S]
+    high = [
+        1 + most,
+        1 + most,
+        1 + MAX_LATENCY_S / LATENCY_UNIT_S,
+        1 + MAX_REQUEST_S / REQUEST_UNIT_S,
+    ]
+    fitted = least_squares(
+        errors,
+        np.clip(_first_guess(cases, calibration, advance)[:count], low[:count], high[:count]),
+        bounds=([value - 1e-3 for value in low[:count]], [value + 1e-3 for value in high[:count]]),
+        diff_step=0.1,
+        ftol=1e-4,
+        xtol=1e-3,
+        loss="soft_l1",
+        f_scale=0.3,
+        max_nfev=10,
+    )
+    return calibration(fitted.x)
+
+
+def _first_guess(
+    cases: Sequence[CalibrationCase],
+    calibration: Callable[[np.ndarray[Any, Any]], Calibration],
+    advance: Callable[[], Any],
+) -> np.ndarray[Any, Any]:
+    """Scale decodes by the error of TPOT and prefills by that of TTFT, twice."""
+    values = np.ones(4)
+    for _ in range(2):
+        ratios: dict[str, list[float]] = {name: [] for name in FITTED}
+        for case in cases:
+            for one in predict_figures(case, calibration(values)):
+                ratios[one.name].append(log(one.measured / one.predicted))
+            advance()
+        for index, name in enumerate(("tpot_ms.mean", "ttft_ms.mean")):
+            if ratios[name]:
+                values[index] += float(np.clip(np.median(ratios[name]), -1.0, 1.0))
+    return values
+
+
+def predict_figures(case: CalibrationCase, calibration: Calibration) -> list[ComparedFigure]:
+    """Return the fitted figures of a case as predicted with a calibration."""
+    scenario = calibration.apply(case.scenario)
+    run = simulate_scenario(scenario, build_replica_specs(scenario, Path()))
+    summary = summarize(run.record)
+    found = []
+    for name in FITTED:
+        measured, predicted = case.benchmark.figures.get(name), figure(summary, name)
+        if measured and predicted:
+            found.append(ComparedFigure(name, measured, predicted))
+    if not found:
+        raise InputError(
+            f"{case.benchmark.path}: expected one of {', '.join(FITTED)} to fit step times to"
+        )
+    return found
+
+
+def leave_one_out(
+    cases: Sequence[CalibrationCase], advance: Callable[[], Any] = lambda: None
+) -> list[tuple[CalibrationCase, list[ComparedFigure]]]:
+    """Return each case with its figures as predicted by a calibration with all other cases."""
+    found = []
+    for case in cases if len(cases) > 1 else ():
+        others = [other for other in cases if other is not case]
+        found.append((case, predict_figures(case, fit_calibration(others, advance))))
+    return found

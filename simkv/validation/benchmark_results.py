@@ -1,0 +1,183 @@
+"""Results of load generators: the measured figures, and the load with which they were measured.
+
+read_benchmark(Path("result.json"))   # vllm bench serve, guidellm, aiperf, SGLang, ...
+
+Files with single requests are replayed as traces. Files with figures only, such as the block that
+``vllm bench serve`` prints, give requests of equal lengths.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from simkv.core.errors import InputError
+from simkv.core.figure_registry import LATENCIES
+from simkv.core.input_files import read_text
+from simkv.workload.formats.measured_latencies import read_measured_latencies
+
+#: Latencies by their names in results of vLLM and SGLang.
+_LATENCY_NAMES = {"e2el": "e2e_ms", "e2e_latency": "e2e_ms"}
+_LATENCY_NAMES |= {name.removesuffix("_ms"): name for name in LATENCIES}
+_FIGURE = re.compile(r"(mean|median|p9[059])_(\w+?)(?:_ms)?$")
+#: Line of a printed block, such as ``Mean TTFT (ms):      12.3``.
+_LINE = re.compile(r"^\s*([A-Za-z][\w .%/-]*?)\s*(?:\([^)]*\))?:\s+(inf|[\d.,]+)\s*$", re.MULTILINE)
+#: Names in a printed block, by the name in the JSON result.
+_PRINTED = {
+    "completed": ("successful requests",),
+    "duration": ("benchmark duration",),
+    "total_input_tokens": ("total input tokens",),
+    "total_output_tokens": ("total generated tokens",),
+    "request_throughput": ("request throughput",),
+    "output_throughput": ("output token throughput",),
+    "request_rate": ("request rate configured", "traffic request rate"),
+    "max_concurrency": ("maximum request concurrency", "max request concurrency"),
+}
+_THROUGHPUTS = ("request_throughput", "output_throughput")
+
+
+@dataclass(frozen=True)
+class BenchmarkResult:
+    """Result of a load generator.
+
+    ``figures`` are named as in ``summary.json``. ``load`` are options of a scenario (fields of
+    ``ScenarioOptions``). ``model`` is the model's name, if the file states it. ``notes`` say what
+    the file lacks.
+    """
+
+    path: Path
+    requests: int
+    figures: Mapping[str, float]
+    load: Mapping[str, Any]
+    model: str | None = None
+    notes: tuple[str, ...] = ()
+
+
+def read_benchmark(path: Path) -> BenchmarkResult:
+    """Read the result of a load generator. Raises InputError, naming the file and what is wrong."""
+    if not path.is_file():
+        raise InputError(f"{path}: file does not exist; expected the result of a load generator")
+    summary = _summary(read_text(path))
+    if summary is None or _has_requests(summary):
+        return _with_requests(path, summary or {})
+    figures = _figures(summary)
+    if not any(name.startswith(("ttft_ms", "tpot_ms", "e2e_ms")) for name in figures):
+        raise InputError(f"{path}: has no latency; expected a name such as mean_ttft_ms")
+    completed = _whole(path, summary, "completed")
+    lengths = [_whole(path, summary, f"total_{side}_tokens") for side in ("input", "output")]
+    load: dict[str, Any] = {"num_prompts": completed, **_arrivals(summary)}
+    load |= {
+        "input_len": max(round(lengths[0] / completed), 1),
+        "output_len": max(round(lengths[1] / completed), 1),
+    }
+    note = "the file has no lengths of single requests: all have the mean lengths"
+    return BenchmarkResult(path, completed, figures, load, _model(summary), (note,))
+
+
+def _summary(text: str) -> dict[str, Any] | None:
+    """Return the JSON object of a result, the last of several, or the values of a printed block."""
+    for part in (text, *reversed(text.strip().splitlines()[-1:])):
+        try:
+            found = json.loads(part)
+        except (ValueError, RecursionError):
+            continue
+        return found if isinstance(found, dict) and "completed" in found else None
+    printed = {
+        re.sub(r"\W+", "_", name.strip().lower()).strip("_"): math.inf
+        if value == "inf"
+        else float(value.replace(",", ""))
+        for name, value in _LINE.findall(text)
+    }
+    named = {
+        ours: printed[spelling]
+        for ours, words in _PRINTED.items()
+        for word in words
+        if (spelling := word.replace(" ", "_")) in printed
+    }
+    return {**printed, **named} if "completed" in named else None
+
+
+def _has_requests(summary: Mapping[str, Any]) -> bool:
+    return all(
+        isinstance(summary.get(name), list) for name in ("input_lens", "output_lens", "start_times")
+    )
+
+
+def _figures(summary: Mapping[str, Any]) -> dict[str, float]:
+    """Return the figures of a result by their names in ``summary.json``."""
+    found: dict[str, float] = {}
+    for name in summary:
+        value = _positive(summary, name)
+        if value is None:
+            continue
+        if name in _THROUGHPUTS:
+            found[name] = value
+        elif (match := _FIGURE.match(name)) and match[2] in _LATENCY_NAMES:
+            found[f"{_LATENCY_NAMES[match[2]]}.{match[1]}"] = value
+    return found
+
+
+def _positive(summary: Mapping[str, Any], name: str) -> float | None:
+    """Return a value if it is a finite number above 0."""
+    value = summary.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if 0 < value < math.inf else None
+
+
+def _whole(path: Path, summary: Mapping[str, Any], name: str) -> int:
+    value = _positive(summary, name)
+    if value is None or value < 1:
+        found = summary.get(name)
+        raise InputError(f"{path}: {name}: expected a number of 1 or more, found {found!r}")
+    return int(value)
+
+
+def _arrivals(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the rate and the concurrency that the client was given."""
+    found: dict[str, Any] = {}
+    if rate := _positive(summary, "request_rate"):
+        found["request_rate"] = rate
+        if burstiness := _positive(summary, "burstiness"):
+            found["burstiness"] = burstiness
+    if most := _positive(summary, "max_concurrency"):
+        found["max_concurrency"] = max(int(most), 1)
+    return found
+
+
+def _model(summary: Mapping[str, Any]) -> str | None:
+    name = summary.get("model_id") or summary.get("model")
+    return name if isinstance(name, str) and name else None
+
+
+def _with_requests(path: Path, summary: Mapping[str, Any]) -> BenchmarkResult:
+    """Read a file with the latencies of single requests, in any format with measured times."""
+    table = read_measured_latencies(path)
+    served = table[table["output_tokens"] > 0]
+    if served.empty:
+        raise InputError(f"{path}: contains no request with an answer")
+    found: dict[str, float] = {}
+    for name in ("ttft_ms", "tpot_ms", "e2e_ms"):
+        values = served[name].dropna()
+        if not values.empty:
+            found[f"{name}.mean"] = float(values.mean())
+            found[f"{name}.median"] = float(values.median())
+            found[f"{name}.p99"] = float(values.quantile(0.99))
+    if not found:
+        raise InputError(f"{path}: has no measured latencies of requests")
+    ends = served["arrival_s"] + served["e2e_ms"] / 1e3
+    seconds = float(ends.max() - served["arrival_s"].min())
+    if seconds > 0:
+        found["output_throughput"] = float(served["output_tokens"].sum()) / seconds
+        found["request_throughput"] = len(served) / seconds
+    load: dict[str, Any] = {"trace": path}
+    if "max_concurrency" in (arrivals := _arrivals(summary)):
+        load |= {"max_concurrency": arrivals["max_concurrency"], "request_rate": math.inf}
+        if "request_rate" in arrivals:
+            load |= arrivals
+    return BenchmarkResult(path, len(served), {**found, **_figures(summary)}, load, _model(summary))

@@ -1,0 +1,156 @@
+"""Results of load generators are predicted from a launch line, and step times fitted to them.
+
+The measured files are written by simkv itself, so that the true step times are known.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simkv.core.errors import InputError
+from simkv.core.figure_registry import figure
+from simkv.metrics.scenario_runner import run_scenario
+from simkv.scenario.scenario_builder import build_scenario
+from simkv.scenario.scenario_loader import resolve_variants
+from simkv.scenario.scenario_options import ScenarioOptions
+from simkv.validation.benchmark_check import (
+    Calibration,
+    CalibrationCase,
+    build_benchmark_scenario,
+    check_benchmark,
+    fit_calibration,
+    leave_one_out,
+)
+from simkv.validation.benchmark_results import read_benchmark
+from tests.cli.test_cli import Simkv
+
+SERVER = ScenarioOptions(gpu="H100", from_command="vllm serve meta-llama/Llama-3.1-8B")
+BLOCK = """\
+============ Serving Benchmark Result ============
+Successful requests:                     200
+Maximum request concurrency:             16
+Request rate configured (RPS):           12.50
+Benchmark duration (s):                  17.31
+Total input tokens:                      40,000
+Total generated tokens:                  10000
+Request throughput (req/s):              11.55
+Output token throughput (tok/s):         577.64
+---------------Time to First Token----------------
+Mean TTFT (ms):                          41.20
+Median TTFT (ms):                        38.00
+P99 TTFT (ms):                           77.10
+-----Time per Output Token (excl. 1st token)------
+Mean TPOT (ms):                          9.31
+----------------End-to-end Latency----------------
+Mean E2EL (ms):                          500.00
+==================================================
+"""
+
+
+def measured(folder: Path, rate: float, truth: Calibration | None = None) -> Path:
+    """Write the result of a simulated benchmark at a rate, as ``vllm bench serve`` names it."""
+    load = {"num_prompts": 60, "input_len": 400, "output_len": 60, "request_rate": rate}
+    options = ScenarioOptions(gpu="H100", from_command=SERVER.from_command, **load)  # type: ignore[arg-type]
+    scenario = resolve_variants(build_scenario(options).document)["run"]
+    if truth:
+        scenario = truth.apply(scenario)
+    summary = run_scenario(scenario, Path(), intervals=False).summary
+    result: dict[str, Any] = {
+        "completed": 60,
+        "total_input_tokens": 60 * 400,
+        "total_output_tokens": 60 * 60,
+        "request_rate": rate,
+        "burstiness": 1.0,
+        "max_concurrency": None,
+        "output_throughput": summary["output_throughput"],
+    }
+    for name in ("ttft", "tpot", "e2e"):
+        for kind in ("mean", "p99"):
+            spelling = "e2el" if name == "e2e" else name
+            result[f"{kind}_{spelling}_ms"] = figure(summary, f"{name}_ms.{kind}")
+    path = folder / f"rate-{rate:g}.json"
+    path.write_text(json.dumps(result))
+    return path
+
+
+def test_prediction_of_the_same_server_has_no_error(tmp_path: Path) -> None:
+    benchmark = read_benchmark(measured(tmp_path, 8.0))
+    scenario, _ = build_benchmark_scenario(benchmark, SERVER)
+    checked = check_benchmark(benchmark, scenario)
+    assert {one.name for one in checked.figures} >= {"ttft_ms.p99", "output_throughput"}
+    assert max(abs(one.error) for one in checked.figures) < 1e-9
+    assert any("mean lengths" in cause for cause in checked.causes)
+
+
+def test_printed_block_equals_json(tmp_path: Path) -> None:
+    (tmp_path / "block.txt").write_text(BLOCK)
+    found = read_benchmark(tmp_path / "block.txt")
+    assert found.requests == 200
+    assert found.load == {
+        "num_prompts": 200,
+        "request_rate": 12.5,
+        "max_concurrency": 16,
+        "input_len": 200,
+        "output_len": 50,
+    }
+    assert found.figures["ttft_ms.p99"] == 77.1
+    assert found.figures["e2e_ms.mean"] == 500.0
+    assert found.figures["output_throughput"] == 577.64
+
+
+def test_lines_of_sglang_are_read(tmp_path: Path) -> None:
+    line = {"completed": 10, "total_input_tokens": 1000, "total_output_tokens": 100}
+    line |= {"mean_e2e_latency_ms": 90.5, "median_ttft_ms": 20.0, "request_rate": "inf"}
+    old = {**line, "median_ttft_ms": 1.0}
+    (tmp_path / "sglang.jsonl").write_text(f"{json.dumps(old)}\n{json.dumps(line)}\n")
+    found = read_benchmark(tmp_path / "sglang.jsonl")
+    assert found.figures == {"e2e_ms.mean": 90.5, "ttft_ms.median": 20.0}
+    assert found.load == {"num_prompts": 10, "input_len": 100, "output_len": 10}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"completed": 0, "mean_ttft_ms": 3}', "completed: expected a number of 1 or more"),
+        ('{"completed": 5, "duration": 3}', "has no latency"),
+    ],
+)
+def test_unusable_result_is_one_message(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "result.json").write_text(text)
+    with pytest.raises(InputError, match=message):
+        read_benchmark(tmp_path / "result.json")
+
+
+def test_calibration_finds_the_true_step_times(tmp_path: Path) -> None:
+    truth = Calibration(1.4, 1.7, 0.012, 0.003)
+    cases = []
+    for rate in (4.0, 12.0, 24.0):
+        benchmark = read_benchmark(measured(tmp_path, rate, truth))
+        cases.append(CalibrationCase(benchmark, build_benchmark_scenario(benchmark, SERVER)[0]))
+    fitted = fit_calibration(cases)
+    assert fitted.decode == pytest.approx(truth.decode, rel=0.03)
+    assert fitted.prefill == pytest.approx(truth.prefill, rel=0.15)
+    errors = [abs(one.error) for _, figures in leave_one_out(cases) for one in figures]
+    assert max(errors) < 0.05
+
+
+def test_commands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    simkv = Simkv(tmp_path, monkeypatch, capsys)
+    files = [str(measured(tmp_path, rate)) for rate in (4.0, 12.0)]
+    words = ("--gpu", "H100", "--server", SERVER.from_command)
+    done = simkv("validate", *files, *words)
+    assert done.code == 0, done.err
+    assert done.out.count("Largest error: ") == 2
+    assert "90 % interval from" in done.out
+    done = simkv("calibrate", *files, "--gpu", "H100", "--from-command", words[3], "-o", "own.yaml")
+    assert done.code == 0, done.err
+    assert "Predicted without the result itself:" in done.out
+    again = simkv("run", tmp_path / "own.yaml", "--no-plots")
+    assert again.code == 0, again.err
+    assert simkv("validate", files[0]).code == 2
