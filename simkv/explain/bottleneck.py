@@ -69,6 +69,9 @@ class Bottleneck:
         return f"{_CAUSES.get(self.kind, KIND_LABELS[self.kind])}, {kv}"
 
 
+#: Smallest share of the requests' time for which the API server can be the bottleneck.
+MIN_FRONT_END_SHARE = 0.05
+
 _CAUSES = {
     LedgerKind.RULE: "a scheduling rule excluded requests",
     LedgerKind.DEFERRED: "only one bucket of requests (of one length or modality) runs at a time",
@@ -95,6 +98,9 @@ def find_bottleneck(
     """
     heads = _Heads(record)
     seconds = _seconds_by_resource(record, ledger, requests, heads)
+    whole = sum(tile.seconds for i in requests for tile in ledger[i])
+    if seconds.get(LedgerKind.FRONT_END, 0.0) < MIN_FRONT_END_SHARE * whole:
+        seconds.pop(LedgerKind.FRONT_END, None)
     if not seconds:
         return None
     kind = max(seconds, key=lambda kind: seconds[kind])
