@@ -102,6 +102,12 @@ def _over_all(group: str, event: str) -> tuple[Metric, ...]:
     )
 
 
+#: Metrics of the prefix cache, in all memory tiers, at the first admission of each request.
+PREFIX_CACHE_METRICS = (
+    Metric("prefix_cache.hit_rate", "prefix cache hit rate", "%", True),
+    Metric("prefix_cache.hit_tokens", "prompt tokens from the prefix cache", "", True),
+    Metric("prefix_cache.queried_tokens", "prompt tokens of admitted requests"),
+)
 #: All metrics of a variant by name; a scenario may refer to them.
 METRICS: Mapping[str, Metric] = {
     metric.key: metric
@@ -135,6 +141,7 @@ METRICS: Mapping[str, Metric] = {
         *_over_all("e2e_ms", "a complete answer"),
         Metric("steps", "steps"),
         Metric("idle_passes", "idle passes"),
+        *PREFIX_CACHE_METRICS,
     )
 }
 FIGURE_NAMES = tuple(METRICS)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from math import fsum
 from typing import Any
 
 from simkv.core.outcome import Outcome
-from simkv.metrics.run_metrics import ttft
+from simkv.metrics.run_metrics import prefix_hits, ttft
 from simkv.metrics.run_result import RunResult
 from simkv.sim.fleet.disaggregated_fleet import DisaggregatedFleet
 from simkv.sim.fleet.fleet import Fleet
@@ -79,7 +79,7 @@ def replica_figures(fleet: Fleet, replica: int, end: float) -> dict[str, Any]:
     decodes = isinstance(fleet, DisaggregatedFleet) and any(
         fleet.decodes(lifetime) for lifetime in lifetimes
     )
-    hits, taken_in = (0, 0) if decodes else _hits(lives)
+    hits, taken_in = (0, 0) if decodes else prefix_hits(lives)
     first_tokens = [s for life in lives if (s := ttft(life)) is not None]
     return {
         "replica": replica,
@@ -103,16 +103,6 @@ def _busy(lifetime: ReplicaLifetime, end: float) -> float:
     if log.end and log.end[-1] > until:  # only the last step can extend past the end
         busy -= min(log.end[-1] - until, log.end[-1] - log.start[-1])
     return busy
-
-
-def _hits(lives: Sequence[RequestRecord]) -> tuple[int, int]:
-    """Return how many prompt tokens were cached at first admission, and how many there were."""
-    hits = taken_in = 0
-    for life in lives:
-        if life.chunks:
-            hits += life.chunks[0].context
-            taken_in += life.request.prompt_tokens
-    return hits, taken_in
 
 
 def find_peak_load(result: RunResult) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from simkv.sim.run_record import (
     RunRecord,
     emitting_rows,
 )
+from simkv.sim.segments import WIDTH, read_chunks
 
 Floats = npt.NDArray[np.float64]
 
@@ -211,8 +212,33 @@ def summarize(record: RunRecord) -> dict[str, Any]:
         "e2e_all_ms": compute_censored_latency(lives, e2e).figures_ms(),
         "steps": len(record.steps),
         "idle_passes": record.idle_passes,
+        "prefix_cache": _prefix_cache(lives),
         **({} if record.drafting is None else {"spec_decode": _drafting(record.drafting)}),
         **({} if record.copied is None else {"kv_tiers": _tiers(lives, record.copied)}),
+    }
+
+
+def prefix_hits(lives: Iterable[RequestRecord]) -> tuple[int, int]:
+    """Return the cached prompt tokens at first admission, and the prompt tokens of all admitted
+    requests.
+
+    Requests without a computed token are not admitted.
+    """
+    hits = queried = 0
+    for life in lives:
+        if life.chunk_rows:
+            hits += read_chunks(life.chunk_rows[:WIDTH])[0].context
+            queried += life.request.prompt_tokens
+    return hits, queried
+
+
+def _prefix_cache(lives: Iterable[RequestRecord]) -> dict[str, float]:
+    """Return the hit rate (%) of the prefix cache at first admission, over all memory tiers."""
+    hits, queried = prefix_hits(lives)
+    return {
+        "hit_rate": 100.0 * hits / queried if queried else 0.0,
+        "hit_tokens": hits,
+        "queried_tokens": queried,
     }
 
 

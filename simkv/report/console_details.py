@@ -125,6 +125,12 @@ _OF_SOME = (
 )
 
 
+def _prefix_cache(figures: dict[str, Any]) -> Iterator[str]:
+    """Yield the hit rate of the prefix cache, if it had hits."""
+    if figures["prefix_cache"]["hit_tokens"]:
+        yield from _rows(figures, ("prefix_cache.hit_rate",))
+
+
 def _block(variant: str, result: RunResult) -> Iterator[str]:
     figures = result.summary
     yield f"{' Serving Simulation Result ':=^{WIDTH}}"
@@ -149,6 +155,7 @@ def _block(variant: str, result: RunResult) -> Iterator[str]:
             yield from _rows(figures, there)
     yield f"{'Scheduling':-^{WIDTH}}"
     yield from _rows(figures, _SCHEDULING)
+    yield from _prefix_cache(figures)
     yield _row("Starved requests:", figures["starved"])
     yield from _rows(figures, ("jain_index",))
     if fleet := figures.get("fleet"):

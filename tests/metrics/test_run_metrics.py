@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from simkv.metrics.run_metrics import (
     token_gaps,
     token_rows,
 )
+from simkv.metrics.scenario_runner import run_file
 from simkv.schedulers.engine_registry import build_scheduler
 from simkv.sim.client_loop import run_clients
 from simkv.sim.engine import Engine
@@ -321,6 +323,7 @@ def test_figures_and_registered_names_match() -> None:
         f"{key}.{s}" if isinstance(value, dict) else key
         for key, value in found.items()
         for s in STATISTICS
+        if not isinstance(value, dict) or s in value
     }
     assert flat - set(FIGURE_NAMES) == {"verdict", "verdict_detail"}
 
@@ -356,3 +359,20 @@ def test_step_rows_are_numbered() -> None:
     assert [row["step"] for row in rows] == [0, 1, 2]
     assert [row["start_s"] for row in rows] == [0.0, 1.0, 2.0]
     assert [row["kind"] for row in rows] == ["prefill", "decode", "decode"]
+
+
+def test_prefix_hit_rate_counts_whole_blocks_of_the_previous_turn(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text(
+        "name: t\nprofile: unit-step\n"
+        "workload: {sessions: {num_sessions: 1, turns: 2, request_rate: .inf, "
+        "prompt_tokens: 64, output_tokens: 16}}\n"
+        "engine: {name: vllm, num_gpu_blocks: 200, startup_check: false}\n"
+        "variants: {on: {}, off: {engine: {enable_prefix_caching: false}}}\n"
+    )
+    found = {
+        name: run.summary["prefix_cache"] for name, run in run_file(tmp_path / "s.yaml").items()
+    }
+    # Turn 1 computes 64 + 15 tokens, thus 4 whole blocks of 16; turn 2 has 64 + 16 + 64.
+    asked = {"queried_tokens": 64 + 144}
+    assert found["on"] == {"hit_rate": 100 * 64 / 208, "hit_tokens": 64, **asked}
+    assert found["off"] == {"hit_rate": 0.0, "hit_tokens": 0, **asked}
