@@ -87,8 +87,11 @@ def _twin(
     """
     sent = build_clients(scenario.workload, scenario.timeout)
     requests = [_with_future(futures or {}, request, shift) for request in sent.requests]
-    after = {i + shift: (before + shift, think) for i, (before, think) in sent.after.items()}
-    others = Clients(requests, after, sent.max_concurrency)
+    after = {
+        i + shift: one._replace(before=tuple(before + shift for before in one.before))
+        for i, one in sent.after.items()
+    }
+    others = Clients(requests, after, sent.max_concurrency, sent.max_sessions)
     return _run(scenario, replicas, leaping=False, sent=others)
 
 

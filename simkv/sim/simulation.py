@@ -34,7 +34,7 @@ from simkv.sim.front_end import attach_api_server
 from simkv.sim.offload_copies import attach_copy_engine
 from simkv.sim.replica_base import Replica, build_queue_limit
 from simkv.sim.run_record import RunRecord
-from simkv.workload.clients import Clients
+from simkv.workload.clients import Clients, find_sessions
 from simkv.workload.workload_section import build_clients
 
 #: Returns a modified executor.
@@ -270,15 +270,10 @@ def _build(replica: ReplicaSpec) -> Scheduler:
 def build_session_lookup(sent: Clients) -> SessionLookup:
     """Return a function that maps a request to its session.
 
-    Turns of a conversation that wait for each other's answers form one session. Other requests
+    Requests that wait for each other's answers form one session. Other requests
     belong to the same session if their prompts begin with the same token stream.
     """
-    first: dict[int, int] = {}
-    for i in sent.after:
-        chain = [i]
-        while chain[-1] in sent.after and chain[-1] not in first:
-            chain.append(sent.after[chain[-1]][0])
-        first.update(dict.fromkeys(chain, first.get(chain[-1], chain[-1])))
+    first = find_sessions(sent.after)
 
     def of(prompt: Prompt) -> Hashable:
         if prompt.id in first:

@@ -1,6 +1,6 @@
 """Clients that send requests, including requests that wait for the end of earlier ones.
 
-    clients = Clients(requests, after={1: (0, 2.5)}, max_concurrency=8)
+    clients = Clients(requests, after={1: Dependency((0,), 2.5)}, max_concurrency=8)
     clients.send(0.0)        # requests that reach the engine now
     clients.ended(0, 3.0)    # request 0 has ended; request 1 arrives 2.5 s later
     clients.next_time()      # 5.5
@@ -8,6 +8,8 @@
 This module has no clock: the engine loop passes the time. As in ``vllm bench serve``, an arrived
 request waits in the client, in order of arrival, until fewer than ``max_concurrency`` requests are
 in flight. Its TTFT counts from the time it is sent; the wait before that is its client queue time.
+Requests that depend on each other form a session. With ``max_sessions``, a session waits until
+fewer than that number are in progress.
 """
 
 from __future__ import annotations
@@ -16,18 +18,57 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
+from typing import NamedTuple
 
 from simkv.core.request import Request
 
-#: Id of the preceding request, and seconds between its end and the arrival of the next request.
-Dependency = tuple[int, float]
+
+class Dependency(NamedTuple):
+    """The requests whose answers a request waits for, and the delay after the last of them.
+
+    ``before`` are ids of requests. ``think_time`` and ``tool_time`` are in seconds; the delay is
+    their sum.
+    """
+
+    before: tuple[int, ...]
+    think_time: float
+    tool_time: float = 0.0
+
+    @property
+    def delay(self) -> float:
+        """Seconds between the last answer and the arrival of the request."""
+        return self.think_time + self.tool_time
+
+
+def find_sessions(after: Mapping[int, Dependency]) -> dict[int, int]:
+    """Return the session of each request that waits for another or is waited for.
+
+    A session is named by one of its requests, which waits for none.
+    """
+    parents: dict[int, int] = {}
+
+    def root(number: int) -> int:
+        path = []
+        while (parent := parents.setdefault(number, number)) != number:
+            path.append(number)
+            number = parent
+        parents.update(dict.fromkeys(path, number))
+        return number
+
+    for number, dependency in after.items():
+        first = root(dependency.before[0])
+        for other in (*dependency.before[1:], number):
+            parents[root(other)] = first
+    return {number: root(number) for number in parents}
 
 
 class Clients:
     """Clients of a workload: they decide when each request is sent.
 
-    ``after`` maps each dependent request to its preceding request and the think time in seconds.
-    Requests not in ``after`` arrive at their own times.
+    ``after`` maps each dependent request to the requests that it waits for, and the delay. Requests
+    not in ``after`` arrive at their own times. ``max_concurrency`` limits the requests in flight,
+    and ``max_sessions`` the sessions in progress; a session ends when none of its requests is due,
+    waits in the client or is in flight.
     """
 
     def __init__(
@@ -35,17 +76,27 @@ class Clients:
         requests: Sequence[Request],
         after: Mapping[int, Dependency] | None = None,
         max_concurrency: int | None = None,
+        max_sessions: int | None = None,
     ) -> None:
         self.requests = list(requests)
         self.after = dict(after or {})
         self.max_concurrency = max_concurrency
+        self.max_sessions = max_sessions
         #: Times (s) at which each request arrived at its client and was sent.
         self.arrived: dict[int, float] = {}
         self.sent: dict[int, float] = {}
         self._by_id = {request.id: request for request in requests}
         self._followers: dict[int, list[int]] = {}
-        for number, (before, _) in self.after.items():
-            self._followers.setdefault(before, []).append(number)
+        #: Number of answers that each dependent request still waits for.
+        self._missing: dict[int, int] = {}
+        for number, dependency in self.after.items():
+            self._missing[number] = len(dependency.before)
+            for before in dependency.before:
+                self._followers.setdefault(before, []).append(number)
+        self._session = {} if max_sessions is None else find_sessions(self.after)
+        #: Sessions in progress, each with its number of requests due, waiting or in flight.
+        self._active: dict[int, int] = {}
+        self._held: deque[int] = deque()
         self._due = [(r.arrival, r.id) for r in requests if r.id not in self.after]
         heapify(self._due)
         self._queue: deque[int] = deque()
@@ -54,7 +105,11 @@ class Clients:
     @property
     def open(self) -> bool:
         """Whether arrivals are independent of how requests are served."""
-        return not self.after and self.max_concurrency is None
+        return not self.after and self._unlimited
+
+    @property
+    def _unlimited(self) -> bool:
+        return self.max_concurrency is None and self.max_sessions is None
 
     def next_time(self) -> float | None:
         """Return the time of the next known arrival, or None."""
@@ -65,12 +120,15 @@ class Clients:
         while self._due and self._due[0][0] <= now:
             time, number = heappop(self._due)
             self.arrived[number] = time
-            self._queue.append(number)
+            if self._begins(number):
+                self._queue.append(number)
+            else:
+                self._held.append(number)
         sent = []
         while self._queue and not self._is_full():
             number = self._queue.popleft()
             request = self._by_id[number]
-            time = self.arrived[number] if self.max_concurrency is None else now
+            time = self.arrived[number] if self._unlimited else now
             if time != request.arrival:
                 request = replace(request, arrival=time)
             self.sent[number] = time
@@ -89,7 +147,32 @@ class Clients:
         self._in_flight.discard(number)
         if answered:
             for follower in self._followers.pop(number, ()):
-                heappush(self._due, (now + self.after[follower][1], follower))
+                self._missing[follower] -= 1
+                if not self._missing[follower]:
+                    heappush(self._due, (now + self.after[follower].delay, follower))
+                    self._count(follower, 1)
+        self._count(number, -1)
+
+    def _begins(self, number: int) -> bool:
+        """Return whether the session of an arrived request is in progress or can start."""
+        if self.max_sessions is None or number in self.after:
+            return True
+        session = self._session.get(number, number)
+        if session not in self._active and len(self._active) >= self.max_sessions:
+            return False
+        self._count(number, 1)
+        return True
+
+    def _count(self, number: int, change: int) -> None:
+        """Count a request of a session in progress; the end of a session starts the next."""
+        if self.max_sessions is None:
+            return
+        session = self._session.get(number, number)
+        self._active[session] = self._active.get(session, 0) + change
+        if not self._active[session]:
+            del self._active[session]
+            while self._held and self._begins(self._held[0]):
+                self._queue.append(self._held.popleft())
 
     def queued(self, number: int) -> float:
         """Return the client queue time: seconds between arrival at the client and sending."""

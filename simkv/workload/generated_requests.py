@@ -1,4 +1,4 @@
-"""Generated requests: arrival processes and sessions, with the options of ``vllm bench serve``.
+"""Generated requests: arrival processes, with the options of ``vllm bench serve``.
 
 Every purpose (gaps, prompts, outputs, ...) has its own random stream, so that a change to one
 setting leaves the others unchanged.
@@ -7,20 +7,15 @@ setting leaves the others unchanged.
 from __future__ import annotations
 
 import math
-from functools import cached_property
 from typing import Annotated, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
 
-from simkv.core.request import Request, Segment
-from simkv.workload.clients import Dependency
+from simkv.core.request import Request
 from simkv.workload.length_distributions import (
     LengthDistribution,
-    LengthField,
-    TimeDistribution,
     sample_lengths,
-    sample_times,
 )
 from simkv.workload.listed_requests import RequestFields, shared_prefix
 from simkv.workload.request_columns import Floats
@@ -29,14 +24,11 @@ from simkv.workload.workload_base import (
     Count,
     Seed,
     StrictModel,
-    Tokens,
     make_random_stream,
 )
 
 Rate = Annotated[float, Field(ge=1e-9)]
 FiniteRate = Annotated[float, Field(ge=1e-9, allow_inf_nan=False)]
-#: Maximum number of turns in a session; each turn repeats all previous turns.
-MAX_TURNS = 1000
 
 
 class Diurnal(StrictModel):
@@ -241,109 +233,3 @@ class Arrivals(SharedPrefixes, ArrivalProcess):
                 )
             )
         ]
-
-
-class Sessions(SharedPrefixes, ArrivalProcess):
-    """Conversations in which each prompt repeats all previous turns and adds new tokens.
-
-    Sessions start as the arrival process specifies; a turn starts ``think_time`` seconds after the
-    previous answer. The first prompt is the shared prefix, if any, and ``prompt_tokens`` new
-    tokens. Each later prompt is the previous prompt, its answer, and ``prompt_tokens`` new tokens.
-    A session ends early if prompt and answer would exceed ``max_model_len``.
-    """
-
-    num_sessions: Count
-    """Number of conversations."""
-    turns: LengthDistribution
-    """Turns per conversation: a number or a distribution."""
-    prompt_tokens: LengthDistribution
-    """New prompt tokens per turn, in addition to all previous turns."""
-    output_tokens: LengthDistribution
-    """Output tokens per turn; hidden from schedulers."""
-    think_time: TimeDistribution = 0.0
-    """Seconds from an answer to the next turn: a number or a distribution."""
-    max_model_len: Tokens | None = None
-    """Maximum tokens of prompt and answer; a session ends before it would exceed them."""
-    seed: Seed = 0
-    """Random seed for arrivals, turns and lengths."""
-
-    @model_validator(mode="after")
-    def _not_too_many(self) -> Self:
-        if sum(self._counts) > MAX_REQUEST_COUNT or max(self._counts) > MAX_TURNS:
-            raise ValueError(
-                f"at most {MAX_TURNS:,} turns per session and {MAX_REQUEST_COUNT:,} in total; "
-                f"found {max(self._counts):,} and {sum(self._counts):,}"
-            )
-        return self
-
-    @cached_property
-    def _counts(self) -> list[int]:
-        """Number of turns of each session before the cut at ``max_model_len``."""
-        return sample_lengths(self.turns, make_random_stream(self.seed, 1), self.num_sessions)
-
-    @cached_property
-    def session_turns(self) -> list[list[tuple[int, int]]]:
-        """New prompt tokens and output tokens of every turn of every session."""
-        return [self._turns(session, count) for session, count in enumerate(self._counts)]
-
-    def _turns(self, session: int, count: int) -> list[tuple[int, int]]:
-        lengths: tuple[tuple[LengthDistribution, LengthField], ...] = (
-            (self.prompt_tokens, "prompt_tokens"),
-            (self.output_tokens, "output_tokens"),
-        )
-        prompts, outputs = (
-            sample_lengths(
-                length, make_random_stream(self.seed, 3 + purpose, session), count, which
-            )
-            for purpose, (length, which) in enumerate(lengths)
-        )
-        if self.max_tokens is not None:
-            outputs = [min(output, self.max_tokens) for output in outputs]
-        turns = list(zip(prompts, outputs, strict=True))
-        if self.max_model_len is None:
-            return turns
-        said = self.prefix_tokens + np.cumsum([prompt + output for prompt, output in turns])
-        return turns[: max(int((said <= self.max_model_len).sum()), 1)]
-
-    @property
-    def size(self) -> int:
-        """Number of requests."""
-        return sum(map(len, self.session_turns))
-
-    def requests(self, timeout: float | None) -> tuple[list[Request], dict[int, Dependency]]:
-        """Return the requests, and the dependencies between the turns of a session.
-
-        Requests are numbered in order of their earliest possible arrivals, which assume that
-        answers take no time.
-        """
-        starts = self.times(make_random_stream(self.seed, 0), self.num_sessions).tolist()
-        groups = self.sample_groups(make_random_stream(self.seed, 2), self.num_sessions)
-        loras = self.sample_loras(make_random_stream(self.seed, 6), self.num_sessions)
-        thinks = [
-            sample_times(self.think_time, make_random_stream(self.seed, 5, session), len(turns))
-            for session, turns in enumerate(self.session_turns)
-        ]
-        arrivals = [
-            np.cumsum([start, *think[1:]]) for start, think in zip(starts, thinks, strict=True)
-        ]
-        numbers = iter(np.argsort(np.argsort(np.concatenate(arrivals), kind="stable")).tolist())
-        requests: list[Request] = []
-        after: dict[int, Dependency] = {}
-        for session, turns in enumerate(self.session_turns):
-            group = groups[session] if groups else self.prefix_group
-            said = [] if group is None else [Segment(f"g{group}", 0, self.prefix_tokens)]
-            before = -1
-            for turn, (new, output) in enumerate(turns):
-                number = next(numbers)
-                if turn:
-                    after[number] = (before, thinks[session][turn])
-                said.append(Segment(f"u{number}", 0, new))
-                tokens = sum(end - start for _, start, end in said)
-                arrival = float(arrivals[session][turn])
-                asked = self.request(
-                    number, arrival, tokens, output, timeout, tuple(said), loras[session]
-                )
-                requests.append(asked)
-                said.append(Segment(f"o{number}", 0, output))
-                before = number
-        return sorted(requests, key=lambda request: request.id), after

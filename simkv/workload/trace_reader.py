@@ -11,6 +11,7 @@ import numpy as np
 
 from simkv.core.errors import InputError
 from simkv.core.request import Request, Segment
+from simkv.workload.clients import Dependency
 from simkv.workload.request_columns import (
     EMPTY_COLUMNS,
     NAMED_STREAM,
@@ -170,9 +171,9 @@ class Trace:
         """Whether the trace has arrival times."""
         return not len(self.rows) or not np.isnan(self.rows.arrival[0])
 
-    def after(self) -> dict[int, tuple[int, float]]:
+    def after(self) -> dict[int, Dependency]:
         """Return the preceding request and the think time (s) of each dependent request."""
-        after: dict[int, tuple[int, float]] = {}
+        after: dict[int, Dependency] = {}
         if self.rows.session is None or self.rows.think_time is None:
             return after
         last: dict[int, int] = {}
@@ -181,7 +182,7 @@ class Trace:
         ):
             if session >= 0:
                 if think == think and session in last:
-                    after[number] = (last[session], think)
+                    after[number] = Dependency((last[session],), think)
                 last[session] = number
         return after
 

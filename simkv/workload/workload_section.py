@@ -26,8 +26,8 @@ from simkv.workload.generated_requests import (
     Arrivals,
     FiniteRate,
     Rate,
-    Sessions,
 )
+from simkv.workload.generated_sessions import Sessions
 from simkv.workload.listed_requests import Burst, ListedRequest, make_acceptance
 from simkv.workload.trace_reader import Trace, cached_trace
 from simkv.workload.trace_selection import Selection
@@ -111,6 +111,8 @@ class Workload(StrictModel):
     0.6, 0.4]). Default: no draft token is accepted."""
     max_concurrency: Count | None = None
     """Maximum number of requests in flight; further requests wait in the client."""
+    max_sessions: Count | None = None
+    """Maximum number of sessions in progress; the next session starts when one ends."""
     trace: Annotated[
         str | None,
         Field(description="File or folder in a supported format, relative to the scenario file."),
@@ -204,7 +206,7 @@ def build_clients(workload: Workload, timeout: float | None) -> Clients:
     used.
     """
     requests, after = _requests(workload, timeout)
-    return Clients(requests, after, workload.max_concurrency)
+    return Clients(requests, after, workload.max_concurrency, workload.max_sessions)
 
 
 def generate_requests(workload: Workload, timeout: float | None) -> list[Request]:
@@ -214,10 +216,10 @@ def generate_requests(workload: Workload, timeout: float | None) -> list[Request
     service (see ``build_clients``) or if the trace cannot be used.
     """
     requests, after = _requests(workload, timeout)
-    if after or workload.max_concurrency is not None:
+    if after or workload.max_concurrency or workload.max_sessions:
         raise InputError(
-            "workload: arrivals must be known before the run; with max_concurrency, sessions or "
-            "think times they depend on the simulation"
+            "workload: arrivals must be known before the run; with max_concurrency, max_sessions, "
+            "sessions or think times they depend on the simulation"
         )
     return requests
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from simkv.core.errors import InputError
 from simkv.core.request import Request
-from simkv.workload.clients import Clients
+from simkv.workload.clients import Clients, Dependency
 from simkv.workload.workload_section import Workload, build_clients, generate_requests
 
 
@@ -47,7 +47,9 @@ def test_client_at_its_limit_queues_requests_in_order() -> None:
 
 
 def test_turn_is_sent_after_the_previous_answer_and_think_time() -> None:
-    some = Clients([request(0), request(1), request(2)], {1: (0, 2.5), 2: (1, 0.0)})
+    some = Clients(
+        [request(0), request(1), request(2)], {1: Dependency((0,), 2.5), 2: Dependency((1,), 0.0)}
+    )
     assert not some.open
     assert ids(some.send(0.0)) == [0]
     assert some.next_time() is None
@@ -61,7 +63,7 @@ def test_turn_is_sent_after_the_previous_answer_and_think_time() -> None:
 
 
 def test_session_ends_if_a_request_gets_no_answer() -> None:
-    some = Clients([request(0), request(1)], {1: (0, 1.0)})
+    some = Clients([request(0), request(1)], {1: Dependency((0,), 1.0)})
     some.send(0.0)
     some.ended(0, 3.0, answered=False)
     assert some.next_time() is None

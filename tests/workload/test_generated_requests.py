@@ -11,7 +11,8 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from simkv.core.request import Request, Segment
-from simkv.workload.generated_requests import ArrivalProcess, Sessions, make_random_stream
+from simkv.workload.generated_requests import ArrivalProcess, make_random_stream
+from simkv.workload.generated_sessions import Sessions
 from simkv.workload.length_distributions import (
     LengthDistribution,
     TimeDistribution,
@@ -203,7 +204,7 @@ def test_turn_repeats_previous_turns_and_adds_new_tokens() -> None:
         assert sum(s.end - s.start for s in request.segments) == request.prompt_tokens
         assert request.segments[-1].stream == f"u{request.id}"
         if request.id in after:
-            before = requests[after[request.id][0]]
+            before = requests[after[request.id].before[0]]
             answer = Segment(f"o{before.id}", 0, before.output_tokens)
             assert request.segments[:-1] == (*before.segments, answer)
         else:
@@ -213,7 +214,7 @@ def test_turn_repeats_previous_turns_and_adds_new_tokens() -> None:
 
 def test_later_turns_have_their_earliest_possible_arrivals() -> None:
     requests, after = conversations()
-    for number, (before, think) in after.items():
+    for number, ((before,), think, _) in after.items():
         assert requests[number].arrival == pytest.approx(requests[before].arrival + think)
     arrivals = [r.arrival for r in requests]
     assert arrivals == sorted(arrivals)

@@ -26,7 +26,7 @@ from simkv.sim.fleet.routers import build_router
 from simkv.validation.serving_points.client_lengths import INFERENCEMAX_RANGE, sample_lengths
 from simkv.validation.serving_points.latency_gradients import Floats, slopes
 from simkv.validation.serving_points.measured_rows import Latency
-from simkv.workload.clients import Clients
+from simkv.workload.clients import Clients, Dependency
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def replay_point(
     before = load.warm_up_requests()
     counted = load.counted(len(before))
     # The counted requests arrive when the last warm-up request finishes.
-    after = {r.id: (before[-1].id, 0.0) for r in counted} if before else {}
+    after = {r.id: Dependency((before[-1].id,), 0.0) for r in counted} if before else {}
     record = run_clients(server, Clients([*before, *counted], after, load.concurrency), None)
     lives = [record.requests[r.id] for r in counted if r.id in record.requests]
     unserved = len(counted) - sum(life.outcome is Outcome.FINISHED for life in lives)

@@ -87,9 +87,9 @@ def test_repeats_resample_sessions(small: Path) -> None:
     sessions, again = scenario.workload.sessions, reseed_scenario(scenario, 1).workload.sessions
     assert sessions is not None
     assert again is not None
-    assert sessions.session_turns != again.session_turns
+    assert sessions.session_calls != again.session_calls
     fields = {name: getattr(again, name) for name in again.model_fields_set}
-    assert again.session_turns == type(again)(**fields).session_turns
+    assert again.session_calls == type(again)(**fields).session_calls
 
 
 def test_digest_covers_relevant_fields_only(small: Path, root: Path) -> None:
