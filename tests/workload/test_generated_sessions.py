@@ -30,7 +30,7 @@ AGENTS: dict[str, Any] = {
 
 
 def serve(clients: Clients, service: float) -> dict[int, tuple[float, float]]:
-    """Serve each request in ``service`` seconds on unlimited servers; return starts and ends (s)."""
+    """Serve each request in ``service`` seconds without a queue; return starts and ends (s)."""
     times: dict[int, tuple[float, float]] = {}
     running: list[tuple[float, int]] = []
     now = 0.0
