@@ -65,12 +65,12 @@ def rows_of(
 
     The requests must be numbered 0, 1, 2, ... in their order.
     """
-    thinks = [after[r.id][1] if r.id in after else math.nan for r in requests]
+    thinks = [after[r.id].think_time if r.id in after else math.nan for r in requests]
     sessions: list[int] = []
     fresh = count()
     for request in requests:
         before = after.get(request.id)
-        sessions.append(next(fresh) if before is None else sessions[before[0]])
+        sessions.append(next(fresh) if before is None else sessions[before.before[0]])
     pieces = [
         [
             piece_from_segment(segment, streams)

@@ -12,6 +12,7 @@ import pytest
 
 from simkv.core.errors import InputError
 from simkv.core.request import Request, Segment
+from simkv.workload.clients import Dependency
 from simkv.workload.formats.azure import parse_timestamp, parse_timestamps
 from simkv.workload.formats.format_detection import FORMAT_NAMES, detect_format
 from simkv.workload.trace_reader import Selection, Trace, read_trace
@@ -233,7 +234,7 @@ def test_llmservingsim_calls_follow_the_end_of_the_previous_call(tmp_path: Path)
     ]
     trace = read_trace(write(tmp_path / "a.jsonl", "\n".join(map(json.dumps, lines))))
     assert shape(trace) == [(1.0, 14, 3), (2.0, 14, 3), (3.0, 15, 4)]
-    assert trace.after() == {2: (0, 2.0)}
+    assert trace.after() == {2: Dependency((0,), 2.0)}
     assert trace.sessions == ["task-0", "task-1"]
 
 
