@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from simkv.core.request import Request
+from simkv.workload.clients import Dependency
 from simkv.workload.formats.simkv_csv import used_columns, write_file
 from simkv.workload.formats.simkv_parquet import write_parquet
 from simkv.workload.request_columns import (
@@ -59,7 +60,7 @@ WORKLOADS = {
 
 
 def rows_of(
-    requests: Sequence[Request], after: Mapping[int, tuple[int, float]], streams: NameTable
+    requests: Sequence[Request], after: Mapping[int, Dependency], streams: NameTable
 ) -> RequestRows:
     """Return requests as columns of a trace; ``after`` is as in ``Clients``.
 
