@@ -22,6 +22,7 @@ from simkv.core.execution_settings import ExecutionSettings
 from simkv.costs.cost_profile import CostProfile, StepError
 from simkv.costs.hardware.model_architecture import GatedDeltaNet, Mamba, Mla
 from simkv.costs.hardware.replica_hardware import Hardware
+from simkv.costs.operators.roofline import estimate_errors
 from simkv.schedulers.engine_registry import ENGINES
 
 SPREADS_PATH = Path(__file__).with_name("spreads.json")
@@ -205,6 +206,8 @@ def add_spread_error(
     The profile is unchanged if no similar configuration was measured. The TTFT spread applies to
     steps with prefills, the TPOT spread to decode steps. If the profile is a data-sheet estimate,
     the error of such estimates is added, because spreads refer to profiles composed from tables.
+    It is also added for several GPUs on another interconnect than that of the measurements, where
+    collectives are estimated.
     """
     kind = classify_configuration(hardware, setting)
     found = packaged_spreads().of(kind)
@@ -220,7 +223,13 @@ def add_spread_error(
             f"; widened by {100 * wider:.0f} % because {setting.engine} {setting.release} is "
             f"{beyond} releases away from the measured ones ({measured})"
         )
-    errors = _with_estimate(_errors(spread.wider(wider)), profile.fit.held_out)
+    estimate = profile.fit.held_out or _link_estimate(hardware)
+    if estimate and not profile.fit.held_out:
+        note += (
+            f"; link unknown: no measurement of {hardware.gpus} {hardware.gpu.name} over this "
+            f"{hardware.interconnect.kind} link, so the error of a data-sheet estimate is added"
+        )
+    errors = _with_estimate(_errors(spread.wider(wider)), estimate)
     if profile.fit.held_out:
         note = f"{profile.fit.note}; combined with the error of whole steps: {note}"
     fit = profile.fit.model_copy(update={"held_out": errors, "note": note})
@@ -242,10 +251,19 @@ def describe_spread(
     spread, level = found
     beyond = spread.beyond(setting.engine, setting.release)
     spread = spread.wider(WIDENING_PER_RELEASE * min(beyond, MAX_WIDENED_RELEASES))
-    errors = _with_estimate(_errors(spread), estimate or {})
+    errors = _with_estimate(_errors(spread), estimate or _link_estimate(hardware))
     prefill, decode = (100 * errors[step].p95 for step in ("prefill", "decode"))
     whose = "calibrated pair" if level == kind.levels()[0] else kind.describe_level(level)
     return f"prefill {prefill:.0f} %, decode {decode:.0f} % ({whose})"
+
+
+def _link_estimate(hardware: Hardware) -> Mapping[str, StepError]:
+    """Return the error of estimated collectives; empty if they are measured or absent.
+
+    It is the error of a whole step that is estimated from the data sheet.
+    """
+    measured = hardware.gpus == 1 or hardware.interconnect == hardware.gpu.interconnect()
+    return {} if measured else estimate_errors()
 
 
 def _note(spread: ErrorSpread, kind: Configuration, level: str) -> str:

@@ -8,6 +8,7 @@ import pytest
 
 from simkv.core.execution_settings import ExecutionSettings
 from simkv.costs.cost_profile import load_profile
+from simkv.costs.hardware.interconnect import Interconnect
 from simkv.costs.hardware.model_gpu_catalog import find_architecture, find_gpu
 from simkv.costs.hardware.replica_hardware import make_hardware
 from simkv.costs.operators import error_spreads
@@ -19,6 +20,7 @@ from simkv.costs.operators.error_spreads import (
     describe_spread,
 )
 from simkv.costs.operators.profile_resolution import estimate_from_data_sheet
+from simkv.costs.operators.roofline import estimate_errors
 
 HARDWARE = make_hardware(find_gpu("H100"), find_architecture("Llama-3.1-8B"), weights="fp8")
 SPREAD = ErrorSpread((-0.1, 0.2), (-0.05, 0.05), 30, (0.04, 0.02), releases=("0.10.2", "0.12.0"))
@@ -82,6 +84,30 @@ def test_data_sheet_estimates_add_their_own_error(
     assert said.startswith(f"prefill {100 * fit.held_out['prefill'].p95:.0f} %, decode ")
     monkeypatch.setattr(error_spreads, "packaged_spreads", lambda: ErrorSpreads({}, {}, {}))
     assert add_spread_error(guess, HARDWARE, setting("0.12.0")) is guess
+
+
+def test_unknown_link_widens_the_error_of_several_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu, model = find_gpu("H100"), find_architecture("Llama-3.1-8B")
+    other = Interconnect("PCIe", gpu.pcie)
+    monkeypatch.setattr(
+        error_spreads,
+        "packaged_spreads",
+        lambda: ErrorSpreads({}, {"vllm, hopper, dense": SPREAD}, {}),
+    )
+
+    def errors(tp: int, link: Interconnect | None) -> tuple[float, str, str]:
+        hardware = make_hardware(gpu, model, weights="fp8", tp=tp, interconnect=link)
+        fit = add_spread_error(load_profile("unit-step"), hardware, setting("0.12.0")).fit
+        return fit.held_out["decode"].p95, fit.note, describe_spread(hardware, setting("0.12.0"))
+
+    known_link, unknown, single = errors(2, None), errors(2, other), errors(1, other)
+    own = estimate_errors()["decode"].p95
+    assert unknown[0] == pytest.approx(math.hypot(known_link[0], own))
+    assert "link unknown: no measurement of 2 NVIDIA H100" in unknown[1]
+    assert f"decode {100 * unknown[0]:.0f} %" in unknown[2]
+    for narrow in (known_link, single):
+        assert narrow[0] == pytest.approx(math.exp(0.05) - 1)
+        assert "link unknown" not in narrow[1]
 
 
 def test_error_description_names_its_configurations(monkeypatch: pytest.MonkeyPatch) -> None:
