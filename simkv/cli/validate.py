@@ -79,7 +79,7 @@ def validate_case(
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Model (default: that of --server or of the file)."),
+        typer.Option(metavar="NAME", help="Model (default: from --server or the file)."),
     ] = None,
     version: Annotated[
         str | None, typer.Option(metavar="RELEASE", help="Release of the engine.")

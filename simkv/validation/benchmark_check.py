@@ -108,7 +108,7 @@ def _causes(result: RunResult, benchmark: BenchmarkResult, notes: Sequence[str])
         found.append(f"{unfinished} simulated requests did not finish")
     costs = find_front_end_costs(result.scenario, result.specs[0])
     if costs and result.scenario.front_end is None:
-        found.append("the time of the API server is a packaged value, not that of this server")
+        found.append("the time of the API server is a packaged value, not measured on this server")
     return [*found, *benchmark.notes, *notes, *result.notes]
 
 
@@ -197,7 +197,7 @@ def _first_guess(
     calibration: Callable[[np.ndarray[Any, Any]], Calibration],
     advance: Callable[[], Any],
 ) -> np.ndarray[Any, Any]:
-    """Scale decodes by the error of TPOT and prefills by that of TTFT, twice."""
+    """Scale decodes by the error of TPOT and prefills by the error of TTFT, twice."""
     values = np.ones(4)
     for _ in range(2):
         ratios: dict[str, list[float]] = {name: [] for name in FITTED}

@@ -1,4 +1,4 @@
-"""Results of load generators: the measured figures, and the load with which they were measured.
+"""Results of load generators: the measured figures and the load.
 
 read_benchmark(Path("result.json"))   # vllm bench serve, guidellm, aiperf, SGLang, ...
 
@@ -24,6 +24,15 @@ from simkv.workload.formats.measured_latencies import read_measured_latencies
 #: Latencies by their names in results of vLLM and SGLang.
 _LATENCY_NAMES = {"e2el": "e2e_ms", "e2e_latency": "e2e_ms"}
 _LATENCY_NAMES |= {name.removesuffix("_ms"): name for name in LATENCIES}
+#: Latencies by their names in summaries of aiperf, genai-perf and inference-perf.
+_LONG_NAMES = {
+    "time_to_first_token": "ttft",
+    "time_per_output_token": "tpot",
+    "inter_token_latency": "itl",
+    "request_latency": "e2e",
+}
+_STATISTICS = {"avg": "mean", "p50": "median"}
+_UNIT_MS = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3, "sec": 1e3}
 _FIGURE = re.compile(r"(mean|median|p9[059])_(\w+?)(?:_ms)?$")
 #: Line of a printed block, such as ``Mean TTFT (ms):      12.3``.
 _LINE = re.compile(r"^\s*([A-Za-z][\w .%/-]*?)\s*(?:\([^)]*\))?:\s+(inf|[\d.,]+)\s*$", re.MULTILINE)
@@ -60,8 +69,10 @@ class BenchmarkResult:
 
 def read_benchmark(path: Path) -> BenchmarkResult:
     """Read the result of a load generator. Raises InputError, naming the file and what is wrong."""
-    if not path.is_file():
-        raise InputError(f"{path}: file does not exist; expected the result of a load generator")
+    if not path.exists():
+        raise InputError(f"{path}: does not exist; expected the result of a load generator")
+    if path.is_dir():
+        return _with_requests(path, {})
     summary = _summary(read_text(path))
     if summary is None or _has_requests(summary):
         return _with_requests(path, summary or {})
@@ -86,7 +97,8 @@ def _summary(text: str) -> dict[str, Any] | None:
             found = json.loads(part)
         except (ValueError, RecursionError):
             continue
-        return found if isinstance(found, dict) and "completed" in found else None
+        flat = _flatten(found) if isinstance(found, dict) else {}
+        return flat if "completed" in flat else None
     printed = {
         re.sub(r"\W+", "_", name.strip().lower()).strip("_"): math.inf
         if value == "inf"
@@ -100,6 +112,54 @@ def _summary(text: str) -> dict[str, Any] | None:
         if (spelling := word.replace(" ", "_")) in printed
     }
     return {**printed, **named} if "completed" in named else None
+
+
+def _flatten(result: dict[str, Any]) -> dict[str, Any]:
+    """Return a summary of inference-perf, aiperf or genai-perf with the flat names of vLLM."""
+    if isinstance(good := result.get("successes"), dict):  # inference-perf; latencies in seconds
+        load = result.get("load_summary") or {}
+        through, latency = good.get("throughput") or {}, good.get("latency") or {}
+        found = {
+            "completed": good.get("count"),
+            "output_throughput": through.get("output_tokens_per_sec"),
+            "request_throughput": through.get("requests_per_sec"),
+            "request_rate": load.get("requested_rate") or load.get("achieved_rate"),
+            "max_concurrency": load.get("concurrency"),
+        }
+        lengths = {"input": good.get("prompt_len"), "output": good.get("output_len")}
+        means = {side: (values or {}).get("mean") for side, values in lengths.items()}
+        values = {name: {**one, "unit": "s"} for name, one in latency.items() if one}
+    elif isinstance(result.get("time_to_first_token"), dict):  # aiperf and genai-perf
+        values = {name: one for name, one in result.items() if isinstance(one, dict)}
+        average = {name: one.get("avg") for name, one in values.items()}
+        found = {
+            "completed": average.get("request_count") or _find(result, "request_count"),
+            "output_throughput": average.get("output_token_throughput"),
+            "request_throughput": average.get("request_throughput"),
+            "request_rate": _find(result, "request_rate"),
+            "max_concurrency": _find(result, "concurrency"),
+        }
+        means = {side: average.get(f"{side}_sequence_length") for side in ("input", "output")}
+    else:
+        return result
+    for side, mean in means.items():
+        if mean and found["completed"]:
+            found[f"total_{side}_tokens"] = mean * found["completed"]
+    for name, ours in _LONG_NAMES.items():
+        unit = _UNIT_MS.get(str(values.get(name, {}).get("unit")))
+        for statistic, value in values.get(name, {}).items():
+            if unit and isinstance(value, int | float):
+                found[f"{_STATISTICS.get(statistic, statistic)}_{ours}_ms"] = unit * value
+    return found
+
+
+def _find(tree: Any, name: str) -> float | None:
+    """Return the first number with this key in nested objects."""
+    if not isinstance(tree, dict):
+        return None
+    if (value := _positive(tree, name)) is not None:
+        return value
+    return next((one for part in tree.values() if (one := _find(part, name)) is not None), None)
 
 
 def _has_requests(summary: Mapping[str, Any]) -> bool:

@@ -43,7 +43,7 @@ def test_requests_enter_one_after_the_other() -> None:
 
 
 def test_tokens_wait_for_all_requests_that_came_before() -> None:
-    """All 50 requests have been read after 20 s; the engine had long computed the first tokens."""
+    """Reading 50 requests takes 20 s; the engine computes the first tokens long before."""
     lives = run(burst(50), SERVER).requests
     assert min(life.first_token or 0 for life in lives.values()) == pytest.approx(20.0)
     assert run(burst(50), "none").requests[0].first_token == 1.0

@@ -112,6 +112,51 @@ def test_lines_of_sglang_are_read(tmp_path: Path) -> None:
     assert found.load == {"num_prompts": 10, "input_len": 100, "output_len": 10}
 
 
+AIPERF = {
+    "time_to_first_token": {"unit": "ms", "avg": 50.0, "p99": 90.0},
+    "request_latency": {"unit": "s", "avg": 0.3},
+    "output_token_throughput": {"unit": "tokens/sec", "avg": 133.3},
+    "input_sequence_length": {"unit": "tokens", "avg": 200.0},
+    "output_sequence_length": {"unit": "tokens", "avg": 20.0},
+    "request_count": {"unit": "requests", "avg": 20.0},
+    "input_config": {"loadgen": {"request_rate": 10.0, "concurrency": 4}},
+}
+INFERENCE_PERF = {
+    "load_summary": {"count": 20, "requested_rate": 10.0, "concurrency": 4},
+    "successes": {
+        "count": 20,
+        "latency": {
+            "time_to_first_token": {"mean": 0.05, "p99": 0.09},
+            "request_latency": {"mean": 0.3},
+        },
+        "throughput": {"output_tokens_per_sec": 133.3},
+        "prompt_len": {"mean": 200.0},
+        "output_len": {"mean": 20.0},
+    },
+}
+
+
+@pytest.mark.parametrize("result", [AIPERF, INFERENCE_PERF], ids=["aiperf", "inference-perf"])
+def test_nested_summaries_are_read(tmp_path: Path, result: dict[str, Any]) -> None:
+    (tmp_path / "result.json").write_text(json.dumps(result))
+    found = read_benchmark(tmp_path / "result.json")
+    assert found.figures == pytest.approx(
+        {
+            "ttft_ms.mean": 50.0,
+            "ttft_ms.p99": 90.0,
+            "e2e_ms.mean": 300.0,
+            "output_throughput": 133.3,
+        }
+    )
+    assert found.load == {
+        "num_prompts": 20,
+        "request_rate": 10.0,
+        "max_concurrency": 4,
+        "input_len": 200,
+        "output_len": 20,
+    }
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
