@@ -16,7 +16,7 @@ DEMO := scenarios/mistralrs-forty.yaml
 # Packages whose coverage is measured, with their own tests only: tracing makes tests nearly twice as slow.
 COUNTED := core costs metrics schedulers
 
-.PHONY: help demo test lint nightly coverage bench wheel compiled loop profiles reports site walks rules picture calibrate-silicon judge-silicon follow validation format clean
+.PHONY: help demo test lint nightly coverage bench wheel compiled loop profiles reports site walks rules picture gallery accuracy links calibrate-silicon judge-silicon follow validation format clean
 
 ## demo: run an example and draw its plots (default)
 demo: $(VENV)/.installed
@@ -123,6 +123,21 @@ rules: $(VENV)/.installed
 
 picture: $(VENV)/.installed
 	$(BIN)/python -m dev.readme_picture docs/mistralrs-forty-lanes.png
+
+## gallery: draw a picture of each packaged incident and write docs/gallery.md
+gallery: $(VENV)/.installed
+	$(BIN)/python -m dev.gallery_page docs
+
+## accuracy: write docs/accuracy.md from the results of the judges
+accuracy: $(VENV)/.installed
+	$(BIN)/python -m dev.accuracy_page docs
+
+# linkchecker is installed into an environment of its own. It needs the network.
+## links: check the links of the built site, those to other hosts too
+links: site
+	$(PYTHON) -m venv build/links
+	build/links/bin/pip install --quiet linkchecker
+	build/links/bin/linkchecker --check-extern --no-warnings build/site/index.html
 
 ## walks: update the output shown in the tutorial and the how-to pages; review the difference
 walks: $(TESTED)

@@ -51,6 +51,7 @@ class SglangScheduler:
         self.intake = RequestIntake(self.state)
         self.interval = DecodeInterval(config)
         self.prefill = PrefillPass(self.state)
+        self._skipped = False
 
     def set_time(self, now: float) -> None:
         """Set the current time in seconds."""
@@ -85,6 +86,7 @@ class SglangScheduler:
             state.ratio.reset()
         state.last = chosen
         state.rejections = {}
+        self._skipped = bool(batch.aside)
         if state.waiting:
             batch.held = Held(state.waiting[0].id, state.why)
         elif unread := self.intake.receiver.prompts:
@@ -139,6 +141,8 @@ class SglangScheduler:
         """Return the number of steps with decodes only, without admission or eviction."""
         if self.interval.left:
             return self.intake.receiver.quiet(min(most, 1 + self._rest()))
+        if self._skipped:  # the next pass skips no request, because the batch is full
+            return 1
         return decode_leap.leap(self.state, self.intake.receiver, self.pipeline_depth - 1, most)
 
     def skip(self, steps: int) -> list[int]:
