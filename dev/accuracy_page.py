@@ -5,13 +5,13 @@ The page states which data simkv was judged on and how large its errors were, by
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import typer
-import yaml
 from jinja2 import Environment, StrictUndefined
 
 from dev.gallery_page import ENGINES
@@ -25,7 +25,7 @@ FIGURES = ("ttft", "tpot", "e2e", "throughput", "inside")
 
 def read_results() -> list[dict[str, Any]]:
     """Return the results of the judges, with None for figures that a judge does not have."""
-    found = yaml.safe_load((HERE / "accuracy_results.yaml").read_text(encoding="utf-8"))
+    found = tomllib.loads((HERE / "accuracy_results.toml").read_text(encoding="utf-8"))["result"]
     return [dict.fromkeys(FIGURES) | one for one in found]
 
 
