@@ -246,3 +246,36 @@ def test_leaps_over_finished_decode_interval(leaping: bool) -> None:
     assert 990 < run.idle_passes < 1000
     assert [life.tokens for life in run.requests.values()] == [1, 1]
     assert (len(decided) < 500) == leaping
+
+
+def test_leap_waits_until_no_request_is_skipped_for_its_adapter() -> None:
+    """After a pass of SGLang that skips requests, the next passes may skip none."""
+    rows = [
+        {"arrival": 0.3, "prompt_tokens": 1, "output_tokens": 4},
+        {"arrival": 0.0, "prompt_tokens": 1, "output_tokens": 16, "lora": "b"},
+        {"arrival": 0.0, "prompt_tokens": 1, "output_tokens": 4},
+        {"arrival": 0.0, "prompt_tokens": 1, "output_tokens": 12, "lora": "b"},
+        {"arrival": 0.0, "prompt_tokens": 1, "output_tokens": 4},
+    ]
+    engine = {
+        "name": "sglang",
+        "max_total_num_tokens": 20,
+        "page_size": 2,
+        "max_running_requests": 2,
+        "max_prefill_tokens": 1,
+        "schedule_policy": "lpm",
+        "disable_overlap_schedule": True,
+        "enable_lora": True,
+        "max_loras_per_batch": 1,
+        "schedule_conservativeness": 0.0,
+        "retract_decode_steps": 0,
+        "clip_max_new_tokens_estimation": 1,
+    }
+    scenario = Scenario.model_validate(
+        {"name": "x", "workload": {"requests": rows}, "engine": engine, "profile": "unit-step"}
+    )
+    profile = CostProfile.model_validate(COSTS)
+    ledgers = [
+        build_ledger(record(scenario, profile, leaping=leaping)[0]) for leaping in (True, False)
+    ]
+    assert_same(*ledgers, "ledger")
