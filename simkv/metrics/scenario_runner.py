@@ -26,9 +26,10 @@ from simkv.metrics.run_notes import (
     unknown_error_share,
 )
 from simkv.metrics.run_result import RunResult
+from simkv.metrics.session_metrics import session_figures
 from simkv.scenario.scenario import Scenario
 from simkv.scenario.scenario_loader import load
-from simkv.schedulers.engine_registry import build_scheduler
+from simkv.schedulers.engine_registry import build_scheduler, find_engine_spec
 from simkv.sim.simulation import ReplicaSpec, build_replica_specs, simulate_scenario
 from simkv.workload.workload_section import build_clients
 
@@ -66,7 +67,10 @@ def run_scenario(
         scheduler = None
     replicas = build_replica_specs(scenario, folder)
     world = IsolatedRuns(scenario, replicas, leaping, deepcopy(scheduler))
-    run = simulate_scenario(scenario, replicas, resolved, leaping=leaping, scheduler=scheduler)
+    sent = build_clients(scenario.workload, scenario.timeout)
+    run = simulate_scenario(
+        scenario, replicas, resolved, leaping=leaping, scheduler=scheduler, sent=sent
+    )
     classify_timeouts(run, world)
     record, fleet = run.record, run.fleet
     requests = [life.request for life in record.requests.values()]
@@ -95,6 +99,10 @@ def run_scenario(
     )
     if fleet is not None:
         figures["fleet"] = fleet_figures(fleet, record.end)
+    if sent.after:
+        engine = replicas[0].engine
+        block_size = find_engine_spec(engine).block_size(engine)
+        figures["sessions"] = session_figures(record, sent, block_size)
     figures |= {"notes": notes, "fidelity": found.to_json()}
     return RunResult(scenario, run, figures, notes, found, replicas)
 

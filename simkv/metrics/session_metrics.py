@@ -1,0 +1,127 @@
+"""Metrics of sessions: duration, shares of time, prefix cache hits by turn, and the resume tax."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from simkv.core.outcome import Outcome
+from simkv.core.request import Segment
+from simkv.metrics.run_metrics import Samples, prefix_hits
+from simkv.sim.run_record import RequestRecord, RunRecord
+from simkv.workload.clients import Clients, find_sessions
+
+
+def session_figures(record: RunRecord, sent: Clients, block_size: int) -> dict[str, Any]:
+    """Return ``sessions`` of ``summary.json``, for a workload whose requests wait for answers.
+
+    ``makespan_ms`` is the time from the arrival of a session's first request at its client until
+    the last answer, and ``shares`` are the percentages of that time on the critical path: waiting
+    until the first step, model, tools and think time. Both cover finished sessions. A request that
+    waits for no other is in turn 1. ``resume_tax_tokens`` are prompt tokens that an earlier request
+    of the session had computed in full blocks of ``block_size`` tokens, and that were computed
+    again; ``resume_tax`` is their percentage of the prompt tokens.
+    """
+    of = find_sessions(sent.after)
+    sessions: dict[int, list[RequestRecord]] = {}
+    for i, life in record.requests.items():
+        sessions.setdefault(of.get(i, i), []).append(life)
+    finished = [
+        lives
+        for lives in sessions.values()
+        if all(life.outcome is Outcome.FINISHED for life in lives)
+    ]
+    paths = np.array([_critical_path(record, sent, lives) for lives in finished]).reshape(-1, 4)
+    spans = paths.sum(axis=1)
+    total = float(spans.sum())
+    shares = (100.0 * paths.sum(axis=0) / total).tolist() if total else [0.0] * 4
+    tax = sum(_resume_tax(record, sent, life, block_size) for life in record.requests.values())
+    queried = prefix_hits(record.requests.values())[1]
+    return {
+        "count": len(sessions),
+        "finished": len(finished),
+        "makespan_ms": Samples(spans, np.ones(len(spans), np.int64)).statistics_ms(),
+        "shares": dict(zip(("waiting", "model", "tools", "think"), shares, strict=True)),
+        "by_turn": _by_turn(record, sent),
+        "resume_tax_tokens": tax,
+        "resume_tax": 100.0 * tax / queried if queried else 0.0,
+    }
+
+
+def _critical_path(
+    record: RunRecord, sent: Clients, lives: Iterable[RequestRecord]
+) -> tuple[float, float, float, float]:
+    """Return the seconds of waiting, model, tools and think time before the last answer."""
+    life = max(lives, key=_end)
+    waiting = model = tools = think = 0.0
+    while True:
+        i = life.request.id
+        first_step = record.steps.start[life.segments[0].first]
+        waiting += first_step - sent.arrived[i]
+        model += _end(life) - first_step
+        if i not in sent.after:
+            return waiting, model, tools, think
+        dependency = sent.after[i]
+        life = max((record.requests[before] for before in dependency.before), key=_end)
+        tools += dependency.tool_time
+        think += sent.arrived[i] - _end(life) - dependency.tool_time
+
+
+def _end(life: RequestRecord) -> float:
+    assert life.ended_at is not None
+    return life.ended_at
+
+
+def _by_turn(record: RunRecord, sent: Clients) -> list[dict[str, float]]:
+    """Return the number of requests and the prefix cache hit rate (%) of each turn."""
+    turns: dict[int, int] = {}
+    lives: list[list[RequestRecord]] = []
+    for request in sent.requests:  # a request comes after those that it waits for
+        dependency = sent.after.get(request.id)
+        turn = 0 if dependency is None else 1 + max(turns[i] for i in dependency.before)
+        turns[request.id] = turn
+        if turn == len(lives):
+            lives.append([])
+        lives[turn].append(record.requests[request.id])
+    rows = []
+    for turn, some in enumerate(lives, start=1):
+        hits, queried = prefix_hits(some)
+        rate = 100.0 * hits / queried if queried else 0.0
+        rows.append({"turn": turn, "requests": len(some), "hit_rate": rate})
+    return rows
+
+
+def _resume_tax(record: RunRecord, sent: Clients, life: RequestRecord, block: int) -> int:
+    """Return the prompt tokens computed again although an earlier answer left their KV."""
+    request = life.request
+    if request.id not in sent.after or not life.chunk_rows or not request.segments:
+        return 0
+    reusable = 0
+    for i in sent.after[request.id].before:
+        before = record.requests[i]
+        answer = Segment(f"o{i}", 0, before.tokens)
+        shared = count_shared((*before.request.segments, answer), request.segments)
+        # The KV of the last answer token is not computed.
+        shared = min(shared, before.request.prompt_tokens + before.tokens - 1)
+        reusable = max(reusable, shared)
+    reusable = min(reusable, request.prompt_tokens - 1) // block * block
+    return max(reusable - life.chunks[0].context, 0)
+
+
+def count_shared(one: Sequence[Segment], other: Sequence[Segment]) -> int:
+    """Return the number of equal tokens at the beginning of two sequences of segments."""
+    count = first = second = 0
+    of_one = of_other = 0  # tokens of the current segments that are already counted
+    while first < len(one) and second < len(other):
+        a, b = one[first], other[second]
+        if a.stream != b.stream or a.start + of_one != b.start + of_other:
+            break
+        equal = min(a.end - a.start - of_one, b.end - b.start - of_other)
+        count, of_one, of_other = count + equal, of_one + equal, of_other + equal
+        if of_one == a.end - a.start:
+            first, of_one = first + 1, 0
+        if of_other == b.end - b.start:
+            second, of_other = second + 1, 0
+    return count

@@ -1,0 +1,62 @@
+"""Metrics of sessions that are computed by hand."""
+
+from __future__ import annotations
+
+from array import array
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from simkv.core.outcome import Outcome
+from simkv.core.request import Request, Segment
+from simkv.metrics.session_metrics import count_shared, session_figures
+from simkv.sim.run_record import RequestRecord
+from simkv.workload.clients import Clients, Dependency
+
+
+def life(request: Request, row: int, context: int, ended: float) -> RequestRecord:
+    """Return a finished request with one step, in ``row``."""
+    return RequestRecord(
+        request,
+        outcome=Outcome.FINISHED,
+        ended_at=ended,
+        tokens=request.output_tokens,
+        segment_data=array("i", (3, row, row)),
+        chunk_rows=array("i", (row, request.prompt_tokens - context, context)),
+    )
+
+
+def figures(context: int) -> dict[str, Any]:
+    """Return the figures of two turns; the second finds ``context`` tokens in the cache."""
+    first = Request(0, 20, 10, segments=(Segment("u0", 0, 20),), output_tokens=10)
+    prompt = (*first.segments, Segment("o0", 0, 10), Segment("u1", 0, 5))
+    second = Request(1, 35, 4, segments=prompt, output_tokens=4)
+    sent = Clients([first, second], {1: Dependency((0,), 1.0, 3.0)})
+    sent.arrived = {0: 0.0, 1: 7.0}
+    lives = {0: life(first, 0, 0, 3.0), 1: life(second, 1, context, 10.0)}
+    record: Any = SimpleNamespace(requests=lives, steps=SimpleNamespace(start=[1.0, 9.0]))
+    return session_figures(record, sent, 8)
+
+
+def test_time_of_a_session_is_split_along_its_critical_path() -> None:
+    found = figures(24)
+    assert (found["count"], found["finished"]) == (1, 1)
+    assert found["makespan_ms"]["mean"] == pytest.approx(10_000)
+    assert found["shares"] == pytest.approx({"waiting": 30, "model": 30, "tools": 30, "think": 10})
+
+
+@pytest.mark.parametrize(("context", "tax"), [(24, 0), (8, 16), (0, 24)])
+def test_resume_tax_counts_full_blocks_computed_again(context: int, tax: int) -> None:
+    # 29 of the first 30 tokens have KV: three full blocks of 8.
+    found = figures(context)
+    assert found["resume_tax_tokens"] == tax
+    assert found["resume_tax"] == pytest.approx(100 * tax / 55)
+    assert [row["hit_rate"] for row in found["by_turn"]] == pytest.approx([0, 100 * context / 35])
+
+
+def test_shared_tokens_do_not_depend_on_how_a_stream_is_cut() -> None:
+    whole = (Segment("a", 0, 10), Segment("b", 0, 3))
+    parts = (Segment("a", 0, 4), Segment("a", 4, 10), Segment("b", 0, 2), Segment("c", 0, 1))
+    assert count_shared(whole, parts) == 12
+    assert count_shared(whole, (Segment("a", 1, 10),)) == 0
