@@ -252,7 +252,7 @@ STORE = "points.jsonl"
 
 
 def check_store(folder: Path, kind: str) -> None:
-    """Raise InputError if the directory contains anything but ``kind`` of results."""
+    """Raise InputError if the directory contains anything but results of this kind."""
     check_folder("--out", folder, kind, lambda there: (there / STORE).is_file())
 
 

@@ -31,8 +31,8 @@ def report(
     whatif: Annotated[
         bool | None,
         typer.Option(
-            help="Simulate single changes and list helpful ones (default: for small workloads "
-            "without a variant that fixes the problem)."
+            help="Simulate single changes and list helpful ones (default: if the workload "
+            "is small and no variant fixes the problem)."
         ),
     ] = None,
     gallery: Annotated[

@@ -100,8 +100,8 @@ def run(
         int,
         typer.Option(
             min=1,
-            help="Number of seeds: also report intervals over seeds, and whether the load reached "
-            "a steady state.",
+            help="Run with this many seeds, and report intervals over them and whether the load "
+            "reached a steady state.",
         ),
     ] = 1,
     prices: Annotated[
@@ -234,7 +234,7 @@ def _use_source(against: str | None, pdb_at_step: int | None) -> None:
 
 
 def _compare_with_port(against: str | None, variants: Mapping[str, Scenario], folder: Path) -> None:
-    """Compare the decisions of ports with those of the engine and exit, if ``--against`` asks."""
+    """With ``--against``, compare the decisions of ports with the engine's and exit."""
     if against is None:
         return
     from simkv.conformance.port_comparison import DifferentDecision, compare_with_port

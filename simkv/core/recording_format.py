@@ -2,7 +2,7 @@
 
 The header has ``engine``, ``variant``, ``config`` and ``requests``. The object of a step always has
 ``step``, ``scheduled``, ``kind``, ``preempted``, ``ignored``, ``finished`` and the queues.
-``simkv.conformance`` documents how they are compared.
+``simkv.conformance`` documents how recordings are compared.
 """
 
 from __future__ import annotations

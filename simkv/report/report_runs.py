@@ -88,7 +88,7 @@ def run_all(planned: dict[str, PlannedRun], resolved: Callable[[], None]) -> dic
 def remedies(variant: PlannedRun, tick: Callable[[], None] = lambda: None) -> list[str]:
     """Return sentences on single changes that would have helped a variant, best first.
 
-    ``tick`` is called after each of some tens of runs.
+    ``tick`` is called after each run (there are some tens of runs).
     """
     with Evaluator(variant.folder, workers=cores(), tick=tick) as evaluator:
         found = run_whatif(variant.scenario, evaluator)

@@ -82,7 +82,8 @@ def _check(results: Mapping[str, RunResult], kinds: Sequence[str]) -> None:
         for kind in kinds:
             if engine.name != _ENGINES.get(kind, engine.name):
                 raise InputError(
-                    f"--emit {kind}: {variant} is {engine.name}; expected {_ENGINES[kind]}"
+                    f"--emit {kind}: the engine of variant {variant} is {engine.name}; expected "
+                    f"{_ENGINES[kind]}"
                 )
             if kind == "prometheus":
                 _check_metrics(variant, engine)

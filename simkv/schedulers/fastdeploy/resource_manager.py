@@ -142,7 +142,7 @@ class ResourceManager:
 
     @property
     def admission_is_stable(self) -> bool:
-        """Whether the admission test of ``waiting``'s head stays the same until blocks change."""
+        """Whether the first waiting request stays admitted or refused until blocks change."""
         return False
 
     def growing(self, seq: FastDeployRequest, steps: int) -> Sequence[int]:

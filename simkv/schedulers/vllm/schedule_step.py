@@ -43,7 +43,7 @@ class ScheduleStep:
         self.restore(-tokens, -requests)
 
     def restore(self, tokens: int, requests: int = 1) -> None:
-        """Return ``tokens`` tokens of ``requests`` requests to the budget."""
+        """Give ``tokens`` tokens of ``requests`` requests back to the budget."""
         self._left += tokens
         self.budget = self._left
         if self._slots:

@@ -196,7 +196,7 @@ class SessionAffinityRouter(AffinityRouter):
 
 
 class PrefixAffinityRouter(AffinityRouter):
-    """Chooses the replica that was sent the longest prefix of the prompt before.
+    """Chooses the replica that has already been sent the longest prefix of the prompt.
 
     If that prefix is too short, it chooses the replica that was sent the fewest blocks; if the
     loads are out of balance, the replica with the fewest requests in flight.

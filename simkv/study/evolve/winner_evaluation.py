@@ -50,7 +50,7 @@ class Improvement:
 
 @dataclass(frozen=True)
 class WinnerEvaluation:
-    """Evaluation under one condition: the gains in all goals.
+    """Result of evaluating the winner under one condition: its gain in each goal.
 
     ``unserved`` are the numbers of unserved requests with the shipped scheduler and the winner.
     ``why`` is the reason if the winner could not be run.

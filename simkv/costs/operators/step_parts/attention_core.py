@@ -177,9 +177,9 @@ def _decode(operators: OperatorTimes, hardware: Hardware, kind: Gqa | Mla) -> Lo
 def _prompt(look: Lookup, window: int, tokens: float, mean: float) -> float:
     """Return the time of ``tokens`` tokens that attend to ``mean`` tokens each, on average.
 
-    If a prompt with this mean fits into ``tokens``, the tokens are whole prompts of that length.
-    Otherwise they are a chunk after cached tokens, which costs as much as a prompt with the same
-    number of pairs of a token and an attended token.
+    The length of a whole prompt follows from its mean. If that length is at most ``tokens``, the
+    tokens are taken as prompts of that length. Otherwise they are a chunk that follows cached
+    tokens. It costs as much as a prompt with the same number of (query, key) pairs.
     """
     length = 2 * mean - 1
     if length <= tokens:
