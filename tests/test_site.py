@@ -13,6 +13,7 @@ from urllib.parse import unquote
 import pytest
 
 from tests.conftest import ROOT
+from tests.report.browser import Browser, chromium
 
 ZENSICAL = Path(sys.executable).parent / "zensical"
 
@@ -98,3 +99,32 @@ def test_signatures_of_the_reference_are_valid_python(site: Path) -> None:
     assert len(calls) > 5
     for name, parameters in calls:
         compile(f"def {name}{parameters}: ...", name, "exec")
+
+
+BROKEN_WORDS = """(() => {
+  const broken = [];
+  for (const cell of document.querySelectorAll('td, th')) {
+    const walker = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
+    for (let node; (node = walker.nextNode()); ) {
+      for (const word of node.data.matchAll(/[^\\s\\-/]+/g)) {
+        const range = document.createRange();
+        range.setStart(node, word.index);
+        range.setEnd(node, word.index + word[0].length);
+        const lines = new Set([...range.getClientRects()].map((box) => Math.round(box.top)));
+        if (lines.size > 1) broken.push(word[0]);
+      }
+    }
+  }
+  return broken;
+})()"""
+
+
+def test_tables_do_not_break_words(site: Path, tmp_path: Path) -> None:
+    """At the width of a desktop; a break after a hyphen or slash is allowed."""
+    if chromium() is None:
+        pytest.skip("Chromium is not installed")
+    with Browser(tmp_path) as browser:
+        for name in ("accuracy", "reference/commands", "reference/figures", "reference/knobs"):
+            page = browser.open(site / f"{name}.html")
+            assert page.run("document.querySelectorAll('td').length") > 10
+            assert page.run(BROKEN_WORDS) == [], name
