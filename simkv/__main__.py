@@ -49,7 +49,7 @@ def _repeat_interrupts() -> None:
 
 
 def _once_more(lost: sys.UnraisableHookArgs) -> None:
-    """Raise KeyboardInterrupt again after 1 ms, because import-system callbacks swallow it."""
+    """Raise KeyboardInterrupt after 1 ms and every 3 s; import-system callbacks swallow it."""
     if lost.exc_type is not KeyboardInterrupt:
         sys.__unraisablehook__(lost)
         return
@@ -58,7 +58,7 @@ def _once_more(lost: sys.UnraisableHookArgs) -> None:
     if not hasattr(signal, "SIGALRM"):
         return
     signal.signal(signal.SIGALRM, signal.default_int_handler)
-    signal.setitimer(signal.ITIMER_REAL, 0.001)
+    signal.setitimer(signal.ITIMER_REAL, 0.001, 3)
 
 
 def _command() -> object:

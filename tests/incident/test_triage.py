@@ -132,7 +132,13 @@ def test_triage_costs_little_more_than_its_imports(
 def test_interrupt_leaves_the_triage(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "simkv", "diagnose", str(LOGS / "vllm-cache-full.log")]
     run = subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A shell starts background jobs, and with them these tests, with interrupts ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     assert run.stdout is not None
     assert run.stdout.readline().startswith("Triage of vllm-cache-full.log")
