@@ -72,7 +72,7 @@ class BoundedTable:
         if table is None or len(table) == self.seen:
             return []
         which = f"every {self._every}th" if self.thinned else f"the last {len(table):,}"
-        return [f"of {self.seen:,} {what} {which} are kept"]
+        return [f"{self.seen:,} {what} found; {which} are used"]
 
 
 def _column(value: Any) -> Any:
@@ -172,4 +172,4 @@ class BoundedArrivals:
         kept = min(len(self), self.most)
         if self.seen <= self.most:
             return []
-        return [f"of {self.seen:,} requests that came the last {kept:,} are kept"]
+        return [f"{self.seen:,} requests arrived; the last {kept:,} are used"]

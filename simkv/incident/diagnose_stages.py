@@ -258,7 +258,7 @@ def _write_report(
     ]
     section = PageSection(
         "Observed beside simulated",
-        "What was observed is dark, what was simulated is blue; requests are by their arrival.",
+        "Observed values are dark, simulated values are blue. Requests are sorted by arrival.",
         (folder / files.PICTURE).read_bytes(),
         [
             ("Figures", ("figure", "observed", "simulated", "agrees"), figures),

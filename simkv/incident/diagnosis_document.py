@@ -23,9 +23,9 @@ from simkv.metrics.run_result import RunResult
 #: Maximum number of remedies and victims listed.
 MAX_NAMED = 10
 METHOD = (
-    "90 % intervals are from resampled requests, in every scenario that was simulated with and "
-    "without the change (the likely reconstructions, or step costs scaled down and up by the error "
-    "of the profile, as far as the incident is reproduced)."
+    "The 90 % intervals come from resampled requests, over all scenarios that were simulated with "
+    "and without the change: the likely reconstructions, or step costs scaled down and up by the "
+    "error of the profile, if they also reproduce the incident."
 )
 
 
@@ -70,7 +70,7 @@ def victim_lines(observed: pd.DataFrame, result: RunResult, waits: WaitSummary) 
         held = ", ".join(
             f"{request_label(observed, b.id)} ({format_seconds(b.seconds)})" for b in blockers
         )
-        yield f"What they waited for was held above all by {escape_markdown(held)}."
+        yield f"The resources that they waited for were mainly held by {escape_markdown(held)}."
         yield ""
 
 
@@ -100,22 +100,25 @@ def remedy_lines(mending: RemedySearch) -> Iterator[str]:
         yield ""
         yield f"{METHOD} {_worlds(mending)}"
     else:
-        yield f"None of the {mending.tried} changes that were tried."
+        yield f"None of the {mending.tried} simulated changes would have helped."
     yield ""
-    yield f"- {mending.tried} changes were tried; {mending.bounds.told}."
+    yield f"- {mending.tried} changes were simulated; {mending.bounds.told}."
     if mending.cut_off:
-        yield f"- {mending.cut_off} changes had not served all requests by then; they fix nothing."
+        yield f"- {mending.cut_off} changes left requests unserved by then and are not fixes."
     if mending.skipped:
         left = ", ".join(f"{change.field} {change.after}" for change in mending.skipped)
-        yield f"- Not tried, for milder ones served ever fewer: {escape_markdown(left)}."
+        yield (
+            "- Not simulated, because smaller changes of the same setting already served fewer "
+            f"requests: {escape_markdown(left)}."
+        )
     yield ""
 
 
 def _worlds(mending: RemedySearch) -> str:
     gain = mending.remedies[0].gain
     if gain is None or not gain.worlds:
-        return "Here there was one, so the intervals exclude the error of the step costs."
-    return f"Here there were {gain.worlds + 1} scenarios."
+        return "There was one scenario, so the intervals exclude the error of the step costs."
+    return f"There were {gain.worlds + 1} scenarios."
 
 
 def describe_remedy(remedy: Remedy) -> str:
@@ -183,8 +186,8 @@ def render_diagnosis(
             f"| {line.name} | {line.observed:.4g} | {line.simulated:.4g} | {line.difference} | "
             f"{line.kind} | {line.tolerance} | {agrees} |"
         )
-    lines += ["", "*Measured* figures are from the inputs, *reconstructed* ones were sampled to"]
-    lines += ["agree with them, *simulated* ones are from the simulation of the reconstruction."]
+    lines += ["", "*Measured* figures are from the inputs. *Reconstructed* figures were sampled to"]
+    lines += ["agree with them. *Simulated* figures are from the simulation of the reconstruction."]
     lines += ["", "## The server", ""]
     lines += [
         f"- {name} {escape_markdown(setup.engine[name])} ({escape_markdown(how)})"
@@ -195,7 +198,7 @@ def render_diagnosis(
     lines += [
         "",
         *listed_section("Notes", notes),
-        *listed_section("What the sources do not tell", evidence.lacks),
+        *listed_section("Missing from the inputs", evidence.lacks),
     ]
     return "\n".join(lines).rstrip() + "\n"
 

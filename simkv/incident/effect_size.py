@@ -78,7 +78,11 @@ class EffectSize:
         least, most = self.of
         count = f"{least}" if least == most else f"{least} to {most}"
         some = least < self.requests
-        whose = f" of {count} of {self.requests} requests answered either way" if some else ""
+        whose = (
+            f" of {count} of {self.requests} requests answered with and without the change"
+            if some
+            else ""
+        )
         return (
             f"{self.figure}{whose} {unit(self.before)} -> {unit(self.after)}{ratio}, "
             f"{self._ends('{:.2f}'.format)}"

@@ -249,7 +249,7 @@ def describe_search(search: RemedySearch | None, healthy: bool, sampled: bool = 
     if search is None:
         return "Fix: not searched (--no-try-flags)."
     tried = f"{search.tried} changes tried" + (
-        f", {search.cut_off} of them cut off" if search.cut_off else ""
+        f", {search.cut_off} of them stopped early" if search.cut_off else ""
     )
     if not search.remedies:
         return f"Fix: none found; {tried}."
@@ -265,7 +265,7 @@ def describe_search(search: RemedySearch | None, healthy: bool, sampled: bool = 
     others = [*search.of("version"), *search.of("memory")]
     best = search.remedies[0]
     if not best.sure:
-        return f"Fix: none is certain; {describe_remedy(best)} may help; {tried}."
+        return f"Fix: uncertain; {describe_remedy(best)} may help; {tried}."
     minor = bool(flags) and is_minor(flags[0], mean_gain(best, search.base), search.base)
     if flags and flags[0].sure and best.means != "version" and not minor:
         return f"Fix: {describe_remedy(flags[0])}; {tried}."

@@ -266,8 +266,8 @@ def _of_steps(
     return _draft(prices, shape, 0.0).model_copy(
         update={
             "name": f"{setup.engine['name']} as logged",
-            "model": setup.model or "not told",
-            "gpu": setup.gpu or "not told",
+            "model": setup.model or "unknown",
+            "gpu": setup.gpu or "unknown",
             "fit": FitQuality(
                 points=count, note=f"fitted to {count} logged steps", held_out=held_out
             ),
@@ -368,15 +368,15 @@ class _Fitter:
         left = self.used & ~self.kept if (self.used & ~self.kept).any() else self.kept
         held_out = summarize_errors_by_kind(_named(prefill[left], decode[left]))
         few = not (self.used & ~self.kept).any()
-        told = "; too few to hold any out, so the errors are of the fit" if few else ""
+        told = "; too few to hold any out, so the errors are those of the fit" if few else ""
         served = self.observed.dropna(subset=["e2e_ms"])
         low, high = _concurrency(served)
         prompts = served["prompt_tokens"]
         return self._draft(prices).model_copy(
             update={
                 "name": f"{setup.engine['name']} as recorded",
-                "model": setup.model or "not told",
-                "gpu": setup.gpu or "not told",
+                "model": setup.model or "unknown",
+                "gpu": setup.gpu or "unknown",
                 "range": {
                     "prefill_tokens": (float(prompts.min()), float(prompts.max())),
                     "decode_seqs": (1.0, high),

@@ -92,16 +92,18 @@ def read_metrics(source: TraceSource, *others: TraceSource) -> Evidence:
     )
     if len(times) < 2:
         raise InputError(
-            f"{source.path}: {len(times)} scrapes of vLLM or SGLang with their times; at least 2 "
-            "are needed (timestamps, a line '# scraped TIME' before each, or one file per scrape, "
-            "all given)"
+            f"{source.path}: found {len(times)} scrapes of vLLM or SGLang with times; expected at "
+            "least 2: give timestamps, a line '# scraped TIME' before each scrape, or one file per "
+            "scrape"
         )
     grid = np.array(times)
     histograms = _increments(samples, grid)
     notes = [f"{source.path.name}: {n} counters were reset" for n in [_resets(samples)] if n]
     gaps = np.diff(grid)
     if (missing := int((gaps > 3 * np.median(gaps)).sum())) > 0:
-        notes.append(f"{source.path.name}: {missing} gaps between scrapes; what fell in is spread")
+        notes.append(
+            f"{source.path.name}: {missing} gaps between scrapes; their load is spread evenly"
+        )
     return Evidence(
         source.path.name,
         engine="sglang" if any(name.startswith("sglang:") for name in samples) else "vllm",
@@ -109,7 +111,7 @@ def read_metrics(source: TraceSource, *others: TraceSource) -> Evidence:
         series=_series(samples, grid, histograms),
         histograms=histograms,
         notes=tuple(notes),
-        lacks=("metrics do not tell single requests: they are drawn to agree with the sums",),
+        lacks=("single requests: simkv samples requests that agree with the metrics",),
     )
 
 

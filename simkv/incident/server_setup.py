@@ -94,13 +94,12 @@ def infer_setup(evidence: Evidence, asked: UserSettings) -> ServerSetup:
     name = asked.engine or evidence.engine
     if name is None:
         raise InputError(
-            "--engine: the sources do not tell which engine it is; expected one of "
-            f"{', '.join(ENGINES)}"
+            f"--engine: the inputs do not identify the engine; expected one of {', '.join(ENGINES)}"
         )
     if name not in ENGINES:
-        raise InputError(f"--engine {name}: is not known; expected one of {', '.join(ENGINES)}")
+        raise InputError(f"--engine {name}: unknown engine; expected one of {', '.join(ENGINES)}")
     if asked.engine and evidence.engine and asked.engine != evidence.engine:
-        raise InputError(f"--engine {name}: {evidence.source} is of {evidence.engine}")
+        raise InputError(f"--engine {name}: {evidence.source} comes from {evidence.engine}")
     return _Maker(ENGINES[name], evidence, asked).made()
 
 
@@ -144,12 +143,12 @@ class _Maker:
         model = known_model(self.model or "")
         if self.asked.model and model is None:
             self.assumed.append(
-                f"{self.asked.model} gives no prior values of step costs because its layers are "
-                "not all alike; they are fitted from the inputs alone"
+                f"step costs are fitted from the inputs alone: the layers of {self.asked.model} "
+                "differ, so the hardware gives no initial values"
             )
         elif (self.asked.model and not self.gpu) or (self.asked.gpu and not self.model):
             missing = "--model" if not self.model else "--gpu"
-            self.assumed.append(f"without {missing}, the hardware gives no prior step costs")
+            self.assumed.append(f"without {missing}, the hardware gives no initial step costs")
         return ServerSetup(
             self._valid(engine),
             self.gpu,
@@ -183,7 +182,7 @@ class _Maker:
             return known
         nearest_one = nearest_variant(self.spec, version) if releases else self._likely(())
         self.assumed.append(
-            f"{self.spec.name} {version} is not modelled: {nearest_one} is taken, the nearest"
+            f"{self.spec.name} {version} is not modelled; using the nearest, {nearest_one}"
         )
         return nearest_one
 
@@ -253,7 +252,7 @@ class _Maker:
         if longest not in engine and requests is not None:
             engine[longest] = max(most, int(self._default(longest)))
             self.assumed.append(
-                f"{longest} is unknown: {engine[longest]} is assumed, which lets all of them in"
+                f"{longest} is unknown: {engine[longest]} is assumed, which admits all requests"
             )
         self._holds_longest(engine, longest)
 
@@ -279,14 +278,14 @@ class _Maker:
             self.sources[memory] = self._where("kv_tokens")
         elif blocks := self._room(engine):
             engine[memory] = blocks * block if self.spec.memory_in_tokens else blocks
-            self.sources[memory] = f"what {self.gpu} has room for beside {self.model}"
+            self.sources[memory] = f"memory of {self.gpu} that {self.model} leaves free"
         else:
             blocks, why = _held(self.evidence.requests, block)
             blocks = -(-blocks // self.ranks)
             engine[memory] = blocks * block if self.spec.memory_in_tokens else blocks
             self.assumed.append(
-                f"{memory} is unknown: {engine[memory]} is assumed, {why} (the log's "
-                f"beginning reports it, or --gpu and --model, or --set engine.{memory}=N)"
+                f"{memory} is unknown: {engine[memory]} is assumed, {why} (include the log's "
+                f"beginning, or use --gpu and --model, or --set engine.{memory}=N)"
             )
 
     def _room(self, engine: dict[str, Any]) -> int:
@@ -324,7 +323,9 @@ class _Maker:
         )
         for name in decisive:
             if name in self.names and name not in engine:
-                self.assumed.append(f"{name} is unknown: {self._default(name)}, the default")
+                self.assumed.append(
+                    f"{name} is unknown: the default {self._default(name)} is assumed"
+                )
 
     def _valid(self, engine: dict[str, Any]) -> dict[str, Any]:
         """Return the validated section, without a start-up check that the server did not make."""
@@ -333,20 +334,20 @@ class _Maker:
         except ValueError as error:
             if "startup_check" not in self.names:
                 raise InputError(
-                    f"the settings found in the sources are invalid together: {error}"
+                    f"the settings found in the inputs are an invalid combination: {error}"
                 ) from error
             loose = {**engine, "startup_check": False}
             try:
                 self.spec.config(**loose)
             except ValueError as other:
                 raise InputError(
-                    f"the settings found in the sources are invalid together: {other}"
+                    f"the settings found in the inputs are an invalid combination: {other}"
                 ) from other
-            self.assumed.append(f"the server started although {error}: it did not check that")
+            self.assumed.append(f"the start-up check was off, because the server started: {error}")
             return loose
         except TypeError as error:
             raise InputError(
-                f"the settings found in the sources are invalid together: {error}"
+                f"the settings found in the inputs are an invalid combination: {error}"
             ) from error
         return engine
 
@@ -385,7 +386,7 @@ def _held(requests: pd.DataFrame | None, block: int) -> tuple[int, str]:
     If requests waited, the peak is about the capacity; otherwise, twice the peak is assumed.
     """
     if requests is None or requests["queue_ms"].isna().all():
-        return 1 << 16, "more than any request asks for"
+        return 1 << 16, "more than any request needs"
     served = requests.dropna(subset=["queue_ms", "e2e_ms"])
     begin = (served["t_s"] + served["queue_ms"] / 1e3).to_numpy(np.float64)
     end = (served["t_s"] + served["e2e_ms"] / 1e3).to_numpy(np.float64)
@@ -397,8 +398,8 @@ def _held(requests: pd.DataFrame | None, block: int) -> tuple[int, str]:
         share = (at - begin[runs]) / np.maximum(end[runs] - begin[runs], 1e-9)
         peak = max(peak, float(np.ceil((prompt[runs] + share * output[runs]) / block).sum()))
     if (served["queue_ms"] > 1e3 * MIN_QUEUE_S).any():
-        return int(peak) + 1, "what requests held while others waited"
-    return 2 * int(peak) + 1, "twice what requests held, because no request waited"
+        return int(peak) + 1, "the blocks in use while other requests waited"
+    return 2 * int(peak) + 1, "twice the blocks in use, because no request waited"
 
 
 def kv_memory(engine: EngineConfig) -> int:

@@ -101,13 +101,13 @@ def read(source: TraceSource) -> Evidence:
     ]
     wall = bool(log.series) or not log.untimed
     if log.untimed:
-        used = "left out" if wall else f"taken to be {UNTIMED_INTERVAL_S:.0f} s apart"
-        notes.append(f"{log.untimed.seen} batch lines without time {used}")
+        used = "are ignored" if wall else f"are assumed to be {UNTIMED_INTERVAL_S:.0f} s apart"
+        notes.append(f"{log.untimed.seen} batch lines without a time {used}")
     if starts:
         notes.append(
-            f"the server was started {starts + 1} times; only what follows its last start is read"
+            f"the server was started {starts + 1} times; only lines after its last start are read"
         )
-    lacks = [] if log.finished else ["times of single requests: --log-requests would tell"]
+    lacks = [] if log.finished else ["times of single requests (add --log-requests)"]
     return Evidence(
         source.path.name,
         engine="sglang",

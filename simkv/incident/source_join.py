@@ -47,7 +47,9 @@ def join(parts: Sequence[Evidence]) -> Evidence:
     engines = {part.engine: part.source for part in parts if part.engine}
     if len(engines) > 1:
         (one, source), (other, beside), *_ = engines.items()
-        raise InputError(f"{source} is of {one} and {beside} of {other}; expected one engine")
+        raise InputError(
+            f"{source} comes from {one}, but {beside} from {other}; expected one engine"
+        )
     main = _main(parts)
     notes = [note for part in parts for note in part.notes]
     moved = []
@@ -57,11 +59,13 @@ def join(parts: Sequence[Evidence]) -> Evidence:
         if reference is not None and part is not reference and part.series is not None:
             shift = _shift_by_shape(part, reference)
             notes.append(
-                f"{part.source}: its times were moved by {_within_years(shift):+.0f} s to fit "
+                f"{part.source}: its times were shifted by {_within_years(shift):+.0f} s to match "
                 f"{reference.source}"
             )
         if main is not None and abs(within := _within_years(shift)) > MIN_SKEW_S:
-            notes.append(f"{part.source}: its clock moved by {within:+.0f} s to fit {main.source}")
+            notes.append(
+                f"{part.source}: its clock was shifted by {within:+.0f} s to match {main.source}"
+            )
         moved.append(_moved(part, shift))
     return Evidence(
         ", ".join(part.source for part in parts),
@@ -163,8 +167,8 @@ def _settings(parts: Sequence[Evidence], notes: list[str]) -> dict[str, StatedSe
             first = found.setdefault(name, known)
             if first.value != known.value:
                 notes.append(
-                    f"{name} is {first.value} by {first.where} and {known.value} by {known.where}; "
-                    "the first is taken"
+                    f"{name} is {first.value} in {first.where} but {known.value} in {known.where}; "
+                    "the first value is used"
                 )
     return found
 
@@ -194,8 +198,8 @@ def _requests(parts: Sequence[Evidence], notes: list[str]) -> pd.DataFrame | Non
         missing = part.requests[part.requests["output_tokens"] == 0]
         both = len(part.requests) - len(missing)
         notes.append(
-            f"{part.source}: of its {len(part.requests)} requests {both} are taken to be among "
-            f"those of {main.source}, {len(missing)} had no answer and are added"
+            f"{part.source}: {both} of its {len(part.requests)} requests are assumed to be in "
+            f"{main.source}, too; {len(missing)} had no answer and are added"
         )
         found.append(missing)
     return pd.concat(found).sort_values("t_s", kind="stable", ignore_index=True)

@@ -163,7 +163,7 @@ def _of_requests(path: Path, name: str, table: pd.DataFrame, source: TraceSource
     notes = [f"{path.name}: {line}" for line in source.tally.lines()]
     lacks = []
     if requests["queue_ms"].isna().all():
-        lacks.append(f"{path.name} ({name}) does not tell how long a request was queued")
+        lacks.append(f"queue time of requests (not in {path.name}, {name})")
     if not requests["output_tokens"].gt(0).any():
         raise InputError(f"{path}: none of its {len(requests)} requests had an answer")
     return Evidence(

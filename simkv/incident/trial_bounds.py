@@ -59,18 +59,19 @@ class Bounds:
     @property
     def told(self) -> str:
         """The limits in a sentence."""
-        said = f"trials ended after {format_seconds(self.horizon)}"
+        said = f"each simulation ended after {format_seconds(self.horizon)}"
         if self.part is None:
             return said
         start, duration, share = self.part
         on_all = (
-            f"the best {self.finalists} on all of it" if self.finalists else "none on all of it"
+            f"the best {self.finalists} on the whole incident"
+            if self.finalists
+            else "none on the whole incident"
         )
         return (
-            f"{said}; the incident is long, so changes were tried on the "
-            f"{format_seconds(duration)} from "
-            f"{format_seconds(start)} on, which have {100 * share:.0f} % of all waiting, and "
-            f"{on_all}"
+            f"{said}; because the incident is long, changes were simulated on a part of "
+            f"{format_seconds(duration)}, from {format_seconds(start)} on, with "
+            f"{100 * share:.0f} % of all waiting time, and {on_all}"
         )
 
 

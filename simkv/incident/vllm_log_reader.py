@@ -130,13 +130,15 @@ def read(source: TraceSource) -> Evidence:
     check_settings(log.settings)
     if starts:
         notes.append(
-            f"{source.path.name}: the server was started {starts + 1} times; only what follows its "
-            "last start is read"
+            f"{source.path.name}: the server was started {starts + 1} times; only lines after its "
+            "last start are read"
         )
     wall = bool(log.series) or not log.untimed
     if log.untimed:
-        used = "left out" if wall else f"taken to be {VLLM_INTERVAL_S:.0f} s apart"
-        notes.append(f"{source.path.name}: {log.untimed.seen} statistics lines without time {used}")
+        used = "are ignored" if wall else f"are assumed to be {VLLM_INTERVAL_S:.0f} s apart"
+        notes.append(
+            f"{source.path.name}: {log.untimed.seen} statistics lines without a time {used}"
+        )
     more = [
         *log.series.note("lines on the server"),
         *log.steps.note("iterations"),
@@ -146,8 +148,8 @@ def read(source: TraceSource) -> Evidence:
     series = log.series.frame() if wall else log.untimed.frame()
     if missing := _gaps(series):
         notes.append(
-            f"{source.path.name}: {missing} gaps between its stats lines while requests ran; what "
-            "fell in them is not known"
+            f"{source.path.name}: {missing} gaps between its statistics lines while requests ran; "
+            "the load in these gaps is unknown"
         )
     return Evidence(
         source.path.name,
@@ -176,9 +178,9 @@ def _gaps(series: pd.DataFrame | None) -> int:
 
 
 def _lacks(log: _Log) -> tuple[str, ...]:
-    found = ["the log does not tell lengths and times of single requests: spans or a client do"]
+    found = ["lengths and times of single requests (add spans or a client's results)"]
     if not log.steps:
-        found.append("what a step costs: --enable-logging-iteration-details would tell")
+        found.append("step durations (add --enable-logging-iteration-details)")
     return tuple(found)
 
 

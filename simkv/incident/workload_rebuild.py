@@ -108,7 +108,7 @@ def rebuild(
     )
     if caching and "session" in whole and whole["session"].nunique() < len(whole):
         rows.pieces = session_pieces(whole["session"].tolist(), rows.prompt_tokens, source)
-        notes.append("prompts of a session are taken to extend each other")
+        notes.append("each prompt of a session is assumed to extend the previous one")
     elif caching and "cached_tokens" in whole and whole["cached_tokens"].max() > 0:
         rows.pieces = _found(whole, source)
         notes.append(
@@ -168,9 +168,9 @@ def has_access(evidence: Evidence) -> bool:
 
 
 def _describe_access(arrivals: pd.DataFrame, already: int) -> list[str]:
-    notes = [f"{len(arrivals)} arrivals are counted in access lines, between the lines with a time"]
+    notes = [f"{len(arrivals)} arrivals are counted from access lines between lines with a time"]
     if already:
-        notes.append(f"{already} of them were in the server when the log begins")
+        notes.append(f"{already} of them arrived before the log begins")
     return notes
 
 
@@ -188,8 +188,8 @@ def check_determined(evidence: Evidence) -> None:
     lines = int(evidence.series.groupby("engine").size().max())
     if lines < MIN_LINES and not evidence.settings and evidence.steps is None:
         raise UndeterminedError(
-            f"{lines} statistics lines without the server's start are too few to reconstruct "
-            f"requests (at least {MIN_LINES}, or the log from its beginning)"
+            f"{lines} statistics lines are too few to reconstruct requests; give at least "
+            f"{MIN_LINES} lines, or the log from the start of the server"
         )
 
 
@@ -301,8 +301,8 @@ def _with_missing(
         missing = missing[missing["t_s"].between(begin - 1, end + 1)]
         if len(missing):
             notes.append(
-                f"{len(missing)} requests are known by their arrival only; their unknown lengths "
-                "are the medians of the other requests"
+                f"only the arrival of {len(missing)} requests is known; their lengths are the "
+                "medians of the other requests"
             )
             whole = pd.concat([whole, missing.assign(output_tokens=0)])
     return whole.sort_values("t_s", kind="stable", ignore_index=True)

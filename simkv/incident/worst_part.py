@@ -51,8 +51,8 @@ def select_worst_part(evidence: Evidence) -> Evidence:
             changed[name] = table[inside].reset_index(drop=True)
     note = (
         f"{CUT_NOTE} {format_seconds(float(end - at[first]))} are "
-        f"reconstructed, which have {100 * sums[first] / max(load.sum(), 1e-9):.0f} % of all "
-        f"waiting, from {format_seconds(float(at[first] - at[0]))} after its first line"
+        f"reconstructed. They start {format_seconds(float(at[first] - at[0]))} after its first "
+        f"line and have {100 * sums[first] / max(load.sum(), 1e-9):.0f} % of all waiting time"
     )
     return replace(evidence, **changed, notes=(*evidence.notes, note))
 

@@ -28,7 +28,7 @@ def test_keeps_the_last_rows() -> None:
     assert found is not None
     assert found["t_s"].tolist() == [7, 8, 9, 10]
     assert found["name"].tolist() == ["r7", "r8", "r9", "r10"]
-    assert table.note("lines") == ["of 11 lines the last 4 are kept"]
+    assert table.note("lines") == ["11 lines found; the last 4 are used"]
     assert BoundedTable(4).frame() is None
 
 
@@ -39,7 +39,7 @@ def test_thinned_table_keeps_rows_of_the_whole_time() -> None:
     found = table.frame()
     assert found is not None
     assert found["t_s"].tolist() == list(range(0, 40, 8))
-    assert table.note("steps") == ["of 40 steps every 8th are kept"]
+    assert table.note("steps") == ["40 steps found; every 8th are used"]
     few = BoundedTable(4, thinned=True)
     few.append({"t_s": 1})
     assert few.note("steps") == []
@@ -55,7 +55,7 @@ def test_keeps_the_last_arrivals_and_their_aborts() -> None:
     assert found is not None
     assert found["request"].tolist() == ["r3", "r4"]
     assert found["gave_up_s"].tolist()[1] == 5.0
-    assert table.note() == ["of 5 requests that came the last 2 are kept"]
+    assert table.note() == ["5 requests arrived; the last 2 are used"]
 
 
 def peak(path: Path, count: int) -> int:
@@ -81,4 +81,4 @@ def test_memory_does_not_grow_with_the_log(tmp_path: Path, monkeypatch: pytest.M
         monkeypatch.setattr(vllm_log_reader, name, 1000)
         assert getattr(bounded_table, name) > 1000
     short, long = (peak(tmp_path / f"{n}.log", n) for n in (4_000, 16_000))
-    assert long < 1.6 * short  # of the steps 1,000 to 2,000 are kept, as it comes
+    assert long < 1.6 * short  # 1,000 to 2,000 steps are stored, depending on the thinning

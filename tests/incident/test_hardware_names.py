@@ -33,7 +33,7 @@ def test_rejects_unknown_names_with_the_nearest(asked: UserSettings, message: st
 
 def test_reports_names_that_do_not_change_step_costs() -> None:
     setup = infer_setup(LOG, UserSettings(gpu="H100", model="deepseek-ai/DeepSeek-V3"))
-    assert any("gives no prior values of step costs" in line for line in setup.assumed)
+    assert any("the hardware gives no initial values" in line for line in setup.assumed)
     setup = infer_setup(LOG, UserSettings(gpu="H100"))
     assert any("without --model" in line for line in setup.assumed)
 

@@ -68,7 +68,7 @@ def test_truncated_span_is_skipped_and_reported(server: Path, tmp_path: Path) ->
 def test_two_engines_are_rejected(server: Path, tmp_path: Path) -> None:
     other = tmp_path / "sglang.log"
     other.write_text("[2026-02-10 08:13:54] Decode batch, #running-req: 1, #queue-req: 9\n")
-    with pytest.raises(InputError, match=r"vllm.log is of vllm and sglang.log of sglang"):
+    with pytest.raises(InputError, match=r"vllm.log comes from vllm, but sglang.log from sglang"):
         join([read_source(server / "vllm.log"), read_source(other)])
 
 
@@ -84,7 +84,7 @@ def test_several_ranks_are_summed(server: Path, tmp_path: Path) -> None:
 
 def test_missing_settings_are_requested_by_name(server: Path, tmp_path: Path) -> None:
     diagnose_stages.read_stage([server / "spans.jsonl"], tmp_path / "out")
-    with pytest.raises(InputError, match=r"--engine: the sources do not tell which engine it is"):
+    with pytest.raises(InputError, match=r"--engine: the inputs do not identify the engine"):
         diagnose_stages.rebuild_stage(tmp_path / "out", UserSettings())
     _, setup = diagnose_stages.rebuild_stage(tmp_path / "out", UserSettings(engine="vllm"))
     assert any("--version" in one for one in setup.assumed)

@@ -41,7 +41,7 @@ def test_reads_own_names_and_units(tmp_path: Path, kind: str) -> None:
     assert requests["tpot_ms"].tolist() == [100.0] * 6
     rebuilt, _ = rebuild_stage(out, UserSettings(engine="vllm"))
     assert rebuilt.rows.pieces is not None
-    assert any("extend each other" in note for note in rebuilt.notes)
+    assert any("assumed to extend the previous one" in note for note in rebuilt.notes)
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])

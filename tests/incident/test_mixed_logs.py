@@ -67,7 +67,7 @@ def test_colored_ranks_of_sglang(tmp_path: Path) -> None:
 def test_gap_is_reported(tmp_path: Path) -> None:
     whole = [*range(0, 60, 10), *range(120, 160, 10)]
     notes = log(tmp_path, [stats(second) for second in whole]).notes
-    assert any("1 gaps between its stats lines" in note for note in notes)
+    assert any("1 gaps between its statistics lines" in note for note in notes)
     idle = log(tmp_path, [stats(second, running=int(second != 50)) for second in whole])
     assert not any("gaps" in note for note in idle.notes)
 
@@ -79,7 +79,7 @@ def test_two_versions_are_reported(tmp_path: Path) -> None:
     ]
     both = join(parts)
     assert both.settings["version"].value == "0.19.0"
-    assert any("0.19.0 by a.log:1 and 0.20.0 by b.log:1" in note for note in both.notes)
+    assert any("0.19.0 in a.log:1 but 0.20.0 in b.log:1" in note for note in both.notes)
 
 
 @pytest.mark.parametrize("skew", [-3700.5, 0.0, 42.25])
@@ -92,4 +92,4 @@ def test_clock_of_a_client_is_aligned_by_request_ids(skew: float) -> None:
     both = join([Evidence("spans", requests=server), Evidence("log", arrivals=came)])
     assert both.arrivals is not None
     assert both.arrivals["t_s"].to_numpy() == pytest.approx(at.to_numpy(), abs=1e-6)
-    assert any("clock moved" in note for note in both.notes) == (skew != 0.0)
+    assert any("clock was shifted" in note for note in both.notes) == (skew != 0.0)

@@ -144,10 +144,10 @@ def test_mean_of_some_requests_names_their_number() -> None:
     base, after = figures([10.0, 10.0, None]), figures([5.0, None, 5.0])
     found = measure_effect(evaluate_change(CHANGE, base, after), base, [])
     assert found.told == (
-        "mean E2E of 1 of 3 requests answered either way 10 s -> 5 s, x0.50, "
+        "mean E2E of 1 of 3 requests answered with and without the change 10 s -> 5 s, x0.50, "
         "90 % interval 0.50 to 0.50"
     )
-    other = figures([None, 10.0, None])  # where no request is answered either way
+    other = figures([None, 10.0, None])  # no request is answered in both runs
     found = measure_effect(
         evaluate_change(CHANGE, base, after), base, [(other, after), (base, after)]
     )
@@ -194,8 +194,8 @@ def test_uncertain_fix_is_reported_as_such() -> None:
     unsure = replace(unsure, gain=EffectSize(E2E, 10.0, 5.0, 0.4, 1.1, 2))
     found = RemedySearch(base, (unsure,), 7, bounds(steps_of(3), {}), 2, ())
     said = describe_search(found, False)
-    assert said.startswith("Fix: none is certain; --max-num-seqs 8 (mean E2E 10 s -> 5 s")
-    assert said.endswith("0.40 to 1.10) may help; 7 changes tried, 2 of them cut off.")
+    assert said.startswith("Fix: uncertain; --max-num-seqs 8 (mean E2E 10 s -> 5 s")
+    assert said.endswith("0.40 to 1.10) may help; 7 changes tried, 2 of them stopped early.")
     none = replace(found, remedies=())
     assert describe_search(none, False).startswith("Fix: none found; 7 changes tried")
 
@@ -327,7 +327,7 @@ def test_long_incident_is_tried_on_its_worst_part(tmp_path: Path) -> None:
     assert share == pytest.approx(sum(lost[i] for i in inside) / sum(lost.values()))
     assert share > 0.3  # a queue that grows is worst at its end
     assert limits.finalists == FINALISTS
-    assert "have" in limits.told
+    assert "54 % of all waiting time" in limits.told
     tried = limits.tried(scenario, tmp_path)
     assert len(run_scenario(tried, tmp_path, intervals=False).record.requests) == len(inside)
     with Evaluator(tmp_path) as evaluator:

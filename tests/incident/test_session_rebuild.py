@@ -303,7 +303,7 @@ def test_log_and_metrics_are_aligned_by_shape(server: RunResult, tmp_path: Path)
     assert other.series is not None
     moved_times = sorted(set(found.series["t_s"]) - set(other.series["t_s"]))
     assert moved_times == pytest.approx(expected, abs=10)
-    assert any("its times were moved" in note for note in found.notes)
+    assert any("its times were shifted" in note for note in found.notes)
 
 
 def test_fitted_requests_cover_the_whole_incident() -> None:
