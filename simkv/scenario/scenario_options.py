@@ -83,7 +83,7 @@ class ScenarioOptions:
     ] = None
     range_ratio: Annotated[
         float | None,
-        OptionHelp(help="Draw lengths within this fraction of their mean (default: 0).", min=0),
+        OptionHelp(help="Sample lengths within this fraction of their mean (default: 0).", min=0),
     ] = None
     prefix_len: Annotated[
         int | None,

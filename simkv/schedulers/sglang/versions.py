@@ -55,17 +55,17 @@ class SglangRules:
         hidden="with one rank it has no visible effect",
     )
     full_if_served: bool = _admission(
-        "A candidate without enough unpromised memory sets the batch-full flag only if another "
-        "request is running or chosen.",
-        "It always sets the flag.",
+        "If a candidate does not fit into the unreserved memory, the batch-full flag is set only "
+        "if another request runs or was admitted in this pass.",
+        "The flag is always set.",
         source="managers/schedule_policy.py",
         since="0.5.22",
         # Only a deadlock shows which request sets the flag.
         needs=("page_to_spare",),
     )
     promises_fixed: bool = _admission(
-        "A request with ignore_eos is promised all its tokens.",
-        "It is promised a share of them by the new-token ratio.",
+        "Memory is reserved for all output tokens of a request with ignore_eos.",
+        "It is reserved for a share of them, the new-token ratio.",
         source="managers/schedule_policy.py",
         since="0.5.22",
     )
@@ -87,16 +87,16 @@ class SglangRules:
         until="0.5.20",
     )
     bounds_delays: bool = _admission(
-        "The prefill delayer stops after its maximum number of passes, remembers the last 16 "
-        "attempts, and is asked after all other tests and for chunked prompts.",
-        "It delays as long as rows are few, remembers the largest prefill for good, and is asked "
-        "first.",
+        "The prefill delayer delays for a limited number of passes, uses the sizes of the last 16 "
+        "prefills, and is applied after all other tests, also to chunked prompts.",
+        "It delays without limit while few rows are free, uses the largest prefill so far, and is "
+        "applied before all other tests.",
         source="managers/prefill_delayer.py",
         since="0.5.20",
     )
     refreshes: bool = _memory(
-        "Passes without prefix matching periodically refresh the cached prefixes of the queue's "
-        "head.",
+        "Passes without prefix matching periodically mark the cached prefixes of the first queued "
+        "requests as recently used.",
         source="managers/schedule_policy.py",
         since="0.5.22",
     )

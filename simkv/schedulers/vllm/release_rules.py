@@ -205,7 +205,8 @@ class VllmRules:
         until="0.14",
     )
     queues_skipped_apart: bool = _lora(
-        "Requests skipped for max_loras wait in a queue ahead of all others, even preempted ones.",
+        "Requests skipped for max_loras wait in a separate queue before all other requests, "
+        "including preempted ones.",
         source="skipped_waiting",
         since="0.18",
         until="0.31",
@@ -218,7 +219,7 @@ class VllmRules:
         hidden_by=("reuses_uncached_first",),
     )
     frees_after_steps: bool = _window(
-        "Blocks behind a window are freed when no step in flight reads them.",
+        "Blocks before the window are freed when no step in flight reads them.",
         "They are freed at once.",
         source="vllm/v1/core/kv_cache_manager.py",
         since="0.26",
@@ -329,15 +330,14 @@ class VllmRules:
         since="0.25",
     )
     skips_padding_without_room: bool = _draft(
-        "Such a request is admitted without slots that exceed max_model_len or that a block end "
-        "cuts.",
-        "In the first case it waits; in the second its slots count although none is computed.",
+        "If these slots exceed max_model_len or a block end, the request is admitted without them.",
+        "In the first case it waits; in the second the slots count although none is computed.",
         source="pad_spec_decode in Scheduler.schedule",
         since="0.29",
         needs=("pads_admissions",),
     )
     pads_lone_hits: bool = _draft(
-        "A prefix-cache hit also gets these slots in a step without running requests.",
+        "A request with a prefix-cache hit also gets these slots if no request runs.",
         source="num_computed_tokens > 0 in Scheduler.schedule",
         since="0.30",
         needs=("pads_admissions",),
@@ -371,8 +371,9 @@ class VllmRules:
         since="0.33",
     )
     caches_shortened_hits: bool = _draft(
-        "With EAGLE, windows cache the blocks that a hit of this or a longer prompt needs.",
-        "They cache the blocks of a hit of the same prompt that is not shortened.",
+        "With EAGLE, the cache stores the window blocks that a hit of this or a longer prompt "
+        "needs.",
+        "It stores the blocks of a hit of the same prompt that is not shortened.",
         source="vllm/v1/core/single_type_kv_cache_manager.py",
         since="0.30",
     )
