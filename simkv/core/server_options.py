@@ -60,7 +60,8 @@ class LaunchOptions:
     ``model_argument``: it is also the first argument without an option. ``tp`` and ``dp`` are the
     options for tensor and data parallelism, and ``ranks`` converts them.
 
-    ``converted`` maps options to conversions, beyond those that the engine's config declares.
+    ``converted`` maps options to conversions, beyond those that the engine's config declares, and
+    ``variables`` environment variables.
     ``not_modelled`` maps patterns of options to the reason why simkv does not simulate them. All
     other options have no effect on scheduling.
     """
@@ -78,6 +79,7 @@ class LaunchOptions:
     """Command that starts the server with a ``{model}``."""
     ranks: Callable[[RankOptions], FieldValues] = _no_ranks
     converted: Mapping[str, Conversion] = field(default_factory=dict)
+    variables: Mapping[str, Conversion] = field(default_factory=dict)
     not_modelled: Mapping[str, str] = field(default_factory=dict)
     neutral: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Values of options in ``not_modelled`` that have no effect, such as a default."""

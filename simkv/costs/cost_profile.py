@@ -138,7 +138,8 @@ class FitQuality(FrozenModel):
     ``rms_s`` is the root mean square error in seconds over ``points`` measurements. ``held_out``
     maps a kind of step to the errors on steps excluded from the fit. ``beyond`` maps a feature to
     the relative step error added per doubling of the feature outside the range. It was measured by
-    extrapolating to excluded data at the ends of the range.
+    extrapolating to excluded data at the ends of the range. ``unmeasured_kernels`` are kernels of
+    the engine whose times were replaced by those of another kernel.
     """
 
     points: int
@@ -146,6 +147,7 @@ class FitQuality(FrozenModel):
     note: str = ""
     held_out: dict[str, StepError] = Field(default={})
     beyond: dict[Feature, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = Field(default={})
+    unmeasured_kernels: list[str] = Field(default=[])
 
 
 class CostProfile(FrozenModel):

@@ -16,7 +16,7 @@ from simkv.costs.hardware.interconnect import Interconnect
 from simkv.costs.hardware.model_architecture import Architecture
 from simkv.costs.hardware.model_gpu_catalog import find_architecture, find_gpu
 from simkv.costs.hardware.number_formats import FormatName, KvFormatName
-from simkv.costs.hardware.replica_hardware import Hardware, make_hardware
+from simkv.costs.hardware.replica_hardware import Hardware, KernelSwitch, make_hardware
 from simkv.scenario.base_section import Section
 
 Gpus = Annotated[int, Field(gt=0, le=1024)]
@@ -58,6 +58,8 @@ class HardwareSection(Section):
     """Weight format of the experts, if different."""
     kv: KvFormatName | None = None
     """KV cache format (default: bf16)."""
+    kernels: list[KernelSwitch] = Field(default=[])
+    """Kernels that switches of the server select: marlin or mxfp8, for mxfp4 experts."""
     interconnect: (
         Annotated[
             Annotated[Literal["NVLink", "PCIe"], Tag("name")]
@@ -153,4 +155,5 @@ def build_hardware(section: HardwareSection) -> Hardware:
         kv=section.kv,
         interconnect=joined,
         gpus_per_node=section.gpus_per_node,
+        kernels=tuple(section.kernels),
     )

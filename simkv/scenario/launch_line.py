@@ -268,6 +268,10 @@ class _Reader:
             path = f"engine.{by_name[name]}"
             self.fields[path] = parse_option_value(value)
             self.uses.append(OptionUse(f"{name}={value}", "used", fields=(path,)))
+        elif name in self.server.variables:
+            found = self.server.variables[name](parse_option_value(value))
+            self.fields |= found
+            self.uses.append(OptionUse(f"{name}={value}", "used", fields=tuple(found)))
         else:
             self.uses.append(OptionUse(f"{name}={value}", "ignored"))
 

@@ -166,6 +166,20 @@ def test_data_parallel_ranks_become_replicas_or_ranks_in_lockstep() -> None:
     assert (experts.fleet.lockstep, experts.hardware.dp, experts.hardware.ep) == (True, 2, 2)
 
 
+@pytest.mark.parametrize(
+    ("line", "kernels"),
+    [
+        ("VLLM_MXFP4_USE_MARLIN=1 vllm serve openai/gpt-oss-20b", ["marlin"]),
+        ("VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8=1 vllm serve openai/gpt-oss-20b", ["mxfp8"]),
+        ("VLLM_MXFP4_USE_MARLIN=0 vllm serve openai/gpt-oss-20b", []),
+    ],
+)
+def test_variables_select_kernels(line: str, kernels: list[str]) -> None:
+    found = scenario_of(line).hardware
+    assert found
+    assert found.kernels == kernels
+
+
 def test_errors_name_the_option_of_the_line() -> None:
     with pytest.raises(InputError, match=r"^--from-command: --max-num-seqs 0: engine.max_num_seqs"):
         scenario_of("vllm serve Qwen/Qwen3-8B --max-num-seqs 0")

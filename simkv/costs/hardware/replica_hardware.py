@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from simkv.core.errors import InputError
 from simkv.costs.hardware.interconnect import Interconnect
 from simkv.costs.hardware.model_architecture import Architecture
 from simkv.costs.hardware.model_gpu_catalog import Gpu
 from simkv.costs.hardware.number_formats import FormatName, KvFormatName
+
+#: Kernels that a switch of the server selects: Marlin for mxfp4 experts, and 8-bit activations
+#: (mxfp8) of mxfp4 experts.
+KernelSwitch = Literal["marlin", "mxfp8"]
 
 
 @dataclass(frozen=True)
@@ -21,7 +26,7 @@ class Hardware:
 
     Number formats: ``weights`` for dense MLPs, ``attention`` for attention projections, ``experts``
     for experts, and ``kv`` for the KV cache. Embedding, output head, router and norms have 16 bits
-    per number.
+    per number. ``kernels`` are the kernels that switches of the server select (``KernelSwitch``).
     """
 
     gpu: Gpu
@@ -35,6 +40,7 @@ class Hardware:
     kv: KvFormatName
     interconnect: Interconnect
     gpus_per_node: int
+    kernels: tuple[KernelSwitch, ...] = ()
 
     @property
     def gpus(self) -> int:
@@ -60,14 +66,18 @@ def make_hardware(
     kv: KvFormatName | None = None,
     interconnect: Interconnect | None = None,
     gpus_per_node: int | None = None,
+    kernels: tuple[KernelSwitch, ...] = (),
 ) -> Hardware:
     """Build a ``Hardware`` after validation, with defaults for missing values.
 
     If ``weights`` is given, it is also the default of ``attention`` and ``experts``; otherwise the
-    defaults are the formats of the published model. Raises InputError, which names the field, if
-    the model cannot be distributed over these GPUs.
+    defaults are the formats of the published model. ``fp8`` weights of a model that is published
+    with one scale per block are ``fp8_block``. Raises InputError, which names the field, if the
+    model cannot be distributed over these GPUs.
     """
     published = architecture.published
+    if weights == "fp8" and published.weights == "fp8_block":
+        weights = published.weights  # an engine takes the scales of the checkpoint
     if weights is None:
         attention = attention or published.attention or published.weights
         experts = experts or published.experts or published.weights
@@ -84,6 +94,7 @@ def make_hardware(
         kv or published.kv,
         interconnect or gpu.interconnect(),
         gpus_per_node or gpu.gpus_per_node,
+        kernels,
     )
     _check(made)
     return made

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from simkv.costs.hardware.execution_settings_lookup import ExecutionSettings
 from simkv.costs.hardware.model_gpu_catalog import find_architecture, find_gpu
 from simkv.costs.hardware.replica_hardware import Hardware, make_hardware
 from simkv.costs.interpolation import lerp
+from simkv.costs.operators.kernel_table import find_kernels
 from simkv.costs.operators.step_parts.host_time import find_host_terms
 from simkv.schedulers.engine_registry import DEFAULT
 
@@ -77,7 +78,8 @@ def composed_profile_path(hardware: Hardware) -> Path:
 def load_composed_profile(hardware: Hardware, setting: ExecutionSettings) -> CostProfile | None:
     """Return the packaged profile for this hardware, or None if there is none.
 
-    ``setting`` determines the CUDA graphs and the host time of the result.
+    ``setting`` determines the CUDA graphs and the host time of the result, and whether the engine
+    runs other kernels than those of the profile (``fit.unmeasured_kernels``).
     """
     path = composed_profile_path(hardware)
     if not path.is_file() or hardware.interconnect != hardware.gpu.interconnect():
@@ -87,8 +89,15 @@ def load_composed_profile(hardware: Hardware, setting: ExecutionSettings) -> Cos
     made_for = (
         [f"composed for {profile.engine}"] if setting.engine != PACKAGED_SETTING.engine else []
     )
+    packaged = find_kernels(replace(hardware, kernels=()), PACKAGED_SETTING)
+    others = [
+        kernel.name
+        for operator, kernel in find_kernels(hardware, setting).items()
+        if kernel and kernel != packaged[operator]
+    ]
     return profile.model_copy(
         update={
+            "fit": profile.fit.model_copy(update={"unmeasured_kernels": others}),
             "engine": f"{setting.engine} {setting.release}",
             "terms": [*profile.terms, *beside.on_top],
             "floor": beside.floor or None,

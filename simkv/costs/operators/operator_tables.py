@@ -10,7 +10,7 @@ lookup, later roots are not used for it.
 1. A row that is faster than the GPU's peak allows (with tolerance ``SLACK``) is removed. 2. Among
 the backend's versions that contain the shape, the first one at or after the engine's
    release is used, otherwise the last one before it. (Kernels change: experts in 0.24 take half
-   the time of 0.19.) If it has rows for several kernels, the fastest row is used.
+   the time of 0.19.) If the engine's kernel is known (``kernel_table.py``), only its rows are used.
 3. If a matrix product or sparse attention takes more than ``HOST_BOUND`` times as long as the
    fastest row of the same shape in any table, the host was the bottleneck of the measurement,
    and the fastest row is used instead. For experts and all-reduces, a table whose median exceeds
@@ -145,6 +145,15 @@ def select_first_ranked(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of the preferred version that occurs in ``rows`` (rule 2)."""
     first: pd.DataFrame = rows[rows["rank"] == rows["rank"].min()]
     return first
+
+
+def select_kernel(rows: pd.DataFrame | None, source: str) -> pd.DataFrame | None:
+    """Return the rows whose ``kernel_source`` contains ``source``, or None if there are none."""
+    if rows is None or "kernel_source" not in rows:
+        return None
+    names = [str(name) for name in rows["kernel_source"].unique()]
+    found = rows[rows["kernel_source"].isin([n for n in names if source.lower() in n.lower()])]
+    return found if len(found) else None
 
 
 def clean_rows(

@@ -25,6 +25,7 @@ from simkv.costs.operators.calibration_rules import (
 from simkv.costs.operators.composed_profiles import load_composed_profile
 from simkv.costs.operators.composition import compose
 from simkv.costs.operators.error_spreads import add_spread_error
+from simkv.costs.operators.kernel_table import find_kernels
 from simkv.costs.operators.lookup.operator_lookup import MeasuredOperators
 from simkv.costs.operators.operator_tables import BACKENDS, TableStore, find_installed_tables
 from simkv.costs.operators.roofline import Efficiency, Roofline, estimate_errors
@@ -76,7 +77,8 @@ def compose_from_tables(
     )
     if not store.has("gemm"):
         return None
-    operators = MeasuredOperators(store, Roofline(hardware.gpu, hardware.interconnect))
+    sheet, kernels = Roofline(hardware.gpu, hardware.interconnect), find_kernels(hardware, setting)
+    operators = MeasuredOperators(store, sheet, kernels)
     changed = find_constants(hardware, setting) if constants is None else constants
     made = compose(hardware, setting, operators, ())
     read = ", ".join(operators.versions())
@@ -84,7 +86,8 @@ def compose_from_tables(
     source = [f"operator tables of {', then '.join(whose)}, {store.system}: {read}"]
     if backend != setting.engine:
         source.append(f"operators of {backend}, because no tables of {setting.engine} exist")
-    made = made.model_copy(update={"source": [*source, *made.source]})
+    fit = made.fit.model_copy(update={"unmeasured_kernels": list(operators.unmeasured)})
+    made = made.model_copy(update={"source": [*source, *made.source], "fit": fit})
     return apply_constants(made, changed)
 
 

@@ -172,6 +172,12 @@ OPTIONS = LaunchOptions(
         "--api-server-count": _api_servers,
         "--enable-expert-parallel": lambda _: {},
     },
+    variables={
+        "VLLM_MXFP4_USE_MARLIN": lambda on: {"hardware.kernels": ["marlin"]} if on else {},
+        "VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8": lambda on: (
+            {"hardware.kernels": ["mxfp8"]} if on else {}
+        ),
+    },
     neutral={
         "--task": ("auto", "generate"),
         "--runner": ("auto", "generate"),

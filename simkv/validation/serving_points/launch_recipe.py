@@ -19,9 +19,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import date
 
+from simkv.core.engine_version import is_since
 from simkv.core.errors import InputError
 from simkv.core.execution_settings import GraphMode
 from simkv.costs.hardware.number_formats import FormatName, KvFormatName
+from simkv.costs.hardware.replica_hardware import KernelSwitch
 from simkv.validation.serving_points.client_lengths import (
     APPROXIMATE_RANGE,
     EXACT_RANGE,
@@ -56,8 +58,8 @@ class Recipe:
     cached (``radix``). ``memory_share`` is the engine's share of GPU memory (None: as SGLang
     derives it). ``ep`` is the actual value where the row has a different one. The client sends
     ``rounds`` times its concurrency of prompts, with lengths between ``shares`` of the stated ones.
-    One in ``fresh`` prompts is not in the prefix cache. ``assumed`` lists sentences on undocumented
-    facts.
+    One in ``fresh`` prompts is not in the prefix cache. ``kernels`` are selected by switches.
+    ``assumed`` lists sentences on undocumented facts.
     """
 
     weights: FormatName
@@ -81,6 +83,7 @@ class Recipe:
     rounds: int = 10
     shares: tuple[float, float] = INFERENCEMAX_RANGE
     fresh: int = 1
+    kernels: tuple[KernelSwitch, ...] = ()
     assumed: tuple[str, ...] = ()
 
 
@@ -186,15 +189,22 @@ def _dense(row: MeasuredRow) -> Recipe:
 
 
 def _gpt_oss(row: MeasuredRow) -> Recipe:
+    """Return the recipe; scripts for releases before 0.14 set async-scheduling
+    (gptoss_fp4_b200_docker.sh at 2e46dba03, gptoss_fp4_h200_slurm.sh at 1d889b8d7).
+    """
     found = Recipe(
         "bf16",
         experts="mxfp4",
         max_num_batched_tokens=8192,
         max_num_seqs=row.concurrency,
         largest_graph=2048,
+        asynchronous=True,
+        kernels=("marlin",),
     )
     if is_blackwell(row):
-        return replace(found, kv="fp8", max_num_seqs=512)
+        return replace(found, kv="fp8", max_num_seqs=512, kernels=("mxfp8",))
+    if not is_since(row.version or "9999", "0.14"):
+        return replace(found, kernels=(), graph_mode="piecewise")
     return found
 
 

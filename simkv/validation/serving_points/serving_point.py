@@ -84,6 +84,7 @@ def point_of(row: MeasuredRow) -> ServingPoint:
         attention=recipe.attention or recipe.weights,
         experts=(recipe.experts or recipe.weights) if architecture.experts else recipe.weights,
         kv=recipe.kv,
+        kernels=recipe.kernels,
     )
     variant, releases = nearest_variant(row.backend, row.version)
     notes = list(recipe.assumed)

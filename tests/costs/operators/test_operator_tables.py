@@ -38,8 +38,10 @@ def test_interpolation_between_shapes_is_exact_for_operations_and_bytes(tmp_path
     table(tmp_path, "x/gemm/vllm/1.0/gemm", rows)
     store = TableStore((tmp_path,), "x", "vllm", "1.0")
     for n, k in ((1024, 1024), (3000, 2000), (8000, 4096)):
-        curve = lookup_gemm(store, "bf16", n, k, 1e15)
-        assert curve is not None
+        found = lookup_gemm(store, "bf16", n, k, 1e15)
+        assert found is not None
+        curve, known = found
+        assert known
         for m in (1, 64):
             expected = 1e-3 * (0.001 + 1e-9 * n * k + 1e-12 * m * n * k)
             assert curve(m) == pytest.approx(expected)
@@ -61,8 +63,9 @@ def test_cleans_rows_by_all_four_rules(tmp_path: Path) -> None:
     table(tmp_path, "x/gemm/vllm/1.0/gemm", own)
     table(tmp_path, "x/gemm/vllm/2.0/gemm", [product(8, **shape, latency=0.050)])
     table(tmp_path, "x/gemm/sglang/1.0/gemm", [product(1, **shape, latency=0.010)])
-    curve = lookup_gemm(TableStore((tmp_path,), "x", "vllm", "1.0"), "bf16", 64, 64, 1e13)
-    assert curve is not None
+    found = lookup_gemm(TableStore((tmp_path,), "x", "vllm", "1.0"), "bf16", 64, 64, 1e13)
+    assert found is not None
+    curve = found[0]
     assert dict(zip(curve.xs, curve.ys, strict=True)) == pytest.approx(
         {1: 1e-5, 2: 2e-5, 4: 2e-5, 8: 4e-5}
     )
@@ -100,8 +103,9 @@ def test_replaces_known_host_bound_rows() -> None:
     raw = rows.groupby("m")["latency"].min()
     assert raw[1] > 0.17
     assert raw[2048] < 1.1 * raw[8]
-    curve = lookup_gemm(store, "fp8_block", 4096, 7168, 4.5e15)
-    assert curve is not None
+    found = lookup_gemm(store, "fp8_block", 4096, 7168, 4.5e15)
+    assert found is not None
+    curve = found[0]
     # Reading 29 MB of weights at 8 TB/s takes 3.7 us; the table of another engine has 13 us.
     assert curve(1) < 2e-5
     assert curve(2048) > 2 * curve(1)

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from math import log
+from typing import TYPE_CHECKING
 
 from simkv.costs.hardware.model_architecture import Gqa
+from simkv.costs.operators.kernel_table import Kernel
 from simkv.costs.operators.lookup.batch_length_plane import BatchLengthPlane
-from simkv.costs.operators.operator_tables import TableStore, clean_rows, select_first_ranked
+from simkv.costs.operators.operator_tables import (
+    TableStore,
+    clean_rows,
+    select_first_ranked,
+    select_kernel,
+)
 from simkv.costs.operators.operator_times import Lookup
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 #: KV bytes that exceed the L2 cache of every GPU in the catalog.
 MIN_UNCACHED_BYTES = 128e6
@@ -26,42 +36,49 @@ def prompt_pairs(length: float, window: int = 0) -> float:
 
 
 def lookup_prefill(
-    store: TableStore, shape: Gqa, kv: str, flops: float
-) -> tuple[Lookup, str] | None:
+    store: TableStore, shape: Gqa, kv: str, flops: float, kernel: Kernel | None = None
+) -> tuple[Lookup, str, bool] | None:
     """Return the attention time of prompts by batch and length; None if it was not measured.
 
-    The second value is a note if a similar shape replaces a shape that was not measured, else
-    empty.
+    The second value is a note if a similar shape or another engine replaces what was not measured,
+    else empty. The third is whether the time is that of ``kernel``.
     """
-    found = _nearest(store, "context_attention", shape, kv)
+    found = _nearest(store, "context_attention", shape, kv, kernel)
     if found is None:
         return None
-    near, where = found
-    own = store.rows("context_attention", where)
-    assert own is not None
+    near, own, note, known = found
     own = select_first_ranked(own[own["step"] == 0])
     work = 4.0 * near.heads * near.head_dim * own["batch_size"]
     work = work * own["isl"].map(lambda isl: prompt_pairs(isl, near.window))
     points = clean_rows(own, None, ("batch_size", "isl"), lambda _: 1e3 * work / flops)
     scale = shape.heads * shape.head_dim / (near.heads * near.head_dim)
     plane = BatchLengthPlane(points, lambda isl: prompt_pairs(isl, near.window), scale)
-    return plane, _note("prefill attention", shape, near)
+    if shape.window and not near.window:
+        return _windowed_prefill(plane, shape.window), f"prefill {note}", known
+    return plane, note and f"prefill {note}", known
+
+
+def _windowed_prefill(plane: Lookup, window: int) -> Lookup:
+    """Return the time with a sliding window from that of full attention, by attended pairs."""
+
+    def seconds(batch: float, length: float) -> float:
+        pairs = prompt_pairs(length, window) / prompt_pairs(length)
+        return max(pairs * plane(batch, length), plane(batch, min(length, window)))
+
+    return seconds
 
 
 def lookup_decode(
-    store: TableStore, shape: Gqa, kv: str, bandwidth: float
-) -> tuple[Lookup, str] | None:
+    store: TableStore, shape: Gqa, kv: str, bandwidth: float, kernel: Kernel | None = None
+) -> tuple[Lookup, str, bool] | None:
     """Return the attention time of decodes by batch and context; None if it was not measured.
 
-    The second value is a note if a similar shape replaces a shape that was not measured, else
-    empty.
+    The second and third values are as in ``lookup_prefill``.
     """
-    found = _nearest(store, "generation_attention", shape, kv)
+    found = _nearest(store, "generation_attention", shape, kv, kernel)
     if found is None:
         return None
-    near, where = found
-    own = store.rows("generation_attention", where)
-    assert own is not None
+    near, own, note, known = found
     own = select_first_ranked(own)
     own = own.assign(context=own["isl"] + own["step"])
     seen = own["context"].clip(upper=near.window) if near.window else own["context"]
@@ -72,24 +89,58 @@ def lookup_decode(
     scale = shape.kv_heads * shape.head_dim / (near.kv_heads * near.head_dim)
     reach = near.window or float("inf")
     plane = BatchLengthPlane(points, lambda context: min(context, reach), scale)
-    return plane, _note("decode attention", shape, near)
+    if shape.window and not near.window:
+        return (
+            lambda batch, context: plane(batch, min(context, shape.window)),
+            f"decode {note}",
+            known,
+        )
+    return plane, note and f"decode {note}", known
 
 
 def _nearest(
-    store: TableStore, table: str, shape: Gqa, kv: str
-) -> tuple[Gqa, dict[str, object]] | None:
-    """Return the most similar measured shape and the filter for its rows; None if there is none."""
+    store: TableStore, table: str, shape: Gqa, kv: str, kernel: Kernel | None
+) -> tuple[Gqa, pd.DataFrame, str, bool] | None:
+    """Return the most similar measured shape, its rows, a note and whether the kernel is known.
+
+    Tables are searched for the shape itself first: those of the kernel, of the engine, and of
+    other engines. Otherwise the most similar shape of the first of them that exists is used. The
+    result is None if there is none.
+    """
     for dtype in ("bfloat16",) if kv == "bf16" else ("fp8", "bfloat16"):
-        rows = store.rows(table, {"kv_cache_dtype": dtype})
-        if rows is None:
-            continue
-        shapes = [Gqa(*_whole(key)) for key in rows[_SHAPE].drop_duplicates().to_numpy()]
-        near = min(shapes, key=lambda other: (_distance(shape, other), repr(other)))
-        where = dict(
-            zip(_SHAPE, (near.heads, near.kv_heads, near.head_dim, near.window), strict=True)
-        )
-        return near, {**where, "kv_cache_dtype": dtype}
+        where = {"kv_cache_dtype": dtype}
+        own, others = store.rows(table, where), store.rows(table, where, anyone=True)
+        of_kernel = None
+        for one in kernel.tables if kernel else ():
+            if of_kernel is None:
+                rows = own if one.backend == store.backend else others
+                of_kernel = select_kernel(rows, one.source)
+        tables = [
+            (rows, whose, known)
+            for rows, whose, known in (
+                (of_kernel, "", True),
+                (own, "", kernel is None),
+                (others, "from the tables of another engine", kernel is None),
+            )
+            if rows is not None
+        ]
+        for rows, whose, known in tables:
+            mine = _rows_of(rows, shape)
+            if len(mine):
+                return shape, mine, whose and f"{_name(shape)}: {whose}", known
+        for rows, _, known in tables:
+            shapes = [Gqa(*_whole(key)) for key in rows[_SHAPE].drop_duplicates().to_numpy()]
+            near = min(shapes, key=lambda other: (_distance(shape, other), repr(other)))
+            note = f"{_name(shape)}: scaled from {_describe(near)}"
+            return near, _rows_of(rows, near), note, known
     return None
+
+
+def _rows_of(rows: pd.DataFrame, shape: Gqa) -> pd.DataFrame:
+    values = (shape.heads, shape.kv_heads, shape.head_dim, shape.window)
+    for name, value in zip(_SHAPE, values, strict=True):
+        rows = rows[rows[name] == value]
+    return rows
 
 
 def _whole(key: Iterable[object]) -> tuple[int, int, int, int]:
@@ -107,16 +158,9 @@ def _distance(a: Gqa, b: Gqa) -> float:
     return window + width + abs(log(a.heads / b.heads)) + 2 * abs(log(a.kv_heads / b.kv_heads))
 
 
-def _note(what: str, asked: Gqa, near: Gqa) -> str:
-    if (asked.heads, asked.kv_heads, asked.head_dim, asked.window) == (
-        near.heads,
-        near.kv_heads,
-        near.head_dim,
-        near.window,
-    ):
-        return ""
-    return (
-        f"{what} of {asked.heads}/{asked.kv_heads} heads of {asked.head_dim}, window "
-        f"{asked.window}: scaled from {near.heads}/{near.kv_heads} heads of {near.head_dim}, "
-        f"window {near.window}"
-    )
+def _name(shape: Gqa) -> str:
+    return f"attention of {_describe(shape)}"
+
+
+def _describe(shape: Gqa) -> str:
+    return f"{shape.heads}/{shape.kv_heads} heads of {shape.head_dim}, window {shape.window}"

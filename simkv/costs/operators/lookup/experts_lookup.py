@@ -6,9 +6,11 @@ from dataclasses import astuple
 from math import log
 from typing import TYPE_CHECKING
 
+from simkv.costs.operators.kernel_table import Kernel
 from simkv.costs.operators.operator_tables import (
     TableStore,
     clean_rows,
+    select_kernel,
     select_plausible_curve,
 )
 from simkv.costs.operators.operator_times import MoeShape
@@ -27,6 +29,8 @@ DTYPES = {
     "int4": ("int4_wo",),
     "int4_g32": ("int4_wo",),
 }
+#: Largest distance of a similar shape (``_distance``): a factor of four in one dimension.
+MAX_DISTANCE = log(4)
 _SHAPE = ["hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size"]
 
 
@@ -40,22 +44,39 @@ def name_expert_distribution(experts: int) -> str:
 
 
 def lookup_experts(
-    store: TableStore, shape: MoeShape, form: str, flops: float
-) -> tuple[Curve, str] | None:
-    """Return the time (s) by number of tokens and a note on substitutes; None if not measured."""
+    store: TableStore, shape: MoeShape, form: str, flops: float, kernel: Kernel | None = None
+) -> tuple[Curve, str, bool] | None:
+    """Return the time (s) by number of tokens and a note on substitutes; None if not measured.
+
+    The third value is whether the time is that of ``kernel``; it is True if ``kernel`` is None.
+    """
+    distribution = name_expert_distribution(shape.experts)
+    of_kernel = []
+    for table in kernel.tables if kernel else ():
+        where = {"moe_dtype": table.dtype, "distribution": distribution}
+        anyone = table.backend != store.backend
+        rows = select_kernel(store.rows("moe", where, anyone=anyone), table.source)
+        if rows is not None:
+            near = _nearest(shape, rows)
+            of_kernel.append((_distance(shape, near), near, rows, str(table.dtype), anyone))
+    # A table with the shape itself precedes an earlier one with a similar shape.
+    if of_kernel:
+        distance, near, rows, dtype, anyone = min(of_kernel, key=lambda found: found[0])
+        if distance <= MAX_DISTANCE:
+            curve = _scaled(_curve(rows, None, near, flops), shape, near)
+            return curve, _note(shape, near, form, dtype, anyone), True
     for anyone in (False, True):
         for dtype in DTYPES.get(form, ()):
-            where = {"moe_dtype": dtype, "distribution": name_expert_distribution(shape.experts)}
+            where = {"moe_dtype": dtype, "distribution": distribution}
             rows = store.rows("moe", where, anyone=anyone)
             if rows is None:
                 continue
             near = _nearest(shape, rows)
-            if _distance(shape, near) > log(4):
+            if _distance(shape, near) > MAX_DISTANCE:
                 continue
             others = store.rows("moe", where, anyone=not anyone)
-            return _scaled(_curve(rows, others, near, flops), shape, near), _note(
-                shape, near, form, dtype, anyone
-            )
+            curve = _scaled(_curve(rows, others, near, flops), shape, near)
+            return curve, _note(shape, near, form, dtype, anyone), kernel is None
     return None
 
 

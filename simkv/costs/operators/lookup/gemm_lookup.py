@@ -2,36 +2,74 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from simkv.costs.interpolation import bracket, lerp
-from simkv.costs.operators.operator_tables import TableStore, clean_rows, select_first_ranked
+from simkv.costs.operators.kernel_table import Kernel
+from simkv.costs.operators.operator_tables import (
+    TableStore,
+    clean_rows,
+    select_first_ranked,
+    select_kernel,
+)
 from simkv.costs.operators.piecewise_curve import Curve, make_curve, make_nondecreasing
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 #: Names of number formats in the tables.
 DTYPES = {"bf16": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_block", "nvfp4": "nvfp4"}
 
 
-def lookup_gemm(store: TableStore, form: str, n: int, k: int, flops: float) -> Curve | None:
+def lookup_gemm(
+    store: TableStore, form: str, n: int, k: int, flops: float, kernel: Kernel | None = None
+) -> tuple[Curve, bool] | None:
     """Return the time (s) of a matrix product by tokens; None if the format was not measured.
+
+    The second value is whether the time is that of ``kernel``; it is True if ``kernel`` is None.
 
     Times are interpolated bilinearly in ``n`` and ``k``, which is exact for operations and
     bytes, and extrapolated beyond the measured ``n`` and ``k``. ``flops`` is the peak rate of
     the format.
     """
-    dtype = DTYPES.get(form)
-    grid = store.values("gemm", "n", {"gemm_dtype": dtype}) if dtype else []
-    if not grid:
+    for table in kernel.tables if kernel else ():
+        of_kernel = select_kernel(
+            store.rows("gemm", {"gemm_dtype": table.dtype}, anyone=table.backend != store.backend),
+            table.source,
+        )
+        if of_kernel is not None and (curve := _curve(of_kernel, None, n, k, flops)) is not None:
+            return curve, True
+    if (dtype := DTYPES.get(form)) is None:
         return None
-    rows, columns = _ends(grid, n), _ends(store.values("gemm", "k", {"gemm_dtype": dtype}), k)
-    where = {"gemm_dtype": dtype, "n": list(rows[:2]), "k": list(columns[:2])}
-    rows_here, others = store.rows("gemm", where), store.rows("gemm", where, anyone=True)
+    rows_here = store.rows("gemm", {"gemm_dtype": dtype})
     if rows_here is None:
         return None
+    others = store.rows("gemm", {"gemm_dtype": dtype}, anyone=True)
+    curve = _curve(rows_here, others, n, k, flops)
+    return None if curve is None else (curve, kernel is None)
+
+
+def _curve(
+    rows_here: pd.DataFrame, others: pd.DataFrame | None, n: int, k: int, flops: float
+) -> Curve | None:
+    """Return the time of a product from ``rows_here``, checked against ``others`` (rule 3)."""
     import pandas as pd
 
-    own = select_first_ranked(rows_here)
-    others = rows_here if others is None else pd.concat([rows_here, others])
+    rows, columns = (
+        _ends(sorted(rows_here[name].unique().tolist()), value)
+        for name, value in (("n", n), ("k", k))
+    )
+
+    def corners_of(frame: pd.DataFrame) -> pd.DataFrame:
+        return frame[frame["n"].isin(rows[:2]) & frame["k"].isin(columns[:2])]
+
+    near = corners_of(rows_here)
+    every = near if others is None else pd.concat([near, corners_of(others)])
     found = clean_rows(
-        own, others, ("n", "k", "m"), lambda r: 2e3 / flops * r["m"] * r["n"] * r["k"]
+        select_first_ranked(near),
+        every,
+        ("n", "k", "m"),
+        lambda r: 2e3 / flops * r["m"] * r["n"] * r["k"],
     )
     corners = {
         (a, b): {m: s for (x, y, m), s in found.items() if (x, y) == (a, b)}

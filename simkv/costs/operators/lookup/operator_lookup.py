@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar
 from simkv.core.errors import InputError
 from simkv.costs.hardware.model_architecture import Gqa, Mla
 from simkv.costs.hardware.number_formats import find_number_format
+from simkv.costs.operators.kernel_table import Kernel
 from simkv.costs.operators.lookup import attention_lookup, collectives_lookup, mla_lookup
 from simkv.costs.operators.lookup.delta_net_lookup import lookup_delta_net
 from simkv.costs.operators.lookup.elementwise_lookup import lookup_elementwise
@@ -32,11 +33,16 @@ class MeasuredOperators:
     """Operator times from the measured tables in ``store``, or from ``sheet`` if they are missing
     there.
 
-    ``notes`` lists the operators that were estimated or substituted; ``points`` counts the
-    operators found in the tables.
+    ``kernels`` are the engine's kernels as in ``find_kernels``. ``notes`` lists the operators that
+    were estimated or substituted; ``points`` counts the operators found in the tables.
+    ``unmeasured`` are the kernels for which the times of another kernel were used.
     """
 
-    def __init__(self, store: TableStore, sheet: Roofline) -> None:
+    def __init__(
+        self, store: TableStore, sheet: Roofline, kernels: Mapping[str, Kernel | None] | None = None
+    ) -> None:
+        self._kernels = kernels or {}
+        self.unmeasured: dict[str, None] = {}
         self._store = store
         self._sheet = sheet
         self._seen: set[Path] = set()
@@ -46,23 +52,39 @@ class MeasuredOperators:
     def gemm(self, form: str, n: int, k: int) -> Curve:
         weights = find_number_format(form)
         flops = self._sheet.gpu.peak_flops(weights.activations)
-        found = self._ask(lookup_gemm, form, n, k, flops)
+        kernel = self._kernels.get(f"products in {form}")
+        found: Curve | None = self._checked(
+            kernel, self._ask(lookup_gemm, form, n, k, flops, kernel)
+        )
         if found is None and form != "bf16":
             wide = self._ask(lookup_gemm, "bf16", n, k, self._sheet.gpu.flops)
             if wide is not None:
-                found = _weight_only(wide, weights.bytes / 2)
+                found = _weight_only(wide[0], weights.bytes / 2)
                 self.notes[f"products in {form}: bf16 times, corrected for smaller weights"] = None
         return self._or(found, f"products in {form}", lambda: self._sheet.gemm(form, n, k))
 
+    def _checked(self, kernel: Kernel | None, found: tuple[Any, ...] | None) -> Any:
+        """Return a lookup without its last value, which states whether the kernel was measured."""
+        if kernel is not None and not (found and found[-1]):
+            self.unmeasured[kernel.name] = None
+            self.notes[f"kernel not in the tables: {kernel.name}"] = None
+        if found is None:
+            return None
+        return found[0] if len(found) == 2 else found[:-1]
+
     def prefill(self, shape: Gqa, kv: str) -> Lookup:
         bits = 16 if kv == "bf16" else 8
-        found = self._ask(
-            attention_lookup.lookup_prefill, shape, kv, self._sheet.gpu.peak_flops(bits)
+        kernel, flops = self._kernels.get("attention"), self._sheet.gpu.peak_flops(bits)
+        found: tuple[Lookup, str] | None = self._checked(
+            kernel, self._ask(attention_lookup.lookup_prefill, shape, kv, flops, kernel)
         )
         return self._or_noted(found, "prefill attention", lambda: self._sheet.prefill(shape, kv))
 
     def decode(self, shape: Gqa, kv: str) -> Lookup:
-        found = self._ask(attention_lookup.lookup_decode, shape, kv, self._sheet.gpu.bandwidth)
+        kernel, bandwidth = self._kernels.get("attention"), self._sheet.gpu.bandwidth
+        found: tuple[Lookup, str] | None = self._checked(
+            kernel, self._ask(attention_lookup.lookup_decode, shape, kv, bandwidth, kernel)
+        )
         return self._or_noted(found, "decode attention", lambda: self._sheet.decode(shape, kv))
 
     def mla_prefill(self, shape: Mla, hidden: int, form: str, kv: str) -> Lookup:
@@ -100,7 +122,9 @@ class MeasuredOperators:
 
     def experts(self, shape: MoeShape, form: str) -> Curve:
         flops = self._sheet.gpu.peak_flops(find_number_format(form).activations)
-        found = self._ask(lookup_experts, shape, form, flops)
+        kernel = self._kernels.get(f"experts in {form}")
+        asked = self._ask(lookup_experts, shape, form, flops, kernel)
+        found: tuple[Curve, str] | None = self._checked(kernel, asked)
         return self._or_noted(found, f"experts in {form}", lambda: self._sheet.experts(shape, form))
 
     def delta(self, shape: DeltaNetShape, phase: Literal["context", "generation"]) -> Curve:
