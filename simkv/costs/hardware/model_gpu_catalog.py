@@ -225,6 +225,9 @@ _ENDINGS: dict[str, FormatName] = {
     "awqint4": "int4",
     "gptqint4": "int4",
 }
+#: Beginnings of names of models whose own ``-FP8`` checkpoints have one scale per 128x128 block
+#: (``quantization_config`` of Qwen/Qwen3-32B-FP8 and of the other FP8 checkpoints of Qwen3).
+BLOCK_SCALED = ("Qwen/Qwen3",)
 
 
 def other_names(model: str) -> list[str]:
@@ -263,7 +266,10 @@ def find_architecture(name: str) -> Architecture:
             continue
         for entry, known in zip(_entries(), architectures(), strict=True):
             if base in _all_names(entry):
-                return replace(known, published=PublishedFormats(weights))
+                blocks = ending == "fp8" and entry.name.startswith(BLOCK_SCALED)
+                return replace(
+                    known, published=PublishedFormats("fp8_block" if blocks else weights)
+                )
     raise _unknown("model", name, [entry.name for entry in _entries()])
 
 

@@ -180,5 +180,9 @@ def test_fp8_of_a_checkpoint_with_blocks_means_blocks() -> None:
     gpu = find_gpu("H100")
     blocks = make_hardware(gpu, find_architecture("Qwen3-32B-FP8"), weights="fp8")
     assert (blocks.weights, blocks.attention) == ("fp8_block", "fp8_block")
+    named = make_hardware(gpu, find_architecture("Qwen3-235B-A22B-Instruct-2507-FP8"), tp=4)
+    assert (named.weights, named.experts) == ("fp8_block", "fp8_block")
+    channels = make_hardware(gpu, find_architecture("Llama-3.1-8B-Instruct-FP8"))
+    assert channels.weights == "fp8"
     plain = make_hardware(gpu, find_architecture("Qwen3-32B"), weights="fp8")
     assert plain.weights == "fp8"
