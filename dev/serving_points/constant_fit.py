@@ -3,8 +3,9 @@
 The constants of a kind are regularized towards the constants of the wider kind that contains it, so
 that few points change them little (``Level``). Each ladder of levels in ``LADDERS`` is evaluated on
 held-out points in two ways: by folds of configurations (new points of known pairs of model and GPU)
-and by whole pairs (unseen pairs). The ladder with the fewest constants whose summed error is close
-to the best is chosen.
+and by whole pairs (unseen pairs). Levels wider than a pair also apply to models that they were not
+fitted to; ``transfers`` states which ladders may have them. Of these, the ladder with the fewest
+constants whose summed error is close to the best is chosen.
 """
 
 from __future__ import annotations
@@ -63,6 +64,8 @@ PAIR_PREFILLS = Level(_OF_A_PAIR, (*STEPS, "prefill_step_s"))
 #: Ladders to evaluate, by name.
 LADDERS: dict[str, Ladder] = {
     "none": (),
+    "pair, two each": (PAIR_STEPS,),
+    "pair, three each": (PAIR_PREFILLS,),
     "engine": (ENGINE,),
     "engine, dense or mixture": (MIXTURE,),
     "and GPU family": (MIXTURE, FAMILY),
@@ -198,8 +201,31 @@ class Fitted:
         return LADDERS[self.chosen]
 
 
+def transfers(samples: Sequence[Residual], ladder: Ladder) -> bool:
+    """Return whether the levels of a ladder that are wider than a pair transfer.
+
+    They do if they reduce the summed error in each class (engine, dense or mixture) by more than
+    ``BETTER``, with each model left out and with each source left out.
+    """
+    wide = tuple(level for level in ladder if level.fields != _OF_A_PAIR)
+    if not wide:
+        return True
+    parts: tuple[Callable[[Residual], object], ...] = (lambda s: s.kind.model, lambda s: s.source)
+    for part_of in parts:
+        with_them, without = left_out(samples, wide, part_of), left_out(samples, (), part_of)
+        for name in {MIXTURE.name(s.kind) for s in samples}:
+            own = [MIXTURE.name(s.kind) == name for s in samples]
+            errors = [float((mape(logs[own]) / SCALE).sum()) for logs in (with_them, without)]
+            if errors[0] >= (1 - BETTER) * errors[1]:
+                return False
+    return True
+
+
 def choose(samples: Sequence[Residual]) -> Fitted:
-    """Fit the ladder with the fewest constants whose held-out error is close to the best."""
+    """Fit the ladder with the fewest constants whose held-out error is close to the best.
+
+    Only ladders that transfer are considered (``transfers``).
+    """
     tried: list[LeftOut] = []
     logs: dict[str, tuple[Floats, Floats]] = {}
     for name, ladder in LADDERS.items():
@@ -210,8 +236,9 @@ def choose(samples: Sequence[Residual]) -> Fitted:
         )
         tried.append(LeftOut(name, number, mape(by_fold), mape(by_group)))
         logs[name] = by_fold, by_group
-    enough = min(t.total for t in tried) * (1 + BETTER) + WORTH
-    best = min((t for t in tried if t.total <= enough), key=lambda t: t.number)
+    able = [t for t in tried if transfers(samples, LADDERS[t.name])]
+    enough = min(t.total for t in able) * (1 + BETTER) + WORTH
+    best = min((t for t in able if t.total <= enough), key=lambda t: t.number)
     return Fitted(fit(samples, LADDERS[best.name]), best.name, tried, *logs[best.name])
 
 

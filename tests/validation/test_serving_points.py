@@ -13,7 +13,15 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from dev.serving_points.__main__ import fit as fit_rows
-from dev.serving_points.constant_fit import LADDERS, choose, fit, left_out, spread_of, values_for
+from dev.serving_points.constant_fit import (
+    LADDERS,
+    choose,
+    fit,
+    left_out,
+    spread_of,
+    transfers,
+    values_for,
+)
 from dev.serving_points.fit_samples import NONE, Residual
 from dev.serving_points.fit_tables import left_out_table
 from dev.serving_points.point_calibration import rules_of
@@ -320,7 +328,7 @@ def made_samples(scale: float, kind: Configuration, count: int, first: int) -> l
         slopes[1, :2] = both, decode
         at = slopes[:, 0] + slopes[:, 1]
         real = slopes[:, 0] + slopes[:, 1] * scale
-        found.append(Residual(kind, str(i), (i,), real, at, slopes, NONE))
+        found.append(Residual(kind, str(i), (i,), real, at, slopes, NONE, source=str(i % 2)))
     return found
 
 
@@ -345,6 +353,16 @@ def test_finer_constants_are_taken_only_where_they_help() -> None:
     assert choose(one).chosen == "engine"
     two = one + made_samples(0.8, BLACKWELL, 30, 100)
     assert choose(two).chosen == "and GPU family"
+
+
+def test_constants_of_a_class_must_help_models_and_sources_that_they_were_not_fitted_to() -> None:
+    alike = made_samples(1.2, HOPPER, 30, 0) + made_samples(1.2, OTHER, 30, 50)
+    opposed = made_samples(1.2, HOPPER, 30, 0) + made_samples(0.8, OTHER, 30, 50)
+    engine = LADDERS["engine"]
+    assert transfers(alike, engine)
+    assert not transfers(opposed, engine)
+    assert not transfers([replace(sample, source="one") for sample in alike], engine)
+    assert transfers(opposed, LADDERS["pair, two each"])
 
 
 def test_a_level_changes_only_what_it_may() -> None:
