@@ -175,6 +175,7 @@ OTHERS: tuple[Any, ...] = (
         {"le": 1.0},
         [0.0, 2.0],
         [64],
+        ["marlin"],
         [],
         {0: {"preemptions": 0.0}},
         "admit = 1",
