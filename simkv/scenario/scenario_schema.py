@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -17,12 +18,16 @@ from simkv.scenario.yaml_document import find_key
 from simkv.schedulers.engine_registry import ENGINES
 
 
+@cache
 def json_schema() -> dict[str, Any]:
-    """Return the JSON schema of scenario files, with a description of each field."""
-    schema = TypeAdapter(ScenarioFile).json_schema(schema_generator=_Telling)
+    """Return the JSON schema of scenario files, with a description of each field.
+
+    It is built once; callers must not change it.
+    """
+    schema = TypeAdapter(ScenarioFile).json_schema(schema_generator=_DescribedSchema)
     whole = schema["$defs"]
     part = {f"Part{name}": _partial(definition) for name, definition in whole.items()}
-    part["PartScenario"] = _partial(TypeAdapter(Scenario).json_schema(schema_generator=_Telling))
+    part["PartScenario"] = _partial(TypeAdapter(Scenario).json_schema(schema_generator=_DescribedSchema))
     del part["PartScenario"]["$defs"]
     names = schema["properties"]["variants"]["patternProperties"]
     names.update({name: {"$ref": "#/$defs/PartScenario"} for name in names})
@@ -30,7 +35,7 @@ def json_schema() -> dict[str, Any]:
     return {**schema, "allOf": [{"anyOf": costs}], "$defs": {**whole, **part}}
 
 
-class _Telling(GenerateJsonSchema):
+class _DescribedSchema(GenerateJsonSchema):
     """Schema generator that takes descriptions from field texts and adds flags of settings."""
 
     def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
