@@ -24,8 +24,19 @@ def advance_load(load: StepLoad, steps: int) -> StepLoad:
     shortest, longest = load.shortest, load.longest
     if longest:
         shortest, longest = shortest + steps, longest + steps
-    group = load.group_tokens, 0, 0, load.group_most, load.group_ranks
-    return StepLoad(0, 0, 0, load.decode_seqs, context, 0, load.emits, shortest, longest, *group)
+    return StepLoad(
+        prefill_seqs=0,
+        prefill_tokens=0,
+        prefill_context=0,
+        decode_seqs=load.decode_seqs,
+        decode_context=context,
+        emits=load.emits,
+        shortest=shortest,
+        longest=longest,
+        group_tokens=load.group_tokens,
+        group_most=load.group_most,
+        group_ranks=load.group_ranks,
+    )
 
 
 class SimulatedExecutor:

@@ -83,6 +83,11 @@ def test_step_time_is_the_profile_time() -> None:
     assert found.outside == {}
 
 
+def test_group_of_ranks_is_the_same_in_later_steps() -> None:
+    load = StepLoad(0, 0, 0, 3, 30, emits=3, group_tokens=7, group_most=4, group_ranks=2)
+    assert advance_load(load, 2) == load._replace(decode_context=36)
+
+
 def test_decode_context_grows_by_one_token_per_step() -> None:
     assert advance_load(decode(3, 10), 2)[:5] == (0, 0, 0, 3, 16)
 

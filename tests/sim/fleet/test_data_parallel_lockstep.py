@@ -21,6 +21,8 @@ from simkv.metrics.run_metrics import request_rows, step_rows
 from simkv.metrics.scenario_runner import run_file
 from simkv.scenario.fleet_section import FleetSettings, RoundRobinConfig
 from simkv.scenario.scenario import Scenario
+from simkv.scenario.scenario_loader import resolve_variants
+from simkv.scenario.yaml_document import YamlDocument
 from simkv.schedulers.engine_registry import build_scheduler
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.sim.client_loop import run_clients
@@ -183,6 +185,19 @@ variants:
   free: {}
   lockstep: {fleet: {lockstep: true}}
 """
+
+
+def test_leap_changes_nothing_with_costs_by_group() -> None:
+    """The costs of a mixture of experts depend on the tokens of all ranks."""
+    data = {
+        "name": "experts",
+        "workload": {"arrivals": {"num_prompts": 9, "request_rate": 5, "prompt_tokens": 24,
+                                  "output_tokens": 20}},
+        "engine": {"name": "vllm"},
+        "hardware": {"gpu": "L40S", "model": "qwen3-30b-a3b", "dp": 2},
+    }  # fmt: skip
+    scenario = resolve_variants(YamlDocument(Path("experts.yaml"), data))["run"]
+    assert_same(rows(run(scenario)), rows(run(scenario, leaping=False)), "run")
 
 
 def test_lockstep_in_scenario(tmp_path: Path) -> None:
