@@ -85,6 +85,8 @@ Factor = Annotated[float, Field(gt=0, le=1000)]
 
 
 #: Values of ``step_scale.error`` before 0.3, and the values that replace them.
+#: Maximum number of autoscaling intervals before the engine first reads its queue.
+MAX_IDLE_INTERVALS = 10_000
 _OLD_ERROR_SIDES = {"cheaper": "faster", "dearer": "slower"}
 
 
@@ -281,7 +283,17 @@ class Scenario(Section):
         return self
 
     @model_validator(mode="after")
-    def _pipelines_go_on(self) -> Self:
+    def _starts_within_reach(self) -> Self:
+        scale = self.fleet.autoscale if self.fleet else None
+        if scale and self.engine_ready > MAX_IDLE_INTERVALS * scale.interval:
+            raise ValueError(
+                f"engine_ready: must be at most {MAX_IDLE_INTERVALS:,} times the interval of "
+                f"fleet.autoscale ({scale.interval:g} s), got {self.engine_ready:g}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _pipelines_continue(self) -> Self:
         if self.pipeline and self.fleet and (self.fleet.failures or self.fleet.autoscale):
             raise ValueError("fleet: replicas with a pipeline section cannot fail or be scaled")
         if (

@@ -27,7 +27,9 @@ def json_schema() -> dict[str, Any]:
     schema = TypeAdapter(ScenarioFile).json_schema(schema_generator=_DescribedSchema)
     whole = schema["$defs"]
     part = {f"Part{name}": _partial(definition) for name, definition in whole.items()}
-    part["PartScenario"] = _partial(TypeAdapter(Scenario).json_schema(schema_generator=_DescribedSchema))
+    part["PartScenario"] = _partial(
+        TypeAdapter(Scenario).json_schema(schema_generator=_DescribedSchema)
+    )
     del part["PartScenario"]["$defs"]
     names = schema["properties"]["variants"]["patternProperties"]
     names.update({name: {"$ref": "#/$defs/PartScenario"} for name in names})

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from simkv.core.errors import InputError
+from simkv.scenario.custom.code_source import override_trust
 from simkv.scenario.scenario_loader import resolve_variants
 from simkv.scenario.scenario_schema import json_schema
 from simkv.scenario.yaml_document import YamlDocument
@@ -160,6 +161,8 @@ REQUIRES: dict[str, dict[str, Any]] = {
     "diurnal": {"request_rate": 2.0},
     "kv_offloading_size": {"num_cpu_blocks": None},
 }  # fmt: skip
+#: Fields that always have a small value, because the size of the workload grows with them.
+COUNTS = {"turns", "count", "num_sessions", "num_prompts"}
 #: Fields that are lists of sections.
 LISTS = {"requests", "replicas", "failures", "drains"}
 #: Sections that change no simulation, and fields that the other fields of their section replace.
@@ -244,7 +247,7 @@ def _add_options(node: Node, section: str, way: Way, found: dict[str, Option]) -
 
 def sample_value(name: str, node: Node, draw: random.Random) -> Any:
     """Return a value of a field that its schema allows."""
-    if VALUES.get(name) and draw.random() < 0.9:
+    if VALUES.get(name) and (name in COUNTS or draw.random() < 0.9):
         return copy.deepcopy(draw.choice(VALUES[name]))
     one = draw.choice(list_alternatives(node))
     if "const" in one:
@@ -299,7 +302,7 @@ SAMPLERS: dict[str, Callable[[str, Node, random.Random], Any]] = {
 def is_valid(data: dict[str, Any], folder: Path) -> bool:
     """Return whether a scenario is valid and its costs can be determined."""
     document = YamlDocument(folder / "generated.yaml", copy.deepcopy(data))
-    with contextlib.suppress(InputError):
+    with override_trust(yes=True), contextlib.suppress(InputError):
         build_replica_specs(resolve_variants(document)["run"], folder)
         return True
     return False
