@@ -11,6 +11,9 @@ from hypothesis import HealthCheck, settings
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared"
 
+# Output in tests has the width of a pipe, also where the environment sets a terminal width.
+os.environ.pop("COLUMNS", None)
+
 # The same examples every time, so that failures are reproducible; HYPOTHESIS_PROFILE=deep
 # searches for new ones.
 settings.register_profile(

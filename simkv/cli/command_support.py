@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -120,11 +121,15 @@ class Interrupted(SystemExit):
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Return the console of a command: as wide as the terminal, or 160 columns in a pipe."""
+    """Return the console of a command.
+
+    It is as wide as the environment variable COLUMNS says; otherwise as wide as the terminal, or
+    160 columns in a pipe.
+    """
     from rich.console import Console
 
     terminal = (sys.stderr if stderr else sys.stdout).isatty()
-    width = None if terminal else 160
+    width = None if terminal or os.environ.get("COLUMNS", "").isdigit() else 160
     return Console(stderr=stderr, width=width, highlight=False, markup=False, emoji=False)
 
 

@@ -6,7 +6,7 @@ AdaptiveTable([Column("variant", names, right=False), Column("P99 TTFT (s)", cel
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from textwrap import wrap
 from typing import Literal
 
@@ -16,6 +16,10 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+#: Below this width, text is wrapped before columns are omitted.
+_NARROW = 120
+#: Maximum width of wrapped text.
+_WRAPPED = 14
 #: Width larger than any table.
 _ENDLESS = 100_000
 
@@ -36,12 +40,24 @@ class Column:
         words = self.heading.split()
         return "\n".join(wrap(self.heading, max([widest, *map(len, words), 1])))
 
+    @property
+    def wrapped(self) -> Column:
+        """The column with text wrapped at spaces; numbers are unchanged."""
+        if self.right:
+            return self
+        cells = [
+            "\n".join(wrap(cell, _WRAPPED, break_long_words=False, break_on_hyphens=False))
+            for cell in self.cells
+        ]
+        return replace(self, cells=cells)
+
 
 @dataclass(frozen=True)
 class AdaptiveTable:
     """Table with columns of equal length; ``bold`` contains the indices of bold rows.
 
-    A line below the table names omitted columns. If even the columns of rank 0 do not fit, their
+    On a narrow terminal, text is wrapped before columns are omitted. A line below the table names
+    omitted columns. If even the columns of rank 0 do not fit, their
     cells are wrapped.
     """
 
@@ -50,15 +66,19 @@ class AdaptiveTable:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         shown = list(self.columns)
+        wide = _width(self._table(shown), console, options) > options.max_width
+        if wide and options.max_width < _NARROW:
+            shown = [column.wrapped for column in shown]
         while _width(self._table(shown), console, options) > options.max_width:
-            dearest = max(column.rank for column in shown)
-            if not dearest:
+            highest = max(column.rank for column in shown)
+            if not highest:
                 break
-            last = max(i for i, column in enumerate(shown) if column.rank == dearest)
+            last = max(i for i, column in enumerate(shown) if column.rank == highest)
             del shown[last]
         yield self._table(shown)
-        if gone := [column.heading for column in self.columns if column not in shown]:
-            yield Text(f"Omitted columns: {', '.join(gone)}")
+        headings = {column.heading for column in shown}
+        if omitted := [one.heading for one in self.columns if one.heading not in headings]:
+            yield Text(f"Omitted columns: {', '.join(omitted)}")
 
     def _table(self, columns: Sequence[Column]) -> Table:
         return _table(columns, self.bold)

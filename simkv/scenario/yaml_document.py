@@ -161,6 +161,12 @@ def read_document(path: Path) -> YamlDocument:
         reason = "a number has too many digits" if long else str(error).partition("\n")[0]
         raise InputError(f"{path}:{line}: not valid YAML: {reason}") from error
     except Exception as error:  # the reader raises many kinds of errors on odd input
+        text = raw.decode()
+        if isinstance(error, AttributeError) and (merged := text.find("<<")) >= 0:
+            line = text.count("\n", 0, merged) + 1
+            raise InputError(
+                f"{path}:{line}: a merge key (<<) must name a mapping that ends before it"
+            ) from error
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise InputError(f"{path}:1: not valid YAML: {reason}") from error
     if not isinstance(data, dict):

@@ -185,3 +185,12 @@ def test_progress_in_a_pipe_is_a_line_every_ten_seconds(
         capsys.readouterr().err
         == "simkv: runs: 2 of 8 after 12 s\nsimkv: runs: 4 of 8 after 22 s\n"
     )
+
+
+@pytest.mark.parametrize("columns", [70, 110])
+def test_piped_output_has_the_width_of_columns(tmp_path: Path, columns: int) -> None:
+    shell = "run mistralrs-six --no-plots --exit-zero | cat"
+    ran = python(folder=tmp_path, shell=shell, COLUMNS=str(columns))
+    table = [line for line in ran.stdout.splitlines() if "─" in line]
+    assert table
+    assert max(map(len, table)) <= columns

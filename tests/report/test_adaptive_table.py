@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from simkv.report.adaptive_table import make_adaptive_table
+from simkv.report.adaptive_table import AdaptiveTable, Column, make_adaptive_table
 
 HEAD = ("case", "metric", "mean", "P50", "per request")
 ROWS = [["a-case-with-a-long-name", "TTFT", "+0.10", "+0.20", "2.86"], ["", "TPOT", "+1", "", ""]]
@@ -38,3 +38,22 @@ def test_table_without_rows_has_a_heading() -> None:
     out = io.StringIO()
     Console(file=out, width=60).print(make_adaptive_table(HEAD, []))
     assert all(heading in out.getvalue() for heading in HEAD[:-1])
+
+
+def test_narrow_tables_wrap_text_before_they_omit_numbers() -> None:
+    columns = [
+        Column("variant", ["before"], right=False),
+        Column("ending", ["served, head-of-line blocking"], 1, right=False),
+        Column("P99 TTFT", ["12.5 s"], 2),
+    ]
+
+    def lines(width: int) -> list[str]:
+        out = io.StringIO()
+        Console(file=out, width=width).print(AdaptiveTable(columns))
+        return out.getvalue().splitlines()
+
+    assert any("served, head-of-line blocking" in line for line in lines(160))
+    narrow = [line.strip() for line in lines(40)]
+    assert "before    served,        12.5 s" in narrow
+    assert "head-of-line" in narrow
+    assert not any("Omitted" in line for line in narrow)

@@ -174,7 +174,7 @@ def test_rejects_invalid_overrides(document: YamlDocument, assignment: str, comp
         ("a:\n\t- b\n", "s.yaml:2: not valid YAML"),
         ("a: 1\nb: *c\n", "s.yaml:2: not valid YAML: found undefined alias 'c'"),
         ("a: 1\nb: \x01\n", "s.yaml:2: not valid YAML: special characters are not allowed"),
-        ("a: &a\n  <<: *a\n", "s.yaml:1: not valid YAML"),
+        ("a: &a\n  <<: *a\n", "s.yaml:2: a merge key (<<) must name a mapping"),
         ("a: " + "9" * 5000 + "\n", "s.yaml:1: not valid YAML: a number has too many digits"),
         ("%YAML 9.9\n---\na: 1\n", "s.yaml:1: not valid YAML"),
         ("[" * 1000, "s.yaml:1: not valid YAML: nested deeper than 100"),
@@ -243,3 +243,10 @@ def test_accepts_usual_nesting(tmp_path: Path) -> None:
     text = "a: " + "[" * 40 + "5" + "]" * 40
     (tmp_path / "s.yaml").write_text(text)
     assert str(read_document(tmp_path / "s.yaml").tree["a"]) == "[" * 40 + "5" + "]" * 40
+
+
+def test_merge_key_of_its_own_mapping_is_rejected(tmp_path: Path) -> None:
+    path = tmp_path / "self.yaml"
+    path.write_text("name: a\nworkload: &self\n  <<: *self\n  burst: {}\n", encoding="utf-8")
+    with pytest.raises(InputError, match=r"self.yaml:3: a merge key \(<<\) must name a mapping"):
+        read_document(path)
