@@ -6,7 +6,7 @@ the previous turn started.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Self
@@ -210,8 +210,9 @@ class Sessions(SharedPrefixes, ArrivalProcess):
         if rules is None:
             return {}
         turns = range(rules.every - 1, self._counts[session] - 1, rules.every)
-        drawn = sample_lengths(rules.count, make_random_stream(self.seed, 8, session), len(turns))
-        return dict(zip(turns, drawn, strict=True))
+        counts = sample_lengths(rules.count, make_random_stream(self.seed, 8, session), len(turns))
+        _check_sub_agents(counts, most=MAX_REQUEST_COUNT)
+        return dict(zip(turns, counts, strict=True))
 
     def _started(
         self, session: int, turn: int, count: int, position: int
@@ -225,7 +226,9 @@ class Sessions(SharedPrefixes, ArrivalProcess):
         random = make_random_stream(self.seed, 9, session, turn)
         calls: list[SessionCall] = []
         last: list[int] = []
-        for turns in sample_lengths(rules.turns, random, count):
+        turn_counts = sample_lengths(rules.turns, random, count)
+        _check_sub_agents(turn_counts, most=MAX_TURNS)
+        for turns in turn_counts:
             prompts = sample_lengths(rules.prompt_tokens, random, turns, "prompt_tokens")
             outputs = sample_lengths(rules.output_tokens, random, turns, "output_tokens")
             history: list[tuple[int, bool]] = []
@@ -326,6 +329,15 @@ class Sessions(SharedPrefixes, ArrivalProcess):
             said.append(Segment(f"{'u' if is_prompt else 'o'}{numbers[one]}", 0, length))
         said.append(Segment(f"u{numbers[position]}", 0, call.new))
         return tuple(said)
+
+
+def _check_sub_agents(counts: Sequence[int], most: int) -> None:
+    """Raise ValueError if a count exceeds ``most``, or their sum the limit of requests."""
+    if max(counts, default=0) > most or sum(counts) > MAX_REQUEST_COUNT:
+        raise ValueError(
+            f"sub_agents: at most {MAX_TURNS:,} turns per sub-agent and {MAX_REQUEST_COUNT:,} "
+            "requests in total; found more"
+        )
 
 
 def _earliest(

@@ -152,3 +152,9 @@ def test_laws_of_graphs(
             spans.setdefault(of.get(number, number), []).extend((start, end))
         for begin in (min(span) for span in spans.values()):
             assert sum(min(s) <= begin < max(s) for s in spans.values()) <= lanes
+
+
+@pytest.mark.parametrize("field", ["count", "turns"])
+def test_rejects_too_many_sub_agents_before_it_builds_them(field: str) -> None:
+    with pytest.raises(ValueError, match="sub_agents: at most 1,000 turns per sub-agent"):
+        Sessions(**BASE, sub_agents=AGENTS | {field: 50_000_000})
