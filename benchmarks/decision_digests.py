@@ -17,7 +17,7 @@ import sys
 from array import array
 from collections.abc import Iterator
 
-from cases import CASES, HERE, Case
+from speed_workloads import CASES, HERE, Case
 
 from simkv.sim.client_loop import run_clients
 from simkv.sim.run_record import RequestRecord, RunRecord, emitting_rows

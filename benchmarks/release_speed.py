@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import simpy
-from cases import CASES, HERE, Case, make_fleet, poisson
+from speed_workloads import CASES, HERE, Case, make_fleet, poisson
 
 from simkv.core.version import __version__, is_compiled
 from simkv.sim.client_loop import run_clients
@@ -37,7 +37,7 @@ USUAL = ("w1", "w2", "w3-azure", "w3-mooncake", "w4", "fleet", "startup")
 TIMES = ("loop_s", "whole_s")
 TINY = {"requests": [{"prompt_tokens": 100, "output_tokens": 10}]}
 #: A new process for each figure, so that nothing is cached and peak memory is separate.
-ONE = "import sys; sys.path.insert(0, sys.argv[1]); import release; release.one(sys.argv[2])"
+ONE = "import sys; sys.path.insert(0, sys.argv[1]); import release_speed as r; r.one(sys.argv[2])"
 
 
 def one(name: str) -> None:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import simpy
-from cases import CASES, HERE, Case, make_fleet, poisson, vllm
+from speed_workloads import CASES, HERE, Case, make_fleet, poisson, vllm
 
 from simkv.core.request import Request
 from simkv.costs.cost_profile import CostProfile, load_profile

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simkv.core.engine_spec import EngineConfig, EngineSpec
-from simkv.explain.wait_ledger import COMPUTE_KINDS, KIND_LABELS, LedgerKind, LedgerSegment
+from simkv.explain.ledger_kinds import COMPUTE_KINDS, KIND_LABELS, LedgerKind, LedgerSegment
 from simkv.sim.run_record import RunRecord
 
 #: Minimum use (0 to 1) of a KV cache that is the bottleneck, whatever the head waits for.

@@ -15,17 +15,15 @@ from math import fsum
 from typing import Any
 
 from simkv.explain.blame import (
-    Blocker,
-    BlockHolding,
     Overtake,
     Preemption,
-    WaitAttribution,
     WastedTime,
     compute_wasted_time,
-    find_block_holdings,
     find_overtakes,
     find_preemptions,
 )
+from simkv.explain.computed_runs import tabulate_runs
+from simkv.explain.ledger_kinds import Ledger, LedgerKind, LedgerSegment
 from simkv.explain.verdicts.deadlock_livelock import find_engine_halt
 from simkv.explain.verdicts.head_of_line import find_head_of_line_blocking
 from simkv.explain.verdicts.priority_inversion import find_priority_inversion
@@ -38,13 +36,13 @@ from simkv.explain.verdicts.unserved_requests import (
     find_unservable,
 )
 from simkv.explain.verdicts.verdict import Verdict
-from simkv.explain.wait_ledger import (
-    Ledger,
-    LedgerKind,
-    LedgerSegment,
-    build_ledger,
-    total_by_kind,
+from simkv.explain.wait_attribution import (
+    Blocker,
+    BlockHolding,
+    WaitAttribution,
+    find_block_holdings,
 )
+from simkv.explain.wait_ledger import build_ledger, total_by_kind
 from simkv.sim.fleet.fleet import Fleet
 from simkv.sim.run_record import RequestRecord, RunRecord
 
@@ -142,8 +140,9 @@ def preemption_rows(variant: str, found: Diagnosis) -> list[dict[str, Any]]:
 
 def diagnose_run(record: RunRecord, block_size: int) -> Diagnosis:
     """Return the diagnosis of a run; ``block_size`` is the KV block size in tokens."""
-    intervals = build_ledger(record)
-    pressure = WaitAttribution(record, intervals, block_size)
+    table = tabulate_runs(record)
+    intervals = build_ledger(record, table=table)
+    pressure = WaitAttribution(record, intervals, block_size, table)
     taken = find_preemptions(record)
     overtaken = find_overtakes(record)
     return Diagnosis(
@@ -154,7 +153,7 @@ def diagnose_run(record: RunRecord, block_size: int) -> Diagnosis:
         overtakes=sum(overtake.others for overtake in overtaken),
         worst_overtakes=overtaken,
         recompute_tokens=sum(life.recomputed_tokens for life in record.requests.values()),
-        waste=compute_wasted_time(record),
+        waste=compute_wasted_time(record, table),
         verdicts=find_verdicts(record, intervals, pressure, taken, overtaken, block_size),
         pressure=pressure,
     )

@@ -20,13 +20,10 @@ from simkv.core.outcome import Outcome
 from simkv.core.request import Request
 from simkv.core.scheduler_protocol import Scheduler
 from simkv.costs.step_load import Executor, StepLoad, count_attention_pairs
+from simkv.explain.computed_runs import compute_runs
+from simkv.explain.ledger_kinds import WAIT_KINDS, LedgerKind
 from simkv.explain.verdicts.verdict import MAX_TIMEOUT_MULTIPLE, describe_shortfall
-from simkv.explain.wait_ledger import (
-    WAIT_KINDS,
-    LedgerKind,
-    build_ledger,
-    compute_runs,
-)
+from simkv.explain.wait_ledger import build_ledger
 from simkv.scenario.scenario import Scenario
 from simkv.sim.run_record import RequestRecord, RunRecord, Shortfall
 from simkv.sim.simulation import (

@@ -11,177 +11,26 @@ requests it skipped (``Batch.aside``).
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from enum import StrEnum
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from math import fsum, inf
 from operator import attrgetter
-from typing import NamedTuple
 
 from simkv.core.outcome import Outcome
+from simkv.explain.computed_runs import ComputeRun, RunTable, compute_runs, kv_lost_at
+from simkv.explain.ledger_columns import build_plain_ledgers
+from simkv.explain.ledger_kinds import NEGLIGIBLE, LedgerKind, LedgerSegment
 from simkv.sim.run_record import RequestRecord, RunRecord
-
-#: Times that differ by less than this (s) are equal: they are sums of the same durations in another
-#: order.
-NEGLIGIBLE = 1e-7
-
-
-class LedgerKind(StrEnum):
-    """The state of a request at a moment: the work done for it, or the reason for its wait."""
-
-    FRONT_END = "front_end"  # in the API server: the request before the engine, or its tokens after
-    UNSEEN = "unseen"  # not yet passed to the scheduler, because a step was in progress
-    BLOCKS = "blocks"  # too few blocks are free
-    RESERVED = "reserved"  # blocks are free, but reserved for other requests
-    SLOT = "slot"  # the maximum number of requests runs
-    ADAPTER = "adapter"  # the maximum number of LoRA adapters runs
-    KV = "kv"  # its KV is being copied from host memory, or soon will be
-    DISK = "disk"  # its KV is being read from disk to host memory, or looked up on disk
-    REMOTE = "remote"  # its KV is being sent by another replica
-    BUDGET = "budget"  # the token budget of the step is spent
-    RULE = "rule"  # another rule of the engine, such as an interval between prefills
-    BEHIND = "behind"  # in the queue behind its head
-    QUEUED = "queued"  # for a reason that the scheduler does not report
-    DEFERRED = "deferred"  # in a bucket (of length or modality) that does not run now
-    PREFILL = "prefill"
-    RECOMPUTE = "recompute"  # prefill, mostly of tokens that had been computed before
-    DECODE = "decode"
-    HELD_UP = "held_up"  # has its KV, but is not part of steps in which others prefill
-    PREEMPTED = "preempted"  # its computed KV was taken away and it has not resumed yet
-    IN_FLIGHT = "in_flight"  # decided but not started, computed but not delivered, or between steps
-    STALLED = "stalled"  # the engine has died, or its state repeats forever
-
-
-#: Labels of the kinds for output.
-KIND_LABELS: dict[LedgerKind, str] = {
-    LedgerKind.FRONT_END: "in the API server",
-    LedgerKind.UNSEEN: "not yet seen by scheduler",
-    LedgerKind.BLOCKS: "waiting for KV blocks",
-    LedgerKind.RESERVED: "waiting for reserved KV blocks",
-    LedgerKind.SLOT: "waiting for a slot",
-    LedgerKind.ADAPTER: "waiting for a LoRA slot",
-    LedgerKind.KV: "waiting for KV from host memory",
-    LedgerKind.DISK: "waiting for KV from disk",
-    LedgerKind.REMOTE: "waiting for KV from another replica",
-    LedgerKind.BUDGET: "waiting for token budget",
-    LedgerKind.RULE: "excluded by a scheduling rule",
-    LedgerKind.BEHIND: "behind the head of the queue",
-    LedgerKind.QUEUED: "waiting, reason not reported",
-    LedgerKind.DEFERRED: "in a deferred bucket",
-    LedgerKind.PREFILL: "prefill",
-    LedgerKind.RECOMPUTE: "recomputing",
-    LedgerKind.DECODE: "decode",
-    LedgerKind.HELD_UP: "delayed by prefill of others",
-    LedgerKind.PREEMPTED: "preempted, waiting to resume",
-    LedgerKind.IN_FLIGHT: "in flight",
-    LedgerKind.STALLED: "stalled permanently",
-}
-
-#: Kinds in which a request waits to be admitted or readmitted.
-WAIT_KINDS = frozenset(
-    {
-        LedgerKind.UNSEEN,
-        LedgerKind.BLOCKS,
-        LedgerKind.RESERVED,
-        LedgerKind.SLOT,
-        LedgerKind.ADAPTER,
-        LedgerKind.KV,
-        LedgerKind.DISK,
-        LedgerKind.REMOTE,
-        LedgerKind.BUDGET,
-        LedgerKind.RULE,
-        LedgerKind.BEHIND,
-        LedgerKind.QUEUED,
-        LedgerKind.DEFERRED,
-        LedgerKind.PREEMPTED,
-    }
-)
-#: Kinds in which the GPU computes for the request.
-COMPUTE_KINDS = frozenset({LedgerKind.PREFILL, LedgerKind.RECOMPUTE, LedgerKind.DECODE})
-
-
-class LedgerSegment(NamedTuple):
-    """An interval of a request in one ``kind``; times in seconds from the start of the run."""
-
-    kind: LedgerKind
-    start: float
-    end: float
-
-    @property
-    def seconds(self) -> float:
-        """Duration in seconds."""
-        return self.end - self.start
-
-
-#: Ledger segments of each request, by id.
-Ledger = Mapping[int, Sequence[LedgerSegment]]
-
-
-class ComputeRun(NamedTuple):
-    """Consecutive rows ``first`` to ``last`` of the step log in which a request computed tokens.
-
-    The request computed ``tokens`` tokens in each row. Before the first row, ``context`` of its
-    tokens had KV. Over all rows, ``recomputed`` tokens had already been computed earlier. A run of
-    prefill has one row. For decodes with draft tokens, only the regular token counts; tokens
-    computed in place of rejected drafts are new.
-    """
-
-    kind: LedgerKind
-    first: int
-    last: int
-    tokens: int
-    context: int
-    recomputed: int
-
-
-def compute_runs(life: RequestRecord) -> Iterator[ComputeRun]:
-    """Yield all computation of a request in order; consecutive decode steps form one run."""
-    chunks = {chunk.row: chunk for chunk in life.chunks}
-    context = known = 0
-    for segment in life.segments:
-        whole = [(segment.first, segment.last)]
-        if life.drafted and segment.kind == "decode":
-            rows = [chunks[row] for row in range(segment.first, segment.last + 1)]
-            yield ComputeRun(LedgerKind.DECODE, segment.first, segment.last, 1, rows[0].context, 0)
-            known = max(known, *(row.context + row.tokens for row in rows))
-            continue
-        if segment.kind == "prefill":
-            whole = [(row, row) for row in range(segment.first, segment.last + 1)]
-        for first, last in whole:
-            tokens = 1
-            if chunk := chunks.get(first):
-                tokens, context = chunk.tokens, chunk.context
-            reached = context + tokens * (last - first + 1)
-            again = max(min(known, reached) - context, 0)
-            kind = LedgerKind.DECODE
-            if segment.kind == "prefill":
-                kind = LedgerKind.RECOMPUTE if 2 * again > tokens else LedgerKind.PREFILL
-            yield ComputeRun(kind, first, last, tokens, context, again)
-            context, known = reached, max(known, reached)
-
-
-def kv_lost_at(life: RequestRecord, before: int, after: int | None) -> float:
-    """Return the time (s) at which the request lost its KV between two runs, or infinity.
-
-    ``before`` is the last row of a run. ``after`` is the first row of the next run, or None if
-    there is none. The rows can be adjacent, because one ``schedule`` call may preempt a request and
-    run it again.
-    """
-    index = bisect_right(life.preempted_rows, before)
-    if index == len(life.preempted_rows):
-        return inf
-    if after is not None and life.preempted_rows[index] > after:
-        return inf
-    return life.preempted_at[index]
 
 
 def build_ledger(
-    record: RunRecord, among: Iterable[int] | None = None
+    record: RunRecord, among: Iterable[int] | None = None, table: RunTable | None = None
 ) -> dict[int, list[LedgerSegment]]:
     """Return the wait ledger of each request, by request id.
 
-    ``among`` restricts the result to these ids (default: all requests). The segments of a request
-    are contiguous: the first starts at its arrival, the last ends with the request
+    ``among`` restricts the result to these ids (default: all requests). With ``table``, the result
+    of ``tabulate_runs``, the ledgers of most requests are computed together. The segments of a
+    request are contiguous: the first starts at its arrival, the last ends with the request
     (``RequestRecord.ended_at``), and adjacent segments differ in kind. Their sum is the E2E
     latency, or the time until the outcome of an unfinished request. A request that would have
     arrived after the end of the run has no segments.
@@ -189,7 +38,10 @@ def build_ledger(
     engine = _Engine(record)
     lives = record.requests
     ids = lives if among is None else among
-    return {i: _tile(lives[i], _spans(lives[i], engine)) for i in ids}
+    plain: dict[int, list[LedgerSegment]] = {}
+    if table is not None and not engine.front_end and engine.stopped == inf:
+        plain = build_plain_ledgers(record, table, engine.at_head, engine.queue, engine.pauses)
+    return {i: plain.get(i) or _tile(lives[i], _spans(lives[i], engine)) for i in ids}
 
 
 def find_wasted_segments(

@@ -8,8 +8,9 @@ import pandas as pd
 
 from simkv.core.figure_registry import format_seconds
 from simkv.core.markdown_text import escape_markdown
+from simkv.explain.ledger_kinds import COMPUTE_KINDS, KIND_LABELS
 from simkv.explain.verdicts.verdict import Verdict
-from simkv.explain.wait_ledger import COMPUTE_KINDS, KIND_LABELS, total_by_kind
+from simkv.explain.wait_ledger import total_by_kind
 from simkv.incident.evidence import Evidence
 from simkv.incident.incident_timeline import HEAD, timeline_cells
 from simkv.incident.log_summary import LogSummary

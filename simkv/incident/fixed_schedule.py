@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from simkv.costs.sources.single_request import ModelTraits
 from simkv.costs.sources.single_request_fit import MIXED_DECODE_FACTOR
-from simkv.explain.wait_ledger import LedgerKind, compute_runs
+from simkv.explain.computed_runs import compute_runs
+from simkv.explain.ledger_kinds import LedgerKind
 from simkv.incident.incident_simulation import rank_records
 from simkv.incident.step_costs import UnitCosts, seconds_without_attention
 from simkv.sim.simulation import ScenarioRun

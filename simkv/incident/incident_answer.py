@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 
 from simkv.core.figure_registry import format_seconds
+from simkv.explain.ledger_kinds import KIND_LABELS
 from simkv.explain.verdicts.unserved_requests import Starvation
 from simkv.explain.verdicts.verdict import Verdict
-from simkv.explain.wait_ledger import KIND_LABELS
 from simkv.incident.diagnosis_document import (
     describe_remedy,
     remedy_lines,

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from simkv.explain.ledger_kinds import WAIT_KINDS, LedgerKind
 from simkv.explain.verdicts.unserved_requests import TimedOutRequests
 from simkv.explain.verdicts.verdict import Verdict
-from simkv.explain.wait_ledger import WAIT_KINDS, LedgerKind, total_by_kind
+from simkv.explain.wait_ledger import total_by_kind
 from simkv.metrics.run_result import RunResult
 
 #: A server is healthy if requests wait for less than this share of their time, and the worst decile

@@ -15,14 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from simkv.core.outcome import Outcome
-from simkv.explain.blame import Preemption, find_block_holdings
+from simkv.explain.blame import Preemption
 from simkv.explain.diagnosis import Diagnosis
-from simkv.explain.wait_ledger import (
-    LedgerKind,
-    LedgerSegment,
-    find_pauses,
-    find_wasted_segments,
-)
+from simkv.explain.ledger_kinds import LedgerKind, LedgerSegment
+from simkv.explain.wait_attribution import find_block_holdings
+from simkv.explain.wait_ledger import find_pauses, find_wasted_segments
 from simkv.metrics.run_metrics import e2e, ttft
 from simkv.report.lanes_plot import sample_lanes
 from simkv.report.narrative import sort_by_waiting

@@ -19,7 +19,7 @@ from markupsafe import Markup
 
 from simkv.core.atomic_files import write_text
 from simkv.core.version import __version__
-from simkv.explain.wait_ledger import LedgerKind
+from simkv.explain.ledger_kinds import LedgerKind
 from simkv.metrics.run_result import RunResult
 from simkv.report import narrative
 from simkv.report.lanes_plot import BARS

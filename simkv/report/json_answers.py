@@ -417,7 +417,7 @@ def build_explain_answer(results: Mapping[str, RunResult], request: int | None) 
 
 def explain_request_data(result: RunResult, number: int) -> ExplainedRequest:
     """Return a request's waiting intervals and the requests that blocked it."""
-    from simkv.explain.wait_ledger import KIND_LABELS
+    from simkv.explain.ledger_kinds import KIND_LABELS
     from simkv.metrics.run_metrics import e2e
 
     life, found = result.record.requests[number], result.diagnosis

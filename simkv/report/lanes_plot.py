@@ -9,13 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from simkv.core.outcome import Outcome
-from simkv.explain.wait_ledger import (
-    LedgerKind,
-    LedgerSegment,
-    build_ledger,
-    find_pauses,
-    find_wasted_segments,
-)
+from simkv.explain.ledger_kinds import LedgerKind, LedgerSegment
+from simkv.explain.wait_ledger import build_ledger, find_pauses, find_wasted_segments
 from simkv.report.plot_style import (
     BLUE,
     BROWN,

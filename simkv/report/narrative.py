@@ -12,16 +12,12 @@ from simkv.core.outcome import FAILURES, Outcome, humanize
 from simkv.explain.blame import PREEMPTION_LABELS
 from simkv.explain.bottleneck import find_bottleneck
 from simkv.explain.diagnosis import Diagnosis
+from simkv.explain.ledger_kinds import COMPUTE_KINDS, KIND_LABELS, LedgerSegment
 from simkv.explain.verdicts.head_of_line import HeadOfLineBlocking
 from simkv.explain.verdicts.thrashing import Thrashing
 from simkv.explain.verdicts.unserved_requests import Starvation
 from simkv.explain.verdicts.verdict import Verdict
-from simkv.explain.wait_ledger import (
-    COMPUTE_KINDS,
-    KIND_LABELS,
-    LedgerSegment,
-    total_by_kind,
-)
+from simkv.explain.wait_ledger import total_by_kind
 from simkv.metrics.run_metrics import e2e
 from simkv.metrics.run_result import RunResult
 from simkv.scenario.run_fields import WORLD_FIELDS, FieldDifference, find_differences

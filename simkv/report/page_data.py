@@ -8,12 +8,8 @@ from typing import Any
 from simkv.core.figure_registry import METRICS
 from simkv.core.outcome import Outcome
 from simkv.explain.blame import PREEMPTION_LABELS
-from simkv.explain.wait_ledger import (
-    COMPUTE_KINDS,
-    KIND_LABELS,
-    LedgerKind,
-    total_by_kind,
-)
+from simkv.explain.ledger_kinds import COMPUTE_KINDS, KIND_LABELS, LedgerKind
+from simkv.explain.wait_ledger import total_by_kind
 from simkv.metrics.run_metrics import e2e, ttft
 from simkv.metrics.run_result import RunResult
 from simkv.report import chart_data, narrative

@@ -10,7 +10,8 @@ from simkv.core.figure_registry import (
     format_number,
     is_lower_bound,
 )
-from simkv.explain.wait_ledger import KIND_LABELS, LedgerKind, total_by_kind
+from simkv.explain.ledger_kinds import KIND_LABELS, LedgerKind
+from simkv.explain.wait_ledger import total_by_kind
 from simkv.metrics.expectation_checks import check_expectations, format_found
 from simkv.metrics.run_result import RunResult
 from simkv.report import narrative

@@ -16,12 +16,8 @@ from typing import Any
 from simkv.core.atomic_files import atomic_file
 from simkv.core.outcome import Outcome
 from simkv.core.version import __version__
-from simkv.explain.wait_ledger import (
-    NEGLIGIBLE,
-    build_ledger,
-    find_pauses,
-    find_wasted_segments,
-)
+from simkv.explain.ledger_kinds import NEGLIGIBLE
+from simkv.explain.wait_ledger import build_ledger, find_pauses, find_wasted_segments
 from simkv.metrics.run_metrics import e2e, ttft
 from simkv.report.lanes_plot import Bar, build_lane_states
 from simkv.report.plot_style import sort_requests_by_arrival

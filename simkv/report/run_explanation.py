@@ -11,14 +11,10 @@ from textwrap import wrap
 from simkv.core.figure_registry import format_seconds
 from simkv.core.outcome import Outcome
 from simkv.explain.blame import PREEMPTION_LABELS, Preemption
+from simkv.explain.computed_runs import compute_runs
+from simkv.explain.ledger_kinds import KIND_LABELS, LedgerKind, LedgerSegment
 from simkv.explain.verdicts.verdict import describe_shortfall
-from simkv.explain.wait_ledger import (
-    KIND_LABELS,
-    LedgerKind,
-    LedgerSegment,
-    compute_runs,
-    total_by_kind,
-)
+from simkv.explain.wait_ledger import total_by_kind
 from simkv.metrics.run_result import RunResult
 from simkv.report.narrative import (
     describe_blockers,

@@ -57,6 +57,11 @@ def read_segments(spans: array[int]) -> list[RowSegment]:
     ]
 
 
+def first_row(spans: array[int]) -> int | None:
+    """Return the first row of packed segments, or None if there are none."""
+    return spans[1] if spans else None
+
+
 def emitting_ranges(spans: array[int]) -> Iterator[tuple[int, int]]:
     """Yield ranges (first, last) of step-log rows that end with a token of the request."""
     one = iter(spans)

@@ -17,7 +17,7 @@ from simkv.api import run
 from simkv.cli import app
 from simkv.conformance.custom_scheduler_check import check_laws
 from simkv.core.errors import InputError
-from simkv.explain.wait_ledger import LedgerKind
+from simkv.explain.ledger_kinds import LedgerKind
 from simkv.scenario.custom import code_source as sources
 from simkv.scenario.custom.code_source import override_trust, set_trust
 from simkv.scenario.custom.scheduler_laws import LAWS, LawViolation

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from simkv.explain.bottleneck import Bottleneck, find_bottleneck
-from simkv.explain.wait_ledger import LedgerKind
+from simkv.explain.ledger_kinds import LedgerKind
 from simkv.metrics.run_result import RunResult
 from simkv.metrics.scenario_runner import run_scenario
 from simkv.report.narrative import describe_cause

@@ -10,13 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simkv.explain.blame import (
-    Blocker,
-    Overtake,
-    Preemption,
-    find_block_holdings,
-)
+from simkv.explain.blame import Overtake, Preemption
 from simkv.explain.diagnosis import Diagnosis, diagnose_run
+from simkv.explain.ledger_kinds import LedgerKind
 from simkv.explain.verdicts.deadlock_livelock import Deadlock, EngineDied, LivelockVerdict
 from simkv.explain.verdicts.head_of_line import HeadOfLineBlocking
 from simkv.explain.verdicts.priority_inversion import PriorityInversion
@@ -27,7 +23,7 @@ from simkv.explain.verdicts.unserved_requests import (
     UnservableRequests,
 )
 from simkv.explain.verdicts.verdict import Verdict
-from simkv.explain.wait_ledger import LedgerKind
+from simkv.explain.wait_attribution import Blocker, find_block_holdings
 from simkv.scenario.scenario import Scenario
 from simkv.schedulers.engine_registry import find_engine_spec
 from tests.laws.random_scenarios import (

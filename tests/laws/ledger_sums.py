@@ -8,14 +8,9 @@ from itertools import pairwise
 from math import inf, isclose
 
 from simkv.core.outcome import Outcome
-from simkv.explain.wait_ledger import (
-    COMPUTE_KINDS,
-    NEGLIGIBLE,
-    LedgerKind,
-    LedgerSegment,
-    build_ledger,
-    compute_runs,
-)
+from simkv.explain.computed_runs import compute_runs
+from simkv.explain.ledger_kinds import COMPUTE_KINDS, NEGLIGIBLE, LedgerKind, LedgerSegment
+from simkv.explain.wait_ledger import build_ledger
 from simkv.metrics.run_metrics import e2e
 from simkv.sim.run_record import RequestRecord, RunRecord
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simkv.explain.wait_ledger import LedgerKind
+from simkv.explain.ledger_kinds import LedgerKind
 from simkv.metrics.scenario_runner import run_scenario
 from simkv.scenario.thread_pacing import Pacing
 from tests.laws.ledger_sums import assert_sums

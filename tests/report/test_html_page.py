@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 from simkv.cli import app
 from simkv.core.errors import InputError
 from simkv.core.outcome import Outcome
-from simkv.explain.blame import find_block_holdings
-from simkv.explain.wait_ledger import COMPUTE_KINDS
+from simkv.explain.ledger_kinds import COMPUTE_KINDS
+from simkv.explain.wait_attribution import find_block_holdings
 from simkv.metrics.run_result import RunResult
 from simkv.metrics.scenario_runner import run_file
 from simkv.report import chart_data, narrative

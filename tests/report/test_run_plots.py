@@ -14,12 +14,8 @@ import pytest
 from simkv.core.outcome import Outcome
 from simkv.core.request import Request
 from simkv.costs.step_load import StepLoad
-from simkv.explain.wait_ledger import (
-    LedgerKind,
-    build_ledger,
-    find_pauses,
-    find_wasted_segments,
-)
+from simkv.explain.ledger_kinds import LedgerKind
+from simkv.explain.wait_ledger import build_ledger, find_pauses, find_wasted_segments
 from simkv.metrics.scenario_runner import run_file, run_scenario
 from simkv.report.lanes_plot import (
     BARS,

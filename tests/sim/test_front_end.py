@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simkv.core.outcome import Outcome
-from simkv.explain.wait_ledger import LedgerKind, build_ledger, total_by_kind
+from simkv.explain.ledger_kinds import LedgerKind
+from simkv.explain.wait_ledger import build_ledger, total_by_kind
 from simkv.scenario.scenario import Scenario
 from simkv.sim.run_record import RunRecord
 from simkv.sim.simulation import build_replica_specs, simulate_scenario

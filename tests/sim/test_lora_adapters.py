@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from simkv.core.errors import InputError
-from simkv.explain.wait_ledger import LedgerKind, total_by_kind
+from simkv.explain.ledger_kinds import LedgerKind
+from simkv.explain.wait_ledger import total_by_kind
 from simkv.metrics.scenario_runner import run_scenario
 from simkv.scenario.scenario import Scenario
 

@@ -9,13 +9,14 @@ from typing import NamedTuple
 
 from simkv.core.outcome import Outcome
 from simkv.core.scheduler_protocol import blocks_for
+from simkv.explain.computed_runs import compute_runs
+from simkv.explain.ledger_kinds import KIND_LABELS, LedgerKind
 from simkv.explain.verdicts.verdict import (
     Verdict,
     count_phrase,
     name_requests,
     requests_with_outcome,
 )
-from simkv.explain.wait_ledger import KIND_LABELS, LedgerKind, compute_runs
 from simkv.sim.run_record import EngineHalt, RequestRecord, RunRecord
 
 #: Maximum number of a livelock's decisions that are listed as evidence.

@@ -9,8 +9,8 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from simkv.core.scheduler_protocol import blocks_for
+from simkv.explain.ledger_kinds import Ledger, LedgerKind
 from simkv.explain.verdicts.verdict import Verdict
-from simkv.explain.wait_ledger import Ledger, LedgerKind
 from simkv.sim.run_record import RunRecord, emitting_rows
 
 #: Minimum share of the run during which the head must block a request that would fit.

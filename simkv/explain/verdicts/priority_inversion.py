@@ -9,13 +9,8 @@ from itertools import groupby, pairwise
 from typing import NamedTuple
 
 from simkv.explain.blame import Preemption
+from simkv.explain.ledger_kinds import COMPUTE_KINDS, WAIT_KINDS, Ledger, LedgerKind
 from simkv.explain.verdicts.verdict import Verdict, times_phrase
-from simkv.explain.wait_ledger import (
-    COMPUTE_KINDS,
-    WAIT_KINDS,
-    Ledger,
-    LedgerKind,
-)
 from simkv.sim.run_record import RunRecord
 
 

@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from simkv.explain.blame import PREEMPTION_LABELS, Preemption, WaitAttribution
+from simkv.explain.blame import PREEMPTION_LABELS, Preemption
+from simkv.explain.computed_runs import compute_runs
 from simkv.explain.verdicts.verdict import Verdict, times_phrase
-from simkv.explain.wait_ledger import compute_runs
+from simkv.explain.wait_attribution import WaitAttribution
 from simkv.sim.run_record import RunRecord
 
 #: Minimum ratio of recomputed to kept tokens for a verdict. Some request must also be preempted

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from simkv.core.outcome import Outcome
 from simkv.core.scheduler_protocol import blocks_for
-from simkv.explain.blame import Blocker, Overtake, WaitAttribution
+from simkv.explain.blame import Overtake
+from simkv.explain.ledger_kinds import COMPUTE_KINDS, KIND_LABELS, Ledger, LedgerKind
 from simkv.explain.verdicts.verdict import (
     Verdict,
     count_phrase,
@@ -15,13 +16,8 @@ from simkv.explain.verdicts.verdict import (
     name_requests,
     requests_with_outcome,
 )
-from simkv.explain.wait_ledger import (
-    COMPUTE_KINDS,
-    KIND_LABELS,
-    Ledger,
-    LedgerKind,
-    total_by_kind,
-)
+from simkv.explain.wait_attribution import Blocker, WaitAttribution
+from simkv.explain.wait_ledger import total_by_kind
 from simkv.sim.run_record import RequestRecord, RunRecord, Shortfall
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from simkv.core.errors import InputError
 from simkv.core.outcome import Outcome
-from simkv.explain.wait_ledger import KIND_LABELS, LedgerKind
+from simkv.explain.ledger_kinds import KIND_LABELS, LedgerKind
 from simkv.metrics.run_metrics import token_rows
 from simkv.metrics.run_result import RunResult
 from simkv.metrics.scenario_runner import run_scenario

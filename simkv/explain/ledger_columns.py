@@ -1,0 +1,202 @@
+"""Wait ledgers of all requests whose waiting has a simple form, computed together.
+
+They are equal to those that ``wait_ledger`` builds one by one, and most requests are of this kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import inf
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from simkv.explain.computed_runs import RUN_KINDS, Ints, RunTable
+from simkv.explain.ledger_kinds import NEGLIGIBLE, LedgerKind, LedgerSegment
+from simkv.sim.run_record import RequestRecord, RunRecord
+
+Floats = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
+
+#: Ledger kinds by code; the first codes are those of runs.
+KINDS = (*RUN_KINDS, *(kind for kind in LedgerKind if kind not in RUN_KINDS))
+CODES = {kind: code for code, kind in enumerate(KINDS)}
+
+
+class _Waits(NamedTuple):
+    """Successive ends (s) of the segments before the first run of each request, and their kinds.
+
+    A segment that ends where it begins does not exist. ``simple`` is whether the segments describe
+    the wait of the request completely.
+    """
+
+    ends: list[Floats]
+    kinds: list[Ints]
+    simple: Flags
+
+
+def build_plain_ledgers(
+    record: RunRecord,
+    table: RunTable,
+    at_head: Mapping[int, Sequence[LedgerSegment]],
+    queue: Sequence[LedgerSegment],
+    pauses: Sequence[int],
+) -> dict[int, list[LedgerSegment]]:
+    """Return the ledgers of requests that waited only before their first run, by id.
+
+    ``at_head`` has the segments in which a request was the head of the queue, ``queue`` those in
+    which any request was, ``pauses`` the rows that are followed by an idle period. Requests with
+    preemptions, with gaps between runs, with more than one segment at the head of the queue or
+    without any run are omitted. The engine must not have halted, and must have no API server.
+    """
+    lives = list(record.requests.values())
+    bounds = table.bounds(len(lives))
+    starts, stops = bounds[:-1], bounds[1:]
+    undisturbed = [life.interruptions is None and life.entered_at is None for life in lives]
+    plain = (starts < stops) & np.array(undisturbed, dtype=bool)
+    chosen = np.flatnonzero(plain & ~_has_gap(record, table, pauses, len(lives)))
+    if not len(chosen):
+        return {}
+    own = [lives[i] for i in chosen.tolist()]
+    first = table.first[starts[chosen]]
+    waits = _describe_waits(record, own, first, at_head, queue)
+    owner, kind, end = _lay_out(record, table, waits, chosen, starts[chosen], stops[chosen])
+    return _collect(own, waits.simple, owner, kind, end)
+
+
+def _has_gap(record: RunRecord, table: RunTable, pauses: Sequence[int], owners: int) -> Flags:
+    """Return which requests have a gap between two runs, or an idle period within one."""
+    start, end = np.array(record.steps.start), np.array(record.steps.end)
+    same = table.owner[1:] == table.owner[:-1]
+    gaps = same & (start[table.first[1:]] > end[table.last[:-1]])
+    found = np.zeros(owners, dtype=bool)
+    found[table.owner[1:][gaps]] = True
+    if pauses:
+        idle = np.array(pauses)
+        here = np.searchsorted(idle, table.first) < np.searchsorted(idle, table.last)
+        found[table.owner[here]] = True
+    return found
+
+
+def _describe_waits(
+    record: RunRecord,
+    lives: Sequence[RequestRecord],
+    first: Ints,
+    at_head: Mapping[int, Sequence[LedgerSegment]],
+    queue: Sequence[LedgerSegment],
+) -> _Waits:
+    """Describe the wait of each request until the step of row ``first`` starts."""
+    begin = np.array(record.steps.start)[first]
+    decided = np.array(record.steps.decided)[first]
+    arrival = _column(life.request.arrival for life in lives)
+    received = _column(inf if life.received_at is None else life.received_at for life in lives)
+    chosen = np.minimum(np.maximum(decided, arrival), begin)
+    seen = np.minimum(np.maximum(received, arrival), chosen)
+    none: list[LedgerSegment] = []
+    heads = [at_head.get(life.request.id, none) for life in lives]
+    head_start = _column(head[0].start if head else inf for head in heads)
+    head_end = _column(head[0].end if head else inf for head in heads)
+    head_kind = np.array([CODES[head[0].kind] if head else 0 for head in heads])
+    at_first = np.minimum(np.maximum(head_start, seen), chosen)  # until then behind the head
+    behind, covered = _behind(queue, seen, at_first)
+    alone = np.array([len(head) < 2 for head in heads], dtype=bool)
+    simple = covered & alone & ((head_end >= chosen) | (at_first >= chosen))
+    count = len(lives)
+    kinds = [
+        np.full(count, CODES[LedgerKind.UNSEEN]),
+        np.where(behind, CODES[LedgerKind.BEHIND], CODES[LedgerKind.QUEUED]),
+        head_kind,
+        np.full(count, CODES[LedgerKind.IN_FLIGHT]),
+    ]
+    return _Waits([arrival, seen, at_first, chosen, begin], kinds, simple)
+
+
+def _behind(queue: Sequence[LedgerSegment], since: Floats, until: Floats) -> tuple[Flags, Flags]:
+    """Return where the queue had a head, and where that is the same from ``since`` to ``until``."""
+    starts = _column([*(one.start for one in queue), inf])
+    ends = _column([*(one.end for one in queue), inf])
+    place = np.searchsorted(ends[:-1], since, side="right")
+    throughout = (starts[place] <= since) & (ends[place] >= until)
+    return throughout, throughout | (starts[place] >= until) | (since >= until)
+
+
+def _lay_out(
+    record: RunRecord, table: RunTable, waits: _Waits, chosen: Ints, starts: Ints, stops: Ints
+) -> tuple[Ints, Ints, Floats]:
+    """Return owner, kind and end (s) of the waits and runs of each request, in order."""
+    before = len(waits.kinds)
+    sizes = before + stops - starts
+    offset = np.cumsum(sizes) - sizes
+    owner = np.repeat(np.arange(len(chosen)), sizes)
+    kind = np.empty(len(owner), dtype=np.int64)
+    end = np.empty(len(owner))
+    exists = np.ones(len(owner), dtype=bool)
+    for i, codes in enumerate(waits.kinds):
+        kind[offset + i], end[offset + i] = codes, waits.ends[i + 1]
+        exists[offset + i] = waits.ends[i + 1] > waits.ends[i]
+    nth = np.arange(len(owner)) - offset[owner]
+    runs = nth >= before
+    index = (starts[owner] + nth - before)[runs]
+    kind[runs], end[runs] = table.kind[index], np.array(record.steps.end)[table.last[index]]
+    return owner[exists], kind[exists], end[exists]
+
+
+def _collect(
+    lives: Sequence[RequestRecord], simple: Flags, owner: Ints, kind: Ints, end: Floats
+) -> dict[int, list[LedgerSegment]]:
+    """Clip at the end of each request, merge equal neighbors and return the segments by id.
+
+    Requests that end after their last run, or have a negligible segment, are omitted.
+    """
+    finish = _column(inf if life.ended_at is None else life.ended_at for life in lives)
+    first = np.flatnonzero(np.diff(owner, prepend=-1))
+    arrival = _column(life.request.arrival for life in lives)
+    over = end > finish[owner] - NEGLIGIBLE
+    end = np.where(over, finish[owner], end)
+    start = np.concatenate([[0.0], end[:-1]])
+    start[first] = arrival
+    ended = np.concatenate([[False], over[:-1]])
+    ended[first] = False
+    keep = ~_carry(ended, owner)
+    simple = simple & (finish < inf)
+    simple[owner[keep & (end - start <= NEGLIGIBLE)]] = False
+    done = np.zeros(len(lives), dtype=bool)
+    done[owner[over]] = True
+    keep &= (simple & done)[owner]
+    owner, kind, end = owner[keep], kind[keep], end[keep]
+    merged = np.ones(len(owner), dtype=bool)  # a segment ends where owner or kind changes
+    merged[:-1] = (owner[1:] != owner[:-1]) | (kind[1:] != kind[:-1])
+    owner, kind, end = owner[merged], kind[merged], end[merged]
+    return _to_segments(lives, owner, kind, end)
+
+
+def _carry(flag: Flags, owner: Ints) -> Flags:
+    """Return whether the flag is set here or earlier for the same owner."""
+    count = np.cumsum(flag)
+    first = np.searchsorted(owner, owner)
+    return count > (count - flag)[first]
+
+
+def _to_segments(
+    lives: Sequence[RequestRecord], owner: Ints, kind: Ints, end: Floats
+) -> dict[int, list[LedgerSegment]]:
+    ends: list[float] = end.tolist()
+    starts = [0.0, *ends[:-1]]  # the same float objects
+    owners, bounds = (
+        owner[np.diff(owner, prepend=-1) > 0],
+        np.flatnonzero(np.diff(owner, prepend=-1)),
+    )
+    places = [*bounds.tolist(), len(ends)]
+    some = [lives[i] for i in owners.tolist()]
+    for life, place in zip(some, places, strict=False):
+        starts[place] = life.request.arrival
+    made = list(map(LedgerSegment, map(KINDS.__getitem__, kind.tolist()), starts, ends))
+    return {
+        life.request.id: made[place:until]
+        for life, place, until in zip(some, places[:-1], places[1:], strict=True)
+    }
+
+
+def _column(values: Any) -> Floats:
+    return np.array(list(values), dtype=np.float64)

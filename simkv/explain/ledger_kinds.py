@@ -1,0 +1,102 @@
+"""Kinds of segments in the wait ledger, and the segments themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import NamedTuple
+
+#: Times that differ by less than this (s) are equal: they are sums of the same durations in another
+#: order.
+NEGLIGIBLE = 1e-7
+
+
+class LedgerKind(StrEnum):
+    """The state of a request at a moment: the work done for it, or the reason for its wait."""
+
+    FRONT_END = "front_end"  # in the API server: the request before the engine, or its tokens after
+    UNSEEN = "unseen"  # not yet passed to the scheduler, because a step was in progress
+    BLOCKS = "blocks"  # too few blocks are free
+    RESERVED = "reserved"  # blocks are free, but reserved for other requests
+    SLOT = "slot"  # the maximum number of requests runs
+    ADAPTER = "adapter"  # the maximum number of LoRA adapters runs
+    KV = "kv"  # its KV is being copied from host memory, or soon will be
+    DISK = "disk"  # its KV is being read from disk to host memory, or looked up on disk
+    REMOTE = "remote"  # its KV is being sent by another replica
+    BUDGET = "budget"  # the token budget of the step is spent
+    RULE = "rule"  # another rule of the engine, such as an interval between prefills
+    BEHIND = "behind"  # in the queue behind its head
+    QUEUED = "queued"  # for a reason that the scheduler does not report
+    DEFERRED = "deferred"  # in a bucket (of length or modality) that does not run now
+    PREFILL = "prefill"
+    RECOMPUTE = "recompute"  # prefill, mostly of tokens that had been computed before
+    DECODE = "decode"
+    HELD_UP = "held_up"  # has its KV, but is not part of steps in which others prefill
+    PREEMPTED = "preempted"  # its computed KV was taken away and it has not resumed yet
+    IN_FLIGHT = "in_flight"  # decided but not started, computed but not delivered, or between steps
+    STALLED = "stalled"  # the engine has died, or its state repeats forever
+
+
+#: Labels of the kinds for output.
+KIND_LABELS: dict[LedgerKind, str] = {
+    LedgerKind.FRONT_END: "in the API server",
+    LedgerKind.UNSEEN: "not yet seen by scheduler",
+    LedgerKind.BLOCKS: "waiting for KV blocks",
+    LedgerKind.RESERVED: "waiting for reserved KV blocks",
+    LedgerKind.SLOT: "waiting for a slot",
+    LedgerKind.ADAPTER: "waiting for a LoRA slot",
+    LedgerKind.KV: "waiting for KV from host memory",
+    LedgerKind.DISK: "waiting for KV from disk",
+    LedgerKind.REMOTE: "waiting for KV from another replica",
+    LedgerKind.BUDGET: "waiting for token budget",
+    LedgerKind.RULE: "excluded by a scheduling rule",
+    LedgerKind.BEHIND: "behind the head of the queue",
+    LedgerKind.QUEUED: "waiting, reason not reported",
+    LedgerKind.DEFERRED: "in a deferred bucket",
+    LedgerKind.PREFILL: "prefill",
+    LedgerKind.RECOMPUTE: "recomputing",
+    LedgerKind.DECODE: "decode",
+    LedgerKind.HELD_UP: "delayed by prefill of others",
+    LedgerKind.PREEMPTED: "preempted, waiting to resume",
+    LedgerKind.IN_FLIGHT: "in flight",
+    LedgerKind.STALLED: "stalled permanently",
+}
+
+#: Kinds in which a request waits to be admitted or readmitted.
+WAIT_KINDS = frozenset(
+    {
+        LedgerKind.UNSEEN,
+        LedgerKind.BLOCKS,
+        LedgerKind.RESERVED,
+        LedgerKind.SLOT,
+        LedgerKind.ADAPTER,
+        LedgerKind.KV,
+        LedgerKind.DISK,
+        LedgerKind.REMOTE,
+        LedgerKind.BUDGET,
+        LedgerKind.RULE,
+        LedgerKind.BEHIND,
+        LedgerKind.QUEUED,
+        LedgerKind.DEFERRED,
+        LedgerKind.PREEMPTED,
+    }
+)
+#: Kinds in which the GPU computes for the request.
+COMPUTE_KINDS = frozenset({LedgerKind.PREFILL, LedgerKind.RECOMPUTE, LedgerKind.DECODE})
+
+
+class LedgerSegment(NamedTuple):
+    """An interval of a request in one ``kind``; times in seconds from the start of the run."""
+
+    kind: LedgerKind
+    start: float
+    end: float
+
+    @property
+    def seconds(self) -> float:
+        """Duration in seconds."""
+        return self.end - self.start
+
+
+#: Ledger segments of each request, by id.
+Ledger = Mapping[int, Sequence[LedgerSegment]]
