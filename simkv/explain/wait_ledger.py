@@ -45,6 +45,7 @@ class LedgerKind(StrEnum):
     DEFERRED = "deferred"  # in a bucket (of length or modality) that does not run now
     PREFILL = "prefill"
     RECOMPUTE = "recompute"  # prefill, mostly of tokens that had been computed before
+    EVICTED = "evicted"  # prefill, mostly of a prefix that was evicted after an earlier turn
     DECODE = "decode"
     HELD_UP = "held_up"  # has its KV, but is not part of steps in which others prefill
     PREEMPTED = "preempted"  # its computed KV was taken away and it has not resumed yet
@@ -70,6 +71,7 @@ KIND_LABELS: dict[LedgerKind, str] = {
     LedgerKind.DEFERRED: "in a deferred bucket",
     LedgerKind.PREFILL: "prefill",
     LedgerKind.RECOMPUTE: "recomputing",
+    LedgerKind.EVICTED: "recomputing a prefix evicted while idle",
     LedgerKind.DECODE: "decode",
     LedgerKind.HELD_UP: "delayed by prefill of others",
     LedgerKind.PREEMPTED: "preempted, waiting to resume",
@@ -97,7 +99,9 @@ WAIT_KINDS = frozenset(
     }
 )
 #: Kinds in which the GPU computes for the request.
-COMPUTE_KINDS = frozenset({LedgerKind.PREFILL, LedgerKind.RECOMPUTE, LedgerKind.DECODE})
+COMPUTE_KINDS = frozenset(
+    {LedgerKind.PREFILL, LedgerKind.RECOMPUTE, LedgerKind.EVICTED, LedgerKind.DECODE}
+)
 
 
 class LedgerSegment(NamedTuple):
@@ -271,7 +275,7 @@ def _spans(life: RequestRecord, engine: _Engine) -> Iterator[LedgerSegment]:
             yield from _paint(reached, begins, _layers(life, engine, aside, before, after))
         if after:
             reached = log.end[after.last]
-            yield LedgerSegment(after.kind, begins, reached)
+            yield LedgerSegment(engine.kind(life, after), begins, reached)
         before = after
 
 
@@ -363,6 +367,7 @@ class _Engine:
 
     def __init__(self, record: RunRecord) -> None:
         log = self.log = record.steps
+        self._resumed = record.resumed if record.prefix_cache else {}
         self.front_end = record.delivered is not None
         self.stopped = record.engine_halt.since if record.engine_halt else inf
         self.at_head: dict[int, list[LedgerSegment]] = {}
@@ -381,6 +386,17 @@ class _Engine:
         # Last rows before a change between steps with a prefill and steps without one.
         turns = zip(log.prefill_seqs, log.prefill_seqs[1:], strict=False)
         self._turns = [row for row, (a, b) in enumerate(turns) if (a > 0) != (b > 0)]
+
+    def kind(self, life: RequestRecord, run: ComputeRun) -> LedgerKind:
+        """Return the kind of a run; a prefill of a prefix lost after an earlier turn has its own.
+
+        More than half of the tokens of such a prefill belong to the prefix.
+        """
+        resumed = self._resumed.get(life.request.id)
+        if resumed is None or run.kind is not LedgerKind.PREFILL:
+            return run.kind
+        lost = min(resumed.tokens, run.context + run.tokens) - run.context
+        return LedgerKind.EVICTED if 2 * lost > run.tokens else LedgerKind.PREFILL
 
     def prefills(self, start: float, end: float) -> Iterator[LedgerSegment]:
         """Yield the segments between ``start`` and ``end`` in which steps with a prefill ran."""

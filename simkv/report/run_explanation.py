@@ -11,6 +11,7 @@ from textwrap import wrap
 from simkv.core.figure_registry import format_seconds
 from simkv.core.outcome import Outcome
 from simkv.explain.blame import PREEMPTION_LABELS, Preemption
+from simkv.explain.cache_eviction import find_evictors, find_lost_prefixes
 from simkv.explain.verdicts.verdict import describe_shortfall
 from simkv.explain.wait_ledger import (
     KIND_LABELS,
@@ -219,6 +220,7 @@ class _Teller:
     def __init__(self, result: RunResult) -> None:
         self.record = result.record
         self.found = result.diagnosis
+        self.found_replicas = result.fleet is not None
         self._prefilled: dict[int, list[int]] = defaultdict(list)
         for i, life in self.record.requests.items():
             for run in compute_runs(life):
@@ -238,6 +240,8 @@ class _Teller:
                 return self._prefills(life, tile)
             case LedgerKind.RECOMPUTE | LedgerKind.PREFILL:
                 return self._tokens(life, tile)
+            case LedgerKind.EVICTED:
+                return f"{self._tokens(life, tile)}; {self._evictors(life)}".rstrip("; ")
         return ""
 
     def _holders(self, life: RequestRecord, tile: LedgerSegment) -> str:
@@ -295,6 +299,17 @@ class _Teller:
         first, last = bisect_right(log.end, tile.start), bisect_left(log.start, tile.end)
         ids = {i for row in range(first, last) for i in self._prefilled.get(row, ())}
         return format_request_ids(ids - {life.request.id}, 6) if ids else ""
+
+    def _evictors(self, life: RequestRecord) -> str:
+        """Return which requests evicted the prefix, if the record is that of one replica."""
+        if self.found_replicas:
+            return ""
+        number = life.request.id
+        lost = [prefix for prefix in find_lost_prefixes(self.record) if prefix.request == number]
+        named = ", ".join(
+            f"{i} ({evicted:.0f} tokens)" for i, evicted in find_evictors(self.record, lost)[:4]
+        )
+        return f"evicted by {named}" if named else ""
 
     def _tokens(self, life: RequestRecord, tile: LedgerSegment) -> str:
         starts = self.record.steps.start
