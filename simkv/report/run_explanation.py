@@ -171,10 +171,12 @@ def _end(life: RequestRecord) -> str:
 def _bars(sums: Mapping[LedgerKind, float]) -> Iterator[str]:
     """Yield one line per kind: seconds, share and a bar."""
     total, longest = sum(sums.values()), max(sums.values(), default=0.0)
+    width = max([36, *(len(KIND_LABELS[kind]) + 1 for kind in sums)])
     for kind, spent in sums.items():
         bar = "█" * round(30 * spent / longest) if longest else ""
         share = 100 * spent / total if total else 0.0
-        yield f"  {KIND_LABELS[kind]:<36}{format_seconds(spent):>10}{share:>6.1f} %  {bar}".rstrip()
+        label = f"{KIND_LABELS[kind]:<{width}}"
+        yield f"  {label}{format_seconds(spent):>10}{share:>6.1f} %  {bar}".rstrip()
 
 
 def _by_reason(preemptions: Sequence[Preemption]) -> str:
