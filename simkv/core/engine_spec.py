@@ -91,6 +91,10 @@ def _always(_: Any) -> bool:
     return True
 
 
+def _never(_: Any) -> bool:
+    return False
+
+
 def _no_knobs(_: int) -> Mapping[str, Any]:
     return {}
 
@@ -244,6 +248,8 @@ class EngineSpec:
     """Name of the setting for the number of LoRA adapters that run at once; None: not reported."""
     lora_by_model: bool = False
     """Whether a client may select a LoRA adapter with the model name ``model:adapter``."""
+    caches_prefixes: Callable[[Any], bool] = _never
+    """Function that returns whether a config reuses the KV of equal prefixes of prompts."""
     published_cache: Callable[[Any], BlockPool | None] | None = None
     """Function that returns the prefix cache whose changes the server publishes as KV events, given
     a scheduler; its result is None if the server publishes none.

@@ -24,6 +24,7 @@ from simkv.explain.blame import (
 )
 from simkv.explain.computed_runs import tabulate_runs
 from simkv.explain.ledger_kinds import Ledger, LedgerKind, LedgerSegment
+from simkv.explain.verdicts.cache_thrash import find_cache_thrash
 from simkv.explain.verdicts.deadlock_livelock import find_engine_halt
 from simkv.explain.verdicts.head_of_line import find_head_of_line_blocking
 from simkv.explain.verdicts.priority_inversion import find_priority_inversion
@@ -176,6 +177,7 @@ def find_verdicts(
         find_rejected(record),
         find_timed_out(record),
         find_thrashing(record, pressure, preemptions),
+        find_cache_thrash(record, block_size),
         find_head_of_line_blocking(record, ledger, block_size),
         find_priority_inversion(record, ledger, preemptions),
     )

@@ -53,7 +53,11 @@ def build_plain_ledgers(
     lives = list(record.requests.values())
     bounds = table.bounds(len(lives))
     starts, stops = bounds[:-1], bounds[1:]
-    undisturbed = [life.interruptions is None and life.entered_at is None for life in lives]
+    resumed = record.resumed if record.prefix_cache else {}
+    undisturbed = [
+        life.interruptions is None and life.entered_at is None and life.request.id not in resumed
+        for life in lives
+    ]
     plain = (starts < stops) & np.array(undisturbed, dtype=bool)
     chosen = np.flatnonzero(plain & ~_has_gap(record, table, pauses, len(lives)))
     if not len(chosen):

@@ -30,6 +30,7 @@ class LedgerKind(StrEnum):
     DEFERRED = "deferred"  # in a bucket (of length or modality) that does not run now
     PREFILL = "prefill"
     RECOMPUTE = "recompute"  # prefill, mostly of tokens that had been computed before
+    EVICTED = "evicted"  # prefill, mostly of a prefix that was evicted after an earlier turn
     DECODE = "decode"
     HELD_UP = "held_up"  # has its KV, but is not part of steps in which others prefill
     PREEMPTED = "preempted"  # its computed KV was taken away and it has not resumed yet
@@ -55,6 +56,7 @@ KIND_LABELS: dict[LedgerKind, str] = {
     LedgerKind.DEFERRED: "in a deferred bucket",
     LedgerKind.PREFILL: "prefill",
     LedgerKind.RECOMPUTE: "recomputing",
+    LedgerKind.EVICTED: "recomputing a prefix evicted while idle",
     LedgerKind.DECODE: "decode",
     LedgerKind.HELD_UP: "delayed by prefill of others",
     LedgerKind.PREEMPTED: "preempted, waiting to resume",
@@ -82,7 +84,9 @@ WAIT_KINDS = frozenset(
     }
 )
 #: Kinds in which the GPU computes for the request.
-COMPUTE_KINDS = frozenset({LedgerKind.PREFILL, LedgerKind.RECOMPUTE, LedgerKind.DECODE})
+COMPUTE_KINDS = frozenset(
+    {LedgerKind.PREFILL, LedgerKind.RECOMPUTE, LedgerKind.EVICTED, LedgerKind.DECODE}
+)
 
 
 class LedgerSegment(NamedTuple):

@@ -123,7 +123,7 @@ def _spans(life: RequestRecord, engine: _Engine) -> Iterator[LedgerSegment]:
             yield from _paint(reached, begins, _layers(life, engine, aside, before, after))
         if after:
             reached = log.end[after.last]
-            yield LedgerSegment(after.kind, begins, reached)
+            yield LedgerSegment(engine.kind(life, after), begins, reached)
         before = after
 
 
@@ -215,6 +215,7 @@ class _Engine:
 
     def __init__(self, record: RunRecord) -> None:
         log = self.log = record.steps
+        self._resumed = record.resumed if record.prefix_cache else {}
         self.front_end = record.delivered is not None
         self.stopped = record.engine_halt.since if record.engine_halt else inf
         self.at_head: dict[int, list[LedgerSegment]] = {}
@@ -233,6 +234,17 @@ class _Engine:
         # Last rows before a change between steps with a prefill and steps without one.
         turns = zip(log.prefill_seqs, log.prefill_seqs[1:], strict=False)
         self._turns = [row for row, (a, b) in enumerate(turns) if (a > 0) != (b > 0)]
+
+    def kind(self, life: RequestRecord, run: ComputeRun) -> LedgerKind:
+        """Return the kind of a run; a prefill of a prefix lost after an earlier turn has its own.
+
+        More than half of the tokens of such a prefill belong to the prefix.
+        """
+        resumed = self._resumed.get(life.request.id)
+        if resumed is None or run.kind is not LedgerKind.PREFILL:
+            return run.kind
+        lost = min(resumed.tokens, run.context + run.tokens) - run.context
+        return LedgerKind.EVICTED if 2 * lost > run.tokens else LedgerKind.PREFILL
 
     def prefills(self, start: float, end: float) -> Iterator[LedgerSegment]:
         """Yield the segments between ``start`` and ``end`` in which steps with a prefill ran."""

@@ -29,7 +29,7 @@ from simkv.metrics.run_result import RunResult
 from simkv.metrics.session_metrics import session_figures
 from simkv.scenario.scenario import Scenario
 from simkv.scenario.scenario_loader import load
-from simkv.schedulers.engine_registry import build_scheduler, find_engine_spec
+from simkv.schedulers.engine_registry import build_scheduler
 from simkv.sim.simulation import ReplicaSpec, build_replica_specs, simulate_scenario
 from simkv.workload.workload_section import build_clients
 
@@ -100,9 +100,7 @@ def run_scenario(
     if fleet is not None:
         figures["fleet"] = fleet_figures(fleet, record.end)
     if sent.after:
-        engine = replicas[0].engine
-        block_size = find_engine_spec(engine).block_size(engine)
-        figures["sessions"] = session_figures(record, sent, block_size)
+        figures["sessions"] = session_figures(record, sent)
     figures |= {"notes": notes, "fidelity": found.to_json()}
     return RunResult(scenario, run, figures, notes, found, replicas)
 

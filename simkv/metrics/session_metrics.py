@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from simkv.core.outcome import Outcome
-from simkv.core.request import Segment
 from simkv.metrics.run_metrics import Samples, prefix_hits
 from simkv.sim.run_record import RequestRecord, RunRecord
 from simkv.workload.clients import Clients, find_sessions
 
 
-def session_figures(record: RunRecord, sent: Clients, block_size: int) -> dict[str, Any]:
+def session_figures(record: RunRecord, sent: Clients) -> dict[str, Any]:
     """Return ``sessions`` of ``summary.json``, for a workload whose requests wait for answers.
 
     ``makespan_ms`` is the time from the arrival of a session's first request at its client until
     the last answer, and ``shares`` are the percentages of that time on the critical path: waiting
     until the first step, model, tools and think time. Both cover finished sessions. A request that
     waits for no other is in turn 1. ``resume_tax_tokens`` are prompt tokens that an earlier request
-    of the session had computed in full blocks of ``block_size`` tokens, and that were computed
-    again; ``resume_tax`` is their percentage of the prompt tokens.
+    of the session had computed in full blocks, and that were computed again; ``resume_tax`` is
+    their percentage of the prompt tokens.
     """
     of = find_sessions(sent.after)
     sessions: dict[int, list[RequestRecord]] = {}
@@ -37,7 +36,7 @@ def session_figures(record: RunRecord, sent: Clients, block_size: int) -> dict[s
     spans = paths.sum(axis=1)
     total = float(spans.sum())
     shares = (100.0 * paths.sum(axis=0) / total).tolist() if total else [0.0] * 4
-    tax = sum(_resume_tax(record, sent, life, block_size) for life in record.requests.values())
+    tax = sum(_resume_tax(record, life) for life in record.requests.values())
     queried = prefix_hits(record.requests.values())[1]
     return {
         "count": len(sessions),
@@ -93,35 +92,9 @@ def _by_turn(record: RunRecord, sent: Clients) -> list[dict[str, float]]:
     return rows
 
 
-def _resume_tax(record: RunRecord, sent: Clients, life: RequestRecord, block: int) -> int:
+def _resume_tax(record: RunRecord, life: RequestRecord) -> int:
     """Return the prompt tokens computed again although an earlier answer left their KV."""
-    request = life.request
-    if request.id not in sent.after or not life.chunk_rows or not request.segments:
+    resumed = record.resumed.get(life.request.id)
+    if resumed is None or not life.chunk_rows:
         return 0
-    reusable = 0
-    for i in sent.after[request.id].before:
-        before = record.requests[i]
-        answer = Segment(f"o{i}", 0, before.tokens)
-        shared = count_shared((*before.request.segments, answer), request.segments)
-        # The KV of the last answer token is not computed.
-        shared = min(shared, before.request.prompt_tokens + before.tokens - 1)
-        reusable = max(reusable, shared)
-    reusable = min(reusable, request.prompt_tokens - 1) // block * block
-    return max(reusable - life.chunks[0].context, 0)
-
-
-def count_shared(one: Sequence[Segment], other: Sequence[Segment]) -> int:
-    """Return the number of equal tokens at the beginning of two sequences of segments."""
-    count = first = second = 0
-    of_one = of_other = 0  # tokens of the current segments that are already counted
-    while first < len(one) and second < len(other):
-        a, b = one[first], other[second]
-        if a.stream != b.stream or a.start + of_one != b.start + of_other:
-            break
-        equal = min(a.end - a.start - of_one, b.end - b.start - of_other)
-        count, of_one, of_other = count + equal, of_one + equal, of_other + equal
-        if of_one == a.end - a.start:
-            first, of_one = first + 1, 0
-        if of_other == b.end - b.start:
-            second, of_other = second + 1, 0
-    return count
+    return max(resumed.tokens - life.chunks[0].context, 0)

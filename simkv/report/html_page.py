@@ -203,6 +203,7 @@ LIGHT_THEME: dict[str, str] = {
     f"kind-{LedgerKind.QUEUED}": SAND,
     f"kind-{LedgerKind.DEFERRED}": INDIGO,
     f"kind-{LedgerKind.RECOMPUTE}": ORANGE,
+    f"kind-{LedgerKind.EVICTED}": "#E5A93B",
     f"kind-{LedgerKind.HELD_UP}": GREEN,
     f"kind-{LedgerKind.IN_FLIGHT}": "#B4C0CF",
     f"kind-{LedgerKind.STALLED}": PURPLE,

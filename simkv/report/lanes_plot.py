@@ -68,6 +68,7 @@ class Bar(NamedTuple):
 STATES = {
     LedgerKind.PREFILL: "prefill",
     LedgerKind.RECOMPUTE: "prefill",
+    LedgerKind.EVICTED: "prefill",
     LedgerKind.DECODE: "decode",
     LedgerKind.PREEMPTED: "preempted",
 }

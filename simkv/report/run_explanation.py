@@ -11,6 +11,7 @@ from textwrap import wrap
 from simkv.core.figure_registry import format_seconds
 from simkv.core.outcome import Outcome
 from simkv.explain.blame import PREEMPTION_LABELS, Preemption
+from simkv.explain.cache_eviction import find_evictors, find_lost_prefixes
 from simkv.explain.computed_runs import compute_runs
 from simkv.explain.ledger_kinds import KIND_LABELS, LedgerKind, LedgerSegment
 from simkv.explain.verdicts.verdict import describe_shortfall
@@ -166,10 +167,12 @@ def _end(life: RequestRecord) -> str:
 def _bars(sums: Mapping[LedgerKind, float]) -> Iterator[str]:
     """Yield one line per kind: seconds, share and a bar."""
     total, longest = sum(sums.values()), max(sums.values(), default=0.0)
+    width = max([36, *(len(KIND_LABELS[kind]) + 1 for kind in sums)])
     for kind, spent in sums.items():
         bar = "█" * round(30 * spent / longest) if longest else ""
         share = 100 * spent / total if total else 0.0
-        yield f"  {KIND_LABELS[kind]:<36}{format_seconds(spent):>10}{share:>6.1f} %  {bar}".rstrip()
+        label = f"{KIND_LABELS[kind]:<{width}}"
+        yield f"  {label}{format_seconds(spent):>10}{share:>6.1f} %  {bar}".rstrip()
 
 
 def _by_reason(preemptions: Sequence[Preemption]) -> str:
@@ -215,6 +218,7 @@ class _Teller:
     def __init__(self, result: RunResult) -> None:
         self.record = result.record
         self.found = result.diagnosis
+        self.found_replicas = result.fleet is not None
         self._prefilled: dict[int, list[int]] = defaultdict(list)
         for i, life in self.record.requests.items():
             for run in compute_runs(life):
@@ -234,6 +238,8 @@ class _Teller:
                 return self._prefills(life, tile)
             case LedgerKind.RECOMPUTE | LedgerKind.PREFILL:
                 return self._tokens(life, tile)
+            case LedgerKind.EVICTED:
+                return f"{self._tokens(life, tile)}; {self._evictors(life)}".rstrip("; ")
         return ""
 
     def _holders(self, life: RequestRecord, tile: LedgerSegment) -> str:
@@ -291,6 +297,17 @@ class _Teller:
         first, last = bisect_right(log.end, tile.start), bisect_left(log.start, tile.end)
         ids = {i for row in range(first, last) for i in self._prefilled.get(row, ())}
         return format_request_ids(ids - {life.request.id}, 6) if ids else ""
+
+    def _evictors(self, life: RequestRecord) -> str:
+        """Return which requests evicted the prefix, if the record is that of one replica."""
+        if self.found_replicas:
+            return ""
+        number = life.request.id
+        lost = [prefix for prefix in find_lost_prefixes(self.record) if prefix.request == number]
+        named = ", ".join(
+            f"{i} ({evicted:.0f} tokens)" for i, evicted in find_evictors(self.record, lost)[:4]
+        )
+        return f"evicted by {named}" if named else ""
 
     def _tokens(self, life: RequestRecord, tile: LedgerSegment) -> str:
         starts = self.record.steps.start

@@ -182,6 +182,17 @@ class Shortfall(NamedTuple):
     delay_s: float
 
 
+class ResumedPrefix(NamedTuple):
+    """The prefix of a prompt whose KV an earlier turn of the session had computed.
+
+    ``tokens`` is its length in tokens, in full blocks. ``row`` is the last row of the step log in
+    which the earlier turn computed tokens.
+    """
+
+    tokens: int
+    row: int
+
+
 @dataclass(slots=True)
 class DraftCounts:
     """Counts of draft tokens, as in vLLM's ``SpecDecodingStats``.
@@ -218,7 +229,8 @@ class RunRecord:
     the reason for its wait (None if no request waited). ``shortfalls`` has an entry for each
     request that timed out. ``tokens_per_chunk`` is the number of tokens per chunk sent to clients.
     ``drafting`` counts draft tokens, or is None without drafts. ``copied`` counts KV copies to and
-    from host memory, or is None without offloading.
+    from host memory, or is None without offloading. ``resumed`` has an entry for each request
+    whose prompt repeats an earlier turn. ``prefix_cache`` is whether the engine caches prefixes.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -235,6 +247,8 @@ class RunRecord:
         self.isolated_s: dict[int, float] = {}
         self.queue_heads: list[tuple[float, Held | None]] = []
         self.shortfalls: dict[int, Shortfall] = {}
+        self.resumed: dict[int, ResumedPrefix] = {}
+        self.prefix_cache = False
         self._held: Held | None = None
         self._aside: dict[int, WaitReason] = {}
         self._decoding_since: dict[int, int] = {}

@@ -33,6 +33,7 @@ from simkv.sim.fleet.routers import SessionLookup, build_router
 from simkv.sim.front_end import attach_api_server
 from simkv.sim.offload_copies import attach_copy_engine
 from simkv.sim.replica_base import Replica, build_queue_limit
+from simkv.sim.resumed_prefixes import find_resumed_prefixes
 from simkv.sim.run_record import RunRecord
 from simkv.workload.clients import Clients, find_sessions
 from simkv.workload.workload_section import build_clients
@@ -116,8 +117,24 @@ def simulate_scenario(
     server.resolved = resolved
     record = run_clients(server, sent, scenario.horizon)
     if isinstance(server, Fleet):
-        return ScenarioRun(record, server.lifetimes, server)
-    return ScenarioRun(record, [ReplicaLifetime(0, server, 0)])
+        run = ScenarioRun(record, server.lifetimes, server)
+    else:
+        run = ScenarioRun(record, [ReplicaLifetime(0, server, 0)])
+    _note_resumed(run, replicas, sent)
+    return run
+
+
+def _note_resumed(run: ScenarioRun, replicas: Sequence[ReplicaSpec], sent: Clients) -> None:
+    """Record the prefixes that turns could take over, on any replica and on their own one."""
+    records = [(run.record, replicas[0])]
+    if run.fleet:
+        records += [(one.engine.record, replicas[one.replica]) for one in run.lifetimes]
+    for record, replica in records:
+        spec = find_engine_spec(replica.engine)
+        record.prefix_cache = spec.caches_prefixes(replica.engine)
+        if sent.after:
+            block_size = spec.block_size(replica.engine)
+            record.resumed = find_resumed_prefixes(record, sent.after, block_size)
 
 
 def simulate_with_profile(

@@ -10,7 +10,8 @@ import pytest
 
 from simkv.core.outcome import Outcome
 from simkv.core.request import Request, Segment
-from simkv.metrics.session_metrics import count_shared, session_figures
+from simkv.metrics.session_metrics import session_figures
+from simkv.sim.resumed_prefixes import count_shared, find_resumed_prefixes
 from simkv.sim.run_record import RequestRecord
 from simkv.workload.clients import Clients, Dependency
 
@@ -36,7 +37,8 @@ def figures(context: int) -> dict[str, Any]:
     sent.arrived = {0: 0.0, 1: 7.0}
     lives = {0: life(first, 0, 0, 3.0), 1: life(second, 1, context, 10.0)}
     record: Any = SimpleNamespace(requests=lives, steps=SimpleNamespace(start=[1.0, 9.0]))
-    return session_figures(record, sent, 8)
+    record.resumed = find_resumed_prefixes(record, sent.after, 8)
+    return session_figures(record, sent)
 
 
 def test_time_of_a_session_is_split_along_its_critical_path() -> None:

@@ -218,7 +218,7 @@ function aboutMoment(variant, lane, time) {
     const key = KINDS[variant.kind[i]].key;
     lines.push(`<i class="chip" style="background:var(--kind-${key})"></i>${escaped(PAGE.words[key])},
       ${number(variant.start[i])} to ${number(variant.end[i])} s (${seconds(variant.end[i] - variant.start[i])})`);
-    if (key === "preempted" || key === "recompute") {
+    if (key === "preempted" || key === "recompute" || key === "evicted") {
       const arrow = variant.arrows.filter((a) => a.victim === place && a.at <= variant.end[i]).pop();
       if (arrow) lines.push(aboutArrow(variant, arrow));
     }

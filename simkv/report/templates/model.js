@@ -112,7 +112,7 @@ const KINDS = PAGE.kinds; // {key, label, served, life}
 /** Color of an interval: by activity, as in the plots, or by its kind in the ledger. */
 const PAINTS = {
   did: {
-    keys: ["waiting", "prefill", "recompute", "decode", "held_up", "preempted", "starved", "timed_out",
+    keys: ["waiting", "prefill", "recompute", "evicted", "decode", "held_up", "preempted", "starved", "timed_out",
       "failed", "gone", "wasted"],
     of(kind, vain) {
       const { key, served, life } = KINDS[kind];

@@ -64,6 +64,7 @@ def _setting(config: MistralrsConfig) -> ExecutionSettings:
 MISTRALRS = EngineSpec(
     name="mistralrs",
     config=MistralrsConfig,
+    caches_prefixes=lambda config: bool(config.prefix_caching),
     variants=VARIANTS,
     build=build,
     build_with_tables=_with_tables,

@@ -43,6 +43,7 @@ def _too_long(config: SglangConfig, prompt_tokens: int) -> str | None:
 SGLANG = EngineSpec(
     name="sglang",
     config=SglangConfig,
+    caches_prefixes=lambda config: not config.disable_radix_cache,
     variants=VARIANTS,
     build=_build,
     build_with_tables=_with_tables,

@@ -74,6 +74,7 @@ def _too_long(config: TrtllmConfig, prompt_tokens: int) -> str | None:
 TRTLLM = EngineSpec(
     name="trtllm",
     config=TrtllmConfig,
+    caches_prefixes=lambda config: bool(config.enable_block_reuse),
     variants=VARIANTS,
     build=_build,
     build_with_tables=_with_tables,

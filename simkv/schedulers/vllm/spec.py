@@ -124,6 +124,7 @@ VLLM = EngineSpec(
     ranks_in_lockstep=True,
     disk=lambda config: bool(config.secondary_tiers),
     in_priority_order=lambda config: config.policy != "fcfs",
+    caches_prefixes=lambda config: config.caches(find_rules(config.variant)),
     published_cache=lambda scheduler: scheduler.cache,
     published_cache_knob="enable_prefix_caching",
     server_options=OPTIONS,

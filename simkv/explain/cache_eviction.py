@@ -1,0 +1,107 @@
+"""Prefixes that were evicted between two turns of a session, and the requests that evicted them.
+
+lost = find_lost_prefixes(record)
+evictors = find_evictors(record, lost)  # tokens by request, the largest share first
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from simkv.explain.computed_runs import compute_runs
+from simkv.sim.run_record import RunRecord
+
+
+class LostPrefix(NamedTuple):
+    """A request computed ``tokens`` prompt tokens again that an earlier turn had computed.
+
+    ``prefix`` is the length of the prefix in tokens. The earlier turn last computed in row
+    ``before`` of the step log, and the request began in row ``after``. ``idle`` is the time between
+    these steps in seconds.
+    """
+
+    request: int
+    tokens: int
+    prefix: int
+    before: int
+    after: int
+    idle: float
+
+
+def find_lost_prefixes(record: RunRecord) -> list[LostPrefix]:
+    """Return the prefixes that a request could not take over from an earlier turn.
+
+    The result is empty if the engine has no prefix cache. The record must be that of one replica.
+    """
+    if not record.prefix_cache:
+        return []
+    found, log = [], record.steps
+    for i, resumed in record.resumed.items():
+        life = record.requests[i]
+        if not life.chunk_rows:
+            continue
+        first = life.chunks[0]
+        if (tokens := resumed.tokens - first.context) > 0:
+            idle = log.start[first.row] - log.end[resumed.row]
+            found.append(LostPrefix(i, tokens, resumed.tokens, resumed.row, first.row, idle))
+    return found
+
+
+def find_evictors(record: RunRecord, lost: Sequence[LostPrefix]) -> list[tuple[int, float]]:
+    """Return requests and the tokens of ``lost`` prefixes that they evicted, most tokens first.
+
+    The cache evicts blocks when requests need new ones. The tokens of a prefix are therefore
+    divided among the requests that computed tokens after the earlier turn ended, up to the first
+    step of the request that lost the prefix, in proportion to their tokens.
+    """
+    if not lost:
+        return []
+    ids, first, last, tokens = [], [], [], []
+    for i, life in record.requests.items():
+        for run in compute_runs(life):
+            ids.append(i)
+            first.append(run.first)
+            last.append(run.last + 1)
+            tokens.append(run.tokens)
+    size = len(record.steps)
+    amount, begin, end = np.array(tokens, float), np.array(first), np.array(last)
+    change = np.zeros(size + 1)
+    np.add.at(change, begin, amount)
+    np.subtract.at(change, end, amount)
+    computed = np.concatenate([[0.0], np.cumsum(np.cumsum(change)[:size])])
+    weight = np.zeros(size + 1)
+    own: dict[int, float] = {}
+    for prefix in lost:
+        mine = next(c.tokens for c in record.requests[prefix.request].chunks)
+        others = float(computed[prefix.after + 1] - computed[prefix.before + 1]) - mine
+        if others < 0.5:
+            continue
+        share = prefix.tokens / others
+        weight[prefix.before + 1] += share
+        weight[prefix.after + 1] -= share
+        own[prefix.request] = mine * share
+    upto = np.concatenate([[0.0], np.cumsum(np.cumsum(weight)[:size])])
+    sums: dict[int, float] = {i: -evicted for i, evicted in own.items()}
+    for i, evicted in zip(ids, (amount * (upto[end] - upto[begin])).tolist(), strict=True):
+        sums[i] = sums.get(i, 0.0) + evicted
+    found = [(i, evicted) for i, evicted in sums.items() if evicted > 0.5]
+    return sorted(found, key=lambda pair: (-round(pair[1], 6), pair[0]))
+
+
+def count_idle_tokens(record: RunRecord) -> int:
+    """Return the largest number of tokens in prefixes of sessions that were idle at once.
+
+    A cache of this size, in addition to the blocks of running requests, would have retained every
+    prefix until its next turn. A prefix that several sessions share counts for each of them.
+    """
+    size = len(record.steps)
+    change = np.zeros(size + 1, np.int64)
+    for i, resumed in record.resumed.items():
+        life = record.requests[i]
+        if life.chunk_rows and (after := life.chunks[0].row) > resumed.row:
+            change[resumed.row + 1] += resumed.tokens
+            change[after + 1] -= resumed.tokens
+    return int(np.cumsum(change).max(initial=0))

@@ -1,0 +1,85 @@
+"""Verdict: turns recompute prefixes that the cache evicted while their sessions were idle."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+
+from simkv.core.figure_registry import format_seconds
+from simkv.core.scheduler_protocol import blocks_for
+from simkv.explain.cache_eviction import count_idle_tokens, find_evictors, find_lost_prefixes
+from simkv.explain.verdicts.verdict import Verdict
+from simkv.sim.run_record import RunRecord
+
+#: Minimum share of the prompt tokens that are recomputed after an eviction, for a verdict. At least
+#: two turns must be affected.
+MIN_LOST_SHARE = 0.1
+
+
+@dataclass(frozen=True)
+class CacheThrash(Verdict):
+    """Turns recomputed prefixes that were evicted while their sessions were idle.
+
+    ``tokens`` prompt tokens were recomputed in ``turns`` of ``resumed`` turns that repeat an
+    earlier one; ``idle`` is the median time (s) between the two. ``hit_rate`` is the prefix cache
+    hit rate (%), and ``retained_hit_rate`` the rate if no such prefix had been evicted. Prefixes of
+    idle sessions needed up to ``idle_blocks`` of the ``num_blocks`` blocks at once. The first
+    request in ``requests`` recomputed most tokens, ``worst``. The second, if any, evicted most
+    tokens.
+    """
+
+    name = "cache-thrash"
+    tokens: int
+    turns: int
+    resumed: int
+    idle: float
+    hit_rate: float
+    retained_hit_rate: float
+    idle_blocks: int
+    num_blocks: int
+    worst: int
+
+    @property
+    def text(self) -> str:
+        victim, *evictor = self.requests
+        by = "".join(f"; request {i} evicted the most" for i in evictor)
+        return (
+            f"{self.tokens} prompt tokens were recomputed because their blocks were evicted while "
+            f"their session was idle (median {format_seconds(self.idle)}), in {self.turns} of "
+            f"{self.resumed} later turns{by}; request {victim} recomputed {self.worst} of them. "
+            f"The prefix cache hit rate was {self.hit_rate:.1f} %; without these evictions it "
+            f"would have been {self.retained_hit_rate:.1f} %. Idle sessions needed up to "
+            f"{self.idle_blocks} blocks, in addition to running requests; the cache has "
+            f"{self.num_blocks}"
+        )
+
+
+def find_cache_thrash(record: RunRecord, block_size: int) -> CacheThrash | None:
+    """Return the verdict on evicted prefixes of idle sessions, or None.
+
+    The result is None if less than ``MIN_LOST_SHARE`` of the prompt tokens were recomputed for this
+    reason, or in only one turn. ``block_size`` is in tokens.
+    """
+    lost = find_lost_prefixes(record)
+    if len(lost) < 2:
+        return None
+    first = [(life, life.chunks[0]) for life in record.requests.values() if life.chunk_rows]
+    asked = sum(life.request.prompt_tokens for life, _ in first)
+    hits = sum(min(chunk.context, life.request.prompt_tokens) for life, chunk in first)
+    tokens = sum(prefix.tokens for prefix in lost)
+    if tokens < MIN_LOST_SHARE * asked:
+        return None
+    worst = max(lost, key=lambda prefix: (prefix.tokens, -prefix.request))
+    evictors = [i for i, _ in find_evictors(record, lost) if i != worst.request]
+    return CacheThrash(
+        (worst.request, *evictors[:1]),
+        tokens,
+        len(lost),
+        len(record.resumed),
+        median(prefix.idle for prefix in lost),
+        100.0 * hits / asked,
+        100.0 * (hits + tokens) / asked,
+        blocks_for(count_idle_tokens(record), block_size),
+        record.num_blocks,
+        worst.tokens,
+    )
