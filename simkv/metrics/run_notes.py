@@ -78,16 +78,17 @@ def outside_range_share(executors: Sequence[SimulatedExecutor]) -> float:
 
 
 def unknown_error_share(executors: Sequence[SimulatedExecutor]) -> float:
-    """Return the largest share of busy time, over profiles, with an unknown error.
+    """Return the largest share of busy time, over profiles, with an unknown error; 0 without any.
 
     The error of a step is unknown if a feature is outside the range and the profile has no error
     for extrapolating this feature.
     """
     profiles = {executor.profile.name: executor.profile for executor in executors}
-    return max(
+    shares = (
         unknown_share(profile, *_spent([e for e in executors if e.profile.name == name]))
         for name, profile in profiles.items()
     )
+    return max(shares, default=0.0)
 
 
 def _spent(executors: Sequence[SimulatedExecutor]) -> tuple[dict[Feature, float], float]:

@@ -195,3 +195,16 @@ def test_replicas_do_not_share_a_custom_scheduler(tmp_path: Path) -> None:
     assert run_scenario(scenario, tmp_path, scheduler=own).summary["finished"] == 4
     assert own.free_blocks == own.num_blocks
     assert not own.schedule()
+
+
+def test_horizon_before_any_replica_is_ready(tmp_path: Path) -> None:
+    fleet = """\
+horizon: 5
+fleet:
+  cold_start: 9.0
+  start_cold: true
+  autoscale: {target: 9.0, max_replicas: 4}
+  failures: [{replica: 0, at: 0.5}]
+"""
+    result = run(tmp_path, PLAIN + fleet)["run"]
+    assert {life.outcome for life in result.record.requests.values()} == {Outcome.CUT_OFF}
