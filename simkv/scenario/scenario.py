@@ -85,8 +85,6 @@ Factor = Annotated[float, Field(gt=0, le=1000)]
 
 
 #: Values of ``step_scale.error`` before 0.3, and the values that replace them.
-#: Maximum number of autoscaling intervals before the engine first reads its queue.
-MAX_IDLE_INTERVALS = 10_000
 _OLD_ERROR_SIDES = {"cheaper": "faster", "dearer": "slower"}
 
 
@@ -279,16 +277,6 @@ class Scenario(Section):
             raise ValueError(
                 f"fleet: {own} data-parallel ranks require "
                 f"{{replicas: {own}, lockstep: true}}; set this or remove fleet"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _starts_within_reach(self) -> Self:
-        scale = self.fleet.autoscale if self.fleet else None
-        if scale and self.engine_ready > MAX_IDLE_INTERVALS * scale.interval:
-            raise ValueError(
-                f"engine_ready: must be at most {MAX_IDLE_INTERVALS:,} times the interval of "
-                f"fleet.autoscale ({scale.interval:g} s), got {self.engine_ready:g}"
             )
         return self
 

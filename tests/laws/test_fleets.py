@@ -16,6 +16,8 @@ from simkv.metrics.run_metrics import token_rows
 from simkv.metrics.run_result import RunResult
 from simkv.metrics.scenario_runner import run_scenario
 from simkv.scenario.scenario import Scenario
+from simkv.sim.fleet.autoscaler import Autoscaler
+from simkv.sim.fleet.load_signals import LoadBoard
 from simkv.workload.workload_section import build_clients
 from tests.laws.random_fleets import fleets, with_fleet
 from tests.laws.random_scenarios import ENGINES, scenarios
@@ -97,6 +99,22 @@ def test_leap_changes_nothing_in_fleet(engine: str, variant: str, data: st.DataO
     assert_same(rows(leaping), rows(stepping), "run")
     for i, life in leaping.record.requests.items():
         assert life.segments == stepping.record.requests[i].segments
+
+
+@pytest.mark.parametrize(("engine", "variant"), ENGINES[::5], ids=lambda name: name)
+@given(data=st.data())
+@settings(max_examples=12)
+def test_skipped_ticks_change_nothing(engine: str, variant: str, data: st.DataObject) -> None:
+    scenario = stretched(data.draw(fleets(engine, variant)), data.draw(st.sampled_from([1, 9])))
+    skipping = run(scenario)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            Autoscaler, "steady_until", property(lambda _: 0.0, lambda *_: None), raising=False
+        )
+        refresh = LoadBoard.refresh
+        patch.setattr(LoadBoard, "refresh", lambda board: min(refresh(board), 0.0))
+        ticking = run(scenario)
+    assert_same(rows(skipping), rows(ticking), "run")
 
 
 @every_engine

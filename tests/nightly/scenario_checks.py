@@ -99,7 +99,8 @@ def check_laws(scenario: Scenario, result: RunResult, folder: Path) -> None:
     check_outcomes(result)
     if result.fleet is None:
         if scenario.pipeline is None:
-            assert_ledger(result.record)
+            # The custom scheduler gives a reason only for the head of its queue.
+            assert_ledger(result.record, with_reasons=scenario.engine.name in ENGINES)
         config = scenario.engine
         if config.name in ENGINES and (config.name, config.variant) not in LEAKS:
             check_blocks(result.run.lifetimes[0].engine.scheduler)
@@ -112,7 +113,9 @@ def check_outcomes(result: RunResult) -> None:
     for life in lives.values():
         assert life.outcome in Outcome
         assert life.ended_at is not None
-        assert 0 <= life.tokens <= life.request.output_tokens
+        assert life.tokens >= 0
+        if life.tokens > life.request.output_tokens:  # FastDeploy may generate tokens twice
+            assert any(f"request {life.request.id} received" in note for note in result.notes)
         times = [t for t in (life.first_token, life.last_token, life.ended_at) if t is not None]
         assert times == sorted(times), "law 3: time runs backwards"
         if life.outcome is Outcome.FINISHED:

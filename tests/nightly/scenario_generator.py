@@ -24,6 +24,7 @@ from simkv.scenario.scenario_schema import json_schema
 from simkv.scenario.yaml_document import YamlDocument
 from simkv.schedulers.engine_registry import ENGINES
 from simkv.sim.simulation import build_replica_specs
+from simkv.workload.workload_section import build_clients
 from tests.conftest import ROOT
 
 Node = dict[str, Any]
@@ -162,7 +163,9 @@ REQUIRES: dict[str, dict[str, Any]] = {
     "kv_offloading_size": {"num_cpu_blocks": None},
 }  # fmt: skip
 #: Fields that always have a small value, because the size of the workload grows with them.
-COUNTS = {"turns", "count", "num_sessions", "num_prompts"}
+COUNTS = {
+    "turns", "count", "num_sessions", "num_prompts", "low", "high", "mean", "len", "max",
+}  # fmt: skip
 #: Fields that are lists of sections.
 LISTS = {"requests", "replicas", "failures", "drains"}
 #: Sections that change no simulation, and fields that the other fields of their section replace.
@@ -174,6 +177,8 @@ LEFT_OUT = {
 ALWAYS = {"Scenario.workload", "Scenario.engine"}
 #: Attempts to make a targeted option valid.
 MAX_ATTEMPTS = 200
+#: Maximum number of requests of a scenario.
+MAX_REQUESTS = 200
 #: Options beside the targeted one.
 MAX_OPTIONS = 6
 TRACE = ROOT / "traces" / "spikes.csv"
@@ -300,11 +305,13 @@ SAMPLERS: dict[str, Callable[[str, Node, random.Random], Any]] = {
 
 
 def is_valid(data: dict[str, Any], folder: Path) -> bool:
-    """Return whether a scenario is valid and its costs can be determined."""
+    """Return whether a scenario is valid and small, and its costs can be determined."""
     document = YamlDocument(folder / "generated.yaml", copy.deepcopy(data))
     with override_trust(yes=True), contextlib.suppress(InputError):
-        build_replica_specs(resolve_variants(document)["run"], folder)
-        return True
+        scenario = resolve_variants(document)["run"]
+        build_replica_specs(scenario, folder)
+        clients = build_clients(scenario.workload, scenario.timeout)
+        return len(clients.requests) <= MAX_REQUESTS
     return False
 
 

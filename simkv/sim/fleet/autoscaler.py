@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from math import ceil
+from math import ceil, inf
 
 from simkv.scenario.fleet_section import Autoscale
 from simkv.sim.fleet.routers import LoadSignal
@@ -19,7 +19,10 @@ class Autoscaler:
 
     def __init__(self, rule: Autoscale) -> None:
         self.rule = rule
+        #: Times and numbers whose maximum delays a lower number: each is above all later ones.
         self._wanted: deque[tuple[float, int]] = deque()
+        #: Time up to which the same loads lead to the same number, in seconds.
+        self.steady_until = 0.0
 
     def target_size(
         self, now: float, signals: Sequence[LoadSignal], starting: int, unrouted: int
@@ -36,9 +39,11 @@ class Autoscaler:
         if current and abs(load / (current * rule.target) - 1.0) <= rule.tolerance:
             want = current
         want = min(max(want, rule.min_replicas), rule.max_replicas)
+        while self._wanted and self._wanted[-1][1] <= want:
+            self._wanted.pop()
         self._wanted.append((now, want))
         while self._wanted[0][0] < now - rule.scale_down_after:
             self._wanted.popleft()
-        if want >= current:
-            return want
-        return min(current, max(number for _, number in self._wanted))
+        since, highest = self._wanted[0]
+        self.steady_until = since + rule.scale_down_after if highest > want else inf
+        return want if want >= current else min(current, highest)

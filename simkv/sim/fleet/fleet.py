@@ -195,8 +195,8 @@ class Fleet:
             lifetime.end = self.env.now
             self.router.forget(lifetime.replica)
 
-    def _scale(self) -> bool:
-        """Adjust the number of replicas; return whether checks can pause until the next event."""
+    def _scale(self) -> float:
+        """Adjust the number of replicas; return the time up to which only events change it (s)."""
         current, starting = len(self._serving), len(self._starting)
         signals = [
             LoadSignal(s.replica, s.in_flight, s.engine.num_waiting, s.engine.num_running)
@@ -213,8 +213,7 @@ class Fleet:
             self.env.process(self._add(replica, self._scaler.rule.lag))
         for lifetime in self._serving[current + min(want - current, 0) :]:
             self._drain(lifetime, for_good=True)
-        at_least = len(self._serving) + len(self._starting) <= self._scaler.rule.min_replicas
-        return at_least and not self._in_system and not self._starting
+        return self._scaler.steady_until if want == current + starting else 0.0
 
     def _fail(self, lifetime: ReplicaLifetime, why: str) -> None:
         """Remove a failed replica; its unfinished requests are lost or sent to another replica."""
@@ -280,6 +279,7 @@ class Fleet:
 
     def disconnect(self, request_id: int) -> None:
         """Record that the client of a submitted request has left."""
+        self._ticks.notify()
         if life := self._unrouted.requests.get(request_id):
             self._give_up(life)
         else:

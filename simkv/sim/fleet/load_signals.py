@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from simkv.sim.fleet.replica_lifetime import ReplicaLifetime
 from simkv.sim.fleet.routers import LoadSignal, Router
@@ -69,10 +70,13 @@ class LoadBoard:
         if self.interval and self.router.counts_own_sends:
             self._loads.setdefault(replica, Occupancy()).waiting += 1
 
-    def refresh(self) -> bool:
-        """Read the load of all replicas; return whether all of them are idle."""
+    def refresh(self) -> float:
+        """Read the load of all replicas; return the time up to which only events change it (s).
+
+        During a leap, the share of blocks in use changes without an event.
+        """
         self._loads = {
             i: Occupancy(e.num_waiting, e.num_running, kv_usage(e) if self._reads_kv else 0.0)
             for i, e in self._engines()
         }
-        return not any(x.waiting or x.running or x.kv_usage for x in self._loads.values())
+        return 0.0 if self._reads_kv and any(x.running for x in self._loads.values()) else inf

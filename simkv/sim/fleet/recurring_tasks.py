@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import floor
 
 import simpy
 
 from simkv.sim.clock import ExactTimeout, SimProcess
+
+
+@dataclass(eq=False, slots=True)
+class Tick:
+    """The next repetition of a task: number ``number`` of the multiples of ``interval`` (s)."""
+
+    interval: float
+    number: int
+    event: ExactTimeout
 
 
 class RecurringTasks:
@@ -16,29 +26,51 @@ class RecurringTasks:
     def __init__(self, env: simpy.Environment) -> None:
         self.env = env
         self._asleep: list[simpy.Event] = []
-        self._pending = 0
+        self._ticks: list[Tick] = []
 
     def notify(self) -> None:
-        """Report an external event: paused tasks resume at the next multiple of their interval."""
+        """Report an external event: tasks run again at the next multiple of their interval."""
         for event in self._asleep:
             event.succeed()
         self._asleep.clear()
+        for tick in self._ticks:
+            if (number := self._next_number(tick.interval)) < tick.number:
+                tick.number = number
+                tick.event = tick.event.move(number * tick.interval)
 
-    def every(self, interval: float, work: Callable[[], bool]) -> SimProcess:
+    def every(self, interval: float, work: Callable[[], float]) -> SimProcess:
         """SimPy process: do ``work`` now and, before other events, at all multiples of ``interval``
         (s).
 
-        If ``work`` returns True, repeating it has no effect, and the task pauses until an external
-        event.
+        ``work`` returns the time (s) up to which repeating it has no effect unless another event
+        occurs. Only the last of these repetitions is simulated.
         """
         while True:
-            if work() or len(self.env._queue) <= self._pending:
+            until, then = work(), self._next_event()
+            if then is None:
                 rest = self.env.event()
                 self._asleep.append(rest)
                 yield rest
-            number = floor(self.env.now / interval)
-            while number * interval <= self.env.now:
-                number += 1
-            self._pending += 1
-            yield ExactTimeout(self.env, number * interval, ExactTimeout.BEFORE)
-            self._pending -= 1
+            number = self._next_number(interval)
+            if then is not None and (until := min(until, then)) > self.env.now:
+                last = floor(until / interval)
+                number = max(number, last if last * interval <= until else last - 1)
+            event = ExactTimeout(self.env, number * interval, ExactTimeout.BEFORE)
+            tick = Tick(interval, number, event)
+            self._ticks.append(tick)
+            yield event
+            self._ticks.remove(tick)
+
+    def _next_number(self, interval: float) -> int:
+        """Return the number of the first multiple of ``interval`` after the present time."""
+        number = floor(self.env.now / interval)
+        while number * interval <= self.env.now:
+            number += 1
+        return number
+
+    def _next_event(self) -> float | None:
+        """Return the time of the next event of anything but a periodic task (s), or None."""
+        # The smallest k + 1 entries of a heap are among its first 2 ** (k + 1) - 1 entries.
+        ticks = [tick.event for tick in self._ticks]
+        first = self.env._queue[: 2 ** (len(ticks) + 1) - 1]
+        return min((entry[0] for entry in first if entry[3] not in ticks), default=None)

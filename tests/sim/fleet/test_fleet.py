@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from math import inf
 from pathlib import Path
 from typing import Any
 
 import pytest
+import simpy
+from hypothesis import given
+from hypothesis import strategies as st
 
 from simkv.core.errors import InputError
 from simkv.core.outcome import Outcome
 from simkv.metrics.run_result import RunResult
 from simkv.metrics.scenario_runner import run_scenario
+from simkv.scenario.fleet_section import Autoscale
 from simkv.scenario.scenario import Scenario
 from simkv.scenario.scenario_loader import resolve_variants
 from simkv.scenario.scenario_writer import build_resolved_scenario
 from simkv.scenario.yaml_document import YamlDocument
+from simkv.sim.clock import ExactTimeout
+from simkv.sim.fleet.autoscaler import Autoscaler
+from simkv.sim.fleet.load_signals import LoadBoard
+from simkv.sim.fleet.recurring_tasks import RecurringTasks
 
 
 def fleet(section: dict[str, Any], requests: list[dict[str, Any]], **more: Any) -> RunResult:
@@ -152,6 +161,55 @@ def test_autoscaling_follows_load_with_lag() -> None:
     assert where(result)[6:] == ["1", "0"]
     assert result.summary["finished"] == 8
     assert result.summary["fleet"]["replica_s"] < 3 * result.record.end
+
+
+def test_idle_years_cost_few_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    target_size, refresh = Autoscaler.target_size, LoadBoard.refresh
+    monkeypatch.setattr(
+        Autoscaler, "target_size", lambda *a: calls.append("scale") or target_size(*a)
+    )
+    monkeypatch.setattr(LoadBoard, "refresh", lambda board: calls.append("load") or refresh(board))
+    rule = {"target": 1.0, "max_replicas": 4, "interval": 1.0, "scale_down_after": 1e7}
+    section = {
+        "replicas": 1, "router": "least_loaded", "refresh_interval": 0.1, "autoscale": rule
+    }  # fmt: skip
+    result = fleet(section, at(0.5, 0.5, 0.5, 1e8), engine_ready=1e6)
+    assert result.summary["finished"] == 4
+    assert max(s.end or 0.0 for s in result.fleet.lifetimes) == pytest.approx(1.1e7, rel=1e-2)
+    assert calls.count("scale") < 300
+    assert calls.count("load") < 300
+
+
+def test_later_events_end_a_pause_early() -> None:
+    env = simpy.Environment()
+    tasks, seen = RecurringTasks(env), []
+    env.process(tasks.every(1.0, lambda: seen.append(env.now) or inf))
+    ExactTimeout(env, 90.0)
+    env.run(until=20.5)
+    tasks.notify()
+    env.run(until=100)
+    assert seen == [0.0, 20.0, 21.0, 90.0, 91.0]
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([0.5, 1.0, 7.0]), st.integers(0, 9)), max_size=40),
+    st.sampled_from([0.0, 3.0, 20.0]),
+)
+def test_scales_down_to_highest_recent_number(loads: list[Any], after: float) -> None:
+    rule = Autoscale(target=1.0, max_replicas=9, min_replicas=1, scale_down_after=after)
+    scaler, now, history = Autoscaler(rule), 0.0, []
+    current = 3
+    for pause, unrouted in loads:
+        now += pause
+        want = max(unrouted, 1)
+        if current and abs(unrouted / current - 1.0) <= rule.tolerance:
+            want = current
+        history.append((now, want))
+        recent = [number for time, number in history if time >= now - after]
+        expected = want if want >= current else min(current, max(recent))
+        assert scaler.target_size(now, [], current, unrouted) == expected
+        current = expected
 
 
 def test_stale_signals_route_to_one_replica() -> None:
