@@ -16,7 +16,7 @@ DEMO := scenarios/mistralrs-forty.yaml
 # Packages whose coverage is measured, with their own tests only: tracing makes tests nearly twice as slow.
 COUNTED := core costs metrics schedulers
 
-.PHONY: help demo test lint nightly nightly-scenarios coverage bench wheel compiled loop profiles reports site walks rules picture gallery accuracy links calibrate-silicon judge-silicon follow validation format clean
+.PHONY: help demo test lint nightly nightly-scenarios mutants coverage bench wheel compiled loop profiles reports site walks rules picture gallery accuracy links calibrate-silicon judge-silicon follow validation format clean
 
 ## demo: run an example and draw its plots (default)
 demo: $(VENV)/.installed
@@ -47,6 +47,11 @@ HOURS ?= 4
 # Results are in build/nightly.jsonl, one line per seed; a further call continues after the last seed.
 nightly-scenarios: $(TESTED)
 	$(BIN)/python -m tests.nightly.run_scenarios --hours $(HOURS)
+
+## mutants: change single expressions of the modules that decide, and list changes that no test detects
+# Results are in build/mutants.jsonl; a further call continues. `python -m dev.mutants --again` repeats survivors.
+mutants: $(TESTED)
+	nice $(BIN)/python -m dev.mutants
 
 ## coverage: print the test coverage of some packages
 coverage: $(TESTED)
