@@ -1,11 +1,11 @@
 """Mutation testing: change one expression of a module and see whether the module's tests fail.
 
-    python -m dev.mutants [--count 200] [--seed 0] [--out build/mutants.jsonl] [--again]
+    python -m dev.mutants [--count 200] [--seed 0] [--group NAME] [--again]
 
 ``dev/mutants.toml`` lists the groups of modules with their tests, and mutants that change no
-behaviour. Each mutant runs in a temporary copy of the tracked files. A further call continues after
-the last result of the output file; with ``--again``, it repeats the mutants that survived. The exit
-code is 1 if a mutant survived.
+behaviour. Each mutant runs in a temporary copy of the tracked files. A further call continues
+after the last result of ``build/mutants.jsonl`` (``--out FILE``); with ``--again``, it repeats
+mutants that survived. The exit code is 1 if a mutant survived.
 """
 
 from __future__ import annotations
@@ -142,11 +142,13 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="seed of the sample (default: 0)")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "mutants.jsonl")
     parser.add_argument("--again", action="store_true", help="repeat mutants that survived")
+    parser.add_argument("--group", choices=TABLE["groups"], help="only this group")
     asked = parser.parse_args()
     asked.out.parent.mkdir(parents=True, exist_ok=True)
     done = read_results(asked.out)
-    groups = TABLE["groups"]
-    sample = {one: sample_mutants(one, asked.count // len(groups), asked.seed) for one in groups}
+    groups = [asked.group] if asked.group else list(TABLE["groups"])
+    count = asked.count // len(TABLE["groups"])
+    sample = {one: sample_mutants(one, count, asked.seed) for one in groups}
     with tempfile.TemporaryDirectory() as name:
         copy_sources(folder := Path(name))
         for group, mutants in sample.items():

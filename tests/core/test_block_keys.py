@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simkv.core.block_keys import BlockKeys, TokenContent
+from simkv.core.block_keys import KEYS_PER_RUN, BlockKeys, TokenContent
 from simkv.core.request import Prompt, Segment
 from tests.core.shared_prefixes import common_prefix
 
@@ -80,6 +80,32 @@ def test_keys_cover_outputs() -> None:
     keys.extend(of_b, b, 4)
     assert of_a[0] == of_b[0]
     assert of_a[1] != of_b[1]  # each has its own output tokens
+
+
+def test_keys_do_not_depend_on_the_number_of_calls() -> None:
+    """A prompt computed in chunks has the keys of the same prompt computed at once."""
+    keys, blocks = BlockKeys(2), 3 * KEYS_PER_RUN
+    a, b, other = (content(i, (name, 0, 2 * blocks)) for i, name in enumerate("ggh"))
+    at_once: list[int] = []
+    in_chunks: list[int] = []
+    others: list[int] = []
+    keys.extend(in_chunks, a, 6)
+    keys.extend(others, other, 2 * blocks)
+    for tokens in (8, 20, 22, 2 * blocks):
+        keys.extend(in_chunks, a, tokens)
+    keys.extend(at_once, b, 2 * blocks)
+    assert in_chunks == at_once
+    assert len(set(at_once)) == len(set(others)) == blocks
+    assert not set(at_once) & set(others)
+
+
+def test_different_blocks_after_a_common_prefix_have_different_keys() -> None:
+    keys = BlockKeys(2)
+    named: dict[str, list[int]] = {"g": [], "h": []}
+    keys.extend(named["g"], content(0, ("g", 0, 8)), 8)
+    keys.extend(named["h"], content(1, ("g", 0, 4), ("h", 4, 8)), 8)
+    assert named["g"][:2] == named["h"][:2]
+    assert not set(named["g"][2:]) & set(named["h"][2:])
 
 
 SEGMENTS = st.lists(

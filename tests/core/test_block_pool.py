@@ -39,6 +39,29 @@ def test_release_with_keyless_first_prepends_keyless_blocks() -> None:
     assert list(pool.take(1, 6)) == [4, 3, 5, 6, 2, 1]
 
 
+def test_release_of_part_of_a_table_frees_last_block_first() -> None:
+    pool = BlockPool(6)
+    pool.take(0, 6)
+    pool.release_head(0, 2)
+    assert list(pool.tables[0]) == [3, 4, 5, 6]
+    pool.release_at(0, [2, 0])  # in this order: blocks 5 and 3
+    assert list(pool.tables[0]) == [4, 6]
+    assert pool.free_order() == (2, 1, 5, 3)
+    pool.check()
+
+
+def test_release_of_part_of_a_table_puts_keyless_blocks_first_if_asked() -> None:
+    pool = BlockPool(5)
+    pool.take(0, 5)
+    pool.register(2, 200)
+    pool.register(4, 400)
+    pool.release_head(0, 2)  # without keyless_first, the key does not matter
+    assert pool.free_order() == (2, 1)
+    pool.release_at(0, [0, 1], keyless_first=True)  # block 3 has no key, block 4 has one
+    assert pool.free_order() == (3, 2, 1, 4)
+    pool.check()
+
+
 def test_take_beyond_free_blocks_raises_and_changes_nothing() -> None:
     pool = BlockPool(3)
     pool.take(0, 2)
@@ -109,6 +132,19 @@ def test_block_keeps_first_key() -> None:
     pool.register(1, 200)
     assert list(pool.lookup([100])) == [1]
     assert list(pool.lookup([200])) == []
+
+
+def test_forgotten_block_loses_only_its_own_key() -> None:
+    pool = BlockPool(3)
+    pool.take(0, 3)
+    for block, key in ((1, 100), (2, 100), (3, 300)):
+        pool.register(block, key)
+    pool.forget(1)
+    assert list(pool.find([100, 300])) == [2, 3]
+    pool.forget(2)
+    pool.forget(2)  # has no key anymore
+    assert list(pool.find([100, 300])) == [0, 3]
+    assert pool.cached == 1
 
 
 def test_share_counts_references_and_reuses_free_blocks() -> None:

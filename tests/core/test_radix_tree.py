@@ -28,6 +28,14 @@ def test_partial_match_splits_node_at_page_boundary() -> None:
     assert tree.evictable == 12
 
 
+def test_match_ends_where_the_shorter_common_segment_ends() -> None:
+    tree = RadixTree(page_size=1)
+    tree.insert(tokens(("g", 10)), 10)
+    assert tree.match(tokens(("g", 4), ("b", 6)), 10)[0] == 4
+    assert tree.match(tokens(("g", 10), ("b", 6)), 16)[0] == 10
+    assert tree.insert(tokens(("g", 7), ("b", 6)), 13)[0] == 7
+
+
 def test_insert_returns_known_prefix_and_adds_rest() -> None:
     tree = RadixTree(page_size=1)
     tree.insert(tokens(("g", 10), ("a", 5)), 15)
@@ -75,6 +83,18 @@ def test_split_refreshes_access_time_of_lower_part() -> None:
     tree.evict(1)
     assert cached(tree, "b", 10) == 0
     assert cached(tree, "a", 10) == 10
+
+
+def test_split_by_insert_refreshes_access_time_of_upper_part() -> None:
+    tree = RadixTree(page_size=1)
+    tree.insert(tokens(("a", 10)), 10)
+    _, b = tree.insert(tokens(("b", 10)), 10)
+    tree.insert(tokens(("a", 4), ("c", 5)), 9)  # splits a, which is then newer than b
+    tree.lock(b)
+    assert tree.evict(11) == 11  # both leaves below the common part of a
+    tree.unlock(b)
+    assert tree.evict(1) == 10
+    assert cached(tree, "a", 4) == 4
 
 
 def test_lock_protects_path_to_root_only() -> None:
