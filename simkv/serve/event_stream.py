@@ -58,6 +58,8 @@ CHAT = Dialect(
     lambda text: {"message": {"role": "assistant", "content": text}},
     {"delta": {"role": "assistant", "content": ""}},
 )
+#: Maximum number of messages that are formatted before other calls are served again.
+MAX_MESSAGES = 256
 #: Placeholder for the text of a token in the prepared chunk.
 TEXT_PLACEHOLDER = "\0"
 
@@ -118,6 +120,10 @@ class Writer:
                 else:
                     parts.append(b"".join((before, text.encode(), after)))
                 sent = end
+                if len(parts) >= MAX_MESSAGES:
+                    yield b"".join(parts)
+                    parts.clear()
+                    await asyncio.sleep(0)
             if parts:
                 yield b"".join(parts)
             if due is not None:

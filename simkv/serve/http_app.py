@@ -8,7 +8,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
-from msgspec.json import schema_components
+from msgspec.json import encode, schema_components
 from pydantic import BaseModel, Field
 
 from simkv.core.version import __version__
@@ -142,7 +142,7 @@ def _add_generation(app: FastAPI, handler: RequestHandler) -> None:
             for prompt in body.prompts()
         ]
         name = id_of(request.headers.get("x-request-id"))
-        call = handler.begin(COMPLETION.prefix, name, body, prompts)
+        call = await handler.begin(COMPLETION.prefix, name, body, prompts)
         return ReplyResponse(Writer(handler, call, body, COMPLETION))
 
     @app.post("/v1/chat/completions", responses=GENERATION, openapi_extra=body_of("ChatBody"))
@@ -152,11 +152,13 @@ def _add_generation(app: FastAPI, handler: RequestHandler) -> None:
         body.check_stop()
         prompt = texts.chat(_turns(body.messages))
         name = id_of(request.headers.get("x-request-id"))
-        call = handler.begin(CHAT.prefix, name, body, [prompt])
+        call = await handler.begin(CHAT.prefix, name, body, [prompt])
         return ReplyResponse(Writer(handler, call, body, CHAT))
 
-    @app.post("/tokenize", responses=errors(400, 503), openapi_extra=body_of("TokenizeBody"))
-    async def tokenize(request: Request) -> dict[str, Any]:
+    tokenized = content("application/json") | errors(400, 503)
+
+    @app.post("/tokenize", responses=tokenized, openapi_extra=body_of("TokenizeBody"))
+    async def tokenize(request: Request) -> Response:
         """Tokenize a text or a conversation."""
         body = await read_body(request, TOKENIZE_BODY)
         if (body.prompt is None) == (body.messages is None):
@@ -164,7 +166,8 @@ def _add_generation(app: FastAPI, handler: RequestHandler) -> None:
         tokens = texts.chat(_turns(body.messages or [])) if body.messages else None
         tokens = texts.encode(body.prompt or "") if tokens is None else tokens
         longest = handler.served.longest
-        return {"count": len(tokens), "max_model_len": longest, "tokens": tokens.tolist()}
+        said = {"count": len(tokens), "max_model_len": longest, "tokens": tokens.tolist()}
+        return Response(encode(said), media_type="application/json")
 
     @app.post("/detokenize", responses=errors(400, 503), openapi_extra=body_of("DetokenizeBody"))
     async def detokenize(request: Request) -> dict[str, str]:

@@ -1,11 +1,11 @@
 """Run a simulation in real time: requests come from clients, tokens are sent when they are due.
 
 ``simpy.rt.RealtimeEnvironment`` sleeps inside its ``step`` and cannot be woken, so this module uses
-the plain environment and an asyncio timer set to the next event. When a request arrives, all events
-due before it are processed first. Then it enters the simulation at its own time, and the timer is
-set again. The simulation therefore equals a simulation of the recorded requests, even if the
-process is late. Only the delivery to clients can be late; ``lag`` measures by how much. There are
-no leaps: they would not change results, and every token has to be sent.
+the plain environment and an asyncio timer set to the next event. The arrival of a request and the
+departure of its client are events too, at the time at which the server learns of them. The
+simulation therefore equals a simulation of the recorded requests, even if the process is late, and
+a late process still serves its sockets. Only replies can be late; ``lag`` measures by how much.
+There are no leaps: they would not change results, and every token has to be sent.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from math import inf, nextafter
+from typing import Any, TypeVar
 
 import simpy
 
@@ -26,6 +27,7 @@ from simkv.core.outcome import Outcome
 from simkv.core.request import Request, Segment
 from simkv.scenario.scenario import Scenario
 from simkv.serve.partial_reply import Reply
+from simkv.sim.clock import ExactTimeout
 from simkv.sim.fleet.fleet import Fleet
 from simkv.sim.replica_base import Replica
 from simkv.sim.run_record import RequestRecord
@@ -37,6 +39,8 @@ from simkv.sim.simulation import (
 )
 from simkv.workload.clients import Clients
 from simkv.workload.listed_requests import make_acceptance
+
+T = TypeVar("T")
 
 #: Minimum time from a request's arrival to its client's departure (s).
 MIN_LEAVE_DELAY_S = 1e-6
@@ -63,6 +67,10 @@ class ClientRequest:
     priority: int = 0
     ignore_eos: bool = False
     lora: str | None = None
+
+
+class ServerStoppedError(Exception):
+    """The engine died or the server stopped before a request entered the simulation."""
 
 
 class LiveSimulation:
@@ -96,6 +104,8 @@ class LiveSimulation:
         self.env = self.server.env
         self._start = self._warned = -inf
         self._timer: asyncio.Handle | None = None
+        self._latest = 0.0
+        self._pending: dict[float, asyncio.Future[Any]] = {}
 
     def _make(self, spec: ReplicaSpec, env: simpy.Environment, rank: int) -> Replica:
         replica = build_replica(self._scenario, spec, env, rank, leaping=False)
@@ -116,8 +126,8 @@ class LiveSimulation:
 
     @property
     def now(self) -> float:
-        """Present simulated time, in seconds since the start."""
-        return max(self._elapsed, nextafter(self.env.now, inf))
+        """Simulated time up to which ``journal`` is complete, in seconds since the start."""
+        return min(self._pending, default=max(self._elapsed, self.env.now))
 
     def wall_clock(self, moment: float) -> float:
         """Return the time of a simulated moment on the wall clock, in seconds since 1970."""
@@ -177,19 +187,47 @@ class LiveSimulation:
 
     # Client actions.
 
-    def submit(self, ask: ClientRequest) -> Reply:
-        """Submit a request at the present time and return its reply."""
-        with self._end_replies_on_error():
-            self.env.run(until=self.now)
-        return self._enter(ask)
+    def _next_moment(self, earliest: float = 0.0) -> float:
+        """Return the time of a new client action: after all others and after the last event."""
+        last = nextafter(max(self.env.now, self._latest), inf)
+        self._latest = max(self._elapsed, last, earliest)
+        return self._latest
 
-    def reject_if_full(self, ask: Callable[[], ClientRequest]) -> Reply | None:
+    def _schedule(self, action: Callable[[], T], earliest: float = 0.0) -> asyncio.Future[T]:
+        """Do a client's action at the present simulated time, before other events of that time.
+
+        The future has the result; ServerStoppedError if the engine dies before. A cancelled action
+        is not done.
+        """
+        done: asyncio.Future[T] = self._loop.create_future()
+        moment = self._next_moment(earliest)
+        self._pending[moment] = done
+
+        def act(_: simpy.Event) -> None:
+            if not done.done():
+                done.set_result(action())
+            self._pending.pop(moment, None)
+
+        event = ExactTimeout(self.env, moment, ExactTimeout.BEFORE)
+        assert event.callbacks is not None
+        event.callbacks.append(act)
+        if self.dead:
+            self._end_pending(f"the engine is dead: {self.dead}")
+        self._plan()
+        return done
+
+    def submit(self, ask: ClientRequest) -> asyncio.Future[Reply]:
+        """Submit a request at the present time. The future has its reply."""
+        return self._schedule(partial(self._enter, ask))
+
+    def reject_if_full(self, ask: Callable[[], ClientRequest]) -> asyncio.Future[Reply | None]:
         """Submit a request only if every replica would reject it now; otherwise return None.
 
         If the queue limit of every replica is reached, the choice of the router does not matter.
         """
-        with self._end_replies_on_error():
-            self.env.run(until=self.now)
+        return self._schedule(partial(self._enter_if_full, ask))
+
+    def _enter_if_full(self, ask: Callable[[], ClientRequest]) -> Reply | None:
         if not all(
             replica.queue_limit and replica.queue_limit.find_rejection()
             for replica in self.replicas
@@ -219,29 +257,47 @@ class LiveSimulation:
         self.changes.append(request)
         answer = self.replies[number] = Reply(request)
         self.server.submit(request)
-        self._plan()
         return answer
 
-    def disconnect(self, answer: Reply) -> None:
-        """Record that the client has left, unless its request has ended."""
+    def disconnect(self, answer: Reply, then: Callable[[], None] = lambda: None) -> None:
+        """Let the client of a reply leave at the present time, unless its request has ended.
+
+        ``then`` is called when the request has ended in the simulation.
+        """
         request = answer.request
         if request.id not in self.replies:
+            then()
             return
-        now = max(self.now, request.arrival + MIN_LEAVE_DELAY_S)
-        with self._end_replies_on_error():
-            self.env.run(until=now)
-        if self.replies.pop(request.id, None) is None:
-            return
+
+        def leave() -> None:
+            if self.replies.pop(request.id, None) is not None:
+                self._note_departure(request)
+                self.server.disconnect(request.id)
+            then()
+
+        self._schedule(leave, request.arrival + MIN_LEAVE_DELAY_S)
+
+    def _note_departure(self, request: Request, now: float | None = None) -> None:
+        now = self.env.now if now is None else now
         left = self.journal[request.id] = replace(request, timeout=now - request.arrival)
         self.changes.append(left)
-        self.server.disconnect(request.id)
-        self._plan()
 
     def cut_off(self) -> None:
-        """End all unfinished replies because the server stops."""
+        """End all unfinished replies because the server stops. The simulation stays where it is."""
+        self._end_pending("the server is shutting down")
         for answer in list(self.replies.values()):
-            self.disconnect(answer)
+            request = answer.request
+            moment = self._next_moment(request.arrival + MIN_LEAVE_DELAY_S)
+            self._note_departure(request, moment)
             answer.end(Outcome.CUT_OFF)
+        self.replies.clear()
+
+    def _end_pending(self, why: str) -> None:
+        for future in self._pending.values():
+            if not future.done():
+                future.set_exception(ServerStoppedError(why))
+                future.exception()  # nobody waits for departures; do not log them
+        self._pending.clear()
 
     # Engine events.
 
@@ -275,3 +331,4 @@ class LiveSimulation:
         for answer in list(self.replies.values()):
             answer.end(Outcome.STALLED, self.dead)
         self.replies.clear()
+        self._end_pending(f"the engine is dead: {why}")

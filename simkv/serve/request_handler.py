@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from urllib.parse import quote
@@ -16,7 +18,7 @@ from simkv.core.outcome import Outcome
 from simkv.core.request import Request, Segment
 from simkv.core.scheduler_protocol import Refusal
 from simkv.serve.error_responses import RequestError
-from simkv.serve.live_simulation import ClientRequest, LiveSimulation
+from simkv.serve.live_simulation import ClientRequest, LiveSimulation, ServerStoppedError
 from simkv.serve.partial_reply import Reply
 from simkv.serve.prompt_prefixes import PromptTree
 from simkv.serve.request_bodies import Body
@@ -143,11 +145,12 @@ class RequestHandler:
         self._random = np.random.default_rng(self.served.seed)
         self.in_flight = 0
 
-    def begin(
+    async def begin(
         self, prefix: str, name: str | None, body: Body, prompts: Sequence[array[int]]
     ) -> Generation:
-        """Send the prompts of a call to the engine. Raises RequestError where the API rejects the
-        call.
+        """Send the prompts of a call to the engine, and wait until it has received them.
+
+        Raises RequestError where the API rejects the call.
 
         A full queue is reported before an invalid prompt, as in vLLM 0.33.0 (``_preflight``). If
         the queue limit rejects one prompt, the whole call is rejected.
@@ -159,30 +162,33 @@ class RequestHandler:
         if len(called) > LONGEST_ID:
             said = f"request_id: expected at most {LONGEST_ID} characters, got {len(called)}"
             raise RequestError(400, said, "request_id")
-        self._preflight(called, body, prompts[0], lora)
+        await self._preflight(called, body, prompts[0], lora)
         if body.n is not None and body.n > 1:
             raise RequestError(400, "n: simkv does not model parallel sampling; expected 1", "n")
         if body.priority and not self.served.by_priority:
             said = "Got priority {} but priority scheduling is not enabled."
             raise RequestError(400, said.format(body.priority), "priority")
         limits = [self._limit(body, len(prompt)) for prompt in prompts]
-        answers = [
-            self.live.submit(self._ask(body, prompt, limit, lora))
-            for prompt, limit in zip(prompts, limits, strict=True)
-        ]
+        with _report_end_of_server():
+            answers = await asyncio.gather(
+                *(
+                    self.live.submit(self._ask(body, prompt, limit, lora))
+                    for prompt, limit in zip(prompts, limits, strict=True)
+                )
+            )
         self.names[called] = [answer.request.id for answer in answers]
         if refusals := [answer.refusal for answer in answers if answer.refusal]:
             for answer in answers:
                 self.live.disconnect(answer)
+                self._forget(answer.request.id)
             raise _turned_away(refusals[0])
-        self._prompts.update(zip(self.names[called], prompts, strict=True))
-        if body.stream:
-            self.streamed.update(self.names[called])
         self.in_flight += 1
         model = lora or self.served.model
         return Generation(prefix, called, model, list(prompts), answers)
 
-    def _preflight(self, called: str, body: Body, prompt: array[int], lora: str | None) -> None:
+    async def _preflight(
+        self, called: str, body: Body, prompt: array[int], lora: str | None
+    ) -> None:
         """Raise RequestError if the queue limit would reject the call.
 
         The limit does not depend on the prompt, so only the first prompt of the call is submitted.
@@ -195,21 +201,31 @@ class RequestHandler:
                 limit = 1
             return self._ask(body, prompt, limit, lora)
 
-        if len(prompt) and (answer := self.live.reject_if_full(ask)):
+        if not len(prompt):
+            return
+        with _report_end_of_server():
+            answer = await self.live.reject_if_full(ask)
+        if answer:
             self.names[called] = [answer.request.id]
+            self._forget(answer.request.id)
             assert answer.refusal
             raise _turned_away(answer.refusal)
 
     def end(self, call: Generation) -> None:
         """End a call: cancel unfinished requests, add prompts and replies to the prefix tree."""
         self.in_flight -= 1
-        for prompt, answer in zip(call.prompts, call.replies, strict=True):
-            self.live.disconnect(answer)
-            number = answer.request.id
-            self.streamed.discard(number)
-            del self._prompts[number]
-            emitted = self.served.texts.emitted(number, answer.tokens)
-            self._known.add_reply(prompt, emitted, f"o{number}")
+        for answer in call.replies:
+            self.live.disconnect(answer, partial(self._keep_reply, answer))
+
+    def _keep_reply(self, answer: Reply) -> None:
+        number = answer.request.id
+        emitted = self.served.texts.emitted(number, answer.tokens)
+        self._known.add_reply(self._forget(number), emitted, f"o{number}")
+
+    def _forget(self, number: int) -> array[int]:
+        """Remove request ``number`` and return its prompt."""
+        self.streamed.discard(number)
+        return self._prompts.pop(number)
 
     def tokens(self, number: int, count: int) -> array[int]:
         """Return the first ``count`` tokens of a request in flight: its prompt, then its output."""
@@ -261,18 +277,31 @@ class RequestHandler:
             prompt_tokens=len(prompt),
             max_tokens=limit,
             output_tokens=min(max(emits, body.min_tokens, 1), limit),
-            segments=partial(self._segments, prompt),
+            segments=partial(self._register, prompt, bool(body.stream)),
             priority=body.priority,
             ignore_eos=body.ignore_eos,
             lora=lora,
         )
 
-    def _segments(self, prompt: array[int], number: int) -> list[Segment]:
+    def _register(self, prompt: array[int], streamed: bool, number: int) -> list[Segment]:
+        """Keep the prompt of request ``number`` and return its segments."""
+        self._prompts[number] = prompt
+        if streamed:
+            self.streamed.add(number)
         return self._known.segments_of(prompt, f"u{number}")
 
     def _draw(self) -> int:
         assert self.served.lengths is not None
         return self.served.lengths(self._random)
+
+
+@contextmanager
+def _report_end_of_server() -> Iterator[None]:
+    """Answer a call with status 503 if the engine dies or the server stops."""
+    try:
+        yield
+    except ServerStoppedError as error:
+        raise RequestError(503, str(error)) from None
 
 
 def _turned_away(refusal: Refusal) -> RequestError:

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
+
 from simkv.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -63,7 +65,7 @@ class FourByteTokenizer:
         return array("q", memoryview(data).cast("I"))
 
     def decode(self, tokens: Sequence[int]) -> str:
-        data = b"".join((token & 0xFFFFFFFF).to_bytes(4, "little") for token in tokens)
+        data = np.asarray(tokens, np.int64).astype("<u4").tobytes()
         return data.replace(b"\0", b"").decode("utf-8", "replace")
 
     def chat(self, messages: Iterable[RoleMessage]) -> array[int]:

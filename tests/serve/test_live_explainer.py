@@ -89,7 +89,7 @@ def test_concurrent_questions_share_two_runs(
         live.start()
         asked = Explainer(live, served, tmp_path)
         for _ in range(2 * MAX_BATCH + 1):
-            live.submit(ClientRequest(10, 4, 4, lambda _: []))
+            await live.submit(ClientRequest(10, 4, 4, lambda _: []))
         first = asyncio.create_task(asked.explain([3]))
         await asyncio.sleep(0)
         await asyncio.gather(first, *(asked.explain([number]) for number in range(50)))

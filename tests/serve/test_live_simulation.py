@@ -16,7 +16,7 @@ from simkv.core.outcome import Outcome
 from simkv.core.request import Segment
 from simkv.scenario.scenario import Scenario
 from simkv.scenario.scenario_loader import load
-from simkv.serve.live_simulation import ClientRequest, LiveSimulation
+from simkv.serve.live_simulation import ClientRequest, LiveSimulation, ServerStoppedError
 from simkv.serve.recorded_workload import recorded_scenario, write_recorded_trace
 from simkv.sim.run_record import RunRecord
 from simkv.sim.simulation import build_replica_specs, simulate_scenario
@@ -99,12 +99,14 @@ async def visit(live: LiveSimulation, seed: int) -> list[int]:
             pieces = [Segment("common", 0, shared), Segment(f"u{own}", 0, prompt - shared)]
             return [piece for piece in pieces if piece.end] if shared else []
 
-        answer = live.submit(ClientRequest(prompt, limit, luck.randint(1, limit), segments))
+        answer = await live.submit(ClientRequest(prompt, limit, luck.randint(1, limit), segments))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(luck.choice([3.0, luck.random() * 0.3])):
                 while not answer.ended:
                     await answer.wait_for_tokens(answer.tokens)
-        live.disconnect(answer)
+        left = asyncio.Event()
+        live.disconnect(answer, left.set)
+        await left.wait()
         got.append((answer.request.id, answer.tokens))
 
     await asyncio.gather(*(client(number) for number in range(45)))
@@ -117,8 +119,16 @@ def columns(record: RunRecord) -> dict[str, list[object]]:
 
 
 @pytest.mark.parametrize("kind", SERVED)
-def test_rerun_makes_same_decisions(tmp_path: Path, kind: str, runner: asyncio.Runner) -> None:
-    """The run equals the live simulation step by step, and clients received its tokens."""
+@pytest.mark.parametrize("late", [False, True])
+def test_rerun_makes_same_decisions(
+    tmp_path: Path, kind: str, late: bool, runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run equals the live simulation step by step, and clients received its tokens.
+
+    If the simulation is late, clients come and leave while earlier events are due.
+    """
+    if late:
+        monkeypatch.setattr("simkv.serve.live_simulation.SLICE_S", -1.0)  # one event at a time
     served = loaded(tmp_path, SERVED[kind])
     live = LiveSimulation(served, build_replica_specs(served, tmp_path), speed=10)
     got = runner.run(visit(live, 7))
@@ -148,6 +158,45 @@ def test_rerun_makes_same_decisions(tmp_path: Path, kind: str, runner: asyncio.R
             assert got[number] == life.tokens
 
 
+def test_arrival_waits_for_earlier_events(
+    tmp_path: Path, runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A late simulation serves other tasks while a new request waits for its turn."""
+    monkeypatch.setattr("simkv.serve.live_simulation.SLICE_S", -1.0)
+    served = loaded(tmp_path)
+    live = LiveSimulation(served, build_replica_specs(served, tmp_path), speed=1e5)
+
+    async def visit() -> int:
+        live.start()
+        first = await live.submit(ClientRequest(10, 300, 300, lambda _: []))
+        arriving = live.submit(ClientRequest(10, 4, 4, lambda _: []))
+        turns = 0
+        while not arriving.done():
+            assert live.now < 1e9
+            assert len(live.journal) == 1
+            await asyncio.sleep(0)
+            turns += 1
+        assert first.tokens > 0
+        return turns
+
+    assert runner.run(visit()) > 100
+
+
+def test_stop_ends_waiting_arrivals(tmp_path: Path, runner: asyncio.Runner) -> None:
+    served = loaded(tmp_path)
+    live = LiveSimulation(served, build_replica_specs(served, tmp_path), speed=1e5)
+
+    async def visit() -> None:
+        live.start()
+        arriving = live.submit(ClientRequest(10, 4, 4, lambda _: []))
+        live.cut_off()
+        with pytest.raises(ServerStoppedError, match="shutting down"):
+            await arriving
+        assert live.journal == []
+
+    runner.run(visit())
+
+
 def test_recorded_trace_is_lossless(tmp_path: Path, runner: asyncio.Runner) -> None:
     served = loaded(tmp_path)
     live = LiveSimulation(served, build_replica_specs(served, tmp_path), speed=10)
@@ -171,7 +220,7 @@ def test_internal_error_ends_all_replies(tmp_path: Path) -> None:
         live.start()
         await asyncio.sleep(0.05)
         live.replicas[0].scheduler.schedule = broken  # type: ignore[method-assign,assignment]
-        reply = live.submit(ClientRequest(5, 5, 5, lambda _: []))
+        reply = await live.submit(ClientRequest(5, 5, 5, lambda _: []))
         await asyncio.wait_for(reply.wait_for_tokens(0), PATIENCE)
         return reply.outcome
 
