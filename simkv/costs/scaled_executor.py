@@ -80,12 +80,18 @@ class ScaledExecutor:
 
     def forecast_steps(self, load: StepLoad, steps: int) -> Sequence[float] | Floats:
         found = np.asarray(self.inner.forecast_steps(load, steps), np.float64)
-        if self._wider is None:
-            return found * self._scale["decode"]
-        return found * [self._of(advance_load(load, step)) for step in range(1, len(found) + 1)]
+        return found * self._decode_factors(load, len(found))
 
     def ran(self, load: StepLoad, seconds: Sequence[float]) -> None:
-        self.inner.ran(load, seconds)
+        # The inner executor counts its own step times, as in `run`.
+        factors = self._decode_factors(load, len(seconds))
+        self.inner.ran(load, (np.asarray(seconds, np.float64) / factors).tolist())
+
+    def _decode_factors(self, load: StepLoad, steps: int) -> float | list[float]:
+        """Return the factors of the decode steps after ``load``."""
+        if self._wider is None:
+            return self._scale["decode"]
+        return [self._of(advance_load(load, step)) for step in range(1, steps + 1)]
 
     def idle(self) -> float:
         return self.inner.idle()

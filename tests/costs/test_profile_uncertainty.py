@@ -12,7 +12,7 @@ from simkv.costs.cost_profile import CostProfile, StepError
 from simkv.costs.held_out_errors import compute_extrapolation_errors
 from simkv.costs.profile_uncertainty import OutOfRangeMargin, doublings, unknown_share
 from simkv.costs.scaled_executor import ScaledExecutor, compute_step_scales
-from simkv.costs.simulated_executor import SimulatedExecutor
+from simkv.costs.simulated_executor import SimulatedExecutor, advance_load
 from simkv.costs.step_load import StepLoad
 
 
@@ -45,6 +45,20 @@ def test_error_grows_per_doubling_and_axes_add_in_quadrature() -> None:
 def test_values_above_an_empty_range_are_infinitely_far() -> None:
     assert doublings(1.0, 0.0, 0.0) == inf
     assert doublings(3.0, 1.0, 4.0) == 0.0
+
+
+def test_leaps_count_the_same_busy_time_as_single_steps() -> None:
+    """Shares of the busy time are those of the profile's own step times."""
+    load, scale = StepLoad(0, 0, 0, 8, 400), {"decode": 500.0, "prefill": 1.0, "mixed": 1.0}
+    for wider in (None, OutOfRangeMargin(profile(beyond={"decode_seqs": 0.1}))):
+        stepped, leaped = SimulatedExecutor(profile()), SimulatedExecutor(profile())
+        for step in range(1, 6):
+            ScaledExecutor(stepped, scale, wider).run(advance_load(load, step))
+        leaping = ScaledExecutor(leaped, scale, wider)
+        leaping.ran(load, list(leaping.forecast_steps(load, 5)))
+        assert leaped.busy == pytest.approx(stepped.busy)
+        assert leaped.outside == pytest.approx(stepped.outside)
+        assert stepped.outside["decode_seqs"] == pytest.approx(0.05)
 
 
 def test_steps_outside_the_range_have_larger_errors() -> None:

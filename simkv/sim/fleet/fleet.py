@@ -209,11 +209,13 @@ class Fleet:
             lifetime.replica for lifetime in (*self._serving, *self._draining)
         } | self._starting
         free = (i for i in range(self.size) if i not in taken)
-        for replica in islice(free, max(want - current - starting, 0)):
+        new = list(islice(free, max(want - current - starting, 0)))
+        for replica in new:
             self.env.process(self._add(replica, self._scaler.rule.lag))
-        for lifetime in self._serving[current + min(want - current, 0) :]:
+        surplus = self._serving[current + min(want - current, 0) :]
+        for lifetime in surplus:
             self._drain(lifetime, for_good=True)
-        return self._scaler.steady_until if want == current + starting else 0.0
+        return 0.0 if new or surplus else self._scaler.steady_until
 
     def _fail(self, lifetime: ReplicaLifetime, why: str) -> None:
         """Remove a failed replica; its unfinished requests are lost or sent to another replica."""

@@ -181,6 +181,22 @@ def test_idle_years_cost_few_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert calls.count("load") < 300
 
 
+def test_full_fleet_costs_no_checks_while_a_replica_drains(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A number that the fleet cannot reach is not tried again until an event occurs."""
+    calls = []
+    target_size = Autoscaler.target_size
+    monkeypatch.setattr(
+        Autoscaler, "target_size", lambda *a: calls.append("scale") or target_size(*a)
+    )
+    rule = {"metric": "waiting", "target": 1.0, "max_replicas": 2, "scale_down_after": 5.0}
+    section = {"replicas": 2, "router": "random", "autoscale": rule}
+    result = fleet(section, at(0.0, 0.5, 0.6), engine_ready=1e7)
+    assert result.summary["finished"] == 3
+    assert len(calls) < 300
+
+
 def test_later_events_end_a_pause_early() -> None:
     env = simpy.Environment()
     tasks, seen = RecurringTasks(env), []
