@@ -14,6 +14,7 @@ import pytest
 
 from simkv.core.request import Prompt, Segment
 from simkv.core.scheduler_protocol import Batch, Completion
+from simkv.schedulers.vllm.admission import BACKLOG, BUSY, build_admission_check
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.scheduler import VllmScheduler
 
@@ -127,6 +128,16 @@ def test_step_kind_is_decode_for_emitted_tokens_only() -> None:
     scheduler.abort(0)
     scheduler.abort(1)
     assert step(scheduler).kind == "idle"
+
+
+def test_each_queue_limit_applies_without_the_other() -> None:
+    assert build_admission_check(VllmConfig(**PLAIN)) is None
+    requests = build_admission_check(VllmConfig(**PLAIN, max_num_queued_reqs=3))
+    tokens = build_admission_check(VllmConfig(**PLAIN, max_num_queued_tokens=10))
+    assert requests is not None
+    assert tokens is not None
+    assert [requests(unfinished, 99) for unfinished in (2, 3)] == [None, BUSY]
+    assert [tokens(99, in_prefill) for in_prefill in (9, 10)] == [None, BACKLOG]
 
 
 # Preemption

@@ -10,6 +10,7 @@ from simkv.core.errors import InputError
 from simkv.core.request import Prompt, Segment
 from simkv.core.scheduler_protocol import Batch
 from simkv.schedulers.vllm.config import VllmConfig
+from simkv.schedulers.vllm.schedule_step import ScheduleStep
 from simkv.schedulers.vllm.scheduler import VllmScheduler
 from simkv.schedulers.vllm.spec import VLLM
 from simkv.schedulers.vllm.state_memory import StateTable
@@ -50,6 +51,20 @@ def test_decode_verifies_drafts_and_keeps_accepted_tokens() -> None:
     assert [row.tokens for row in rows] == [4, 4, 4, 4]
     assert [row.context for row in rows] == [8, 11, 12, 16]
     assert scheduler.leap(100) == 1
+
+
+def test_preempted_request_returns_its_whole_budget() -> None:
+    """A drafter needs 3 tokens for each request, beside its scheduled tokens."""
+    budget = ScheduleStep(tokens=100, threshold=0, hold=False, inputs=40, slots=3)
+    assert budget.budget == 37
+    budget.spend(10)
+    budget.spend(5)
+    assert budget.budget == 37 - 13 - 8
+    budget.restore(5)
+    budget.restore(10)
+    assert budget.budget == 37
+    budget.spend(4, requests=4)  # four decodes
+    assert budget.budget == 37 - 4 - 4 * 3
 
 
 def test_blocks_for_drafts_and_lookahead_stay_after_rejection() -> None:
