@@ -100,8 +100,11 @@ def _busy(lifetime: ReplicaLifetime, end: float) -> float:
     """Return the busy seconds of a replica, up to the end of its lifetime or of the run."""
     log, until = lifetime.engine.record.steps, end if lifetime.end is None else lifetime.end
     busy = fsum(log.end) - fsum(log.start)
-    if log.end and log.end[-1] > until:  # only the last step can extend past the end
-        busy -= min(log.end[-1] - until, log.end[-1] - log.start[-1])
+    # An asynchronous engine has scheduled a further step when its lifetime or the run ends.
+    for start, stop in zip(reversed(log.start), reversed(log.end), strict=True):
+        if stop <= until:
+            break
+        busy -= stop - max(start, until)
     return busy
 
 
