@@ -37,6 +37,8 @@ def test_busy_slots_are_bottleneck_of_empty_cache(tmp_path: Path) -> None:
     found = bottleneck(result := run(tmp_path, "engine.max_num_seqs=2"))
     assert found.kind is LedgerKind.SLOT
     assert found.running == 2
+    waits = (LedgerKind.SLOT, LedgerKind.BEHIND)
+    assert found.seconds == pytest.approx(sum(result.diagnosis.totals[kind] for kind in waits))
     # Two requests of 16 to 56 tokens hold 2 to 8 of 399 blocks.
     assert 2 / 399 <= found.kv_use <= 8 / 399
     assert describe_cause(result).startswith(

@@ -9,7 +9,7 @@ import pytest
 
 from simkv.core.block_keys import TokenContent
 from simkv.core.request import Prompt, Segment
-from simkv.core.scheduler_protocol import Batch
+from simkv.core.scheduler_protocol import Batch, Held
 from simkv.schedulers.sglang.config import SglangConfig
 from simkv.schedulers.sglang.memory import Req, SglangMemory
 from simkv.schedulers.sglang.scheduler import SglangScheduler
@@ -113,6 +113,16 @@ def test_running_requests_reserve_share_of_remaining_output(
         step(scheduler)
     scheduler.add(Prompt(1, tokens, 1))  # needs 2 more; 32 are free and 16 * ratio promised
     assert ids(step(scheduler)) == [1 if admitted else 0]
+
+
+@pytest.mark.parametrize(("tokens", "why"), [(14, "reserved"), (33, "blocks")])
+def test_head_waits_for_reserved_or_for_used_memory(tokens: int, why: str) -> None:
+    scheduler = engine(40, init_new_token_ratio=1, min_new_token_ratio_factor=1)
+    scheduler.add(Prompt(0, 5, 20))
+    for _ in range(4):
+        step(scheduler)
+    scheduler.add(Prompt(1, tokens, 1))  # 32 are free, of which 16 are reserved for request 0
+    assert step(scheduler).held == Held(1, why)
 
 
 def test_no_request_overtakes_blocked_head() -> None:

@@ -4,8 +4,10 @@ from typing import Any
 
 import pytest
 
+from simkv.core.block_keys import TokenContent
 from simkv.core.request import Prompt
 from simkv.core.scheduler_protocol import Batch
+from simkv.schedulers.sglang.queue_order import QueueOrder
 from simkv.schedulers.sglang.scheduler import SglangScheduler
 from tests.schedulers.test_sglang import engine, ids, shared, step
 
@@ -62,6 +64,20 @@ def test_most_frequent_routing_key_goes_first() -> None:
         scheduler.add(Prompt(i, 4, 30, routing_key=key))
     assert ids(step(scheduler)) == [5]
     assert scheduler.waiting_ids() == [4, 3, 6]
+
+
+def test_prefixes_of_unsorted_queue_are_refreshed_in_every_32nd_pass() -> None:
+    scheduler = cached("fcfs")
+    scheduler.add(shared(0, "a", 8, 3))
+    tree, order, refreshed = scheduler.state.memory.tree, QueueOrder(scheduler.state), []
+    assert tree is not None
+    for turn in range(70):
+        tree.match(TokenContent(shared(9, "b", 12, 1)), 12)  # now more recent than "a"
+        before = tree.fingerprint()
+        order.sort()
+        if tree.fingerprint() != before:
+            refreshed.append(turn)
+    assert refreshed == [0, 32, 64]
 
 
 # ---------------------------------------------------------------------- prefill delayer

@@ -324,7 +324,8 @@ def test_prefill_interval_delays_chunks() -> None:
     scheduler = engine(
         [ask(0, 4), ask(1, 20)], max_num_batched_tokens=8, prefill_schedule_interval=3
     )
-    assert [b.scheduled for b in steps(scheduler, 7)] == [
+    batches = steps(scheduler, 7)
+    assert [b.scheduled for b in batches] == [
         [(0, 4), (1, 4)],
         [(0, 1)],
         [(0, 1)],
@@ -333,6 +334,7 @@ def test_prefill_interval_delays_chunks() -> None:
         [(0, 1)],
         [(0, 1), (1, 7)],
     ]
+    assert [b.aside for b in batches[:4]] == [{}, {1: "rule"}, {1: "rule"}, {}]
     alone = engine([ask(0, 20)], max_num_batched_tokens=8, prefill_schedule_interval=3)
     assert [b.scheduled for b in steps(alone, 3)] == [[(0, 8)], [(0, 8)], [(0, 4)]]
 
@@ -365,6 +367,17 @@ def test_former_backlog_does_not_suspend_prefill_interval(leaps: bool) -> None:
     scheduler.add(ask(2, 6))
     assert step(scheduler).scheduled == [(0, 1)]
     assert step(scheduler).scheduled == [(0, 1), (2, 6)]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_leap_begins_after_first_decode(overlap: bool) -> None:
+    scheduler = engine([ask(0, 4), ask(1, 5)], async_scheduling=overlap)
+    batches = [scheduler.schedule(), scheduler.schedule()]
+    scheduler.complete(batches[0], ())
+    if not overlap:
+        scheduler.complete(batches[1], ())
+    assert batches[1].kind == "decode"
+    assert scheduler.leap(9) == 9
 
 
 # Prefix cache

@@ -67,6 +67,16 @@ def test_preempted_request_returns_its_whole_budget() -> None:
     assert budget.budget == 37 - 4 - 4 * 3
 
 
+def test_running_prompt_waits_for_budget_that_drafts_use() -> None:
+    scheduler = engine(max_num_batched_tokens=8)
+    for i, tokens in enumerate((1, 1, 20)):
+        scheduler.add(Prompt(i, tokens, 20))
+    first, second = step(scheduler), step(scheduler)
+    assert first.scheduled == [(0, 1), (1, 1), (2, 6)]
+    assert second.scheduled == [(0, 4), (1, 4)]
+    assert second.aside == {2: "budget"}
+
+
 def test_blocks_for_drafts_and_lookahead_stay_after_rejection() -> None:
     held = {}
     for method in ("eagle", "ngram"):

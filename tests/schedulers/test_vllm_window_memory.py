@@ -47,6 +47,17 @@ def test_window_holds_only_blocks_that_next_token_sees() -> None:
     assert scheduler.free_blocks == 40
 
 
+def test_leap_begins_after_first_decode_has_freed_blocks() -> None:
+    scheduler = engine(enable_prefix_caching=False)
+    scheduler.add(Prompt(0, 20, 20))
+    step(scheduler)
+    leaps = []
+    for _ in range(3):
+        step(scheduler)
+        leaps.append(scheduler.leap(5))
+    assert leaps == [1, 5, 5]
+
+
 @pytest.mark.parametrize(("variant", "lag"), [("0.25.0", 0), ("0.33.0", 1)])
 def test_blocks_read_by_step_in_flight_are_freed_later_in_newer_releases(
     variant: str, lag: int
