@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,15 @@ from hypothesis import strategies as st
 
 from simkv.core.outcome import Outcome
 from simkv.explain import timeouts
-from simkv.explain.timeouts import WAITED_KINDS
+from simkv.explain.timeouts import WAITED_KINDS, IsolatedRuns
 from simkv.explain.verdicts.unserved_requests import TimedOutRequests
 from simkv.metrics.expectation_checks import check_expectations, exit_code
+from simkv.metrics.run_metrics import e2e
 from simkv.metrics.run_result import RunResult
 from simkv.metrics.scenario_runner import run_scenario
 from simkv.report.run_explanation import explain_request
 from simkv.scenario.scenario import Scenario
+from simkv.sim.simulation import build_replica_specs, simulate_scenario
 from tests.laws.random_scenarios import ENGINES, scenarios
 
 VLLM = {
@@ -111,6 +114,33 @@ def test_many_shapes_are_estimated_from_the_profile(monkeypatch: pytest.MonkeyPa
     result = simulate(requests)
     assert outcomes(result) == expected
     assert set(result.record.shortfalls) == {3}
+
+
+def isolated(request: dict[str, Any], **fields: Any) -> tuple[float, float]:
+    """Return the simulated and the estimated duration of a request in isolation, in seconds."""
+    data = {"name": "x", "workload": {"requests": [request]}, "engine": VLLM} | fields
+    scenario = Scenario.model_validate(data)
+    replicas = build_replica_specs(scenario, HERE)
+    run = simulate_scenario(scenario, replicas)
+    world = IsolatedRuns(scenario, replicas)
+    shape = world.shape(run, replace(run.record.requests[0].request, timeout=1000.0))
+    (alone,) = world.alone(shape).requests.values()
+    seconds = e2e(alone)
+    assert seconds is not None
+    return seconds, world.estimate_seconds(shape)
+
+
+@pytest.mark.parametrize(("arrival", "seconds"), [(0.0, 13.0), (4.0, 9.0), (20.0, 3.0)])
+def test_start_of_the_engine_counts_in_isolation(arrival: float, seconds: float) -> None:
+    found = isolated(ask(3, arrival=arrival), engine_ready=10.0, profile="unit-step")
+    assert found == pytest.approx((seconds, seconds))
+
+
+def test_estimate_has_one_prefill_and_decodes_with_mean_context() -> None:
+    request = {"prompt_tokens": 300, "output_tokens": 101}
+    engine = VLLM | {"max_model_len": 512, "max_num_batched_tokens": 512}
+    simulated, estimated = isolated(request, engine=engine, profile="l4-mistralrs-slow-prefill")
+    assert estimated == pytest.approx(simulated, rel=1e-4)
 
 
 @pytest.mark.parametrize("replicas", [2, 3])

@@ -8,7 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simkv.explain.computed_runs import RUN_KINDS, compute_runs, tabulate_runs
 from simkv.explain.ledger_kinds import LedgerKind
+from simkv.explain.wait_attribution import WaitAttribution, find_block_holdings
+from simkv.explain.wait_ledger import build_ledger
 from simkv.metrics.scenario_runner import run_scenario
 from simkv.scenario.thread_pacing import Pacing
 from tests.laws.ledger_sums import assert_sums
@@ -36,3 +39,25 @@ def test_ledger_sums_in_pipeline(variant: str, data: st.DataObject) -> None:
                 LedgerKind.PREEMPTED,
                 LedgerKind.RECOMPUTE,
             }
+
+
+@pytest.mark.parametrize("engine", ["mistralrs", "vllm", "sglang", "fastdeploy", "trtllm"])
+@given(data=st.data())
+def test_tables_of_all_requests_equal_the_forms_of_each(engine: str, data: st.DataObject) -> None:
+    variant = [v for e, v in ENGINES if e == engine][-1]
+    record = run_scenario(data.draw(scenarios(engine, variant)), Path()).record
+    table = tabulate_runs(record)
+    runs = [
+        (owner, RUN_KINDS.index(run.kind), *run[1:])
+        for owner, life in enumerate(record.requests.values())
+        for run in compute_runs(life)
+    ]
+    assert list(zip(*(column.tolist() for column in table), strict=True)) == runs
+    ledger = build_ledger(record)
+    assert build_ledger(record, table=table) == ledger
+    waits = WaitAttribution(record, ledger, 4, table)
+    held = {i: find_block_holdings(record, life, 4) for i, life in record.requests.items()}
+    for start in {start for rows in held.values() for start, _, _ in rows}:
+        at = start + 1e-3
+        expected = {i: n for i, rows in held.items() for first, end, n in rows if first < at <= end}
+        assert waits.block_holders(at) == expected
