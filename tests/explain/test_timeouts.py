@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simkv.core.outcome import Outcome
+from simkv.costs.cost_profile import load_profile
 from simkv.explain import timeouts
 from simkv.explain.timeouts import WAITED_KINDS, IsolatedRuns
 from simkv.explain.verdicts.unserved_requests import TimedOutRequests
@@ -136,11 +138,15 @@ def test_start_of_the_engine_counts_in_isolation(arrival: float, seconds: float)
     assert found == pytest.approx((seconds, seconds))
 
 
-def test_estimate_has_one_prefill_and_decodes_with_mean_context() -> None:
+def test_estimate_has_one_prefill_and_decodes_with_mean_context(tmp_path: Path) -> None:
+    profile = load_profile("unit-step").model_dump(mode="json")
+    prices = {"steps": 0.01, "prefill_tokens": 1e-3, "prefill_pairs": 1e-6, "decode_context": 1e-5}
+    profile["terms"] = [{"name": k, "feature": k, "seconds": v} for k, v in prices.items()]
+    (tmp_path / "profile.json").write_text(json.dumps(profile))
     request = {"prompt_tokens": 300, "output_tokens": 101}
     engine = VLLM | {"max_model_len": 512, "max_num_batched_tokens": 512}
-    simulated, estimated = isolated(request, engine=engine, profile="l4-mistralrs-slow-prefill")
-    assert estimated == pytest.approx(simulated, rel=1e-4)
+    simulated, estimated = isolated(request, engine=engine, profile=str(tmp_path / "profile.json"))
+    assert estimated == pytest.approx(simulated, rel=1e-3)
 
 
 @pytest.mark.parametrize("replicas", [2, 3])

@@ -57,7 +57,7 @@ def test_tables_of_all_requests_equal_the_forms_of_each(engine: str, data: st.Da
     assert build_ledger(record, table=table) == ledger
     waits = WaitAttribution(record, ledger, 4, table)
     held = {i: find_block_holdings(record, life, 4) for i, life in record.requests.items()}
-    for start in {start for rows in held.values() for start, _, _ in rows}:
-        at = start + 1e-3
+    changes = {at for rows in held.values() for start, end, _ in rows for at in (start, end)}
+    for at in [time for change in changes for time in (change, change + 1e-3)]:
         expected = {i: n for i, rows in held.items() for first, end, n in rows if first < at <= end}
         assert waits.block_holders(at) == expected
