@@ -22,7 +22,12 @@ class Steps(SimpleNamespace):
         return len(self.start)
 
 
-def test_wasted_time_is_divided_by_tokens() -> None:
+# 6 of 8 tokens of 2 s; the whole second step; 3 of 4 tokens of 4 s, as recomputation or because
+# request 1 has ended.
+@pytest.mark.parametrize(
+    ("ended_at", "wasted"), [(8.0, (1.5, 1.0, 3.0, 7.0)), (3.5, (4.5, 1.0, 0.0, 7.0))]
+)
+def test_wasted_time_is_divided_by_tokens(ended_at: float, wasted: tuple[float, ...]) -> None:
     """Request 0 ends before the first step begins, in which it computes 6 of 8 tokens.
 
     Request 1 decodes in the second step, whose token is dropped, and computes both tokens again in
@@ -38,7 +43,7 @@ def test_wasted_time_is_divided_by_tokens() -> None:
         ),
         RequestRecord(
             Request(1, 2, 9),
-            ended_at=8.0,
+            ended_at=ended_at,
             segment_data=array("i", (prefill, 0, 0, DECODE + EMITS, 1, 1, prefill, 2, 2)),
             chunk_rows=array("i", (0, 2, 0, 1, 1, 2, 2, 3, 0)),
             interruptions=Interruptions(dropped_rows=[1]),
@@ -55,5 +60,4 @@ def test_wasted_time_is_divided_by_tokens() -> None:
     )
     record: Any = SimpleNamespace(requests=dict(enumerate(lives)), steps=steps)
     found = compute_wasted_time(record, tabulate_runs(record))
-    # 6 of 8 tokens of 2 s; the whole second step; 3 of 4 tokens of 4 s.
-    assert tuple(found) == pytest.approx((1.5, 1.0, 3.0, 7.0))
+    assert tuple(found) == pytest.approx(wasted)
