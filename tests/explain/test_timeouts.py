@@ -140,7 +140,7 @@ def test_start_of_the_engine_counts_in_isolation(arrival: float, seconds: float)
 
 def test_estimate_has_one_prefill_and_decodes_with_mean_context(tmp_path: Path) -> None:
     profile = load_profile("unit-step").model_dump(mode="json")
-    prices = {"steps": 0.01, "prefill_tokens": 1e-3, "prefill_pairs": 1e-6, "decode_context": 1e-5}
+    prices = {"steps": 0.01, "tokens": 1e-3, "prefill_pairs": 1e-6, "decode_mean": 1e-5}
     profile["terms"] = [{"name": k, "feature": k, "seconds": v} for k, v in prices.items()]
     (tmp_path / "profile.json").write_text(json.dumps(profile))
     request = {"prompt_tokens": 300, "output_tokens": 101}
