@@ -188,3 +188,16 @@ def test_unknown_error_gives_no_interval_and_a_note(tmp_path: Path) -> None:
     ):
         middle = sum(inside.intervals["e2e_ms.mean"]) / 2
         assert abs(wide - middle) > 1.2 * abs(tight - middle)
+
+
+def test_note_on_a_small_share_with_unknown_error(tmp_path: Path) -> None:
+    fit = {"points": 9, "held_out": {"all": error(0.02)}}
+    log = run(tmp_path).record.steps
+    prefills = sorted(log.prefill_tokens)
+    found = run(tmp_path, fit=fit, range={"prefill_tokens": [1, prefills[-1] - 1]}).fidelity
+    assert 0.0 < found.outside < 0.05
+    assert found.note.endswith(
+        f"; {100 * found.outside:.1f} % of the busy time was outside the profile's range, where "
+        "the error is unknown"
+    )
+    assert found.intervals

@@ -52,6 +52,14 @@ def test_returns_replica_with_most_requests() -> None:
     }
 
 
+def test_records_are_those_of_the_replicas() -> None:
+    alone = simkv.run(CONTENTS).results["run"]
+    assert alone.parts == {"": alone.record}
+    parts = simkv.run({**CONTENTS, "fleet": {"replicas": 2}}).results["run"].parts
+    assert list(parts) == ["replica 0", "replica 1"]
+    assert sum(len(record.requests) for record in parts.values()) == 4
+
+
 def run_fleet(**section: Any) -> dict[str, Any]:
     """Return the figures of a fleet with the four requests and one more, from 12 to 15 s."""
     more = {"arrival": 12.0, "prompt_tokens": 16, "output_tokens": 3}

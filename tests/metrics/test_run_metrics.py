@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Collection
 from itertools import pairwise
 from pathlib import Path
@@ -34,6 +35,7 @@ from simkv.metrics.scenario_runner import run_file
 from simkv.schedulers.engine_registry import build_scheduler
 from simkv.sim.client_loop import run_clients
 from simkv.sim.engine import Engine
+from simkv.sim.run_record import DraftCounts, KvCopyCounts
 from simkv.workload.workload_section import generate_requests
 from tests.fakes import Fifo, Seconds, die, simulate
 from tests.laws.random_scenarios import scenarios
@@ -159,6 +161,54 @@ def test_empty_run_has_figures() -> None:
     found = summarize(simulate(Fifo(), []))
     assert found["makespan_s"] == found["output_throughput"] == found["jain_index"] == 0.0
     assert found["requests"] == 0
+
+
+def test_unfinished_requests_have_no_speed() -> None:
+    record = simulate(Fifo(), [ask(0, out=2), ask(1, out=9, timeout=3.5)])
+    record.isolated_s = {0: 2.0, 1: 9.0}
+    assert [life.outcome for life in record.requests.values()] == [
+        Outcome.FINISHED,
+        Outcome.STARVED,
+    ]
+    assert summarize(record)["jain_index"] == 0.5
+
+
+def test_gaps_are_between_messages_of_several_tokens() -> None:
+    record = simulate(Fifo(), [ask(0, out=6)], executor=Durations(1, 2, 3, 4, 5, 6))
+    record.requests[0].tokens_per_chunk = 2
+    # Messages with tokens 1, 2 and 3, 4 and 5, and 6 arrive at 1, 6, 15 and 21 s.
+    found = summarize(record)
+    assert found["itl_ms"]["mean"] == pytest.approx(20_000 / 3)
+    assert found["longest_stall_s"] == 9.0
+
+
+def test_draft_figures_match_hand_computation() -> None:
+    record = simulate(Fifo(), [ask(0)])
+    record.drafting = DraftCounts(num_drafts=10, num_draft_tokens=30, num_accepted_tokens=12)
+    assert summarize(record)["spec_decode"] == {
+        "acceptance_rate": 40.0,
+        "acceptance_length": 2.2,
+        "num_drafts": 10,
+        "draft_tokens": 30,
+        "accepted_tokens": 12,
+    }
+    record.drafting = DraftCounts(0, 0, 0)
+    found = summarize(record)["spec_decode"]
+    assert (found["acceptance_rate"], found["acceptance_length"]) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("disk", [False, True])
+def test_tier_figures_match_hand_computation(disk: bool) -> None:
+    record = simulate(Fifo(), [ask(0, prompt=100), ask(1, prompt=100)])
+    # 80 tokens of the first prompt are cached: 30 on the GPU, 20 in host memory, 30 on disk.
+    record.requests[0].chunk_rows = array("i", (0, 20, 80))
+    record.requests[0].loaded_tokens, record.requests[0].disk_tokens = 50, 30 * disk
+    record.copied = KvCopyCounts(64, 96, *((32, 48) if disk else ()))
+    found = summarize(record)["kv_tiers"]
+    assert (found["gpu_hit_rate"], found["loaded_tokens"], found["stored_tokens"]) == (15, 64, 96)
+    assert found["host_hit_rate"] == (10.0 if disk else 25.0)
+    names = ("disk_hit_rate", "read_tokens", "written_tokens")
+    assert [found.get(name) for name in names] == ([15.0, 32, 48] if disk else [None] * 3)
 
 
 # Verdicts
