@@ -35,7 +35,8 @@ from simkv.metrics.scenario_runner import run_file
 from simkv.schedulers.engine_registry import build_scheduler
 from simkv.sim.client_loop import run_clients
 from simkv.sim.engine import Engine
-from simkv.sim.run_record import DraftCounts, KvCopyCounts
+from simkv.sim.run_record import DraftCounts, KvCopyCounts, RequestRecord
+from simkv.sim.segments import DECODE, EMITS, PREFILL
 from simkv.workload.workload_section import generate_requests
 from tests.fakes import Fifo, Seconds, die, simulate
 from tests.laws.random_scenarios import scenarios
@@ -360,6 +361,25 @@ def test_latencies_agree_with_numpy_on_every_token(
         life = record.requests[i]
         rows = [row for first, last in token_rows(life) for row in range(first, last + 1)]
         assert [record.steps.end[row] for row in rows] == pytest.approx(times)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "ranges"),
+    [
+        (0, []),
+        (1, [(0, 0)]),
+        (3, [(0, 0), (1, 2)]),
+        (4, [(0, 0), (1, 3)]),
+        (6, [(0, 0), (1, 3), (6, 6), (7, 7)]),
+    ],
+)
+def test_rows_after_the_last_delivered_token_do_not_count(
+    tokens: int, ranges: list[tuple[int, int]]
+) -> None:
+    """The client left, and the engine emitted in further steps."""
+    emitted = (PREFILL, 0, 0), (DECODE, 1, 3), (PREFILL, 6, 6), (DECODE, 7, 9)
+    data = array("i", [n for kind, first, last in emitted for n in (kind + EMITS, first, last)])
+    assert token_rows(RequestRecord(ask(0), tokens=tokens, segment_data=data)) == ranges
 
 
 # Tables
