@@ -39,11 +39,10 @@ KILLED, TIMEOUT, SURVIVED, EQUIVALENT = "killed", "timeout", "survived", "equiva
 NO_TESTS = (4, 5)
 
 
-def sample_mutants(group: str, count: int, seed: int) -> list[Mutant]:
-    """Return a random sample of the mutants of a group.
+def shuffle_mutants(group: str, seed: int) -> list[Mutant]:
+    """Return all mutants of a group in random order.
 
-    The mutants with the smallest hashes are chosen, so that changes of other code do not change the
-    sample.
+    The order is that of hashes of their names, so that changes of other code do not change it.
     """
     table = TABLE["groups"][group]
     found = [
@@ -53,8 +52,7 @@ def sample_mutants(group: str, count: int, seed: int) -> list[Mutant]:
         if path.stem not in table.get("except", ())
         for mutant in find_mutants(path.relative_to(ROOT).as_posix(), path.read_bytes())
     ]
-    found.sort(key=lambda one: hashlib.sha256(f"{seed} {one.key}".encode()).digest())
-    return found[:count]
+    return sorted(found, key=lambda one: hashlib.sha256(f"{seed} {one.key}".encode()).digest())
 
 
 def copy_sources(folder: Path) -> None:
@@ -118,15 +116,9 @@ def run_group(group: str, mutants: list[Mutant], folder: Path, out: Path) -> Non
         status, by = run_tests(folder, stages, timeout)
         path.write_bytes(source)
         os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-        line = {
-            "group": group,
-            "mutant": mutant.key,
-            "line": mutant.line,
-            "status": status,
-            "by": by,
-        }
+        found = {"group": group, "mutant": mutant.key, "line": mutant.line, "status": status}
         with out.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(json.dumps(found | {"by": by}) + "\n")
 
 
 def read_results(path: Path) -> dict[str, dict[str, Any]]:
@@ -146,9 +138,11 @@ def main() -> int:
     asked = parser.parse_args()
     asked.out.parent.mkdir(parents=True, exist_ok=True)
     done = read_results(asked.out)
-    groups = [asked.group] if asked.group else list(TABLE["groups"])
-    count = asked.count // len(TABLE["groups"])
-    sample = {one: sample_mutants(one, count, asked.seed) for one in groups}
+    found = {group: shuffle_mutants(group, asked.seed) for group in TABLE["groups"]}
+    count = asked.count // len(found)
+    sample = {one: found[one][:count] for one in found if asked.group in (None, one)}
+    for key in TABLE["equivalent"].keys() - {one.key for group in found.values() for one in group}:
+        print(f"dev/mutants.toml: no longer in the sources: {key}")
     with tempfile.TemporaryDirectory() as name:
         copy_sources(folder := Path(name))
         for group, mutants in sample.items():
