@@ -10,7 +10,7 @@ import pytest
 from simkv.core.errors import InputError
 from simkv.core.figure_registry import FIGURE_NAMES, figure
 from simkv.core.outcome import Outcome
-from simkv.metrics.expectation_checks import ExpectationCheck, check_expectations
+from simkv.metrics.expectation_checks import ExpectationCheck, check_expectations, exit_code
 from simkv.metrics.run_metrics import request_rows
 from simkv.metrics.scenario_runner import run_file
 from simkv.report.run_files import write_run
@@ -152,3 +152,13 @@ def test_saved_run_has_the_same_expectations(tmp_path: Path) -> None:
     assert check_expectations(run_file(tmp_path / "out" / "scenario.yaml")) == check_expectations(
         results
     )
+
+
+def test_exit_code_is_that_of_expectations_or_of_outcomes(tmp_path: Path) -> None:
+    served = run_file(write(tmp_path, "newest: {finished: 2}"))["newest"]
+    starved = run_file(tmp_path / "two.yaml", ["timeout=20"])["newest"]
+    assert starved.summary["verdict"] != "served"
+    holds = ExpectationCheck("newest", "finished", "= 2", 2, ok=True)
+    missed = ExpectationCheck("newest", "finished", "= 2", 1, ok=False)
+    assert [exit_code([served], checks) for checks in ([], [holds], [holds, missed])] == [0, 0, 1]
+    assert [exit_code([served, starved], checks) for checks in ([], [holds], [missed])] == [3, 0, 1]

@@ -60,6 +60,15 @@ def test_records_are_those_of_the_replicas() -> None:
     assert sum(len(record.requests) for record in parts.values()) == 4
 
 
+def test_replicas_apart_have_their_own_figures() -> None:
+    alone = simkv.run(CONTENTS).results["run"]
+    assert alone.apart() == {"": alone}
+    fleet = {"replicas": 2, "router": "round_robin"}
+    parts = simkv.run({**CONTENTS, "fleet": fleet}).results["run"].apart()
+    outputs = {name: part.summary["total_output_tokens"] for name, part in parts.items()}
+    assert outputs == {"replica 0": 5 + 2, "replica 1": 3 + 4}
+
+
 def run_fleet(**section: Any) -> dict[str, Any]:
     """Return the figures of a fleet with the four requests and one more, from 12 to 15 s."""
     more = {"arrival": 12.0, "prompt_tokens": 16, "output_tokens": 3}

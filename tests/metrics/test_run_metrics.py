@@ -210,6 +210,9 @@ def test_tier_figures_match_hand_computation(disk: bool) -> None:
     assert found["host_hit_rate"] == (10.0 if disk else 25.0)
     names = ("disk_hit_rate", "read_tokens", "written_tokens")
     assert [found.get(name) for name in names] == ([15.0, 32, 48] if disk else [None] * 3)
+    nothing = simulate(Fifo(), [])
+    nothing.copied = KvCopyCounts(0, 0, 0, 0)
+    assert set(summarize(nothing)["kv_tiers"].values()) == {0}
 
 
 # Verdicts

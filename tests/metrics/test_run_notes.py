@@ -44,6 +44,13 @@ def test_note_names_its_replicas(small: tuple[int, ...], named: str) -> None:
     assert note.startswith(f"{named}4 requests do not fit into the KV cache: request 3 needs 4")
 
 
+def test_note_on_the_release_is_first() -> None:
+    engine = CONTENTS["engine"] | {"num_gpu_blocks": 4, "startup_check": False}
+    first, second = notes(engine=engine | {"variant": "0.27.4"})
+    assert first == "vLLM 0.27.4 was not recorded; simulated with the rules of 0.27.0"
+    assert second.startswith("4 requests do not fit")
+
+
 def test_note_of_all_replicas_names_none() -> None:
     engine = CONTENTS["engine"] | {"num_gpu_blocks": 4, "startup_check": False}
     (note,) = notes(engine=engine, fleet={"replicas": 2})

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from simkv.core.errors import InputError
 from simkv.core.outcome import Outcome
+from simkv.core.scheduler_protocol import Batch
 from simkv.costs.cost_profile import load_profile
 from simkv.metrics.run_metrics import e2e
 from simkv.metrics.run_result import RunResult
 from simkv.metrics.scenario_runner import run_file, run_scenario
+from simkv.scenario.scenario_loader import load
 from simkv.schedulers.engine_registry import build_scheduler
 from tests.conftest import ROOT
 
@@ -93,6 +96,23 @@ def test_notes_a_run_outside_the_profile_range(tmp_path: Path) -> None:
 def test_rejects_a_missing_profile(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"s\.yaml:5: profile: file .*mine\.json does not exist"):
         run(tmp_path, PLAIN.replace("unit-step", "mine.json"))
+
+
+def test_runs_leap_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "s.yaml").write_text(PLAIN.replace("output_tokens: 3", "output_tokens: 300"))
+    scenario = load(tmp_path / "s.yaml")["run"]
+    kind, calls = type(build_scheduler(scenario.engine)), list[object]()
+    schedule = kind.schedule
+
+    def count(scheduler: Any) -> Batch:
+        calls.append(scheduler)
+        return schedule(scheduler)
+
+    monkeypatch.setattr(kind, "schedule", count)
+    run_scenario(scenario, tmp_path)
+    assert len(calls) < 20
+    run_scenario(scenario, tmp_path, leaping=False)
+    assert len(calls) > 300
 
 
 def test_leaping_does_not_change_figures(tmp_path: Path) -> None:
