@@ -85,6 +85,7 @@ def test_run_without_waiting_has_no_bottleneck(tmp_path: Path) -> None:
         (LedgerKind.RESERVED, 0.6, "free KV blocks reserved for running requests (60 % of"),
         (LedgerKind.SLOT, 0.6, "all 64 slots busy (max_num_seqs=64), KV cache 60 % used"),
         (LedgerKind.BUDGET, 0.1, "token budget of each step used up (max_num_batched_tokens="),
+        (LedgerKind.ADAPTER, 0.6, "all 1 LoRA slots busy (max_loras=1), KV cache 60 % used"),
         (LedgerKind.RULE, 0.1, "a scheduling rule excluded requests, KV cache only 10 % used"),
     ],
 )

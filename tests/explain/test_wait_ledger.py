@@ -7,12 +7,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from simkv.core.outcome import Outcome
 from simkv.core.request import Request
+from simkv.explain import wait_ledger
 from simkv.explain.computed_runs import tabulate_runs
-from simkv.explain.ledger_columns import build_plain_ledgers
 from simkv.explain.ledger_kinds import LedgerKind, LedgerSegment
-from simkv.explain.wait_ledger import _Engine, build_ledger, find_wasted_segments
+from simkv.explain.wait_ledger import build_ledger, find_wasted_segments
 from simkv.metrics.scenario_runner import run_scenario
 from simkv.scenario.scenario import Scenario
 from simkv.sim.run_record import RequestRecord
@@ -80,7 +82,9 @@ def test_gap_without_a_reason_is_held_up_in_steps_with_a_prefill() -> None:
     ]
 
 
-def test_ledgers_of_requests_that_only_queue_are_computed_together() -> None:
+def test_ledgers_of_requests_that_only_queue_are_computed_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     contents = {
         "name": "burst",
         "workload": {"burst": {"num_prompts": 20, "prompt_tokens": 16, "output_tokens": 8}},
@@ -88,7 +92,12 @@ def test_ledgers_of_requests_that_only_queue_are_computed_together() -> None:
         "profile": "unit-step",
     }
     record = run_scenario(Scenario.model_validate(contents), Path()).record
-    found = _Engine(record)
-    table = tabulate_runs(record)
-    plain = build_plain_ledgers(record, table, found.at_head, found.queue, found.pauses)
-    assert len(plain) > 15
+    alone: list[RequestRecord] = []
+    tile = wait_ledger._tile
+    monkeypatch.setattr(
+        wait_ledger, "_tile", lambda life, spans: (alone.append(life), tile(life, spans))[1]
+    )
+    ledger = build_ledger(record, table=tabulate_runs(record))
+    assert len(alone) < 5
+    assert build_ledger(record) == ledger
+    assert len(alone) >= 20

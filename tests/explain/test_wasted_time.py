@@ -25,7 +25,12 @@ class Steps(SimpleNamespace):
 # 6 of 8 tokens of 2 s; the whole second step; 3 of 4 tokens of 4 s, as recomputation or because
 # request 1 has ended.
 @pytest.mark.parametrize(
-    ("ended_at", "wasted"), [(8.0, (1.5, 1.0, 3.0, 7.0)), (3.5, (4.5, 1.0, 0.0, 7.0))]
+    ("ended_at", "wasted"),
+    [
+        (8.0, (1.5, 1.0, 3.0, 7.0)),
+        (3.5, (4.5, 1.0, 0.0, 7.0)),
+        (4.0, (4.5, 1.0, 0.0, 7.0)),
+    ],
 )
 def test_wasted_time_is_divided_by_tokens(ended_at: float, wasted: tuple[float, ...]) -> None:
     """Request 0 ends before the first step begins, in which it computes 6 of 8 tokens.
