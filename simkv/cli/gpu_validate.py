@@ -71,6 +71,13 @@ def validate(
             "--serve-only", help="Run trials only; a later call, on any machine, evaluates them."
         ),
     ] = False,
+    evaluate_only: Annotated[
+        bool,
+        typer.Option(
+            "--evaluate-only",
+            help="Evaluate the recorded runs on any machine, also if some trials were not served.",
+        ),
+    ] = False,
     case: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="Run only this trial of the plan; may be repeated."),
@@ -130,7 +137,12 @@ def validate(
 
     skipped: list[str] = []
     runs = order_trial_runs(trials, repeats)
-    if not all((folder / "runs" / run.name).exists() for run in runs):
+    missing = [run.name for run in runs if not (folder / "runs" / run.name).exists()]
+    if evaluate_only:
+        if len(missing) == len(runs):
+            raise InputError(f"--evaluate-only: {folder / 'runs'} has no runs of this plan")
+        skipped = missing
+    elif missing:
         from simkv.gpu.validation_plan_runner import check_device, execute_plan
 
         setup = device_setup(device, main.model, True, warm_up, threads, 0, clock)

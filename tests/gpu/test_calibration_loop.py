@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -94,34 +95,42 @@ def test_decisions_are_the_same(out):
     assert "| same |" in (out / "validation.md").read_text()
 
 
-def test_committed_example_is_complete():
-    """Its samples and profile have the current format, and its plan belongs to its profile."""
-    example = ROOT / "calibrate" / "cpu-example"
-    assert sum(path.stat().st_size for path in example.rglob("*")) < 3 << 20
+@pytest.mark.parametrize(
+    ("name", "names"),
+    [("cpu-example", ["profile"]), ("h100-llama-3-8b", ["profile-overlapped", "profile"])],
+)
+def test_committed_campaign_is_complete(name, names):
+    """Its samples and profiles have the current format, and its plan belongs to its profiles."""
+    example = ROOT / "calibrate" / name
+    assert sum(path.stat().st_size for path in example.rglob("*")) < 5 << 20
     samples = read_samples(example / "samples.csv")
     assert len(samples) > 90
     found = json.loads((example / "validation.json").read_text())["trials"]
     with tarfile.open(example / "runs.tar.gz") as runs:
-        names = {member.name.split("/")[1] for member in runs.getmembers() if "/" in member.name}
-    assert names >= {f"{trial}-1" for trial in found}
+        served = {member.name.split("/")[1] for member in runs.getmembers() if "/" in member.name}
+    assert served >= {f"{trial}-1" for trial in found}
     plan = json.loads((example / "plan" / "plan.json").read_text())
     planned = [trial["name"] for trial in plan["trials"]]
     assert list(found) == planned[: len(found)]  # the last ones may have had no time
     assert len(found) >= 7
-    profile = load_profile("profile.json", example)
-    assert plan["profiles"] == {"profile": profile_hash(profile)}
+    profiles = {one: load_profile(f"{one}.json", example) for one in names}
+    assert plan["profiles"] == {one: profile_hash(found) for one, found in profiles.items()}
     assert all(trial["verdict"]["step"] is None for trial in found.values())
 
 
-def test_committed_report_follows_from_the_committed_runs(tmp_path):
+@pytest.mark.parametrize(
+    ("folder", "file"),
+    [("cpu-example", "profile.json"), ("h100-llama-3-8b", "profile-overlapped.json")],
+)
+def test_committed_report_follows_from_the_committed_runs(folder, file, tmp_path):
     """Judge one trial again without serving it: the same step errors and intervals."""
-    example, name = ROOT / "calibrate" / "cpu-example", "rows-quarter-seed0"
+    example, name = ROOT / "calibrate" / folder, "rows-quarter-seed0"
     with tarfile.open(example / "runs.tar.gz") as runs:
         members = [m for m in runs.getmembers() if f"/{name}-" in m.name]
         runs.extractall(tmp_path, members=members)
     again = [read_runs(path)["run"] for path in sorted((tmp_path / "runs").iterdir())]
     assert again
-    profile = load_profile("profile.json", example)
+    profile = load_profile(file, example)
     found = validate_run(again[0], profile, again[1:])
     stored = json.loads((example / "validation.json").read_text())["trials"][name]
     for kind, error in found.steps["profile"].items():
@@ -129,6 +138,34 @@ def test_committed_report_follows_from_the_committed_runs(tmp_path):
         for figure, ends in found.step_ends["profile"][kind].items():
             expected = stored["step_ends"]["profile"][kind][figure]
             assert list(ends) == pytest.approx(expected, rel=1e-9)
+
+
+def test_packaged_profiles_are_those_of_the_campaign():
+    example = ROOT / "calibrate" / "h100-llama-3-8b"
+    for file, name in (("profile-overlapped", ""), ("profile", "-sync")):
+        measured = load_profile(f"{file}.json", example)
+        packaged = load_profile(f"h100-llama-3-8b{name}")
+        assert measured.model_copy(update={"name": packaged.name}) == packaged
+
+
+def test_evaluates_recorded_runs_without_a_device(tmp_path):
+    """The runs that were served are judged, and the others are named."""
+    example = ROOT / "calibrate" / "h100-llama-3-8b"
+    shutil.copytree(example / "plan", tmp_path / "plan")
+    arguments = ["gpu", "validate", str(tmp_path), "--evaluate-only", "--repeats", "1"]
+    arguments += ["--case", "poisson-seed1", "--case", "rows-half-sync-seed1"]
+    with pytest.raises(InputError, match="has no runs of this plan"):
+        CliRunner().invoke(app, arguments, catch_exceptions=False)
+    with tarfile.open(example / "runs.tar.gz") as runs:
+        members = [m for m in runs.getmembers() if m.name.startswith("runs/poisson-seed1")]
+        runs.extractall(tmp_path, members=members)
+    done = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert done.exit_code == 0
+    assert "Not served because time ran out: rows-half-sync-seed1-1." in done.output
+    stored = json.loads((example / "validation.json").read_text())["trials"]["poisson-seed1"]
+    found = json.loads((tmp_path / "validation.json").read_text())["trials"]["poisson-seed1"]
+    assert found["verdict"] == stored["verdict"]
+    assert found["intervals"] == pytest.approx(stored["intervals"])
 
 
 def test_campaign_with_other_settings_is_not_continued(out):
