@@ -133,22 +133,14 @@ def validate(
     if plan_only:
         print(f"Written to {folder / 'plan'}")
         return
-    from simkv.validation.gpu_runs.validation_suite import order_trial_runs
-
-    skipped: list[str] = []
-    runs = order_trial_runs(trials, repeats)
-    missing = [run.name for run in runs if not (folder / "runs" / run.name).exists()]
-    if evaluate_only:
-        if len(missing) == len(runs):
-            raise InputError(f"--evaluate-only: {folder / 'runs'} has no runs of this plan")
-        skipped = missing
-    elif missing:
+    missing = _find_missing(folder, trials, repeats, evaluate_only=evaluate_only)
+    if missing and not evaluate_only:
         from simkv.gpu.validation_plan_runner import check_device, execute_plan
 
         setup = device_setup(device, main.model, True, warm_up, threads, 0, clock)
         check_device(main, setup, other_gpu=allow_other_gpu)
         with progress("requests") as advance:
-            skipped = execute_plan(
+            missing = execute_plan(
                 trials,
                 setup,
                 folder,
@@ -158,9 +150,9 @@ def validate(
                 advance=advance,
             )
     if serve_only:
-        print(f"Not evaluated; `simkv gpu validate {folder}` evaluates these runs on any machine")
+        print(f"To evaluate on any machine: simkv gpu validate {folder} --evaluate-only")
         return
-    if not _judge(folder, plan, trials, skipped):
+    if not _judge(folder, plan, trials, missing):
         raise typer.Exit(1)
 
 
@@ -203,6 +195,19 @@ def _find_plan(
     plan = Plan(trials, profiles, read_campaign_training(profiles, campaign))
     write_plan(folder, plan)
     return plan
+
+
+def _find_missing(
+    folder: Path, trials: list[Trial], repeats: int, *, evaluate_only: bool
+) -> list[str]:
+    """Return the names of the runs that are not recorded. Raises InputError if none is to judge."""
+    from simkv.validation.gpu_runs.validation_suite import order_trial_runs
+
+    runs = [run.name for run in order_trial_runs(trials, repeats)]
+    missing = [name for name in runs if not (folder / "runs" / name).exists()]
+    if evaluate_only and len(missing) == len(runs):
+        raise InputError(f"--evaluate-only: {folder / 'runs'} has no runs of this plan")
+    return missing
 
 
 def _print_plan(trials: list[Trial], *, on_cpu: bool) -> None:

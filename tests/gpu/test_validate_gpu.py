@@ -170,7 +170,7 @@ def test_missing_runs_are_reported_if_no_time_is_left(folder):
     assert "Not served because time ran out: rows-quarter-seed0-2" in run.output
     assert not (folder / "out/runs/rows-quarter-seed0-2").exists()
     run = invoke(folder, "--repeats", "1", "--serve-only")
-    assert "Not evaluated" in run.output
+    assert "--evaluate-only" in run.output
 
 
 def test_different_decision_is_an_error(folder):
