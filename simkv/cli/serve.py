@@ -82,9 +82,16 @@ def serve(
     record: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Write received requests to this trace file on shutdown."
+            metavar="FILE", help="Write received requests to this trace file while serving."
         ),
     ] = None,
+    max_history: Annotated[
+        int,
+        typer.Option(
+            metavar="REQUESTS",
+            help="Number of requests after which the history for /explain is dropped.",
+        ),
+    ] = 200_000,
     grace: Annotated[
         float, typer.Option(metavar="SECONDS", help="Time to finish running requests on shutdown.")
     ] = 30.0,
@@ -125,6 +132,7 @@ def serve(
 
     options = ServerOptions(host, port, speed, api_key, served_model_name, tokenizer, grace, seed)
     options = replace(options, kv_events=kv_events, kv_replay=kv_replay, record=record)
+    options = replace(options, max_history=max_history)
     chosen, folder = _chosen(scenario, engine, (model, gpu), variant, set_ or [])
     deployment = Deployment(chosen, folder, options, print_error, apart=port_per_replica)
 

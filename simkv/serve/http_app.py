@@ -231,7 +231,7 @@ def _add_explanations(
     @app.get("/explain", responses=said, response_class=Response)
     async def explain(format: str = "text") -> Response:
         """Explain the run so far."""
-        if not live.journal:
+        if not live.received:
             return _said(explain_no_requests(live.now, live.dead), format)
         return _said(await explainer.explain([]), format)
 

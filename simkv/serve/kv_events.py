@@ -14,6 +14,7 @@ import asyncio
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from hashlib import blake2b
 from typing import Any
 
@@ -209,12 +210,12 @@ class KvEventPublisher:
             raise InputError(f"--kv-events: this engine publishes no events; expected {expected}")
         rank = self._first + self._live.replicas.index(replica)
         publisher = BatchPublisher(self._endpoint, self._replay, rank)
-        watcher = CacheWatcher(pool, self._size, self._tokens_of, self._lora)
+        watcher = CacheWatcher(pool, self._size, self._tokens_of, partial(self._lora, replica))
         self._of[id(replica)] = watcher, publisher
         return watcher, publisher
 
-    def _lora(self, number: int) -> tuple[int, str] | None:
-        name = self._live.journal[number].lora
+    def _lora(self, replica: Replica, number: int) -> tuple[int, str] | None:
+        name = replica.record.requests[number].request.lora
         return None if name is None else (self._numbers[name], name)
 
     def _publish(self, replica: Replica, _: Sequence[int]) -> None:

@@ -163,8 +163,9 @@ class Explainer:
     async def explain(self, numbers: Sequence[int]) -> LiveExplanation:
         """Explain the run so far, or the waiting time of the requests ``numbers``.
 
-        Raises RequestError if the process is killed.
+        Raises RequestError if the process is killed or the history has ended.
         """
+        self._check_history()
         asked = self._live.now
         async with self._turn:
             await self._send_changes()
@@ -173,11 +174,21 @@ class Explainer:
     async def scenario(self) -> str:
         """Return the text of a scenario file with the requests so far.
 
-        Raises RequestError if the process is killed.
+        Raises RequestError if the process is killed or the history has ended.
         """
+        self._check_history()
         async with self._turn:
             await self._send_changes()
             return await self._do(_scenario)
+
+    def _check_history(self) -> None:
+        if self._live.history_ended:
+            self.close()
+            raise RequestError(
+                503,
+                f"more than {self._live.max_history} requests were received (--max-history), so "
+                "the history was dropped; run simkv explain on the trace of --record",
+            )
 
     async def _send_changes(self) -> None:
         """Send the process all new requests, including requests that arrive meanwhile."""
@@ -208,3 +219,4 @@ class Explainer:
             for child in active_children():
                 child.terminate()
             self._pool.shutdown(wait=True, cancel_futures=True)
+            self._pool = None

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -48,6 +49,9 @@ MIN_LEAVE_DELAY_S = 1e-6
 TIMER_LATENESS_S = 0.001
 #: Maximum wall-clock time per slice of simulation (s) before sockets are served again.
 SLICE_S = 0.002
+#: Number of records of ended requests that are kept after the history has ended: events that were
+#: under way when a request ended may still refer to it.
+KEPT_RECORDS = 10_000
 #: Lag above which a warning is logged (s of wall-clock time).
 WARN_LAG_S = 0.1
 
@@ -78,20 +82,29 @@ class LiveSimulation:
 
     ``journal`` lists the received requests by number; a request whose client left has a
     ``timeout``. ``changes`` lists the same requests in order of receipt, and lists a request again
-    when its client leaves; entries are only appended. ``replicas`` includes replicas that have
-    ended. Each callback in ``on_tokens`` receives a replica and the numbers of requests that get a
-    token. ``on_request_end`` receives the record of each ended request; ``warn`` receives a message
-    for the operator.
+    when its client leaves; entries are only appended. Each callback in ``on_change`` receives these
+    entries. Both lists and the records of ended requests are dropped once more than ``max_history``
+    requests were received; ``received`` counts all requests. ``replicas`` includes replicas that
+    have ended. Each callback in ``on_tokens`` receives a replica and the numbers of requests that
+    get a token. ``on_request_end`` receives the record of each ended request; ``warn`` receives a
+    message for the operator.
     """
 
     def __init__(
-        self, scenario: Scenario, specs: Sequence[ReplicaSpec], speed: float = 1.0
+        self,
+        scenario: Scenario,
+        specs: Sequence[ReplicaSpec],
+        speed: float = 1.0,
+        max_history: int | None = None,
     ) -> None:
         self.speed = speed
+        self.max_history = max_history
+        self.received = 0
         self.journal: list[Request] = []
         self.changes: list[Request] = []
         self.replicas: list[Replica] = []
         self.replies: dict[int, Reply] = {}
+        self.on_change: list[Callable[[Request], None]] = []
         self.on_tokens: list[Callable[[Replica, Sequence[int]], None]] = []
         self.on_request_end: Callable[[RequestRecord], None] = lambda _: None
         self.warn: Callable[[str], None] = lambda _: None
@@ -105,6 +118,7 @@ class LiveSimulation:
         self._start = self._warned = -inf
         self._timer: asyncio.Handle | None = None
         self._latest = 0.0
+        self._past: deque[int] = deque()
         self._pending: dict[float, asyncio.Future[Any]] = {}
 
     def _make(self, spec: ReplicaSpec, env: simpy.Environment, rank: int) -> Replica:
@@ -240,7 +254,8 @@ class LiveSimulation:
         return answer
 
     def _enter(self, ask: ClientRequest) -> Reply:
-        number = len(self.journal)
+        number = self.received
+        self.received += 1
         request = Request(
             id=number,
             prompt_tokens=ask.prompt_tokens,
@@ -253,8 +268,13 @@ class LiveSimulation:
             output_tokens=ask.output_tokens,
             acceptance=make_acceptance(self._scenario.workload.acceptance, number),
         )
-        self.journal.append(request)
-        self.changes.append(request)
+        if not self.history_ended:
+            self.journal.append(request)
+        elif self.journal:
+            self.journal.clear()
+            self.changes.clear()
+            self.warn(f"{number} requests received: the history for /explain was dropped")
+        self._note_change(request)
         answer = self.replies[number] = Reply(request)
         self.server.submit(request)
         return answer
@@ -279,8 +299,16 @@ class LiveSimulation:
 
     def _note_departure(self, request: Request, now: float | None = None) -> None:
         now = self.env.now if now is None else now
-        left = self.journal[request.id] = replace(request, timeout=now - request.arrival)
-        self.changes.append(left)
+        left = replace(request, timeout=now - request.arrival)
+        if not self.history_ended:
+            self.journal[request.id] = left
+        self._note_change(left)
+
+    def _note_change(self, request: Request) -> None:
+        if not self.history_ended:
+            self.changes.append(request)
+        for note in self.on_change:
+            note(request)
 
     def cut_off(self) -> None:
         """End all unfinished replies because the server stops. The simulation stays where it is."""
@@ -311,7 +339,15 @@ class LiveSimulation:
         for tell in self.on_tokens:
             tell(replica, numbers)
 
+    @property
+    def history_ended(self) -> bool:
+        """Whether more requests were received than the history can contain."""
+        return self.max_history is not None and self.received > self.max_history
+
     def _ended(self, life: RequestRecord) -> None:
+        self._past.append(life.request.id)
+        while self.history_ended and len(self._past) > KEPT_RECORDS:
+            self.server.forget(self._past.popleft())
         answer = self.replies.get(life.request.id)
         self.on_request_end(life)
         if life.outcome is Outcome.LOST and not isinstance(self.server, Fleet):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -76,22 +77,25 @@ GROWING_COLUMNS = [
 class GrowingTrace:
     """Trace file that gets a row for each received request while the server runs.
 
-    ``changes`` lists the received requests, and lists a request again when its client leaves (see
-    ``LiveSimulation.changes``). The file can be read at any time. The time of a departure replaces
-    blanks in the request's row. ``warn`` receives a message when the file cannot be written; the
-    rows are kept and written later.
+    ``add`` receives requests, and a request again when its client leaves. The file can be read at
+    any time. The time of a departure replaces blanks in the request's row. ``warn`` receives a
+    message when the file cannot be written; the rows are kept and written later.
     """
 
-    def __init__(self, path: Path, changes: Sequence[Request], warn: Callable[[str], None]) -> None:
-        self._path, self._changes, self._warn = path, changes, warn
+    def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
+        self._path, self._warn = path, warn
+        self._changes: list[Request] = []
         self._source = TraceSource(path, Selection())
-        self._written = 0
-        self._departures: list[int] = []
+        self._departures = array("q")
         self._failing = False
         header = (",".join(GROWING_COLUMNS) + "\n").encode()
         self._size = len(header)
         with translate_disk_errors(path, "written"):
             path.write_bytes(header)
+
+    def add(self, request: Request) -> None:
+        """Add a request, or a request whose client has left, to the next ``save``."""
+        self._changes.append(request)
 
     async def grow(self) -> None:
         """Add new rows to the file regularly, until cancelled."""
@@ -108,14 +112,13 @@ class GrowingTrace:
 
     def save(self) -> None:
         """Write new requests and departures. Raises InputError; the file then has whole rows."""
-        changes = self._changes[self._written :]
         new: list[Request] = []
         left: dict[int, str] = {}
-        for request in changes:
-            if request.id < len(self._departures) + len(new):
-                left[request.id] = repr(request.timeout)
-            else:
+        for request in self._changes:
+            if request.id >= len(self._departures) + len(new):
                 new.append(request)
+            elif request.timeout is not None:
+                left[request.id] = repr(request.timeout)
         rows = self._format(new) if new else []
         with translate_disk_errors(self._path, "written"), self._path.open("r+b") as file:
             self._append(file.fileno(), b"".join(row for row, _ in rows))
@@ -125,7 +128,7 @@ class GrowingTrace:
             for number, seconds in left.items():
                 file.seek(self._departures[number])
                 file.write(seconds.encode())
-            self._written += len(changes)
+        self._changes.clear()
 
     def _append(self, file: int, content: bytes) -> None:
         """Write rows at the end, all or none."""

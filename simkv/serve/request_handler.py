@@ -176,7 +176,7 @@ class RequestHandler:
                     for prompt, limit in zip(prompts, limits, strict=True)
                 )
             )
-        self.names[called] = [answer.request.id for answer in answers]
+        self._name(called, answers)
         if refusals := [answer.refusal for answer in answers if answer.refusal]:
             for answer in answers:
                 self.live.disconnect(answer)
@@ -206,10 +206,17 @@ class RequestHandler:
         with _report_end_of_server():
             answer = await self.live.reject_if_full(ask)
         if answer:
-            self.names[called] = [answer.request.id]
+            self._name(called, [answer])
             self._forget(answer.request.id)
             assert answer.refusal
             raise _turned_away(answer.refusal)
+
+    def _name(self, called: str, answers: Sequence[Reply]) -> None:
+        """Remember the requests of a call, which are needed to explain it."""
+        if self.live.history_ended:
+            self.names.clear()
+        else:
+            self.names[called] = [answer.request.id for answer in answers]
 
     def end(self, call: Generation) -> None:
         """End a call: cancel unfinished requests, add prompts and replies to the prefix tree."""
@@ -246,7 +253,7 @@ class RequestHandler:
             if name.startswith(prefix) and (known := self.names.get(name.removeprefix(prefix))):
                 return known
         number = int(name) if name.isdecimal() and len(name) < 12 else -1
-        return [number] if 0 <= number < len(self.live.journal) else []
+        return [number] if 0 <= number < self.live.received else []
 
     def _limit(self, body: Body, prompt: int) -> int:
         """Return the maximum number of output tokens. Raises RequestError for invalid limits."""

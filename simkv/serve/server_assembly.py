@@ -52,6 +52,7 @@ class ServerOptions:
     kv_replay: str | None = None
     rank: int = 0
     record: Path | None = None
+    max_history: int = 200_000
 
     def __post_init__(self) -> None:
         if not SLOWEST <= self.speed <= FASTEST:
@@ -64,6 +65,8 @@ class ServerOptions:
             )
         if self.kv_replay is not None and self.kv_events is None:
             raise InputError("--kv-replay: requires --kv-events")
+        if self.max_history < 1:
+            raise InputError(f"--max-history {self.max_history}: expected at least 1")
         for name, value in (("host", self.host), ("served-model-name", self.model)):
             if value is not None and not (value.strip() and value.isprintable()):
                 raise InputError(f"--{name} {value!r}: expected printable characters")
@@ -93,7 +96,14 @@ class HttpServer:
         # Real clients decide when to leave, and the simulation must not end before them.
         self.scenario = scenario.model_copy(update={"timeout": None, "horizon": None})
         replicas = build_replica_specs(self.scenario, folder)
-        self.live = LiveSimulation(self.scenario, replicas, options.speed)
+        path = options.record
+        self._trace: GrowingTrace | None = None
+        self._grows = (
+            path is not None and path.suffix != ".gz" and (path.is_file() or not path.exists())
+        )
+        # A file that is written at the end contains the whole history.
+        most = options.max_history if self._grows or path is None else None
+        self.live = LiveSimulation(self.scenario, replicas, options.speed, most)
         self.live.warn = warn
         engine = scenario.engine
         spec = find_engine_spec(engine)
@@ -162,12 +172,14 @@ class HttpServer:
         if self.kv_publisher:
             self.kv_publisher.close()
 
-    def growing_trace(self) -> GrowingTrace | None:
+    def begin_trace(self) -> GrowingTrace | None:
         """Begin the file of ``--record``, or return None if it can only be written at the end."""
         path = self.options.record
-        if path is None or path.suffix == ".gz" or (path.exists() and not path.is_file()):
+        if path is None or not self._grows:
             return None
-        return GrowingTrace(path, self.live.changes, self.live.warn)
+        self._trace = GrowingTrace(path, self.live.warn)
+        self.live.on_change.append(self._trace.add)
+        return self._trace
 
     async def describe(self) -> str:
         """Return the text of a scenario file with the configuration and all requests so far."""
@@ -176,7 +188,7 @@ class HttpServer:
             f"Token counts: {self.served.texts.rule}.",
         ]
         lines = "".join(f"# {line}\n" for line in about)
-        if not self.live.journal:
+        if not self.live.received:
             return (
                 f"{lines}# No requests received yet; the workload is the scenario's own.\n"
                 + to_yaml({"run": self.scenario})
@@ -185,8 +197,11 @@ class HttpServer:
 
     def write(self, path: Path) -> int:
         """Write the received requests as a trace and return their number."""
-        write_recorded_trace(path, self.live.journal)
-        return len(self.live.journal)
+        if self.live.history_ended and self._trace:
+            self._trace.save()
+        else:
+            write_recorded_trace(path, self.live.journal)
+        return self.live.received
 
 
 class Deployment:
@@ -221,7 +236,7 @@ class Deployment:
         ``ready`` is called once, when clients can connect.
         """
         beside = [server.kv_publisher.replay() for server in self.servers if server.kv_publisher]
-        traces = [server.growing_trace() for server in self.servers]
+        traces = [server.begin_trace() for server in self.servers]
         beside += [trace.grow() for trace in traces if trace]
         sites = [server.served_app for server in self.servers]
         try:

@@ -185,6 +185,10 @@ class Replica(ABC):
         """Record that the client of a submitted request has left."""
         self._give_up(self.record.requests[request_id])
 
+    def forget(self, request_id: int) -> None:
+        """Remove the record of an ended request to free memory. `conclude` then omits it."""
+        self.record.requests.pop(request_id, None)
+
     def _give_up(self, life: RequestRecord) -> None:
         """End the request because its client gave up."""
         if life.outcome is None:

@@ -175,7 +175,7 @@ class StepLog:
         if (done := len(found)) < len(self.end):
             run, lengths = self._missing(done)
             back = 1 if lag is None else np.repeat(np.array(lag[run:]), lengths)
-            rows = np.array(self.end)[np.arange(done, len(self)) - back]
+            rows = np.frombuffer(self.end)[np.arange(done, len(self)) - back]
             here = self._at_first(run, done)
             rows[here] = by_run[len(by_run) - len(here) :]
             found.frombytes(rows.tobytes())

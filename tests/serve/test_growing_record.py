@@ -33,23 +33,25 @@ def read(folder: Path) -> list[Request]:
 
 def test_file_is_complete_after_each_save(tmp_path: Path) -> None:
     (tmp_path / "came.csv").write_text("an earlier recording")
-    changes: list[Request] = []
-    trace = GrowingTrace(tmp_path / "came.csv", changes, pytest.fail)
+    trace = GrowingTrace(tmp_path / "came.csv", pytest.fail)
     expected = {}
     for number in range(6):
-        changes.append(request(number))
+        changes = [request(number)]
         if number % 2:
             changes.append(replace(request(number - 1), timeout=0.1 + 0.2))
         expected.update({one.id: one for one in changes})
+        for change in changes:
+            trace.add(change)
         trace.save()
         assert read(tmp_path) == list(expected.values())
 
 
 def test_full_disk_leaves_whole_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    changes = [request(0)]
-    trace = GrowingTrace(tmp_path / "came.csv", changes, pytest.fail)
+    changes = [request(0), request(1)]
+    trace = GrowingTrace(tmp_path / "came.csv", pytest.fail)
+    trace.add(changes[0])
     trace.save()
-    changes.append(request(1))
+    trace.add(changes[1])
     real = os.write
 
     def full(file: int, content: bytes) -> int:

@@ -287,6 +287,13 @@ class Fleet:
         else:
             self.lifetimes[self.sent[request_id][-1]].engine.disconnect(request_id)
 
+    def forget(self, request_id: int) -> None:
+        """Remove all records of an ended request to free memory. `conclude` then omits it."""
+        self.served_by.pop(request_id, None)
+        self._unrouted.requests.pop(request_id, None)
+        for place in self.sent.pop(request_id, ()):
+            self.lifetimes[place].engine.forget(request_id)
+
     def _route_waiting(self) -> None:
         """Route the requests that waited for a replica."""
         for life in list(self._unrouted.requests.values()):

@@ -1,0 +1,74 @@
+"""The history of received requests is bounded; the server and its recording go on without it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from simkv.core.errors import InputError
+from simkv.core.outcome import Outcome
+from simkv.metrics.scenario_runner import run_file
+from simkv.serve import live_simulation
+from simkv.serve.server_assembly import ServerOptions
+from tests.serve.running_server import inside, scenario
+from tests.serve.test_live_simulation import FLEET
+
+BODY = {"prompt": [1, 2, 3], "max_tokens": 3}
+
+
+@pytest.mark.parametrize("fleet", ["", FLEET])
+def test_history_is_dropped_at_its_limit(
+    tmp_path: Path, fleet: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_simulation, "KEPT_RECORDS", 2)
+    record = tmp_path / "came.csv"
+    said: list[str] = []
+
+    async def visit() -> None:
+        options = {"speed": 100.0, "max_history": 4, "record": record}
+        async with inside(tmp_path, scenario() + fleet, **options) as (house, client):
+            house.live.warn = said.append
+            trace = house.begin_trace()
+            for number in range(4):
+                assert (await client.post("/v1/completions", json=BODY)).status_code == 200
+                assert (await client.get(f"/explain/{number}")).status_code == 200
+            for _ in range(6):
+                assert (await client.post("/v1/completions", json=BODY)).status_code == 200
+                trace.save()
+            live = house.live
+            assert (live.received, live.journal, live.changes) == (10, [], [])
+            assert house.handler.names == {}
+            assert sum(len(replica.record.requests) for replica in live.replicas) == 2
+            for path in ("/explain", "/explain/0", "/explain/9", "/scenario"):
+                answer = await client.get(path)
+                assert answer.status_code == 503
+                assert "more than 4 requests" in answer.json()["error"]["message"]
+            assert house.write(record) == 10
+
+    asyncio.run(visit())
+    assert said == ["4 requests received: the history for /explain was dropped"]
+    path = tmp_path / "again.yaml"
+    path.write_text(scenario() + "workload: {trace: came.csv}\n")
+    lives = run_file(path)["run"].record.requests
+    assert [life.outcome for life in lives.values()] == [Outcome.FINISHED] * 10
+
+
+def test_recording_at_the_end_keeps_the_history(tmp_path: Path) -> None:
+    record = tmp_path / "came.csv.gz"
+
+    async def visit() -> None:
+        options = {"speed": 100.0, "max_history": 1, "record": record}
+        async with inside(tmp_path, scenario(), **options) as (house, client):
+            assert house.begin_trace() is None
+            for _ in range(3):
+                assert (await client.post("/v1/completions", json=BODY)).status_code == 200
+            assert house.write(record) == len(house.live.journal) == 3
+
+    asyncio.run(visit())
+
+
+def test_limit_must_be_positive() -> None:
+    with pytest.raises(InputError, match="--max-history 0: expected at least 1"):
+        ServerOptions(max_history=0)
