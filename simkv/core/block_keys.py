@@ -120,6 +120,14 @@ class BlockKeys:
                 keys.append(self._run(None, parent, content.slices(position, position + size)))
             position = len(keys) * size
 
+    def run_left(self, keys: array[int], content: TokenContent) -> int:
+        """Return the number of next blocks that continue the run of the last key."""
+        run, place = divmod(keys[-1] + 1 if keys else 0, KEYS_PER_RUN)
+        stream, start, stop = content.segment_at(len(keys) * self.block_size)
+        if not place or self._heads[run] != (stream, start - place * self.block_size):
+            return 0
+        return min(KEYS_PER_RUN - place, (stop - start) // self.block_size)
+
     def _following(self, parent: int, stream: str, start: int) -> int:
         """Return the key of the block after ``parent``, which begins at ``start`` of ``stream``."""
         run, place = divmod(parent + 1, KEYS_PER_RUN)

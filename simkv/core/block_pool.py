@@ -102,6 +102,32 @@ class BlockPool:
         table.extend(blocks)
         return blocks
 
+    def take_in_turns(self, owners: Sequence[int], count: int) -> None:
+        """Append ``count`` blocks from the front of the free queue to the tables of ``owners``.
+
+        The owners take one block each, in their order, until none is left to take. Each of them has
+        a table. Raises RuntimeError as ``take`` does.
+        """
+        if count > self._free.length:
+            raise RuntimeError(f"{count} blocks requested, {self._free.length} free")
+        if count == 0:
+            return
+        taken = self._free.take(count)
+        ints_view(self._references)[taken] = 1
+        self._forget(taken)
+        blocks = _column(taken)
+        for turn, owner in enumerate(owners):
+            self.tables[owner].extend(blocks[turn :: len(owners)])
+
+    def are_unused(self, keys: Sequence[array[int]]) -> bool:
+        """Return whether all of these keys differ and no block has any of them."""
+        of_key, known = self._block_of, len(self._block_of)
+        for part in keys:
+            for key in part:
+                if key < known and of_key[key]:
+                    return False
+        return len(set().union(*keys)) == sum(map(len, keys))
+
     def share(self, owner: int, blocks: Sequence[int]) -> None:
         """Append cached ``blocks`` to the block table of ``owner`` and increment their reference
         counts.

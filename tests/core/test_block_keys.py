@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -137,3 +139,24 @@ def test_equal_keys_mean_equal_tokens(
     shared = min(len(a), len(b)) if same is None else same
     limit = min(len(a), len(b))
     assert common_prefix(content(0, *left), content(1, *right), limit) == shared
+
+
+def test_run_left_counts_blocks_before_a_new_run() -> None:
+    keys, made = BlockKeys(2), content(0, ("g", 0, 3), ("u0", 0, 200))
+    of: array[int] = array("q")
+    assert keys.run_left(of, made) == 0
+    for blocks in range(1, 100):
+        left = keys.run_left(of, made)
+        before = len(keys._runs)
+        keys.extend(of, made, 2 * blocks)
+        assert (len(keys._runs) > before) == (left == 0)
+    assert keys.run_left(of, made) == min(KEYS_PER_RUN - (of[-1] + 1) % KEYS_PER_RUN, 101 - len(of))
+
+
+def test_run_does_not_continue_in_another_stream() -> None:
+    keys, made = BlockKeys(2), content(0, ("g", 0, 4), ("u0", 0, 8))
+    of: array[int] = array("q")
+    keys.extend(of, made, 2)
+    assert keys.run_left(of, made) == 1
+    keys.extend(of, made, 4)
+    assert keys.run_left(of, made) == 0

@@ -305,3 +305,44 @@ def test_unnumbered_pool_matches_counts_of_block_pool(
         assert counted[0] == counted[1]
     with pytest.raises(RuntimeError, match="99 blocks requested"):
         pools[1].take(0, 99)
+
+
+def test_take_in_turns_equals_single_takes() -> None:
+    at_once, one_by_one = BlockPool(9), BlockPool(9)
+    for pool in (at_once, one_by_one):
+        for owner in (7, 8):
+            pool.take(owner, 1)
+        pool.take(9, 3)
+        pool.register(4, 40)
+        pool.release(9)
+    at_once.take_in_turns([8, 7], 5)
+    for owner in (8, 7, 8, 7, 8):
+        one_by_one.take(owner, 1)
+    assert at_once.fingerprint() == one_by_one.fingerprint()
+    assert {owner: list(table) for owner, table in at_once.tables.items()} == {
+        7: [1, 7, 9],
+        8: [2, 6, 8, 5],
+    }
+    at_once.check()
+
+
+def test_take_in_turns_needs_enough_blocks() -> None:
+    pool = BlockPool(3)
+    pool.take(1, 1)
+    with pytest.raises(RuntimeError, match="3 blocks requested, 2 free"):
+        pool.take_in_turns([1], 3)
+    pool.take_in_turns([1], 0)
+    assert pool.free == 2
+
+
+def test_unused_keys_are_different_and_of_no_block() -> None:
+    pool = BlockPool(3)
+    pool.take(1, 2)
+    pool.register(1, 5)
+    assert pool.are_unused([])
+    assert pool.are_unused([array("q", (4, 6)), array("q", (1000,))])
+    assert not pool.are_unused([array("q", (4,)), array("q", (5,))])
+    assert not pool.are_unused([array("q", (4,)), array("q", (6, 4))])
+    pool.release(1)
+    pool.take(2, 3)  # evicts the key
+    assert pool.are_unused([array("q", (5,))])

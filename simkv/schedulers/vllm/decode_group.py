@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from heapq import heappop, heappush
 from itertools import accumulate, takewhile
-from operator import attrgetter, sub
+from operator import attrgetter, itemgetter, sub
 
 from mypy_extensions import mypyc_attr
 
@@ -177,6 +177,11 @@ class DecodeGroup:
             self.delivered += steps
             self._step(steps)
             return free
+        if memory.fills_at_once and self._fill(steps):
+            free = list(accumulate(self._growth(steps), sub, initial=before))[1:]
+            self.delivered += steps
+            self._step(steps)
+            return free
         while steps:
             quiet = min(self._quiet(memory.aheads), steps)
             self.delivered += quiet or 1
@@ -186,6 +191,63 @@ class DecodeGroup:
             steps -= quiet or 1
             free += [memory.pool.free] * (quiet or 1)
         return free
+
+    def _fill(self, steps: int) -> bool:
+        """Allocate and register the blocks of the next ``steps`` steps at once.
+
+        Does nothing and returns False if this could differ from one step after the other.
+        """
+        pool = self._memory.cache
+        assert pool is not None
+        filled = self._filled(steps)
+        if filled is None:
+            return False
+        keys = [r.keys[r.registered : end] for r, end in filled]
+        if not pool.are_unused(keys):  # then the order of evicting and registering matters
+            return False
+        turns: list[int] = []  # each round of ``block_size`` steps is equal
+        for step in range(min(self.block_size, steps)):
+            rows = list(self.full_block_members(step).values())
+            if len(rows) > 1:
+                rows.sort(key=attrgetter("order"))
+            turns += [r.id for r in rows]
+        pool.take_in_turns(turns, sum(self._growth(steps)))
+        for (r, end), new in zip(filled, keys, strict=True):
+            pool.register_all(pool.tables[r.id][r.registered : end], new)
+            r.registered = end
+        return True
+
+    def _filled(self, steps: int) -> list[tuple[RequestState, int]] | None:
+        """Return the members that fill blocks in the next ``steps`` steps, with their full blocks.
+
+        Names the blocks; new runs of keys are numbered in the order of the steps. Returns None if a
+        member has blocks to register that it filled earlier.
+        """
+        size, memory = self.block_size, self._memory
+        filled: list[tuple[RequestState, int]] = []
+        begun: list[tuple[int, int, RequestState, int]] = []
+        for r in self.members.values():
+            if r.content is None:
+                continue
+            computed = self.computed(r)
+            # With asynchronous scheduling, the last token is known one step later.
+            late = computed + 1 - (r.length + max(self.delivered + 1 - r.joined, 0))
+            known = r.registered
+            if late not in (0, 1) or (known + 1) * size < computed + 1 - late:
+                return None
+            end = (computed + steps - late) // size
+            if end <= known:
+                continue
+            filled.append((r, end))
+            for block in memory.new_runs(r, end):
+                tokens = (block + 1) * size
+                begun.append((tokens - 1 + late - computed, r.order, r, tokens))
+        begun.sort(key=itemgetter(0, 1))
+        for _, _, r, tokens in begun:
+            memory.name(r, tokens)
+        for r, end in filled:
+            memory.name(r, end * size)
+        return filled
 
     def _remove(self, r: RequestState) -> int:
         """Remove ``r`` and update its token counts.

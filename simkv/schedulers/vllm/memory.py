@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from mypy_extensions import mypyc_attr
 
-from simkv.core.block_keys import BlockKeys, TokenContent
+from simkv.core.block_keys import KEYS_PER_RUN, BlockKeys, TokenContent
 from simkv.core.block_pool import NO_BLOCKS, BlockCounter, BlockPool
 from simkv.core.request import Prompt
 from simkv.core.scheduler_protocol import blocks_for
@@ -45,6 +45,7 @@ class VllmMemory:
     - ``whole``: at admission, all tokens of a request must fit, not only its first chunk.
     - ``watermark``: number of blocks that stay free at admission.
     - ``frees_while_running``: running requests free blocks before they end.
+    - ``fills_at_once``: `DecodeGroup.skip` may take and register the blocks of many steps at once.
     - ``aheads``: distances in tokens from the end of a block. In a step in which a decoding request
       is at one of them, it needs more than a token in an existing block.
     """
@@ -60,6 +61,7 @@ class VllmMemory:
         self.watermark = int(config.watermark * config.num_gpu_blocks)
         self._keyless_first = rules.reuses_uncached_first
         self.frees_while_running = False
+        self.fills_at_once = cached
         self.aheads: tuple[int, ...] = (0, 1) if cached else (0,)
         self._keys = BlockKeys(config.block_size)
 
@@ -121,6 +123,12 @@ class VllmMemory:
         """Compute the cache keys of the full blocks in the first ``tokens`` tokens of ``r``."""
         if r.content is not None:
             self._keys.extend(r.keys, r.content, tokens)
+
+    def new_runs(self, r: RequestState, blocks: int) -> list[int]:
+        """Return the unnamed blocks among the first ``blocks`` of ``r`` that may begin a run."""
+        assert r.content is not None
+        first = len(r.keys) + self._keys.run_left(r.keys, r.content)
+        return [i for i in range(first, blocks) if (i - first) % KEYS_PER_RUN < 2]
 
     def fits(self, r: RequestState, hits: CacheHits, end: int, *, running: bool) -> bool:
         """Return whether there are enough free blocks to admit ``r`` with its tokens up to ``end``.

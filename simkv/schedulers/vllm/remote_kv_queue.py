@@ -82,6 +82,7 @@ class TakenBlocksMemory(VllmMemory):
     def __init__(self, config: VllmConfig, rules: VllmRules, *, tables: bool) -> None:
         super().__init__(config, rules, tables=tables)
         self.taken: set[int] = set()
+        self.fills_at_once = False
 
     def begin(self) -> None:
         self.taken.clear()

@@ -54,6 +54,7 @@ class WindowMemory(VllmMemory):
     def __init__(self, config: VllmConfig, rules: VllmRules) -> None:
         super().__init__(config, rules, tables=True)
         self.frees_while_running = True
+        self.fills_at_once = False
         # A cached group of states needs two: the state before the next token and the new one.
         kept = 2 if self.cache else 0
         self.layers = [k._replace(window=kept) if k.states else k for k in config.layer_kinds]
