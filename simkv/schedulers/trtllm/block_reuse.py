@@ -21,13 +21,31 @@ Key = tuple[Segment, ...]
 
 
 class ReusableBlock:
-    """A block in the tree: ``key`` is its tokens; its ancestors hold the preceding tokens."""
+    """A block in the tree: ``key`` is its tokens; its ancestors hold the preceding tokens.
 
-    __slots__ = ("block", "children", "key", "parent")
+    ``by_start`` has the children by their first token, oldest first; only children with the same
+    first token have a common prefix.
+    """
+
+    __slots__ = ("block", "by_start", "children", "key", "parent")
 
     def __init__(self, block: int, key: Key, parent: ReusableBlock | None) -> None:
         self.block, self.key, self.parent = block, key, parent
         self.children: dict[Key, ReusableBlock] = {}
+        self.by_start: dict[tuple[str, int], dict[Key, ReusableBlock]] = {}
+
+    def adopt(self, child: ReusableBlock) -> None:
+        """Add a child."""
+        self.children[child.key] = child
+        self.by_start.setdefault(child.key[0][:2], {})[child.key] = child
+
+    def drop(self, child: ReusableBlock) -> None:
+        """Remove a child."""
+        del self.children[child.key]
+        alike = self.by_start[child.key[0][:2]]
+        del alike[child.key]
+        if not alike:
+            del self.by_start[child.key[0][:2]]
 
 
 class ReusingKvCache(KvCache):
@@ -163,7 +181,7 @@ class ReusingKvCache(KvCache):
         if key in node.children:
             return node.children[key], _length(key)
         best, most = None, 0
-        for child in reversed(node.children.values()):
+        for child in reversed(node.by_start.get(key[0][:2], {}).values()):
             if (tokens := _alike(child.key, key)) > most:
                 best, most = child, tokens
         return best, most
@@ -185,13 +203,14 @@ class ReusingKvCache(KvCache):
         node = self._root
         for block, key in zip(self.pool.tables[r.id], keys, strict=False):
             if key not in node.children:
-                self._kept[block] = node.children[key] = ReusableBlock(block, key, node)
+                self._kept[block] = ReusableBlock(block, key, node)
+                node.adopt(self._kept[block])
             node = node.children[key]
 
     def _drop(self, kept: ReusableBlock) -> None:
         """Remove a block and its descendants from the tree; requests that hold them keep them."""
         assert kept.parent is not None
-        del kept.parent.children[kept.key]
+        kept.parent.drop(kept)
         gone = [kept]
         for one in gone:
             del self._kept[one.block]
