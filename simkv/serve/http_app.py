@@ -119,6 +119,7 @@ def application(
         version=__version__,
         docs_url=None,
         redoc_url=None,
+        redirect_slashes=False,
         responses=COMMON_RESPONSES,
     )
     install_error_handlers(app)

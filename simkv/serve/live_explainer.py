@@ -19,7 +19,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any, ParamSpec, TypeVar
 
-from simkv.core.child_import_path import safe_module_path
+from simkv.core.child_processes import starting_children
 from simkv.core.outcome import Outcome
 from simkv.core.request import Request
 from simkv.metrics.run_result import RunResult
@@ -198,7 +198,7 @@ class Explainer:
 
     async def _do(self, what: Callable[P, T], *given: P.args, **_: P.kwargs) -> T:
         try:
-            with safe_module_path():  # the first call starts the process
+            with starting_children():  # the first call starts the process
                 if self._pool is None:
                     self._pool = ProcessPoolExecutor(
                         1, get_context("spawn"), _begin, self._init_args

@@ -29,8 +29,9 @@ class BodyLimits:
 class Guard:
     """ASGI middleware that admits requests with a valid key and a body within limits.
 
-    Every response gets the header ``x-simkv-speed``. ``refuse`` returns the reason if the server
-    accepts no new calls, or an empty string.
+    Every response gets the header ``x-simkv-speed``. A slash at the end of a path is ignored: a
+    redirect would lead to the host that the client names in its header. ``refuse`` returns the
+    reason if the server accepts no new calls, or an empty string.
     """
 
     def __init__(
@@ -51,6 +52,8 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+
+        scope = {**scope, "path": scope["path"].rstrip("/") or "/"}
 
         async def send_and_say(message: Message) -> None:
             if message["type"] == "http.response.start":

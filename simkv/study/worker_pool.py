@@ -22,7 +22,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
-from simkv.core.child_import_path import safe_module_path
+from simkv.core.child_processes import starting_children
 from simkv.core.errors import InputError
 from simkv.study.simulation_job import RunsFailed
 
@@ -113,12 +113,12 @@ class WorkerPool:
             _check_script()
             self._others = set(active_children())
             spawn = get_context("spawn")
-            with safe_module_path():
+            with starting_children():
                 self._pool = ProcessPoolExecutor(
                     self._jobs, mp_context=spawn, initializer=_end_with_parent
                 )
         try:
-            with safe_module_path():  # submit() starts the processes
+            with starting_children():  # submit() starts the processes
                 futures = {self._pool.submit(function, item): n for n, item in items.items()}
             for future in as_completed(futures):
                 yield futures[future], future.result()

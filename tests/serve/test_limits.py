@@ -134,3 +134,17 @@ def test_sglang_rejects_when_queue_is_full(tmp_path: Path) -> None:
         lines = served.post("/v1/completions", {**LONG, "stream": True}).text.split("\n\n")
         assert "The request queue is full." in lines[0]
         assert lines[1] == "data: [DONE]"
+
+
+def test_slash_at_the_end_of_a_path_does_not_redirect(tmp_path: Path) -> None:
+    """A redirect would lead to the host that the client names."""
+
+    async def ask() -> list[tuple[int, str | None]]:
+        async with inside(tmp_path, scenario()) as (_, client):
+            paths = ("/health/", "/v1/models/", "//evil.example/", "/nowhere/")
+            found = [await client.get(path, headers={"host": "evil.example"}) for path in paths]
+            body = {"prompt": [1], "max_tokens": 1}
+            found.append(await client.post("/v1/completions/", json=body))
+        return [(one.status_code, one.headers.get("location")) for one in found]
+
+    assert asyncio.run(ask()) == [(200, None), (200, None), (404, None), (404, None), (200, None)]
