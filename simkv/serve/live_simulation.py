@@ -52,6 +52,8 @@ SLICE_S = 0.002
 #: Number of records of ended requests that are kept after the history has ended: events that were
 #: under way when a request ended may still refer to it.
 KEPT_RECORDS = 10_000
+#: Number of newest steps of each replica that are kept then.
+KEPT_STEPS = 100_000
 #: Lag above which a warning is logged (s of wall-clock time).
 WARN_LAG_S = 0.1
 
@@ -83,8 +85,9 @@ class LiveSimulation:
     ``journal`` lists the received requests by number; a request whose client left has a
     ``timeout``. ``changes`` lists the same requests in order of receipt, and lists a request again
     when its client leaves; entries are only appended. Each callback in ``on_change`` receives these
-    entries. Both lists and the records of ended requests are dropped once more than ``max_history``
-    requests were received; ``received`` counts all requests. ``replicas`` includes replicas that
+    entries. Both lists, the records of ended requests and old steps are dropped once more than
+    ``max_history`` requests were received; ``before_forgetting`` is called before steps are
+    dropped. ``received`` counts all requests. ``replicas`` includes replicas that
     have ended. Each callback in ``on_tokens`` receives a replica and the numbers of requests that
     get a token. ``on_request_end`` receives the record of each ended request; ``warn`` receives a
     message for the operator.
@@ -106,6 +109,7 @@ class LiveSimulation:
         self.replies: dict[int, Reply] = {}
         self.on_change: list[Callable[[Request], None]] = []
         self.on_tokens: list[Callable[[Replica, Sequence[int]], None]] = []
+        self.before_forgetting: list[Callable[[], None]] = []
         self.on_request_end: Callable[[RequestRecord], None] = lambda _: None
         self.warn: Callable[[str], None] = lambda _: None
         self.started_at = int(time.time())
@@ -348,6 +352,8 @@ class LiveSimulation:
         self._past.append(life.request.id)
         while self.history_ended and len(self._past) > KEPT_RECORDS:
             self.server.forget(self._past.popleft())
+        if self.history_ended:
+            self._forget_steps()
         answer = self.replies.get(life.request.id)
         self.on_request_end(life)
         if life.outcome is Outcome.LOST and not isinstance(self.server, Fleet):
@@ -355,6 +361,14 @@ class LiveSimulation:
         elif answer:
             del self.replies[life.request.id]
             answer.end(life.outcome, life.reason, life.refusal)
+
+    def _forget_steps(self) -> None:
+        """Drop old rows of step logs that have become long."""
+        if max(len(replica.record.steps.end) for replica in self.replicas) > 2 * KEPT_STEPS:
+            for tell in self.before_forgetting:
+                tell()
+            for replica in self.replicas:
+                replica.forget_steps(KEPT_STEPS)
 
     def _died(self, replica: Replica) -> None:
         stop = replica.record.engine_halt

@@ -188,6 +188,7 @@ class ReplicaMetrics:
         self._exposition = Exposition(rows, self._all, constant, handler.live, config)
         handler.on_token_delay = self._exposition.lag.observe
         handler.live.on_tokens.append(self._count_tokens)
+        handler.live.before_forgetting.append(self._count_steps)
         handler.live.on_request_end = self._count_end
 
     def text(self) -> bytes:
@@ -210,6 +211,10 @@ class ReplicaMetrics:
 
     def _reason(self, life: RequestRecord, tokens: int) -> str:
         return finish_reason(life.request, tokens, self._handler.served.longest)
+
+    def _count_steps(self) -> None:
+        for meter in self._all():
+            meter.count_steps()
 
     def _count_tokens(self, replica: Replica, numbers: Sequence[int]) -> None:
         self._counters_of(replica).count_tokens(numbers)

@@ -186,7 +186,8 @@ class ReplicaCounters:
         tally.counts["aborted" if reason == "abort" else "ended"] += 1
         if not finished or first is None or last is None:
             return
-        begun = self.replica.record.steps.decided[life.chunks[0].row] if life.chunks else first
+        log = self.replica.record.steps
+        begun = log.decided[life.chunks[0].row - log.dropped] if life.chunks else first
         queued = request.arrival if life.received_at is None else life.received_at
         values = {
             "e2e": last - request.arrival,
@@ -205,15 +206,20 @@ class ReplicaCounters:
         for measure, value in values.items():
             tally.observe(measure, value)
 
-    def now(self) -> dict[str, MeasuredValue]:
-        """Return the present values, after counting the steps since the last call."""
-        replica, log = self.replica, self.replica.record.steps
-        tally = self.tallies[False]
-        while self._rows < len(log) and log.end[self._rows] <= replica.env.now:
-            row = self._rows
+    def count_steps(self) -> None:
+        """Count the steps that ended since the last call."""
+        log, now = self.replica.record.steps, self.replica.env.now
+        tally, row = self.tallies[False], self._rows - log.dropped
+        while row < len(log.end) and log.end[row] <= now:
             tally.observe("step_tokens", log.prefill_tokens[row] + log.decode_seqs[row])
             tally.counts["preemptions"] += log.preempted[row]
-            self._rows += 1
+            row += 1
+        self._rows = row + log.dropped
+
+    def now(self) -> dict[str, MeasuredValue]:
+        """Return the present values, after counting the steps since the last call."""
+        replica = self.replica
+        self.count_steps()
         blocks, free = replica.scheduler.num_blocks, replica.free_blocks
         waiting = replica.num_waiting
         counts = [tally.counts for tally in self.tallies.values()]

@@ -209,6 +209,10 @@ class Engine(Replica):
                 message()
         self.inbox.clear()
 
+    def forget(self, request_id: int) -> None:
+        super().forget(request_id)
+        self._remaining.pop(request_id, None)
+
     def launch(
         self, batch: Batch, load: StepLoad, start: float, seconds: float | None = None
     ) -> float:

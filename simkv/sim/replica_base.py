@@ -189,6 +189,21 @@ class Replica(ABC):
         """Remove the record of an ended request to free memory. `conclude` then omits it."""
         self.record.requests.pop(request_id, None)
 
+    def forget_steps(self, kept: int) -> None:
+        """Drop old rows of the step log to free memory: about all but the last ``kept`` rows and
+        those of unfinished requests. `conclude` cannot be called afterwards.
+        """
+        log = self.record.steps
+        needed = [len(log) - kept]
+        for life in self.record.requests.values():
+            if life.outcome is None and life.chunk_rows:
+                needed.append(life.chunk_rows[0])
+        if self.front_end is not None:
+            needed.append(log.dropped + len(self.front_end.delivered))
+        cut = log.forget(min(needed))
+        if self.front_end is not None:
+            del self.front_end.delivered[:cut]
+
     def _give_up(self, life: RequestRecord) -> None:
         """End the request because its client gave up."""
         if life.outcome is None:

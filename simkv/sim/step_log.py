@@ -57,9 +57,11 @@ class StepLog:
         self._decode_seqs = array("i")
         self._waiting, self._running = array("i"), array("i")
         self._unfolded: dict[str, Any] = {}
+        #: Number of rows that `forget` has dropped; the columns begin with the row after them.
+        self.dropped = 0
 
     def __len__(self) -> int:
-        return len(self.end)
+        return self.dropped + len(self.end)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, StepLog) and all(
@@ -101,9 +103,24 @@ class StepLog:
         self.end.extend(ends)
         self.free_blocks.fromlist(free_blocks)
 
+    def forget(self, rows: int) -> int:
+        """Drop rows before row ``rows``, in whole runs, to free memory; return their number."""
+        run = bisect_right(self._first, rows - self.dropped) - 1
+        if run <= 0:
+            return 0
+        cut = self._first[run]
+        self._unfolded = {"decided": self.decided}  # the other columns need no earlier rows
+        for column in (self.end, self.free_blocks, self._unfolded["decided"]):
+            del column[:cut]
+        for name in STORED_COLUMNS[2:]:
+            del getattr(self, name)[:run]
+        self._first = array("q", [first - cut for first in self._first[run:]])
+        self.dropped += cut
+        return cut
+
     def extend(self, other: StepLog) -> None:
         """Append all rows of another log."""
-        rows = len(self)
+        rows = len(self.end)
         self._first.extend([first + rows for first in other._first])
         for name in STORED_COLUMNS:
             getattr(self, name).extend(getattr(other, name))
@@ -175,7 +192,7 @@ class StepLog:
         if (done := len(found)) < len(self.end):
             run, lengths = self._missing(done)
             back = 1 if lag is None else np.repeat(np.array(lag[run:]), lengths)
-            rows = np.frombuffer(self.end)[np.arange(done, len(self)) - back]
+            rows = np.frombuffer(self.end)[np.arange(done, len(self.end)) - back]
             here = self._at_first(run, done)
             rows[here] = by_run[len(by_run) - len(here) :]
             found.frombytes(rows.tobytes())
@@ -187,7 +204,7 @@ class StepLog:
         The counts are, for this run and each later one, the number of its rows from ``done`` on.
         """
         run = bisect_right(self._first, done) - 1
-        borders = np.append(np.array(self._first[run:]), len(self))
+        borders = np.append(np.array(self._first[run:]), len(self.end))
         return run, np.diff(np.maximum(borders, done))
 
     def _at_first(self, run: int, done: int) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ def test_history_is_dropped_at_its_limit(
     tmp_path: Path, fleet: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live_simulation, "KEPT_RECORDS", 2)
+    monkeypatch.setattr(live_simulation, "KEPT_STEPS", 3)
     record = tmp_path / "came.csv"
     said: list[str] = []
 
@@ -45,9 +47,19 @@ def test_history_is_dropped_at_its_limit(
                 answer = await client.get(path)
                 assert answer.status_code == 503
                 assert "more than 4 requests" in answer.json()["error"]["message"]
+            steps.append(sum(len(replica.record.steps) for replica in live.replicas))
+            kept.append(max(len(replica.record.steps.end) for replica in live.replicas))
+            text = (await client.get("/metrics")).text
+            found = re.findall(r"^vllm:iteration_tokens_total_count.* (\S+)$", text, re.MULTILINE)
+            counted.append(sum(map(float, found)))
             assert house.write(record) == 10
 
+    steps: list[int] = []
+    kept: list[int] = []
+    counted: list[float] = []
     asyncio.run(visit())
+    assert kept[0] <= 6
+    assert steps == counted == [30]  # all steps are counted, also those that were dropped
     assert said == ["4 requests received: the history for /explain was dropped"]
     path = tmp_path / "again.yaml"
     path.write_text(scenario() + "workload: {trace: came.csv}\n")

@@ -74,3 +74,20 @@ def test_extend_appends_rows_of_other_log() -> None:
     assert {name: list(getattr(both, name)) for name in COLUMNS} == {
         name: ROWS[name] * 2 for name in COLUMNS
     }
+
+
+def test_forget_drops_whole_runs_and_keeps_row_numbers() -> None:
+    cut = log()
+    assert cut.forget(0) == 0
+    assert cut.forget(4) == 1  # row 4 belongs to the run that begins with row 1
+    assert (len(cut), cut.dropped) == (6, 1)
+    assert {name: list(getattr(cut, name)) for name in COLUMNS} == {
+        name: ROWS[name][1:] for name in COLUMNS
+    }
+    assert cut.forget(5) == 4
+    cut.append((3.5, 4.0, 5.0), "decode", StepLoad(0, 0, 0, 1, 31), 0, QueueState(0, 1, 85))
+    cut.repeat(array("d", [6.0]), [84], 2)
+    assert (len(cut), cut.dropped) == (8, 5)
+    assert list(cut.decided) == [2.6, 3.5, 4.0]
+    assert list(cut.start) == [3.0, 4.0, 5.0]
+    assert list(cut.preempted) == [2, 0, 0]
