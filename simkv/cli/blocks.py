@@ -100,8 +100,9 @@ def blocks(
 ) -> None:
     """Compute the number of KV cache blocks of an engine.
 
-    The number follows from the GPU's memory, the weights and an estimate of the largest step, or is
-    read from a log (--log). docs/hardware.md compares the results with logs of real engines.
+    The number is computed from the GPU's memory, the size of the weights and an estimate of the
+    memory of the largest step, or read from a log (--log). docs/hardware.md compares the results
+    with logs of real engines.
     """
     if log is not None:
         from simkv.costs.hardware.cache_size_log import read_cache_size

@@ -40,10 +40,10 @@ def calibrate(
 ) -> None:
     """Fit step times to benchmarks of your server.
 
-    Give two or three results at different rates, the server's launch line and its GPU. The factors
-    of decode and prefill steps and the time of the API server are fitted to the mean latencies.
-    With two or more results, each is also predicted from the others. The scenario that is written
-    has the load of the last result; run, sweep or plan with it.
+    Give two or three results at different rates, the server's launch line and its GPU. Fits a
+    multiplier of decode step times, one of prefill step times, and the time of the API server to
+    the mean latencies. With two or more results, each is also predicted from the others. The
+    scenario that is written has the load of the last result; run, sweep or plan with it.
     """
     from simkv.validation.benchmark_check import (
         CalibrationCase,

@@ -38,8 +38,8 @@ def compare(
     """Compare two launch lines on the same requests.
 
     Give --from-command twice: the deployment before and after a change. Print the change of each
-    figure with its range over seeds and errors of step times, and the requests that get worse. Exit
-    1 if a figure worsens by more than the tolerance, 2 for bad input.
+    metric, its range over seeds and over the error of step times, and the requests that become
+    slower. Exit 1 if a metric worsens by more than the tolerance, 2 for bad input.
     """
     from simkv.study.change_check import check_change
     from simkv.study.random_seeds import find_seed

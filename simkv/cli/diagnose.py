@@ -101,10 +101,10 @@ def diagnose(
     """Diagnose an incident from a server's logs.
 
     Print a triage of the log's lines first. Then rebuild the incident as a simulation and report
-    the affected requests, the cause and a fix; an interrupt leaves the triage as the answer. All
-    results are files in one directory that may be edited: given that directory as INPUT, existing
-    files are used as they are. Exit 0 if nothing is wrong, 3 if something is, 1 if the incident
-    could not be reproduced, 2 for bad input.
+    the affected requests, the cause and a fix. If you interrupt this, the triage is the result. All
+    results are files in one directory, which you may edit: if the directory is the INPUT, its files
+    are used instead of being created again. Exit 0 if nothing is wrong, 3 if something is, 1 if the
+    incident could not be reproduced, 2 for bad input.
     """
     from simkv.incident import incident_folder as files
 

@@ -63,11 +63,11 @@ def plan(
 ) -> None:
     """Find the smallest deployment that meets the objectives.
 
-    The deployment is that of a scenario file, or of options such as --gpu H100,H200 --tp 1,2,4 with
-    one plan for each combination that fits. Searches for the smallest fleet or cache, or the
-    highest rate, and reports its cost. Options that are not given are taken from the scenario's
-    'plan' section. Exit 1 if no candidate meets the objectives. An interrupted plan continues when
-    the same command is run again.
+    Describe the deployment with a scenario file or with options. Options with several values, such
+    as --gpu H100,H200 --tp 1,2,4, make one plan for each combination whose weights fit. Searches
+    for the smallest fleet or cache, or the highest rate, and reports its cost. Options that are not
+    given are taken from the scenario's 'plan' section. Exit 1 if no candidate meets the objectives.
+    An interrupted plan continues when the same command is run again.
     """
     from simkv.study.plan.capacity_plan import make_plan
     from simkv.study.plan.plan_preparation import prepare

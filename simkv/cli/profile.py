@@ -186,7 +186,8 @@ def profile_list(
     """List packaged profiles, models and GPUs with step costs.
 
     To use a model on a GPU in a scenario, write hardware: {gpu: ..., model: ...}; to use a packaged
-    profile, write profile: NAME. Costs composed of measured operators need simkv[hardware].
+    profile, write profile: NAME. Step times from measured operators require
+    pip install simkv[hardware].
     """
     from simkv.costs.hardware.model_gpu_catalog import architectures, gpus
     from simkv.costs.operators.operator_tables import find_installed_tables

@@ -70,8 +70,9 @@ def run(
         str | None,
         typer.Option(
             metavar="KINDS",
-            help="Also write the files of a real server, comma-separated: vllm-log, "
-            "vllm-log-requests, vllm-log-iterations, sglang-log, otel, prometheus, bench.",
+            help="Also write files in the formats of a real server: a list of "
+            "vllm-log, vllm-log-requests, vllm-log-iterations, sglang-log, otel, prometheus, "
+            "bench, separated by commas.",
         ),
     ] = None,
     _source: Source = None,
@@ -100,7 +101,7 @@ def run(
         int,
         typer.Option(
             min=1,
-            help="Run with this many seeds, and report intervals over them and whether the load "
+            help="Run with this many seeds, and report confidence intervals and whether the load "
             "reached a steady state.",
         ),
     ] = 1,

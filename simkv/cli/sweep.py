@@ -43,9 +43,9 @@ def sweep(
         list[str] | None,
         typer.Option(
             metavar="PATH=VALUES",
-            help="Setting and its values: a,b,c, LOW..HIGH:STEP, LOW..HIGH:n=COUNT or "
-            "LOW..HIGH:log=COUNT; with --sample LOW..HIGH or LOW..HIGH:log. PATH is as in --set, "
-            "or 'variants'. May be repeated; all combinations are run.",
+            help="Setting and its values: a,b,c or LOW..HIGH:STEP or LOW..HIGH:n=COUNT or "
+            "LOW..HIGH:log=COUNT. If --sample is given: LOW..HIGH or LOW..HIGH:log. PATH is as in "
+            "--set, or 'variants'. May be repeated; all combinations are run.",
         ),
     ] = None,
     set_: Annotated[

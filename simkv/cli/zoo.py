@@ -38,8 +38,8 @@ def zoo(
         Path | None,
         typer.Option(
             metavar="PATH",
-            help="Run the incidents of an engine on its own code (checkout, wheel or folder), and "
-            "compare with the newest release; needs --trust.",
+            help="Run the incidents of an engine with the engine's own scheduler from this "
+            "checkout, wheel or folder, and compare with the newest release; requires --trust.",
         ),
     ] = None,
     tolerance: Annotated[
@@ -54,8 +54,8 @@ def zoo(
     """Replay the packaged public incidents.
 
     Exit 1 if a result differs from the public report of the incident. With --source, print a table
-    of verdicts and metrics that are better, worse or unchanged, and exit 1 if an incident starves
-    or fails that the newest release serves.
+    of verdicts and metrics that are better, worse or unchanged, and exit 1 if requests starve or
+    fail in an incident that the newest release serves completely.
     """
     from simkv.scenario.packaged_scenarios import find_incidents
 

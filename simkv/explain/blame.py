@@ -20,7 +20,7 @@ Floats = npt.NDArray[np.float64]
 #: Reasons of preemptions as phrases.
 PREEMPTION_LABELS = {
     "blocks": "because the KV cache was full",
-    "bucket": "because another bucket of lengths was running",
+    "bucket": "because sequences of another length were running",
     "patience": "because the head of the queue waited too long",
 }
 

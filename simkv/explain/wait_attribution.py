@@ -325,7 +325,7 @@ class _Shares:
 def _over_time(size: int, start: Ints, end: Ints, amount: Floats) -> Floats:
     """Return the total amount in each interval between consecutive times.
 
-    ``start`` and ``end`` are indices of times between which ``amount`` is held.
+    ``amount[i]`` is held from the time with index ``start[i]`` to the time with index ``end[i]``.
     """
     change = np.zeros(size)
     np.add.at(change, start, amount)

@@ -4,9 +4,10 @@
         ...
 
 On a GPU: clocks, power and temperature with the driver's own timestamps, from one permanent
-``nvidia-smi`` process, because starting it repeatedly would leave the device idle each time. The
-process buffers its output, so ``unix_s``, when a line was read, may be seconds later. On a CPU: the
-load of the machine and the clock of its cores.
+``nvidia-smi`` process, because starting it repeatedly would leave the device idle each time.
+``unix_s`` is the time at which a line was read. It may be seconds later than the driver's
+timestamp, because the process buffers its output. On a CPU: the load of the machine and the clock
+of its cores.
 """
 
 from __future__ import annotations

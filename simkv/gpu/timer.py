@@ -4,8 +4,9 @@
     begin = read_timer()
 
 On a shared machine, a thread may lose its core in the middle of a step; its CPU time excludes that.
-CPU time does not advance while waiting, so ``torch_executor.WallClock`` jumps instead. GPU steps
-require waiting, so they need the wall clock.
+CPU time does not advance during a wait, so ``torch_executor.WallClock`` does not wait but advances
+its clock to the end of the wait. Steps on a GPU need the wall clock, because the thread waits for
+them.
 """
 
 from __future__ import annotations

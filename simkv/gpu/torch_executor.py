@@ -183,7 +183,7 @@ class TorchExecutor:
 
 
 class _Shown:
-    """A scheduler that passes its requests and decisions to the executor first."""
+    """Scheduler that passes each request and decision to the executor before the simulator."""
 
     def __init__(self, inner: Scheduler, executor: TorchExecutor) -> None:
         self._inner = inner

@@ -119,8 +119,9 @@ def compare_observed(
 
 
 def _hit_rate(parts: Sequence[RunRecord], series: pd.DataFrame | None) -> list[FigureMatch]:
-    """Compare the last prefix hit rate, over the number of requests that the engine averages
-    over.
+    """Compare the last logged prefix hit rate with the simulated one.
+
+    Both are averages over as many recent requests as the engine uses.
     """
     if series is None or "hit_rate" not in series or not series["hit_rate"].max() > 0:
         return []

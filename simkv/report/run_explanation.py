@@ -318,4 +318,4 @@ class _Teller:
         ]
         again = sum(run.recomputed for run in here)
         text = f"{sum(run.tokens for run in here)} tokens"
-        return f"{text}, {again} of them recomputed" if again else text
+        return f"{text}, {again} of them computed before" if again else text

@@ -117,7 +117,7 @@ class PlanSection(BaseModel):
         PlanOption(metavar="FILE[#NAME]"),
         Field(
             description="Prices per GPU hour: YAML such as 'H100: 2.5', or CSV. '#NAME' selects an "
-            "entry (default: the GPU of the costs)."
+            "entry (default: the one for the scenario's GPU)."
         ),
     ] = None
     gpus_per_replica: Annotated[

@@ -96,7 +96,9 @@ class ScenarioOptions:
     ] = None
     growth: Annotated[
         float | None,
-        OptionHelp(help="Factor on the arrival rate of a trace.", metavar="FACTOR", min=1e-9),
+        OptionHelp(
+            help="Multiply the arrival rate of a trace by this factor.", metavar="FACTOR", min=1e-9
+        ),
     ] = None
     peak: Annotated[
         str | None,

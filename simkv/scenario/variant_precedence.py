@@ -15,7 +15,8 @@ _MARK = "set for all variants"
 def find_overriding_variants(document: YamlDocument, path: str) -> dict[str, Any]:
     """Return the variants that override the field at ``path`` or its parents, with their values.
 
-    None stands for the default of another engine, workload or router that a variant selects.
+    The value is None if the variant selects another engine, workload or router without setting the
+    field, so that its default applies.
     """
     keys = path.split(".")
     if keys[0] == "variants":

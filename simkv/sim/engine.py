@@ -490,7 +490,7 @@ class Engine(Replica):
         return bisect_left(moments, now)
 
     def _record_halt(self, since: float) -> None:
-        """Record a deadlock or livelock: the state at ``since`` (s) repeats by itself."""
+        """Record a deadlock or livelock: without new events, the state at ``since`` (s) recurs."""
         if self.record.engine_halt is None:
             stuck = [*self.scheduler.running_ids(), *self.scheduler.waiting_ids()]
             decided = self.record.steps.decided

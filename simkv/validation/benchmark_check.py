@@ -1,8 +1,9 @@
 """Predict the results of load generators, and calibrate step times with them.
 
 Predictions use the launch line of the server and the GPU's name. A calibration changes four
-numbers: the factors of decode and prefill steps, the latency of the API server, and its time per
-request. The files themselves state how well each would have been predicted from the others.
+numbers: the multipliers of decode and prefill step times, the latency of the API server, and its
+time per request. The files themselves state how well each would have been predicted from the
+others.
 """
 
 from __future__ import annotations

@@ -216,7 +216,7 @@ def _model(summary: Mapping[str, Any]) -> str | None:
 
 
 def _with_requests(path: Path, summary: Mapping[str, Any]) -> BenchmarkResult:
-    """Read a file with the latencies of single requests, in any format with measured times."""
+    """Read a benchmark result with latencies per request, in any format that records them."""
     table = read_measured_latencies(path)
     served = table[table["output_tokens"] > 0]
     if served.empty:

@@ -41,7 +41,7 @@ def test_the_answer_is_five_lines(forty: dict[str, RunResult]) -> None:
     assert affected == "Affected: requests 16 to 39 (starved; clients gave up after 300 s)."
     assert cause.startswith(
         "Cause: only one bucket of requests (of one length or modality) runs at a time, KV cache "
-        "only 14 % used. 3,536 preemptions because another bucket of lengths was running; "
+        "only 14 % used. 3,536 preemptions because sequences of another length were running; "
     )
     assert "Time of request 32: 99 % behind the head of the queue, 1 %" in cause
     assert fix == (

@@ -116,7 +116,7 @@ def test_preemptions_by_reason(tmp_path: Path) -> None:
     result = thrashing(tmp_path)
     told = " ".join(explain_run("run", result, "simkv explain x {}".format))
     count = len(result.diagnosis.preemptions)
-    assert f"Preempted {count} times because another bucket of lengths was running." in told
+    assert f"Preempted {count} times because sequences of another length were running." in told
     assert "for recomputed tokens" in told
 
 

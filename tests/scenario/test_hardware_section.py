@@ -178,7 +178,10 @@ def test_data_parallel_ranks_are_replicas_in_lockstep(tmp_path: Path) -> None:
     [
         ("engine.dp_size=2", "engine: dp_size: must equal hardware.dp (4), got 2"),
         ("engine.enable_dp_attention=false", "use 2 or more with dp attention"),
-        ("engine.scheduler_recv_interval=10", "scheduler_recv_interval: not modelled with"),
+        (
+            "engine.scheduler_recv_interval=10",
+            "scheduler_recv_interval: values above 1 are not modelled with",
+        ),
         ("fleet={replicas: 4}", "{replicas: 4, lockstep: true}; set this or remove"),
         ("fleet={replicas: 2, lockstep: true}", "{replicas: 4, lockstep: true}; set this or"),
     ],

@@ -163,8 +163,8 @@ def _lasting(
 
 
 def _nearest(name: str, trace: DecisionTrace, known: Mapping[str, Any]) -> UnexplainedCase:
-    """Return a recording that no rules reproduce, with the release that reproduces most of its
-    steps.
+    """Return a recording that no known release reproduces, and the release that reproduces the
+    most of its steps.
     """
     found = {key: find_mismatch(trace, rules) for key, rules in known.items()}
     steps = [str(line["step"]) for line in trace.steps]

@@ -196,8 +196,8 @@ class SglangConfig:
             )
         if self.dp_size > 1 and self.scheduler_recv_interval > 1:
             raise ValueError(
-                "scheduler_recv_interval: not modelled with enable_dp_attention, whose ranks agree "
-                "when to receive; use 1"
+                "scheduler_recv_interval: values above 1 are not modelled with "
+                "enable_dp_attention; use 1"
             )
         if self.lpm_aging_tokens_per_pass and not RULES[self.variant].lpm_aging:
             raise ValueError(

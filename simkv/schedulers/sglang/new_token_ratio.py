@@ -1,4 +1,7 @@
-"""Share of its remaining tokens that a running request is promised: NewTokenRatioTracker."""
+"""The fraction of the remaining tokens of running requests that SGLang reserves memory for.
+
+Source: ``NewTokenRatioTracker``.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from simkv.schedulers.sglang.memory import Req
 
 
 class NewTokenRatio:
-    """Promised share; ``current`` decreases from ``init`` to ``least`` by ``decay`` per decode
+    """Reserved fraction; ``current`` decreases from ``init`` to ``least`` by ``decay`` per decode
     step."""
 
     def __init__(self, config: SglangConfig) -> None:

@@ -64,7 +64,10 @@ class Proposer:
             raise InputError(f"--propose {self.command}: {error}") from error
         if answer.returncode or not answer.stdout.strip():
             last = (answer.stderr.strip().splitlines() or ["no output on standard error"])[-1]
-            raise InputError(f"--propose {self.command}: exit {answer.returncode}: {last}")
+            raise InputError(
+                f"--propose {self.command}: the command failed with exit code "
+                f"{answer.returncode}: {last}"
+            )
         found = _FENCED.search(answer.stdout)
         file = self.folder / f"{number:04}.py"
         self.folder.mkdir(parents=True, exist_ok=True)

@@ -39,12 +39,12 @@ class Improvement:
 
     @property
     def surely_better(self) -> bool:
-        """Whether the whole interval is a gain."""
+        """Whether the whole confidence interval of the difference is an improvement."""
         return self.mean > 0 if self.low is None else self.low > 0
 
     @property
     def surely_worse(self) -> bool:
-        """Whether the whole interval is a loss."""
+        """Whether the whole confidence interval of the difference is a deterioration."""
         return self.mean < 0 if self.high is None else self.high < 0
 
 

@@ -23,7 +23,10 @@ class CandidateResults:
         self.values: dict[tuple[int, PlanCondition], FigureValues] = {}
 
     def holds(self, candidate: int, condition: PlanCondition) -> bool | None:
-        """Return whether the candidate meets all objectives under a condition; None if not run."""
+        """Return whether the candidate meets all objectives under a condition, such as a seed.
+
+        Returns None if it was not simulated under this condition.
+        """
         values = self.values.get((candidate, condition))
         if values is None:
             return None

@@ -51,11 +51,12 @@ JUDGEMENT_ORDER: tuple[Judgement, ...] = (
 class Effect:
     """Effect of a change on the run.
 
-    ``newly_finished`` and ``newly_failed`` are request ids. ``faster`` and ``slower`` are ids of
-    requests that finish with and without the change and take at least 5 % less or more time.
-    ``e2e_ratio`` is the mean E2E latency of requests that finish both times, divided by the mean
-    without the change (1 if there are none). ``latency_ratio`` is the geometric mean of the ratios
-    of the run's latencies and of the requests' E2E latencies. ``sentence`` describes the effect.
+    ``newly_finished`` and ``newly_failed`` are request ids. ``faster`` and ``slower`` are the ids
+    of requests that finish in both runs and take at least 5 % less time (``faster``) or more time
+    (``slower``) with the change. ``e2e_ratio`` is the mean E2E latency of requests that finish in
+    both runs, divided by the mean without the change (1 if there are none). ``latency_ratio`` is
+    the geometric mean of latencies with the change divided by those without it: the latencies of
+    the ranking, and the mean of all requests' E2E ratios. ``sentence`` describes the effect.
     """
 
     change: Change
@@ -199,9 +200,9 @@ def evaluate_change(
 
 
 def _latency_ratio(base: RunFigures, figures: RunFigures, e2e_ratios: list[float]) -> float:
-    """Return the geometric mean of the ratios of all latencies; 1 if there are none.
+    """Return the geometric mean of latencies with the change divided by those without it.
 
-    The requests together weigh as much as one latency of the run.
+    All requests together have the weight of one latency of the run. Returns 1 if there are none.
     """
     pairs = [(base[name], figures[name]) for name in RANKED_LATENCIES]
     logs = [log(after / before) for before, after in pairs if before > 0 and after > 0]

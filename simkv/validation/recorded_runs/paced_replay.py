@@ -1,9 +1,9 @@
 """Replay a recorded run step by step at the pace of the record.
 
-The engine's rules decide the batches. A request becomes visible at the schedule call that first
-took it according to the record. A step that emits a request's first or last token ends at the
-recorded time of that token. Between two such events, the record therefore gives the time of known
-batches, and the profile the time of their kernels.
+The engine's rules decide the batches. A request becomes visible at the schedule call in which,
+according to the record, it was first scheduled. A step that emits a request's first or last token
+ends at the recorded time of that token. The record therefore gives the total time of the batches
+between two such events, and the cost profile gives the time of their kernels.
 """
 
 from __future__ import annotations
