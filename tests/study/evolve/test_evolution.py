@@ -283,7 +283,7 @@ def test_runs_external_proposals(tmp_path: Path) -> None:
 
 def test_proposer_without_output_ends_search(tmp_path: Path) -> None:
     for command, told_so in (
-        ("false", "exit 1"),
+        ("false", "failed with exit code 1"),
         ("true", "exit 0: no output on standard error"),
         ("no-such", "no-such"),
     ):
