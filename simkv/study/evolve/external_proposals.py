@@ -65,7 +65,7 @@ class Proposer:
         if answer.returncode or not answer.stdout.strip():
             last = (answer.stderr.strip().splitlines() or ["no output on standard error"])[-1]
             raise InputError(
-                f"--propose {self.command}: the command failed with exit code "
+                f"--propose {self.command}: the command ended with exit code "
                 f"{answer.returncode}: {last}"
             )
         found = _FENCED.search(answer.stdout)

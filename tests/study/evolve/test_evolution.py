@@ -283,8 +283,8 @@ def test_runs_external_proposals(tmp_path: Path) -> None:
 
 def test_proposer_without_output_ends_search(tmp_path: Path) -> None:
     for command, told_so in (
-        ("false", "failed with exit code 1"),
-        ("true", "exit 0: no output on standard error"),
+        ("false", "ended with exit code 1"),
+        ("true", "exit code 0: no output on standard error"),
         ("no-such", "no-such"),
     ):
         asked = search(tmp_path, 2, propose=command)
