@@ -27,7 +27,8 @@ class ExecutionSettings:
 
     With ``asynchronous``, the engine schedules a step while the previous one runs. ``block_size``
     is in tokens. ``memory_share`` is the fraction of GPU memory that the engine may use, or None if
-    it is unknown.
+    it is unknown. ``draft_layers`` is the number of additional layers of the model that propose
+    draft tokens (multi-token prediction).
     """
 
     engine: str
@@ -39,3 +40,4 @@ class ExecutionSettings:
     asynchronous: bool = True
     block_size: int = 16
     memory_share: float | None = None
+    draft_layers: int = 0

@@ -219,6 +219,7 @@ class StepCost:
             self._terms = _summands(merge_tables(profile.terms), lambda term: memoize(_form(term)))
         else:
             self._terms = _summands(profile.terms)
+        self._head = _summands([term for term in profile.terms if term.feature == "emits"])
         self._floor = _summands(profile.floor or ())
         self._floors: dict[int, float] = {}
         self._attention: AttentionCost | GridCost | None = None
@@ -244,6 +245,13 @@ class StepCost:
     def __call__(self, load: StepLoad) -> float:
         seconds = self._device(load)
         return max(seconds, self._host(load)) if self._floor else seconds
+
+    def head(self, load: StepLoad) -> float:
+        """Return the part of a step's time in seconds for its sampled tokens.
+
+        It contains the output head and the sampler; 0 if the profile does not separate them.
+        """
+        return sum_terms(self._head, load, self._graph_sizes)
 
     def ahead(self, load: StepLoad, steps: int) -> list[float] | None:
         """Return the durations in seconds of the next ``steps`` decode steps.

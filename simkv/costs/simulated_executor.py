@@ -11,6 +11,8 @@ from simkv.costs.cost_profile import CostProfile, Feature, StepCost
 from simkv.costs.cost_terms import compute_feature
 from simkv.costs.step_load import Floats, StepLoad, count_attention_pairs
 
+#: Default duration of a drafter pass as a fraction of the model's decode step (an assumption).
+DRAFTER_SHARE = 0.05
 #: Below this number of steps, a loop is faster than numpy.
 MIN_VECTOR_STEPS = 16
 
@@ -54,6 +56,11 @@ class SimulatedExecutor:
     Verification of a draft token costs as much as a decode without context: one more row in the
     matrix products and one sampled token. A drafter pass takes the fraction ``drafting`` of the
     time of a step in which the model decodes the same sequences. Neither value is calibrated.
+
+    If ``layers`` is not 0, the drafter is one more layer of a model with that number of layers
+    (multi-token prediction). A pass then takes one layer's part of a step and the whole output
+    head. The first pass covers all tokens of the step, the others one token per sequence
+    (``propose`` in vllm/v1/spec_decode).
     """
 
     def __init__(
@@ -61,10 +68,12 @@ class SimulatedExecutor:
         profile: CostProfile,
         loading: tuple[float, float] = (0.0, 0.0),
         drafting: float = 0.0,
+        layers: int = 0,
     ) -> None:
         self.profile = profile
         self._copy_s, self._read_s = loading
         self._drafting = drafting
+        self._layers = layers
         self.busy = 0.0
         self.outside_s = 0.0
         self.outside: dict[Feature, float] = {}
@@ -74,20 +83,29 @@ class SimulatedExecutor:
         self._range = list(profile.range.items())
 
     def run(self, load: StepLoad) -> float:
-        drafting = self._draft(load) if load.draft_passes else 0.0
+        given = load
         if load.draft_tokens:
             rows = load.decode_seqs + load.draft_tokens
             load = load._replace(decode_seqs=rows, emits=load.emits + load.draft_tokens)
-        seconds = self._cost(load) + drafting
+        seconds = self._cost(load)
+        if load.draft_passes:
+            seconds += self._draft(given, load, seconds)
         if load.lora_copies:
             seconds += load.lora_copies * self._copy_s + load.lora_reads * self._read_s
         self._account(load, seconds)
         return seconds
 
-    def _draft(self, load: StepLoad) -> float:
-        """Return the duration of all drafter passes after a step, in seconds."""
+    def _draft(self, load: StepLoad, verified: StepLoad, seconds: float) -> float:
+        """Return the duration of all drafter passes after a step, in seconds.
+
+        ``verified`` is the load of the step with its draft tokens, and ``seconds`` its duration.
+        """
         step = StepLoad(0, 0, 0, load.emits, load.decode_context, 0, load.emits)
-        return load.draft_passes * self._drafting * self._cost(step)
+        if not self._layers:
+            return load.draft_passes * self._drafting * self._cost(step)
+        head, headless = self._cost.head(step), seconds - self._cost.head(verified)
+        others = (load.draft_passes - 1) * (self._cost(step) - head)
+        return (headless + others) / self._layers + load.draft_passes * head
 
     def forecast_steps(self, load: StepLoad, steps: int) -> Sequence[float] | Floats:
         if not self._cost.linear:

@@ -159,11 +159,14 @@ class OffloadSection(Section):
 class DrafterSection(Section):
     """Time of the drafter in speculative decoding; n-gram drafts take no time.
 
-    The default is an assumption: one layer of 32, with the embedding and the output layer.
+    The default of `share` is 0.05, an assumption: one layer of 32, with the embedding and the
+    output layer. Multi-token prediction with `hardware` takes one layer of the model and its output
+    head instead.
     """
 
-    share: Annotated[float, Field(ge=0, le=1)] = 0.05
-    """Drafter pass duration as a fraction of the model's decode step at the same batch size."""
+    share: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Drafter pass duration as a fraction of the model's decode step at the same batch size; if
+    omitted: 0.05, or one layer of the model for `mtp` with `hardware`."""
 
 
 class FrontEndSection(Section):

@@ -48,6 +48,16 @@ class ReplicaCosts:
         else:
             _on_one_node(self.hardware)
 
+    def count_draft_layers(self) -> int:
+        """Return the number of layers of the model if one more layer of it proposes draft tokens.
+
+        Returns 0 otherwise, and for costs from a profile, which does not state the model's layers.
+        """
+        if self.profile is not None or self.hardware is None:
+            return 0
+        drafts = find_execution_settings(self.engine).draft_layers
+        return build_hardware(self.hardware).architecture.depth if drafts else 0
+
     @property
     def gpus(self) -> int:
         """Number of GPUs of one replica; 1 without hardware. Each of ``dp`` ranks is a replica."""

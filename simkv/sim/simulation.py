@@ -18,7 +18,7 @@ from simkv.costs.front_end_costs import FrontEndCosts, find_front_end
 from simkv.costs.offload_link import OffloadLink
 from simkv.costs.profile_uncertainty import make_scaled_executor
 from simkv.costs.scaled_executor import ScaledExecutor, StepKind
-from simkv.costs.simulated_executor import SimulatedExecutor
+from simkv.costs.simulated_executor import DRAFTER_SHARE, SimulatedExecutor
 from simkv.costs.step_load import Executor
 from simkv.scenario.fleet_section import ReplicaGroup
 from simkv.scenario.scenario import Scenario
@@ -47,13 +47,15 @@ class ReplicaSpec:
     """The configuration of a replica's engine and the cost profile of its steps.
 
     ``profile_name`` is the profile's name in the scenario, or the profile's own name if it was
-    derived from the scenario's hardware.
+    derived from the scenario's hardware. ``draft_layers`` is the number of layers of the model if
+    one more layer of it proposes draft tokens, otherwise 0.
     """
 
     engine: Any
     profile: CostProfile
     profile_name: str
     role: str = "both"
+    draft_layers: int = 0
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,9 @@ def build_replica_specs(scenario: Scenario, folder: Path) -> list[ReplicaSpec]:
     for group, (_, costs) in zip(groups, list_replica_costs(scenario), strict=True):
         profile = costs.load(folder)
         name = costs.profile or profile.name
-        found += [ReplicaSpec(costs.engine, profile, name, group.role)] * group.count
+        found += [
+            ReplicaSpec(costs.engine, profile, name, group.role, costs.count_draft_layers())
+        ] * group.count
     if scenario.fleet is None:
         return found
     if scale := scenario.fleet.autoscale:  # all groups are equal
@@ -241,8 +245,12 @@ def build_executor(
     scenario: Scenario, spec: ReplicaSpec, changed: ExecutorChange | None
 ) -> Executor:
     """Return the executor that determines the step durations of a replica."""
+    share = scenario.drafter.share
     executor: Executor = SimulatedExecutor(
-        spec.profile, scenario.lora.seconds, scenario.drafter.share
+        spec.profile,
+        scenario.lora.seconds,
+        DRAFTER_SHARE if share is None else share,
+        spec.draft_layers if share is None else 0,
     )
     if changed is not None:
         executor = changed(executor)

@@ -162,7 +162,7 @@ def _drafts(draw: Draw, variant: str, knobs: Knobs) -> Knobs:
     if not drafts:
         return {}
     sizes = any("/" in str(group) for group in knobs["kv_cache_groups"])
-    methods = [name for name in rules.draft_methods if not sizes or name != "eagle"]
+    methods = [name for name in rules.draft_methods if not sizes or name not in ("eagle", "mtp")]
     methods = list(rules.draft_methods) if rules.keys_cover_next_token else methods
     method = draw(st.sampled_from(methods))
     threshold = knobs["long_prefill_token_threshold"]

@@ -107,6 +107,14 @@ def test_each_flag_of_the_config_is_an_option_of_the_server(engine: str) -> None
             '\'{"method": "eagle3", "num_speculative_tokens": 3, "model": "x/y"}\'',
             {"engine.num_speculative_tokens": 3, "engine.speculative_method": "eagle"},
         ),
+        *(
+            (
+                "vllm serve Qwen/Qwen3-8B --max-num-seqs 32 --speculative-config "
+                f'\'{{"method": "{method}", "num_speculative_tokens": 2}}\'',
+                {"engine.num_speculative_tokens": 2, "engine.speculative_method": "mtp"},
+            )
+            for method in ("mtp", "deepseek_mtp", "qwen3_next_mtp")
+        ),
     ],
 )
 def test_shell_forms(command: str, fields: dict[str, object]) -> None:

@@ -79,14 +79,14 @@ def test_running_prompt_waits_for_budget_that_drafts_use() -> None:
 
 def test_blocks_for_drafts_and_lookahead_stay_after_rejection() -> None:
     held = {}
-    for method in ("eagle", "ngram"):
+    for method in ("eagle", "mtp", "ngram"):
         scheduler = engine(speculative_method=method)
         scheduler.add(Prompt(0, 8, 20))
         held[method] = []
         for _ in range(3):
             step(scheduler)
             held[method].append(scheduler.blocks_held()[0])
-    assert held == {"eagle": [3, 4, 4], "ngram": [2, 3, 4]}
+    assert held == {"eagle": [3, 4, 4], "mtp": [3, 4, 4], "ngram": [2, 3, 4]}
 
 
 def test_groups_have_lookahead_slots_and_windows_free_accepted_tokens() -> None:
@@ -214,7 +214,7 @@ def test_preempted_request_loses_drafts() -> None:
         ({"variant": "0.11.0"}, r"not modelled for vLLM 0\.11\.0, only since 0\.12"),
         (
             {"variant": "0.14.0", "speculative_method": "draft_model"},
-            "expected eagle or ngram",
+            "expected eagle or mtp or ngram",
         ),
         (
             {
@@ -222,7 +222,7 @@ def test_preempted_request_loses_drafts() -> None:
                 "speculative_method": "ngram",
                 "async_scheduling": True,
             },
-            "asynchronously with eagle or draft_model only, not with ngram",
+            "asynchronously with eagle or mtp or draft_model only, not with ngram",
         ),
         (
             {

@@ -10,13 +10,14 @@ from pydantic import ValidationError
 
 from simkv.core.draft_acceptance import DraftAcceptance
 from simkv.core.scheduler_protocol import Batch, DraftedTokens
-from simkv.costs.cost_profile import load_profile
+from simkv.costs.cost_profile import CostTerm, load_profile
 from simkv.costs.simulated_executor import SimulatedExecutor
-from simkv.costs.step_load import compute_step_load
+from simkv.costs.step_load import StepLoad, compute_step_load
 from simkv.metrics.run_metrics import token_rows, tpot
 from simkv.metrics.run_result import RunResult
 from simkv.metrics.scenario_runner import run_scenario
 from simkv.scenario.scenario import Scenario
+from simkv.scenario.scenario_loader import load
 from simkv.serve.recorded_workload import recorded_scenario
 from simkv.workload.trace_reader import read_trace
 from simkv.workload.workload_section import Workload, generate_requests
@@ -97,6 +98,49 @@ def test_draft_costs_one_decode_without_context() -> None:
     one = load._replace(draft_tokens=0, draft_passes=0)
     told = executor.run(four) + 3 * 0.1 * executor.run(one)
     assert executor.run(load) == pytest.approx(told)
+
+
+def test_mtp_pass_takes_one_layer_and_the_whole_output_head() -> None:
+    profile = load_profile("unit-step").model_copy(
+        update={
+            "terms": [
+                CostTerm(name="layers", feature="tokens", seconds=10.0),
+                CostTerm(name="head", feature="emits", seconds=1.0),
+            ]
+        }
+    )
+    executor = SimulatedExecutor(profile, drafting=0.5, layers=5)
+    load = StepLoad(0, 0, 0, 2, 100, 0, 2, draft_tokens=6, draft_passes=3)
+    verified = 8 * 10 + 8 * 1
+    first, others = 8 * 10 / 5 + 2 * 1, 2 * (2 * 10 / 5 + 2 * 1)
+    assert executor.run(load) == pytest.approx(verified + first + others)
+
+
+def test_mtp_takes_its_time_and_memory_from_the_model(tmp_path: Path) -> None:
+    file = tmp_path / "t.yaml"
+    file.write_text(
+        """\
+name: t
+workload: {burst: {num_prompts: 4, prompt_tokens: 100, output_tokens: 50}, acceptance: 0.8}
+engine: {name: vllm, variant: 0.20.0, num_speculative_tokens: 2}
+hardware: {gpu: H200-SXM, model: deepseek-ai/DeepSeek-V3, tp: 8}
+front_end: none
+variants:
+  eagle: {drafter: {share: 0}}
+  mtp: {engine: {speculative_method: mtp}}
+  mtp-share: {engine: {speculative_method: mtp}, drafter: {share: 0}}
+"""
+    )
+    variants = load(file)
+    tpots = {
+        name: run_scenario(scenario, tmp_path).summary["tpot_ms"]["mean"]
+        for name, scenario in variants.items()
+    }
+    # Two passes of one of 61 layers, each with the output head.
+    assert 1 + 2 / 61 < tpots["mtp"] / tpots["eagle"] < 1.06
+    assert tpots["mtp-share"] == tpots["eagle"]
+    blocks = {name: scenario.engine.num_gpu_blocks for name, scenario in variants.items()}
+    assert blocks["mtp"] == blocks["mtp-share"] < 0.97 * blocks["eagle"]
 
 
 def test_drafts_count_in_step_tokens_of_prompt() -> None:

@@ -247,7 +247,7 @@ def _states(case: RecordingCase, draw: random.Random) -> RecordingCase:
 def _drafts(case: RecordingCase, draw: random.Random) -> RecordingCase:
     """Return the case with a drafter; ``accepts`` of a request lists numbers of accepted drafts."""
     config, rules = case.config, find_rules(case.config.variant)
-    method = draw.choice(rules.draft_methods)
+    method = draw.choice([name for name in rules.draft_methods if name != "mtp"])  # as eagle
     drafts = draw.randint(1, min(draw.choice([1, 3, 8]), config.max_model_len))
     slots = config.max_num_seqs if method == "draft_model" else 0
     threshold = config.long_prefill_token_threshold

@@ -40,7 +40,7 @@ from simkv.costs.hardware.model_architecture import (
     Recurrent,
 )
 from simkv.costs.hardware.model_memory import kv_bytes, state_bytes, weight_bytes
-from simkv.costs.hardware.replica_hardware import Hardware
+from simkv.costs.hardware.replica_hardware import Hardware, add_layers
 from simkv.schedulers.engine_registry import ENGINES
 
 GIB = 1 << 30
@@ -120,9 +120,11 @@ class KvCapacity:
 def compute_kv_capacity(hardware: Hardware, setting: ExecutionSettings) -> KvCapacity:
     """Compute the number and size of the KV blocks that the engine would allocate on each GPU.
 
-    The method is ``EngineSpec.sizing``. An unknown engine is treated as the newest vLLM.
+    The method is ``EngineSpec.sizing``. An unknown engine is treated as the newest vLLM. Layers
+    that propose draft tokens count as layers of the model.
     """
     sizing = _sizing(setting)
+    hardware = add_layers(hardware, setting.draft_layers)
     weights, size = weight_bytes(hardware), block_size(hardware, setting)
     block = block_bytes(hardware, setting)
     if sizing == "static":

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from simkv.core.errors import InputError
 from simkv.costs.hardware.interconnect import Interconnect
-from simkv.costs.hardware.model_architecture import Architecture
+from simkv.costs.hardware.model_architecture import Architecture, Recurrent
 from simkv.costs.hardware.model_gpu_catalog import Gpu
 from simkv.costs.hardware.number_formats import FormatName, KvFormatName
 
@@ -98,6 +98,23 @@ def make_hardware(
     )
     _check(made)
     return made
+
+
+def add_layers(hardware: Hardware, layers: int) -> Hardware:
+    """Return the hardware with ``layers`` more layers of the model, for multi-token prediction.
+
+    The layers are of the last kind with KV for the whole context. They share embedding and output
+    head with the model; their projection of two hidden states is not counted (at most a sixth of a
+    dense layer).
+    """
+    if not layers:
+        return hardware
+    parts = list(hardware.architecture.layers)
+    kinds = [n for n, part in enumerate(parts) if not isinstance(part.attention, Recurrent)]
+    whole = [n for n in kinds if not getattr(parts[n].attention, "window", 0)]
+    last = (whole or kinds or [len(parts) - 1])[-1]
+    parts[last] = replace(parts[last], count=parts[last].count + layers)
+    return replace(hardware, architecture=replace(hardware.architecture, layers=tuple(parts)))
 
 
 def _check(hardware: Hardware) -> None:

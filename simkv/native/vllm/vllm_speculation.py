@@ -18,7 +18,7 @@ class Speculation:
 
     def __init__(self, config: VllmConfig) -> None:
         drafts, method = config.num_speculative_tokens, config.speculative_method
-        eagle = drafts > 0 and method == "eagle"
+        eagle = config.drafts_from_states
         covers = find_rules(config.variant).keys_cover_next_token and config.enable_prefix_caching
         self.hash_lookahead = int(eagle and bool(covers))
         self.given: dict[str, Any] = {

@@ -137,11 +137,12 @@ class VllmConfig:
     """Draft tokens proposed per request and verified in its next step; 0 turns speculative decoding
     off. The workload defines how many are accepted."""
     speculative_method: Annotated[
-        Literal["eagle", "ngram", "draft_model"],
+        Literal["eagle", "mtp", "ngram", "draft_model"],
         Flag("--speculative-config", '"method"', key="method"),
     ] = "eagle"
-    """Source of draft tokens: heads on the model (`eagle`, also for eagle3 and for mtp with one
-    module), the prompt (`ngram`), or a draft model."""
+    """Source of draft tokens: a trained drafter on the model's hidden states (`eagle`, also for
+    eagle3), the model's own multi-token prediction layer (`mtp`), the prompt (`ngram`), or a draft
+    model."""
     num_cpu_blocks: Annotated[
         int, Ge(0), Le(MAX_BLOCKS), Flag("--kv-offloading-size", "in GiB", unit="GiB")
     ] = 0
@@ -390,6 +391,14 @@ class VllmConfig:
         """Number of tokens of a step that the drafter uses for each request."""
         return int(self.num_speculative_tokens > 0 and self.speculative_method == "draft_model")
 
+    @property
+    def drafts_from_states(self) -> bool:
+        """Whether the drafter reads the model's hidden states and stores KV of its own.
+
+        vLLM schedules all such methods alike (``SpeculativeConfig.use_eagle``).
+        """
+        return self.num_speculative_tokens > 0 and self.speculative_method in ("eagle", "mtp")
+
     def most_scheduled(self, rules: VllmRules) -> int:
         """Return ``max_num_scheduled_tokens`` as start-up resolves it.
 
@@ -428,8 +437,7 @@ class VllmConfig:
     def drops_block(self, rules: VllmRules) -> bool:
         """Return whether a hit is one block shorter than the cached prefix, as EAGLE's KV
         requires."""
-        eagle = self.num_speculative_tokens > 0 and self.speculative_method == "eagle"
-        return eagle and not rules.keys_cover_next_token
+        return self.drafts_from_states and not rules.keys_cover_next_token
 
     def states(self, rules: VllmRules) -> Literal["none", "align", "all"]:
         """Return which states of ``mamba`` groups the prefix cache stores."""
@@ -502,10 +510,10 @@ class VllmConfig:
                 f"kv_cache_groups: {CHUNKED}{chunk} must be a multiple of block_size "
                 f"{self.block_size}"
             )
-        if chunk and self.num_speculative_tokens and self.speculative_method == "eagle":
+        if chunk and self.drafts_from_states:
             raise ValueError(
-                f"kv_cache_groups: with eagle vLLM has no separate group for {CHUNKED}{chunk}; "
-                "use [0]"
+                f"kv_cache_groups: with {self.speculative_method} vLLM has no separate group for "
+                f"{CHUNKED}{chunk}; use [0]"
             )
 
     def _check_states(self, rules: VllmRules) -> None:

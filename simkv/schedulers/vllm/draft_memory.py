@@ -33,7 +33,6 @@ class DraftMemory(StateMemory):
 
     def __init__(self, config: VllmConfig, rules: VllmRules) -> None:
         super().__init__(config, rules)
-        eagle = config.speculative_method == "eagle"
         self._lookahead = (
             0 if config.speculative_method == "ngram" else config.num_speculative_tokens
         )
@@ -42,7 +41,7 @@ class DraftMemory(StateMemory):
         self._drops = config.drops_block(rules)
         self._peek = 1 if self._drops and rules.looks_up_last_block else 0
         self._replays = rules.caches_shortened_hits
-        self._ahead = 1 if eagle and rules.keys_cover_next_token else 0
+        self._ahead = 1 if config.drafts_from_states and rules.keys_cover_next_token else 0
         self._keys = BlockKeys(config.block_size, self._ahead)
         self.frees_while_running = config.kv_cache_groups != (0,)
 

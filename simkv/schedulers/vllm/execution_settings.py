@@ -60,4 +60,5 @@ def derive_settings(config: VllmConfig) -> ExecutionSettings:
         ),
         block_size=config.block_size,
         memory_share=share,
+        draft_layers=int(config.num_speculative_tokens > 0 and config.speculative_method == "mtp"),
     )

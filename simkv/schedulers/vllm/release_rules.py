@@ -290,8 +290,8 @@ class VllmRules:
         "Available speculative methods",
         source="SpeculativeConfig.uses_draft_model",
         values={
-            "0.9": ("eagle", "ngram"),
-            "0.15": ("eagle", "ngram", "draft_model"),
+            "0.9": ("eagle", "mtp", "ngram"),
+            "0.15": ("eagle", "mtp", "ngram", "draft_model"),
         },
         at_start=True,
     )
@@ -299,9 +299,9 @@ class VllmRules:
         "Speculative methods allowed with asynchronous scheduling",
         source="vllm/config/vllm.py",
         values={
-            "0.9": ("eagle",),
-            "0.16": ("eagle", "draft_model"),
-            "0.33": ("eagle", "ngram", "draft_model"),
+            "0.9": ("eagle", "mtp"),
+            "0.16": ("eagle", "mtp", "draft_model"),
+            "0.33": ("eagle", "mtp", "ngram", "draft_model"),
         },
         at_start=True,
     )

@@ -21,7 +21,7 @@ CACHE_LINES = (
 QUANTIZED = {"fp8": "fp8", "modelopt": "fp8", "modelopt_fp4": "nvfp4", "mxfp4": "mxfp4"}
 QUANTIZED |= dict.fromkeys(("awq", "awq_marlin", "gptq", "gptq_marlin"), "int4")
 #: Speculative methods by the method of the engine's config that has the same scheduling.
-DRAFTS = {"eagle": "eagle", "eagle3": "eagle", "mtp": "eagle", "deepseek_mtp": "eagle"}
+DRAFTS = {"eagle": "eagle", "eagle3": "eagle", "mtp": "mtp"}
 DRAFTS |= {"ngram": "ngram", "draft_model": "draft_model"}
 
 _ENCODER = "the encoder and its cache are not modelled; prompts are text"

@@ -8,6 +8,7 @@ note contains both.
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -139,3 +140,15 @@ def test_sampler_of_0_11_0_does_not_sort() -> None:
     assert tokens("0.11.0") == 32_112
     assert tokens("0.11.1") == tokens("0.16.0") < tokens("0.11.0")
     assert tokens("0.17.0") == tokens("0.11.0")
+
+
+def test_draft_layer_has_weights_and_kv() -> None:
+    hardware = make_hardware(
+        find_gpu("H200-SXM"), find_architecture("deepseek-ai/DeepSeek-V3"), tp=8
+    )
+    setting = ExecutionSettings("vllm", "0.20.0", 8192, 256)
+    plain = compute_kv_capacity(hardware, setting)
+    drafts = compute_kv_capacity(hardware, replace(setting, draft_layers=1))
+    assert drafts.block_bytes / plain.block_bytes == pytest.approx(62 / 61)
+    experts = 256 * 3 * 7168 * 2048 / 8  # parameters per GPU, one byte each
+    assert experts < drafts.weights - plain.weights < 1.1 * experts
