@@ -149,7 +149,10 @@ def calibrate_incident(
     if steps is not None and has_enough_steps(steps):
         guess, errors, prefills = fit_unit_costs(steps)
         if not timed or of_lines:
-            return _of_steps(guess, errors, prefills, shape, setup, len(steps)), scenario
+            profile = build_profile_of_steps(guess, errors, prefills, shape, len(steps))
+            name = f"{setup.engine['name']} as logged"
+            server = {"model": setup.model or "unknown", "gpu": setup.gpu or "unknown"}
+            return profile.model_copy(update={"name": name, **server}), scenario
         aims = costs_as_priors(guess)
     elif timed:
         guess = guess_unit_costs(observed, budget)
@@ -250,24 +253,20 @@ def _draft(prices: UnitCosts, shape: ModelTraits | None, front: float) -> CostPr
     )
 
 
-def _of_steps(
+def build_profile_of_steps(
     prices: UnitCosts,
     errors: Floats,
     prefills: npt.NDArray[np.bool_],
     shape: ModelTraits | None,
-    setup: ServerSetup,
     count: int,
 ) -> CostProfile:
-    """Build a profile from logged steps, for requests without measured times.
+    """Build a profile from ``count`` logged steps; its name, model and GPU are placeholders.
 
     ``errors`` are the log errors of the held-out steps; ``prefills`` marks those with a prefill.
     """
     held_out = summarize_errors_by_kind(_named(errors[prefills], errors[~prefills]))
     return _draft(prices, shape, 0.0).model_copy(
         update={
-            "name": f"{setup.engine['name']} as logged",
-            "model": setup.model or "unknown",
-            "gpu": setup.gpu or "unknown",
             "fit": FitQuality(
                 points=count, note=f"fitted to {count} logged steps", held_out=held_out
             ),

@@ -2,8 +2,8 @@
 
 A logged step has the number of sequences and tokens and a duration. The number of KV tokens that
 its decodes read is derived from the cache usage, which the same line reports or which is
-interpolated from other lines. The log does not show how much of a prompt was computed before;
-each chunk is treated as the first chunk of its prompt.
+interpolated from other lines. Logs do not show how much of a prompt was computed before; without
+the column ``prefill_context``, each chunk is treated as the first chunk of its prompt.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ def fit_unit_costs(
     columns = ("prefill_tokens", "decode_seqs", "context", "seconds")
     prefill, decodes, context, seconds = (drawn[name].to_numpy(np.float64) for name in columns)
     prefills = prefill > 0
-    pairs = prefill**2 / 2 / np.maximum(drawn["prefill_seqs"].to_numpy(np.float64), 1)
+    before = drawn["prefill_context"].to_numpy(np.float64) if "prefill_context" in drawn else 0.0
+    seqs = np.maximum(drawn["prefill_seqs"].to_numpy(np.float64), 1)
+    pairs = prefill * (prefill / 2 + before) / seqs
     good = (seconds > 0) & (prefills | (decodes > 0))
     kept = good & (np.arange(len(drawn)) % 4 != 3)
 

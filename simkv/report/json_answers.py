@@ -325,15 +325,32 @@ class ValidateAnswer(Answer):
     files: list[CheckedFileAnswer]
 
 
-class CalibrateAnswer(Answer):
-    """Answer of ``simkv calibrate``."""
+class HeldOutStepsAnswer(_Part):
+    """Relative errors of steps that were not fitted; 0.01 is 1 %."""
 
-    decode: float = Field(description="Factor on the time of decode steps.")
-    prefill: float = Field(description="Factor on the time of steps with prefills.")
-    latency_ms: float
-    request_ms: float
-    fitted: list[CheckedFileAnswer]
-    left_out: list[CheckedFileAnswer] = Field(description="Predicted without the file itself.")
+    points: int
+    median: float = Field(description="Median of the absolute error.")
+    p95: float = Field(description="95th percentile of the absolute error.")
+    bias: float = Field(description="Mean of the signed error.")
+
+
+class CalibrateAnswer(Answer):
+    """Answer of ``simkv calibrate``: factors from benchmarks, or a profile from single steps."""
+
+    decode: float | None = Field(default=None, description="Factor on the time of decode steps.")
+    prefill: float | None = Field(
+        default=None, description="Factor on the time of steps with prefills."
+    )
+    latency_ms: float | None = None
+    request_ms: float | None = None
+    fitted: list[CheckedFileAnswer] = []
+    left_out: list[CheckedFileAnswer] = Field(
+        default=[], description="Predicted without the file itself."
+    )
+    steps: int | None = Field(default=None, description="Number of steps in the files.")
+    held_out: dict[str, HeldOutStepsAnswer] = Field(
+        default={}, description="Errors by kind of step, on steps that were not fitted."
+    )
     written: str
 
 
