@@ -100,7 +100,10 @@ def run_scenario(
     if fleet is not None:
         figures["fleet"] = fleet_figures(fleet, record.end)
     if sent.after:
-        figures["sessions"] = session_figures(record, sent)
+        load = scenario.workload
+        figures["sessions"] = session_figures(
+            record, sent, load.session_deadline, load.warm_up_sessions
+        )
     figures |= {"notes": notes, "fidelity": found.to_json()}
     return RunResult(scenario, run, figures, notes, found, replicas)
 

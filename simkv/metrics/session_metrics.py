@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
+from math import inf
 from typing import Any
 
 import numpy as np
 
 from simkv.core.outcome import Outcome
-from simkv.metrics.run_metrics import Samples, prefix_hits
+from simkv.metrics.run_metrics import Floats, Samples, prefix_hits
 from simkv.sim.run_record import RequestRecord, RunRecord
 from simkv.workload.clients import Clients, find_sessions
 
 
-def session_figures(record: RunRecord, sent: Clients) -> dict[str, Any]:
+def session_figures(
+    record: RunRecord, sent: Clients, deadline: float | None = None, warm_up: int = 0
+) -> dict[str, Any]:
     """Return ``sessions`` of ``summary.json``, for a workload whose requests wait for answers.
 
     ``makespan_ms`` is the time from the arrival of a session's first request at its client until
@@ -21,32 +24,63 @@ def session_figures(record: RunRecord, sent: Clients) -> dict[str, Any]:
     until the first step, model, tools and think time. Both cover finished sessions. A request that
     waits for no other is in turn 1. ``resume_tax_tokens`` are prompt tokens that an earlier request
     of the session had computed in full blocks, and that were computed again; ``resume_tax`` is
-    their percentage of the prompt tokens.
+    their percentage of the prompt tokens. ``turn_ms`` is the time from the arrival of a request at
+    its client until its last token, for finished requests.
+
+    The first ``warm_up`` sessions, by arrival, are in no figure. ``met_deadline`` counts finished
+    sessions whose makespan is at most ``deadline`` (s); ``met_deadline_share`` is their percentage
+    of all counted sessions. Both are missing without a deadline.
     """
-    of = find_sessions(sent.after)
-    sessions: dict[int, list[RequestRecord]] = {}
-    for i, life in record.requests.items():
-        sessions.setdefault(of.get(i, i), []).append(life)
+    sessions = _counted_sessions(record, sent, warm_up)
+    requests = [life for lives in sessions for life in lives]
     finished = [
-        lives
-        for lives in sessions.values()
-        if all(life.outcome is Outcome.FINISHED for life in lives)
+        lives for lives in sessions if all(life.outcome is Outcome.FINISHED for life in lives)
     ]
     paths = np.array([_critical_path(record, sent, lives) for lives in finished]).reshape(-1, 4)
     spans = paths.sum(axis=1)
     total = float(spans.sum())
     shares = (100.0 * paths.sum(axis=0) / total).tolist() if total else [0.0] * 4
-    tax = sum(_resume_tax(record, life) for life in record.requests.values())
-    queried = prefix_hits(record.requests.values())[1]
+    tax = sum(_resume_tax(record, life) for life in requests)
+    queried = prefix_hits(requests)[1]
+    turns = [
+        _end(life) - sent.arrived[life.request.id]
+        for life in requests
+        if life.outcome is Outcome.FINISHED
+    ]
     return {
         "count": len(sessions),
         "finished": len(finished),
-        "makespan_ms": Samples(spans, np.ones(len(spans), np.int64)).statistics_ms(),
+        **({} if deadline is None else _deadline_figures(spans, deadline, len(sessions))),
+        "makespan_ms": _statistics_ms(spans),
+        "turn_ms": _statistics_ms(np.array(turns)),
         "shares": dict(zip(("waiting", "model", "tools", "think"), shares, strict=True)),
-        "by_turn": _by_turn(record, sent),
+        "by_turn": _by_turn(record, sent, {life.request.id for life in requests}),
         "resume_tax_tokens": tax,
         "resume_tax": 100.0 * tax / queried if queried else 0.0,
     }
+
+
+def _counted_sessions(record: RunRecord, sent: Clients, warm_up: int) -> list[list[RequestRecord]]:
+    """Return the requests of every session but the first ``warm_up`` by arrival."""
+    of = find_sessions(sent.after)
+    sessions: dict[int, list[RequestRecord]] = {}
+    for i, life in record.requests.items():
+        sessions.setdefault(of.get(i, i), []).append(life)
+    ordered = sorted(
+        sessions.values(),
+        key=lambda lives: min(sent.arrived.get(life.request.id, inf) for life in lives),
+    )
+    return ordered[warm_up:]
+
+
+def _deadline_figures(spans: Floats, deadline: float, count: int) -> dict[str, float]:
+    """Return the number of sessions within the deadline, and their percentage of ``count``."""
+    met = int((spans <= deadline).sum())
+    return {"met_deadline": met, "met_deadline_share": 100.0 * met / count if count else 0.0}
+
+
+def _statistics_ms(seconds: Floats) -> dict[str, float]:
+    return Samples(seconds, np.ones(len(seconds), np.int64)).statistics_ms()
 
 
 def _critical_path(
@@ -73,8 +107,8 @@ def _end(life: RequestRecord) -> float:
     return life.ended_at
 
 
-def _by_turn(record: RunRecord, sent: Clients) -> list[dict[str, float]]:
-    """Return the number of requests and the prefix cache hit rate (%) of each turn."""
+def _by_turn(record: RunRecord, sent: Clients, counted: Container[int]) -> list[dict[str, float]]:
+    """Return the number of counted requests and their prefix cache hit rate (%) by turn."""
     turns: dict[int, int] = {}
     lives: list[list[RequestRecord]] = []
     for request in sent.requests:  # a request comes after those that it waits for
@@ -83,7 +117,8 @@ def _by_turn(record: RunRecord, sent: Clients) -> list[dict[str, float]]:
         turns[request.id] = turn
         if turn == len(lives):
             lives.append([])
-        lives[turn].append(record.requests[request.id])
+        if request.id in counted:
+            lives[turn].append(record.requests[request.id])
     rows = []
     for turn, some in enumerate(lives, start=1):
         hits, queried = prefix_hits(some)

@@ -113,6 +113,12 @@ class Workload(StrictModel):
     """Maximum number of requests in flight; further requests wait in the client."""
     max_sessions: Count | None = None
     """Maximum number of sessions in progress; the next session starts when one ends."""
+    session_deadline: FiniteRate | None = None
+    """Seconds from the arrival of a session's first request to its last answer. Late sessions are
+    counted in ``sessions`` of ``summary.json`` and are not cancelled."""
+    warm_up_sessions: Annotated[int, Field(ge=0, le=MAX_REQUEST_COUNT)] = 0
+    """Number of sessions, those that arrive first, that are simulated but excluded from
+    ``sessions`` of ``summary.json``."""
     trace: Annotated[
         str | None,
         Field(description="File or folder in a supported format, relative to the scenario file."),

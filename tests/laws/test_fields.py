@@ -106,7 +106,9 @@ WHOLE: dict[str, Tree] = {
     "sessions": {
         "workload": {
             "sessions": {"num_sessions": 2, "turns": 2, "request_rate": 1.0, "think_time": 1.0}
-            | LENGTHS
+            | LENGTHS,
+            "session_deadline": 9.0,
+            "warm_up_sessions": 1,
         }
     },
     "threads": {

@@ -62,3 +62,33 @@ def test_shared_tokens_do_not_depend_on_how_a_stream_is_cut() -> None:
     parts = (Segment("a", 0, 4), Segment("a", 4, 10), Segment("b", 0, 2), Segment("c", 0, 1))
     assert count_shared(whole, parts) == 12
     assert count_shared(whole, (Segment("a", 1, 10),)) == 0
+
+
+def three_sessions(**options: Any) -> dict[str, Any]:
+    """Return the figures of a session of two turns (10 s), one of 4 s, and one that timed out."""
+    requests = [Request(i, 8, 4, output_tokens=4) for i in range(4)]
+    sent = Clients(requests, {2: Dependency((0,), 1.0)})
+    sent.arrived = {0: 1.0, 1: 0.0, 2: 5.0, 3: 2.0}
+    lives = {i: life(requests[i], i, 0, end) for i, end in ((0, 4.0), (1, 4.0), (2, 11.0))}
+    lives[3] = RequestRecord(requests[3], outcome=Outcome.TIMED_OUT, ended_at=9.0)
+    starts = SimpleNamespace(start=[1.0, 0.0, 5.0])
+    record: Any = SimpleNamespace(requests=lives, steps=starts, resumed={})
+    return session_figures(record, sent, **options)
+
+
+@pytest.mark.parametrize(("deadline", "met"), [(3.9, 0), (4.0, 1), (9.9, 1), (10.0, 2)])
+def test_deadline_counts_finished_sessions_in_time(deadline: float, met: int) -> None:
+    found = three_sessions(deadline=deadline)
+    assert (found["count"], found["finished"]) == (3, 2)
+    assert found["met_deadline"] == met
+    assert found["met_deadline_share"] == pytest.approx(100 * met / 3)
+    assert "met_deadline" not in three_sessions()
+
+
+def test_warm_up_sessions_are_in_no_figure() -> None:
+    found = three_sessions(deadline=5.0, warm_up=1)
+    assert (found["count"], found["finished"], found["met_deadline"]) == (2, 1, 0)
+    assert found["makespan_ms"]["mean"] == pytest.approx(10_000)
+    assert found["turn_ms"]["mean"] == pytest.approx((3_000 + 6_000) / 2)
+    assert [row["requests"] for row in found["by_turn"]] == [2, 1]
+    assert three_sessions(warm_up=9)["count"] == 0
