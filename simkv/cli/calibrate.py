@@ -14,6 +14,7 @@ from simkv.core.atomic_files import check_file, write_text
 from simkv.core.errors import InputError
 
 if TYPE_CHECKING:
+    from simkv.costs.cost_profile import CostProfile
     from simkv.scenario.scenario_options import ScenarioOptions
     from simkv.validation.benchmark_check import Calibration, CalibrationCase, ComparedFigure
 
@@ -26,13 +27,21 @@ LOAD_OPTIONS = (
 
 def calibrate(
     files: Annotated[
-        list[Path],
+        list[Path] | None,
         typer.Argument(
             metavar="FILE…",
             help="Results of vllm bench serve, guidellm, aiperf and others, at different loads; "
             "or forward-pass metrics.",
         ),
-    ],
+    ] = None,
+    log: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="Log of the server; may be repeated."),
+    ] = None,
+    otel: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="OpenTelemetry spans of the server; may be repeated."),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -57,9 +66,20 @@ def calibrate(
     Forward-pass metrics contain the duration and the batch of each step. They are fitted without a
     simulation, and a cost profile is written for the field profile of a scenario. One step in four
     is held out to state the error.
+
+    With --log or --otel, the server's run is rebuilt and simulated as by diagnose, and a cost
+    profile is fitted to the times of its requests. Results of a load generator of the same run can
+    be given as well. One request in four is held out.
     """
     from simkv.incident.forward_passes import is_forward_passes
 
+    files = files or []
+    if log or otel:
+        inputs = [*(log or []), *(otel or []), *files]
+        _fit_log(inputs, out or Path("calibrated.json"), options_of(described), set_, as_json)
+        return
+    if not files:
+        raise InputError("FILE: missing; expected results of a load generator, --log or --otel")
     steps = [path for path in files if is_forward_passes(path)]
     if steps:
         if len(steps) < len(files):
@@ -111,7 +131,6 @@ def _fit_steps(
     import pandas as pd
 
     from simkv.incident.forward_passes import fit_forward_passes, read_forward_passes
-    from simkv.report.json_answers import CalibrateAnswer, HeldOutStepsAnswer
     from simkv.scenario.launch_line import read_launch_line
     from simkv.schedulers.engine_registry import DEFAULT
 
@@ -126,18 +145,59 @@ def _fit_steps(
         model=options.model or (line.model if line else None) or "unknown",
         gpu=options.gpu or "unknown",
     )
+    _write_profile(profile, out, f"{len(steps):,} steps", "steps", as_json, steps=len(steps))
+
+
+def _fit_log(
+    inputs: list[Path], out: Path, options: ScenarioOptions, set_: list[str] | None, as_json: bool
+) -> None:
+    """Fit a cost profile to the log and the spans of a server and write it."""
+    from simkv.cli.diagnose import parse_engine_overrides
+    from simkv.incident.diagnose_stages import fit_profile
+    from simkv.incident.server_setup import UserSettings
+    from simkv.scenario.launch_line import read_launch_line
+
+    check_file("--out", out)
+    line = read_launch_line(options.from_command) if options.from_command else None
+    fields = dict(line.fields) if line else {}
+    engine = {
+        path.removeprefix("engine."): value
+        for path, value in fields.items()
+        if path.startswith("engine.")
+    }
+    asked = UserSettings(
+        options.engine or (line.engine if line else None),
+        options.version or (line.version if line else None),
+        options.gpu,
+        options.model or (line.model if line else None),
+        options.tp or fields.get("hardware.tp"),
+        options.dp or fields.get("hardware.dp"),
+        engine | parse_engine_overrides(set_ or []),
+    )
+    with progress("simulations") as advance:
+        profile = fit_profile(inputs, asked, lambda done, total: advance(done, total))
+    _write_profile(profile, out, profile.source[0], "requests or steps", as_json)
+
+
+def _write_profile(
+    profile: CostProfile, out: Path, fitted: str, unit: str, as_json: bool, steps: int | None = None
+) -> None:
+    """Write a fitted profile and print its errors on held-out data.
+
+    ``fitted`` describes the data and ``unit`` what the errors are counted in.
+    """
+    from simkv.report.json_answers import CalibrateAnswer, HeldOutStepsAnswer
+
     write_text(out, profile.model_dump_json(indent=1, exclude_none=True) + "\n")
+    errors = profile.fit.held_out
     if as_json:
-        errors = {
-            kind: HeldOutStepsAnswer(**error.model_dump())
-            for kind, error in profile.fit.held_out.items()
-        }
-        print_json(CalibrateAnswer(steps=len(steps), held_out=errors, written=str(out)))
+        held_out = {kind: HeldOutStepsAnswer(**one.model_dump()) for kind, one in errors.items()}
+        print_json(CalibrateAnswer(steps=steps, held_out=held_out, written=str(out)))
         return
-    show(f"Fitted to {len(steps):,} steps. Errors of steps that were not fitted:")
-    for kind, error in profile.fit.held_out.items():
+    show(f"Fitted to {fitted}. Errors of {unit} that were not fitted:")
+    for kind, error in errors.items():
         show(
-            f"  {kind}: {error.points} steps, median {error.median:.1%}, "
+            f"  {kind}: {error.points} {unit}, median {error.median:.1%}, "
             f"95 % within {error.p95:.1%}, mean {error.bias:+.1%}"
         )
     show(f"Written to {out}; for example: simkv run SCENARIO --set profile={out}")

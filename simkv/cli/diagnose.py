@@ -108,7 +108,7 @@ def diagnose(
     """
     from simkv.incident import incident_folder as files
 
-    set_values = _overrides(set_ or [])
+    set_values = parse_engine_overrides(set_ or [])
     resumed = len(inputs) == 1 and files.is_incident(inputs[0])
     target = out or (inputs[0] if resumed else Path("diagnosis"))
     if resumed:
@@ -267,7 +267,7 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.is_file() else 0
 
 
-def _overrides(assignments: list[str]) -> dict[str, Any]:
+def parse_engine_overrides(assignments: list[str]) -> dict[str, Any]:
     """Return assignments ``engine.NAME=VALUE`` as values by name."""
     found: dict[str, Any] = {}
     for text in assignments:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pandas as pd
 
@@ -159,6 +160,21 @@ def calibrate_stage(
     guessed = f"  {knob}: {kv_memory(scenario.engine)}\n"
     write_text(folder / files.SCENARIO, text.replace(guessed, f"  {knob}: {memory}\n"))
     return profile
+
+
+def fit_profile(
+    inputs: Sequence[Path],
+    asked: UserSettings,
+    tell: ReportProgress = lambda _done, _total: None,
+) -> CostProfile:
+    """Fit step costs to the logs, spans and client results of one server, and return the profile.
+
+    These are stages 1 to 3 in a temporary directory. Raises InputError if an input cannot be used
+    or does not determine the costs.
+    """
+    with TemporaryDirectory(prefix="simkv-") as folder:
+        read_stage(inputs, Path(folder))
+        return calibrate_stage(Path(folder), asked, tell)
 
 
 def explain_stage(

@@ -326,7 +326,7 @@ class ValidateAnswer(Answer):
 
 
 class HeldOutStepsAnswer(_Part):
-    """Relative errors of steps that were not fitted; 0.01 is 1 %."""
+    """Relative errors of steps or requests that were not fitted; 0.01 is 1 %."""
 
     points: int
     median: float = Field(description="Median of the absolute error.")
@@ -349,7 +349,7 @@ class CalibrateAnswer(Answer):
     )
     steps: int | None = Field(default=None, description="Number of steps in the files.")
     held_out: dict[str, HeldOutStepsAnswer] = Field(
-        default={}, description="Errors by kind of step, on steps that were not fitted."
+        default={}, description="Errors by kind, on steps or requests not fitted."
     )
     written: str
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import base64
+import json
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from simkv.core.errors import InputError
+from simkv.costs.cost_profile import StepCost, load_profile
+from simkv.costs.step_load import StepLoad
 from simkv.incident import diagnose_stages
 from simkv.incident.emit.emitted_files import emit
 from simkv.incident.incident_answer import IncidentAnswer
@@ -19,6 +22,7 @@ from simkv.metrics.run_result import RunResult
 from simkv.metrics.scenario_runner import run_scenario
 from simkv.scenario.scenario_loader import resolve_variants
 from simkv.scenario.yaml_document import YamlDocument
+from tests.cli.test_cli import Simkv
 
 HERE = Path(__file__).parents[2] / "scenarios"
 #: A cache that is too small for its load; the second has room for all of it.
@@ -165,3 +169,20 @@ def test_slow_requests_without_waiting_are_a_fault(tmp_path: Path) -> None:
         "max_num_seqs",
         "long_prefill_token_threshold",
     ]
+
+
+def test_calibrate_fits_a_log_and_spans(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = emit(tmp_path / "server", {"run": planted(600, 4.0)}, ("vllm-log", "otel"))
+    log, spans = sorted(files, key=lambda path: path.suffix != ".log")
+    simkv = Simkv(tmp_path, monkeypatch, capsys)
+    done = simkv("calibrate", "--log", log, "--otel", spans, "--json")
+    assert done.code == 0, done.err
+    answer = json.loads(done.out)
+    assert max(error["median"] for error in answer["held_out"].values()) < 0.05
+    fitted = load_profile("calibrated.json", tmp_path)
+    truth = StepCost(load_profile("assumed-costs.json", HERE))
+    load = StepLoad(0, 0, 0, 8, 4000, 0, 8)
+    assert StepCost(fitted)(load) == pytest.approx(truth(load), rel=0.05)
+    assert simkv("calibrate").code == 2
