@@ -102,6 +102,10 @@ def _sampling(found: Flips) -> str:
     return f"{text}. Changes that revert between two sampled values are not detected."
 
 
+#: Maximum number of fields that a line names without ``--all``.
+NAMED_FIELDS = 5
+
+
 def render_whatif(found: WhatIfResult, everything: bool = False) -> Iterator[RenderableType]:
     """Yield the answer in one line, then the changes that help, hurt, or change little."""
     best = found.best
@@ -135,16 +139,17 @@ def render_whatif(found: WhatIfResult, everything: bool = False) -> Iterator[Ren
         yield f"{more} more value{'s' * (more > 1)} of these fields: --all, --json"
     if same := found.with_judgement("changes nothing"):
         at_work = {effect.change.field for effect in effects}
-        yield f"No effect: {_fields((effect.change for effect in same), at_work)}"
+        yield f"No effect: {_fields((effect.change for effect in same), at_work, everything)}"
     if found.skipped:
         at_work = {effect.change.field for effect in found.effects}
         yield (
             "Not tried, because milder values served fewer requests: "
-            f"{_fields(found.skipped, at_work)}"
+            f"{_fields(found.skipped, at_work, everything)}"
         )
     if found.refused:
         allowed = {effect.change.field for effect in found.effects}
-        yield f"Not allowed: {_fields((change for change, _ in found.refused), allowed)}"
+        refused = (change for change, _ in found.refused)
+        yield f"Not allowed: {_fields(refused, allowed, everything)}"
 
 
 def _one_per_field(effects: Iterable[Effect]) -> list[Effect]:
@@ -160,15 +165,21 @@ def _one_per_field(effects: Iterable[Effect]) -> list[Effect]:
     return kept
 
 
-def _fields(changes: Iterable[Change], others: Collection[str]) -> str:
-    """Return the fields of the changes, with the value if the field is also in ``others``."""
+def _fields(changes: Iterable[Change], others: Collection[str], everything: bool) -> str:
+    """Return the fields of the changes, with the value if the field is also in ``others``.
+
+    Only the first ones are named unless ``everything``.
+    """
 
     def said(change: Change) -> str:
         if change.kind == "variant":
             return f"variant {change.after}"
         return str(change) if change.field in others else change.field
 
-    return ", ".join(dict.fromkeys(map(said, changes)))
+    named = list(dict.fromkeys(map(said, changes)))
+    if everything or len(named) <= NAMED_FIELDS + 1:
+        return ", ".join(named)
+    return f"{', '.join(named[:NAMED_FIELDS])} and {len(named) - NAMED_FIELDS} more (--all, --json)"
 
 
 def _columns(rows: Sequence[RunFigures | None], figure: str | None) -> list[Column]:

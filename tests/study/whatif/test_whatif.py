@@ -381,7 +381,11 @@ def test_field_is_idle_only_if_no_value_matters() -> None:
         by_field.setdefault(e.change.field, set()).add(e.judgement)
     mixed = {name for name, what in by_field.items() if "changes nothing" in what and len(what) > 1}
     assert mixed >= {"max_num_seqs", "num_gpu_blocks"}
-    (line,) = [str(part) for part in render_whatif(found) if str(part).startswith("No effect: ")]
+    (short,) = [str(part) for part in render_whatif(found) if str(part).startswith("No effect: ")]
+    assert short.endswith(" more (--all, --json)")
+    assert short.count(",") == 5
+    lines = [str(part) for part in render_whatif(found, everything=True)]
+    (line,) = [one for one in lines if one.startswith("No effect: ")]
     names = line.removeprefix("No effect: ").split(", ")
     assert not mixed & set(names)
     for name in mixed - {"variant"}:
