@@ -16,7 +16,7 @@ DEMO := scenarios/mistralrs-forty.yaml
 # Packages whose coverage is measured, with their own tests only: tracing makes tests nearly twice as slow.
 COUNTED := core costs metrics schedulers
 
-.PHONY: help demo test lint nightly nightly-scenarios mutants coverage bench wheel compiled loop profiles reports site walks rules picture gallery accuracy links calibrate-silicon judge-silicon follow validation format clean
+.PHONY: help demo test lint nightly nightly-scenarios oldest mutants coverage bench wheel compiled loop profiles reports site walks rules picture gallery accuracy links calibrate-silicon judge-silicon follow validation format clean
 
 ## demo: run an example and draw its plots (default)
 demo: $(VENV)/.installed
@@ -138,6 +138,11 @@ picture: $(VENV)/.installed
 ## gallery: draw a picture of each packaged incident and write docs/gallery.md
 gallery: $(VENV)/.installed
 	$(BIN)/python -m dev.gallery_page docs
+
+## oldest: compare the results of all packaged scenarios with the oldest allowed dependencies and with these
+oldest: $(TESTED)
+	rm -rf build/oldest && mkdir -p build/oldest
+	$(BIN)/python -m dev.oldest_dependencies build/oldest
 
 ## accuracy: write docs/accuracy.md from the results of the judges
 accuracy: $(VENV)/.installed
