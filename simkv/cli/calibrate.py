@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simkv.cli.command_support import AsJson, Overrides, print_json, progress, show
+from simkv.cli.command_support import (
+    AsJson,
+    Overrides,
+    print_error,
+    print_json,
+    progress,
+    show,
+)
 from simkv.cli.scenario_flags import add_scenario_flags, options_of
 from simkv.core.atomic_files import check_file, write_text
 from simkv.core.errors import InputError
@@ -175,8 +182,14 @@ def _fit_log(
         engine | parse_engine_overrides(set_ or []),
     )
     with progress("simulations") as advance:
-        profile = fit_profile(inputs, asked, lambda done, total: advance(done, total))
+        profile, sampled = fit_profile(inputs, asked, lambda done, total: advance(done, total))
     _write_profile(profile, out, profile.source[0], "requests or steps", as_json)
+    if sampled:
+        print_error(
+            "note: the inputs have no single requests; the fitted ones were sampled from log "
+            "lines, so the errors do not state how well requests are predicted. Add --otel or "
+            "results of a load generator"
+        )
 
 
 def _write_profile(

@@ -166,15 +166,16 @@ def fit_profile(
     inputs: Sequence[Path],
     asked: UserSettings,
     tell: ReportProgress = lambda _done, _total: None,
-) -> CostProfile:
+) -> tuple[CostProfile, bool]:
     """Fit step costs to the logs, spans and client results of one server, and return the profile.
 
-    These are stages 1 to 3 in a temporary directory. Raises InputError if an input cannot be used
-    or does not determine the costs.
+    These are stages 1 to 3 in a temporary directory. The second value is true if the inputs contain
+    no single requests, so that the fitted requests were sampled from log lines. Raises InputError
+    if an input cannot be used or does not determine the costs.
     """
     with TemporaryDirectory(prefix="simkv-") as folder:
-        read_stage(inputs, Path(folder))
-        return calibrate_stage(Path(folder), asked, tell)
+        sampled = is_sampled(read_stage(inputs, Path(folder)))
+        return calibrate_stage(Path(folder), asked, tell), sampled
 
 
 def explain_stage(
