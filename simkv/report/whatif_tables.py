@@ -7,6 +7,7 @@ from math import isnan
 from typing import Any
 
 from rich.console import RenderableType
+from rich.text import Text
 
 from simkv.core.figure_registry import METRICS, heading
 from simkv.report.adaptive_table import AdaptiveTable, Column
@@ -54,6 +55,8 @@ _COLUMNS = (
     "longest_stall_s",
     "preemptions",
 )
+#: Columns that are omitted last if space is short, most important first.
+_KEPT = ("finished", "ttft_ms.p99", "output_throughput")
 
 
 def render_flips(found: Flips, when: RunCondition | None = None) -> Iterator[RenderableType]:
@@ -111,45 +114,48 @@ def render_whatif(found: WhatIfResult, everything: bool = False) -> Iterator[Ren
     best = found.best
     yield f"Unchanged: {found.base.summary}"
     if found.cause:
-        yield f"Cause of the rejection: {found.cause}"
+        yield Text(f"Cause of the rejection: {found.cause}")
     if best is None:
         yield f"None of the {len(found.effects)} single changes helps."
     else:
-        yield f"Best single change: {best.sentence}"
+        yield Text(f"Best single change: {best.sentence}")
     if best and best.change.kind == "memory":
         others = [e for e in found.with_judgement("fixes", "helps") if e.change.kind != "memory"]
         if others:
-            yield f"Best in the same memory: {others[0].sentence}"
+            yield Text(f"Best in the same memory: {others[0].sentence}")
     effects = found.with_judgement("fixes", "helps", "changes little", "hurts")
     shown = effects if everything else _one_per_field(effects)
     runs = [found.base, *(effect.figures for effect in shown)]
+    endings = [run.verdict for run in runs]
     helped = [str(len(x.newly_finished) + len(x.faster)) for x in shown]
     hurt = [str(len(x.newly_failed) + len(x.slower)) for x in shown]
     yield AdaptiveTable(
         [
             Column("", ["", *(x.judgement for x in shown)], right=False),
             Column("Change", ["none", *(str(x.change) for x in shown)], right=False),
-            Column("Ending", [run.verdict for run in runs], 1, right=False),
+            # The first line states the ending if it is the same for all.
+            Column("Ending", endings, 1 if len(set(endings)) > 1 else 5, right=False),
             *_columns(runs, found.by),
-            Column("Helped", ["", *helped], 2),
-            Column("Hurt", ["", *hurt], 2),
+            Column("Helped", ["", *helped], 1),
+            Column("Hurt", ["", *hurt], 1),
         ]
     )
     if more := len(effects) - len(shown):
         yield f"{more} more value{'s' * (more > 1)} of these fields: --all, --json"
     if same := found.with_judgement("changes nothing"):
         at_work = {effect.change.field for effect in effects}
-        yield f"No effect: {_fields((effect.change for effect in same), at_work, everything)}"
+        names = _fields((effect.change for effect in same), at_work, everything)
+        yield Text(f"No effect: {names}")
     if found.skipped:
         at_work = {effect.change.field for effect in found.effects}
-        yield (
+        yield Text(
             "Not tried, because milder values served fewer requests: "
             f"{_fields(found.skipped, at_work, everything)}"
         )
     if found.refused:
         allowed = {effect.change.field for effect in found.effects}
         refused = (change for change, _ in found.refused)
-        yield f"Not allowed: {_fields(refused, allowed, everything)}"
+        yield Text(f"Not allowed: {_fields(refused, allowed, everything)}")
 
 
 def _one_per_field(effects: Iterable[Effect]) -> list[Effect]:
@@ -191,7 +197,14 @@ def _columns(rows: Sequence[RunFigures | None], figure: str | None) -> list[Colu
     columns = zip(_headings(figure), map(list, cells), strict=True)
     rare = [METRICS[name].heading_in_seconds for name in ("timed_out", "stalled")]
     kept = [(head, list_) for head, list_ in columns if head not in rare or {*list_} - {"0", ""}]
-    return [Column(head, list_, rank) for rank, (head, list_) in enumerate(kept, start=3)]
+    first = [METRICS[name].heading_in_seconds for name in _KEPT]
+    if figure:
+        first.insert(0, heading(figure))
+    ranks = {head: rank for rank, head in enumerate(first)}
+    return [
+        Column(head, list_, 2 + ranks.get(head, len(first) + place))
+        for place, (head, list_) in enumerate(kept)
+    ]
 
 
 def _headings(figure: str | None) -> list[str]:

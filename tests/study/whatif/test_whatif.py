@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import FrozenInstanceError, asdict, fields
 from pathlib import Path
@@ -8,7 +9,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
+from simkv.cli.command_support import show
 from simkv.core.engine_spec import EngineConfig
 from simkv.core.figure_registry import FIGURE_NAMES
 from simkv.core.outcome import FAILURES
@@ -196,7 +199,7 @@ def test_skips_tighter_limits() -> None:
     assert tried[256] > tried[64] > tried[16]
     assert [change.after for change in found.skipped if change.field == name] == [1, 4]
     assert "Not tried, because milder values served fewer requests" in " ".join(
-        part for part in render_whatif(found) if isinstance(part, str)
+        map(str, render_whatif(found))
     )
     after = evaluate_job(make_trial_job(with_knobs(base, max_num_scheduled_tokens=4), HERE))
     assert after["finished"] <= tried[16]
@@ -390,3 +393,22 @@ def test_field_is_idle_only_if_no_value_matters() -> None:
     assert not mixed & set(names)
     for name in mixed - {"variant"}:
         assert any(one.startswith(f"{name}: ") for one in names)
+
+
+def test_output_fits_80_columns() -> None:
+    """Lines are wrapped, and the most important figures remain."""
+    found = ask(six())
+    short, full = at_80_columns(found), at_80_columns(found, everything=True)
+    assert max(map(len, full.splitlines())) <= 80
+    table = short[short.index("Change") :].splitlines()
+    assert max(map(len, table)) <= 80
+    heading = short[: short.index("───")]
+    assert all(name in heading for name in ("Finished", "P99", "throughput", "Hurt"))
+    names = " ".join(full.split())
+    assert all(e.change.field in names for e in found.with_judgement("changes nothing"))
+
+
+def at_80_columns(found: WhatIfResult, everything: bool = False) -> str:
+    out = io.StringIO()
+    show(*render_whatif(found, everything), on=Console(file=out, width=80))
+    return out.getvalue()
