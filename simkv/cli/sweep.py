@@ -155,6 +155,7 @@ def _write(
     as_json: bool,
 ) -> None:
     """Write tables and plots, and print a summary."""
+    from simkv.metrics.fidelity import warn_mixed_bases
     from simkv.report.sweep_plots import write_pareto, write_plot
     from simkv.study.sweep.sweep_table import write_table
 
@@ -171,16 +172,24 @@ def _write(
         rows = [{str(key): value for key, value in row.items()} for row in frame.to_dict("records")]
         print_json(SweepAnswer(scenario=whole.name, rows=rows, folder=str(folder)))
         return
-    show(f"{whole.name}: {len(frame)} runs", _short(frame[[*changing, *repeated, *SHOWN]]))
+    # Rows with different step times are marked; a line below the table names a common basis.
+    marked = ["step_times"] if frame["step_times"].nunique() > 1 else []
+    table = _short(frame[[*changing, *repeated, *marked, *SHOWN]])
+    show(f"{whole.name}: {len(frame)} runs", table)
     if len(frame) > MOST_ROWS:
         show(f"and {len(frame) - MOST_ROWS} more rows in table.csv")
+    if not marked:
+        show(f"Step times: {frame['step_times'].iloc[0]}")
+    show(*warn_mixed_bases(frame["step_times"]))
+    by_point = frame.drop_duplicates(["point", "variant"])[["point", "variant", "step_times"]]
     for one in paretos:
         path, front = write_pareto(frame, whole.knobs, one, folder)
         written.append(path)
         names = [goal.figure for goal in one.goals]
+        front = front.merge(by_point, on=["point", "variant"], how="left")
         show(
             f"\nPareto front by {', '.join(map(str, one.goals))}; numbers refer to {path.name}",
-            _short(front[[*changing, *names]], numbered=True),
+            _short(front[[*changing, *marked, *names]], numbered=True),
         )
     show(f"Written to {folder}: {', '.join(path.name for path in written)}")
     if (folder / "table.parquet") not in written:
@@ -204,7 +213,7 @@ def _short(frame: pd.DataFrame, numbered: bool = False) -> Any:
             str(name),
             [said(value) for value in first[name]],
             ranks.get(str(name), 0),
-            right=name not in ("variant", "verdict"),
+            right=name not in ("variant", "verdict", "step_times"),
         )
         for name in first
     ]

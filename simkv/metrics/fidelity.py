@@ -9,7 +9,7 @@ the profile's range the intervals widen; the share of busy time spent there is r
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +27,45 @@ from simkv.metrics.intervals import (
 #: Names of the run and its re-runs in interval reasons.
 RUN = "in the run"
 RERUNS: dict[ErrorSide, str] = {"faster": "with faster steps", "slower": "with slower steps"}
+
+#: Basis of a cost profile in a table; other bases are printed in full.
+_SHORT_BASES = {
+    "composed of measured operators": "composed",
+    "estimated from the data sheet": "data sheet",
+    "fitted to published figures": "fitted",
+}
+
+
+def find_step_errors(errors: Mapping[str, StepError]) -> tuple[float, float] | None:
+    """Return the largest median and the largest P95 of the errors of all kinds of steps.
+
+    The values are relative: 0.01 is 1 %. None if no error is known.
+    """
+    if not errors:
+        return None
+    found = errors.values()
+    return max(error.median for error in found), max(error.p95 for error in found)
+
+
+def mark_step_times(basis: str, errors: Mapping[str, StepError]) -> str:
+    """Return the basis and the typical error of step times, such as ``composed ±11 %``."""
+    found = find_step_errors(errors)
+    short = _SHORT_BASES.get(basis, basis)
+    return f"{short}, error unknown" if found is None else f"{short} ±{100 * found[0]:.2g} %"
+
+
+def warn_mixed_bases(marks: Iterable[str]) -> list[str]:
+    """Return a line if rows with step times of different bases are compared, else none.
+
+    ``marks`` are results of ``mark_step_times``.
+    """
+    bases = sorted({mark.partition(" ±")[0].partition(",")[0] for mark in marks})
+    if len(bases) < 2:
+        return []
+    return [
+        f"Step times have different bases ({', '.join(bases)}): a difference smaller than their "
+        "errors is not significant."
+    ]
 
 
 @dataclass(frozen=True)

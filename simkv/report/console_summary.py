@@ -20,6 +20,7 @@ from simkv.core.figure_registry import (
     is_lower_bound,
 )
 from simkv.metrics.expectation_checks import ExpectationCheck, format_found
+from simkv.metrics.fidelity import find_step_errors
 from simkv.metrics.run_result import RunResult
 from simkv.report import narrative
 from simkv.report.adaptive_table import AdaptiveTable, Column
@@ -130,8 +131,10 @@ def _describe_confidence(results: Mapping[str, RunResult]) -> str:
     errors: dict[str, str] = {}
     for result in results.values():
         found = result.fidelity
-        error = max((e.p95 for e in found.errors.values()), default=None)
-        known = "error unknown" if error is None else f"95 % of steps within {100 * error:.1f} %"
+        known = "error unknown"
+        if ends := find_step_errors(found.errors):
+            typical, most = (f"{100 * end:.1f} %" for end in ends)
+            known = f"typical error {typical}, 95 % of steps within {most}"
         errors[found.profile] = f"{found.basis}, {known}"
     out = max(result.fidelity.outside for result in results.values())
     if len(set(errors.values())) == 1 or len(errors) > 2:

@@ -17,7 +17,12 @@ from simkv.costs.cost_profile import CostProfile, StepError
 from simkv.costs.scaled_executor import ScaledExecutor, classify_step, compute_step_scales
 from simkv.costs.simulated_executor import SimulatedExecutor
 from simkv.costs.step_load import StepLoad
-from simkv.metrics.fidelity import INTERVAL_FIGURES
+from simkv.metrics.fidelity import (
+    INTERVAL_FIGURES,
+    find_step_errors,
+    mark_step_times,
+    warn_mixed_bases,
+)
 from simkv.metrics.run_result import RunResult
 from simkv.metrics.scenario_runner import run_file
 
@@ -201,3 +206,20 @@ def test_note_on_a_small_share_with_unknown_error(tmp_path: Path) -> None:
         "the error is unknown"
     )
     assert found.intervals
+
+
+def test_mark_names_the_basis_and_the_typical_error() -> None:
+    """The median is the typical error; an unknown error is named, and mixed bases are reported."""
+    errors = {
+        "prefill": StepError(points=27, median=0.114, p95=0.86, bias=0.0),
+        "decode": StepError(points=27, median=0.037, p95=0.61, bias=0.0),
+    }
+    assert find_step_errors(errors) == (0.114, 0.86)
+    composed = mark_step_times("composed of measured operators", errors)
+    assert composed == "composed ±11 %"
+    assert mark_step_times("estimated from the data sheet", errors) == "data sheet ±11 %"
+    assumed = mark_step_times("assumed", {})
+    assert assumed == "assumed, error unknown"
+    assert warn_mixed_bases([composed, "composed ±30 %"]) == []
+    (line,) = warn_mixed_bases([composed, assumed])
+    assert "(assumed, composed)" in line

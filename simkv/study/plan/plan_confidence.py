@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from simkv.costs.cost_profile import CostProfile, StepError
 from simkv.costs.profile_uncertainty import RUN_VARIATION, compute_profile_scales
 from simkv.costs.scaled_executor import ErrorSide, StepKind, compute_step_scales
+from simkv.metrics.fidelity import mark_step_times
 
 
 @dataclass(frozen=True)
@@ -51,12 +52,14 @@ class ProfileError:
     """Error of a profile: factors on step durations by side and kind of step.
 
     ``note`` describes the source of the factors. ``factors`` is empty if no error is known. If
-    ``own``, the error is the profile's own and grows outside its range.
+    ``own``, the error is the profile's own and grows outside its range. ``mark`` is the basis of
+    the step times with their typical error, such as ``composed ±11 %``.
     """
 
     factors: dict[ErrorSide, dict[StepKind, float]]
     note: str
     own: bool = False
+    mark: str = ""
 
 
 def find_profile_error(profile: CostProfile, given: float | None) -> ProfileError:
@@ -69,16 +72,21 @@ def find_profile_error(profile: CostProfile, given: float | None) -> ProfileErro
     if given is not None:
         one = StepError(points=0, median=given, p95=given, bias=0.0)
         factors = {side: compute_step_scales({"all": one}, side) for side in sides} if given else {}
-        return ProfileError(factors, f"error of {100 * given:g} % per step, as specified")
+        note = f"error of {100 * given:g} % per step, as specified"
+        return ProfileError(factors, note, mark=mark_step_times(profile.basis, {"all": one}))
     errors = profile.fit.held_out
+    mark = mark_step_times(profile.basis, errors)
     if not errors:
-        return ProfileError({}, f"the error of profile {profile.name} ({profile.basis}) is unknown")
+        note = f"the error of profile {profile.name} ({profile.basis}) is unknown"
+        return ProfileError({}, note, mark=mark)
     known = ", ".join(f"{kind} {100 * error.p95:.1f} %" for kind, error in errors.items())
     factors = {side: compute_profile_scales(profile, side) for side in sides}
     scope = "averaged over steps" if profile.basis == "measured" else "equal for all steps"
     return ProfileError(
         factors,
-        f"error of profile {profile.name}: P95 of step durations {known} ({scope}), "
+        f"{mark} typically; error of profile {profile.name}: P95 of step durations {known} "
+        f"({scope}), "
         f"{100 * RUN_VARIATION:g} % between runs and hosts, more outside its calibrated range",
         own=True,
+        mark=mark,
     )

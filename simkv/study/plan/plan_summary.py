@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from simkv.metrics.fidelity import warn_mixed_bases
 from simkv.study.plan.capacity_plan import CapacityPlan, ObjectiveStatus
 from simkv.study.plan.plan_candidates import Number, PlanCondition
 from simkv.study.plan.plan_confidence import AnswerRange, bound_violated_share, coverage_of_range
@@ -56,7 +57,9 @@ def compare_plans(plans: Sequence[CapacityPlan]) -> list[str]:
             tokens = "" if each is None else f", {each:.4g} per million output tokens"
             cost = f", {plan.cost.per_hour:.2f} per hour{tokens}"
         answer = f"{plan.prepared.case.knob} = {format_value(plan.value(plan.answer))}"
-        lines.append(f"  {plan.prepared.label}: {answer}, {plan.gpus} GPUs{cost}")
+        mark = plan.prepared.error.mark
+        lines.append(f"  {plan.prepared.label}: {answer}, {plan.gpus} GPUs{cost} ({mark})")
+    lines += warn_mixed_bases([plan.prepared.error.mark for plan in ranked])
     none = len(plans) - len(met)
     return [*lines, f"  {none} more plans cannot meet the objectives"] if none else lines
 

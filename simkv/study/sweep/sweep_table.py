@@ -12,6 +12,8 @@ import pandas as pd
 
 from simkv.core.atomic_files import write_bytes
 from simkv.core.figure_registry import METRICS, figure
+from simkv.costs.cost_profile import StepError
+from simkv.metrics.fidelity import mark_step_times
 from simkv.study.simulation_job import Summary
 from simkv.study.sweep.sweep import Sweep
 
@@ -21,7 +23,8 @@ def build_sweep_table(sweep: Sweep, summaries: Mapping[str, Summary]) -> pd.Data
 
     The metrics are those in summary.json; nested ones have dotted names, such as ``e2e_ms.p99``. If
     no request has a latency, for example because nothing finished, its cell is empty: 0 would be
-    the best value. A setting that a variant defines itself has the variant's value.
+    the best value. ``step_times`` is the basis and the typical error of the step times. A setting
+    that a variant defines itself has the variant's value.
     """
     rows = [
         {
@@ -32,10 +35,18 @@ def build_sweep_table(sweep: Sweep, summaries: Mapping[str, Summary]) -> pd.Data
             "repeat": run.repeat,
             "seed": run.seed,
             **flatten_figures(summaries[run.job.digest]),
+            "step_times": _mark(summaries[run.job.digest]),
         }
         for run in sweep.runs
     ]
     return make_typed_frame(rows)
+
+
+def _mark(summary: Summary) -> str:
+    """Return the basis and the typical error of the step times of a run."""
+    fidelity = summary["fidelity"]
+    errors = {kind: StepError(**error) for kind, error in fidelity["step_errors"].items()}
+    return mark_step_times(fidelity["basis"], errors)
 
 
 def make_typed_frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:

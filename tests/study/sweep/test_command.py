@@ -141,3 +141,31 @@ def test_rejects_foreign_output_folder(small: Path, tmp_path: Path, sweep: Sweep
     done = sweep(small, tmp_path, "--over", "timeout=1")
     assert done.code == 2
     assert "contains other files and no sweep" in done.err
+
+
+MIXED = """name: mix
+workload: {requests: [{arrival: 0, prompt_tokens: 1000, output_tokens: 20}]}
+engine: {name: vllm, num_gpu_blocks: auto}
+hardware: {gpu: H100-SXM, model: llama-3.1-8b}
+"""
+
+
+def test_rows_and_front_state_the_basis_of_their_step_times(
+    tmp_path: Path, sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows with other step times are marked at any width; equal ones are named once."""
+    monkeypatch.setenv("COLUMNS", "60")
+    file = tmp_path / "mix.yaml"
+    file.write_text(MIXED)
+    goals = "output_throughput:max,ttft_ms.p99:min,e2e_ms.p99:max"
+    options = ("--over", "hardware.gpu=H100-SXM,MI300X", "--jobs", "1", "--pareto", goals)
+    out = sweep(file, tmp_path / "two", *options).out
+    table, front = out.split("Pareto front")
+    for part in (table, front):
+        assert "composed" in part
+        assert "data sheet" in part
+    assert "Step times have different bases (composed, data sheet)" in table
+    drawn = [line for line in table.splitlines() if line.startswith("  ")]
+    assert max(map(len, drawn)) <= 60
+    one = ("--over", "hardware.gpu=H100-SXM", "--jobs", "1")
+    assert "\nStep times: composed ±" in sweep(file, tmp_path / "one", *one).out
