@@ -123,6 +123,7 @@ class LiveSimulation:
         self._timer: asyncio.Handle | None = None
         self._latest = 0.0
         self._past: deque[int] = deque()
+        self._most_rows = 2 * KEPT_STEPS
         self._pending: dict[float, asyncio.Future[Any]] = {}
 
     def _make(self, spec: ReplicaSpec, env: simpy.Environment, rank: int) -> Replica:
@@ -350,25 +351,31 @@ class LiveSimulation:
 
     def _ended(self, life: RequestRecord) -> None:
         self._past.append(life.request.id)
-        while self.history_ended and len(self._past) > KEPT_RECORDS:
-            self.server.forget(self._past.popleft())
-        if self.history_ended:
-            self._forget_steps()
         answer = self.replies.get(life.request.id)
         self.on_request_end(life)
+        if self.history_ended:  # only now: the callback may look up steps of the request
+            self._forget_old()
         if life.outcome is Outcome.LOST and not isinstance(self.server, Fleet):
             self.warn(f"request {life.request.id}: {life.reason}; its client waits indefinitely")
         elif answer:
             del self.replies[life.request.id]
             answer.end(life.outcome, life.reason, life.refusal)
 
-    def _forget_steps(self) -> None:
-        """Drop old rows of step logs that have become long."""
-        if max(len(replica.record.steps.end) for replica in self.replicas) > 2 * KEPT_STEPS:
+    def _forget_old(self) -> None:
+        """Drop records of ended requests, and old rows of step logs that have become long."""
+        while len(self._past) > KEPT_RECORDS:
+            self.server.forget(self._past.popleft())
+        if self._num_rows() > self._most_rows:
             for tell in self.before_forgetting:
                 tell()
             for replica in self.replicas:
                 replica.forget_steps(KEPT_STEPS)
+            # A long request keeps its rows, so do not try again at the next end.
+            self._most_rows = self._num_rows() + KEPT_STEPS
+
+    def _num_rows(self) -> int:
+        """Return the number of rows of the longest step log."""
+        return max(len(replica.record.steps.end) for replica in self.replicas)
 
     def _died(self, replica: Replica) -> None:
         stop = replica.record.engine_halt

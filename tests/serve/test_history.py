@@ -67,6 +67,25 @@ def test_history_is_dropped_at_its_limit(
     assert [life.outcome for life in lives.values()] == [Outcome.FINISHED] * 10
 
 
+def test_first_step_of_a_long_request_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request that runs for more steps than the server keeps is still counted at its end."""
+    monkeypatch.setattr(live_simulation, "KEPT_STEPS", 3)
+
+    async def visit() -> None:
+        async with inside(tmp_path, scenario(), speed=100.0, max_history=1) as (house, client):
+            for tokens in (3, 40, 3):
+                answer = await client.post("/v1/completions", json={**BODY, "max_tokens": tokens})
+                assert answer.status_code == 200
+            assert not house.live.dead
+            text = (await client.get("/metrics")).text
+            ended = re.findall(r"^vllm:request_success_total.* (\S+)$", text, re.MULTILINE)
+            assert sum(map(float, ended)) == 3
+
+    asyncio.run(visit())
+
+
 def test_recording_at_the_end_keeps_the_history(tmp_path: Path) -> None:
     record = tmp_path / "came.csv.gz"
 
