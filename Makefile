@@ -16,7 +16,7 @@ DEMO := scenarios/mistralrs-forty.yaml
 # Packages whose coverage is measured, with their own tests only: tracing makes tests nearly twice as slow.
 COUNTED := core costs metrics schedulers
 
-.PHONY: help demo test lint nightly nightly-scenarios oldest mutants coverage bench wheel compiled loop profiles reports site walks rules picture gallery accuracy links calibrate-silicon judge-silicon follow validation format clean
+.PHONY: help demo test lint nightly agreement nightly-scenarios oldest mutants coverage bench wheel compiled loop profiles reports site walks rules picture gallery accuracy links calibrate-silicon judge-silicon follow validation format clean
 
 ## demo: run an example and draw its plots (default)
 demo: $(VENV)/.installed
@@ -38,11 +38,16 @@ lint: $(TESTED)
 	$(BIN)/mypy
 
 ## nightly: compare ports with the engines' own schedulers on 300 random scenarios each
-# Needs unpacked wheels in SIMKV_WHEELS. AGREEMENT_SEED selects other scenarios, so that a run can continue.
-nightly: nightly-scenarios
-	AGREEMENT_CASES=$${AGREEMENT_CASES:-300} $(BIN)/pytest -s tests/native/test_port_agreement.py
+# Needs unpacked wheels in SIMKV_WHEELS. Results are in build/agreement.jsonl, one line per seed; a further call continues
+# after the last seed and prints the table over all of them.
+nightly: nightly-scenarios agreement
+
+## agreement AGREEMENT_CASES=300: only the comparison of ports with the engines' own schedulers
+agreement: $(TESTED)
+	$(BIN)/python -m tests.native.agreement --cases $(AGREEMENT_CASES)
 
 HOURS ?= 4
+AGREEMENT_CASES ?= 300
 ## nightly-scenarios HOURS=4: check the laws on valid random scenarios over the whole schema
 # Results are in build/nightly.jsonl, one line per seed; a further call continues after the last seed.
 nightly-scenarios: $(TESTED)

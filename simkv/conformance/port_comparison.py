@@ -44,7 +44,8 @@ class DifferentDecision(Exception):
 class ComparedScheduler:
     """A port whose every call is repeated on ``native``; raises DifferentDecision.
 
-    ``features`` counts the events that the comparison has seen.
+    ``features`` counts the events that the comparison has seen, ``compared`` the comparisons by
+    subject.
     """
 
     def __init__(self, port: Any, native: Any, *, tabled: bool = True) -> None:
@@ -55,6 +56,7 @@ class ComparedScheduler:
         self._left: set[int] = set()
         self.now = 0.0
         self.features: Counter[str] = Counter()
+        self.compared: Counter[str] = Counter()
         self._batches: list[tuple[Batch, Batch]] = []
         self._same("pipeline_depth", port.pipeline_depth, native.pipeline_depth)
         self._same("num_blocks", port.num_blocks, native.num_blocks)
@@ -84,6 +86,7 @@ class ComparedScheduler:
 
     def schedule(self) -> Batch:
         """Return the decision of both."""
+        cached = _cached(self.port)
         batch: Batch = self.port.schedule()
         other: Batch = self.native.schedule()
         self.steps += 1
@@ -101,6 +104,7 @@ class ComparedScheduler:
         self._same("adapters copied", batch.lora_loads[0], other.lora_loads[0])
         self._compare_state()
         self._count(batch)
+        self.features["evictions"] += len(cached - _cached(self.port))
         self._batches.append((batch, other))
         return batch
 
@@ -139,6 +143,7 @@ class ComparedScheduler:
         self.features["waits for an adapter"] += "adapter" in batch.aside.values()
 
     def _same(self, subject: str, port: Any, native: Any) -> None:
+        self.compared[subject] += 1
         if port != native:
             if failure := getattr(self.native, "failure", ""):
                 native = failure
@@ -158,6 +163,17 @@ def _tables(port: Any) -> Any:
     """Return the block tables of a port that numbers its blocks as the engine does, or None."""
     tables = getattr(getattr(port, "memory", None), "tables", None)
     return tables.tables if tables is not None and hasattr(tables, "tables") else None
+
+
+def _cached(port: Any) -> frozenset[Any]:
+    """Return what a port's prefix cache contains: keys of blocks, or nodes of a radix tree."""
+    memory = getattr(port, "memory", None)
+    if tree := getattr(memory, "tree", None):
+        return frozenset(tree.nodes())
+    pool = getattr(memory, "tables", None)
+    if not hasattr(pool, "keys"):
+        return frozenset()
+    return frozenset((block, key) for block, key in enumerate(pool.keys().tolist()) if key)
 
 
 def _state(scheduler: Scheduler) -> str:

@@ -44,6 +44,20 @@ def run_cli(*words: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+def copy_of(wheel: Path, folder: Path) -> Path:
+    """Copy what vLLM's scheduler needs of an unpacked wheel, and return the copy."""
+    names = ("model_executor", "models", "entrypoints", "kernels")
+    ignored = shutil.ignore_patterns(*names)
+    return Path(shutil.copytree(wheel, folder / "source", ignore=ignored))
+
+
+def plant_smaller_budget(source: Path) -> None:
+    """Make vLLM's scheduler use one token less per step than its budget."""
+    scheduler = source / "vllm/v1/core/sched/scheduler.py"
+    budget = "token_budget = self.max_num_scheduled_tokens"
+    scheduler.write_text(scheduler.read_text().replace(budget, f"{budget} - 1"))
+
+
 @pytest.mark.parametrize("version", ["0.9.2", "0.19.1", "0.28.0", "0.33.0"])
 def test_vllm_source_equals_port(tmp_path: Path, version: str) -> None:
     wheel = wheel_of("vllm", version)
@@ -111,18 +125,13 @@ def test_same_bytes_each_run(tmp_path: Path) -> None:
 
 
 def test_against_names_the_first_difference(tmp_path: Path) -> None:
-    wheel = wheel_of("vllm", "0.33.0")
-    source = tmp_path / "source"
-    names = ("model_executor", "models", "entrypoints", "kernels")
-    shutil.copytree(wheel, source, ignore=shutil.ignore_patterns(*names))
+    source = copy_of(wheel_of("vllm", "0.33.0"), tmp_path)
     path = tmp_path / "scenario.yaml"
     path.write_text(PRESSURE)
     given = ["run", str(path), "--trust", "--against"]
     code, text = run_cli(*given, str(source))
     assert (code, "identical over" in text) == (0, True), text
-    scheduler = source / "vllm/v1/core/sched/scheduler.py"
-    budget = "token_budget = self.max_num_scheduled_tokens"
-    scheduler.write_text(scheduler.read_text().replace(budget, f"{budget} - 1"))
+    plant_smaller_budget(source)
     code, text = run_cli(*given, str(source))
     assert code == 1
     assert "first difference at step 1 (0 s): tokens" in text

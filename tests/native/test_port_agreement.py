@@ -1,30 +1,39 @@
 """Port and native engine agree on random scenarios, in every decision and at every time.
 
-``make nightly`` runs 300 scenarios per engine; ``AGREEMENT_CASES`` and ``AGREEMENT_SEED`` choose
-other numbers. The table of features is printed with ``-s``.
+``make nightly`` compares 300 scenarios per engine; see ``tests.native.agreement``.
+``AGREEMENT_CASES`` and ``AGREEMENT_SEED`` select other scenarios for this test.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, Phase, assume, given, seed, settings
-from hypothesis import strategies as st
 
 from simkv.conformance.port_comparison import compare_with_port
-from simkv.core.errors import InputError
-from simkv.native.native_engines import NATIVE_ENGINES
 from simkv.scenario.custom.code_source import override_trust
-from simkv.scenario.native_engine import resolve_sources
 from simkv.scenario.scenario import Scenario
 from tests.conftest import ROOT
-from tests.laws.random_scenarios import scenarios
-from tests.native.test_native_engine import run_cli, wheel_of
+from tests.native import agreement
+from tests.native.agreement import (
+    RELEASES,
+    SeedResult,
+    compare_seed,
+    describe,
+    read_results,
+    with_source,
+)
+from tests.native.test_native_engine import (
+    copy_of,
+    plant_smaller_budget,
+    run_cli,
+    wheel_of,
+)
 
 CASES = int(os.environ.get("AGREEMENT_CASES", "12"))
 SEED = int(os.environ.get("AGREEMENT_SEED", "0"))
@@ -54,44 +63,39 @@ workload:
 """
 
 
-def with_source(scenario: Scenario, source: Path) -> Scenario:
-    """Return the scenario with the code of a source as its engine."""
-    tree: dict[str, Any] = scenario.model_dump(mode="json", exclude_defaults=True)
-    tree["engine"]["source"] = str(source)
-    resolve_sources(tree, source)
-    return Scenario.model_validate(tree)
-
-
-@pytest.mark.parametrize(("engine", "version"), [("vllm", "0.33.0"), ("sglang", "0.5.23")])
+@pytest.mark.parametrize(("engine", "version"), RELEASES.items())
 def test_port_agrees_with_engine(engine: str, version: str) -> None:
-    source = wheel_of(engine, version)
-    seen: Counter[str] = Counter()
+    found = compare_seed(engine, version, wheel_of(engine, version), SEED, CASES)
+    print("\n".join(describe([vars(found)])))
+    assert found.differences == []
+    assert found.scenarios > CASES // 4
 
-    @seed(SEED)
-    @settings(
-        max_examples=CASES,
-        deadline=None,
-        database=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(data=st.data())
-    def agree(data: st.DataObject) -> None:
-        drawn = data.draw(scenarios(engine, version))
-        assume(NATIVE_ENGINES[engine].refused(drawn.engine) is None)
-        scenario = with_source(drawn, source)
-        try:
-            found = compare_with_port(scenario, source)
-        except InputError as error:
-            assume("not supported" in str(error))
-            raise
-        seen.update({name: 1 for name, count in found.features.items() if count})
-        seen.update(scenarios=1, steps=found.steps)
 
-    with override_trust(True):
-        agree()
-    assert seen["scenarios"] > CASES // 4
-    print(f"\n{engine} {version}: {dict(sorted(seen.items()))}")
+def test_planted_change_is_reported(tmp_path: Path) -> None:
+    source = copy_of(wheel_of("vllm", "0.33.0"), tmp_path)
+    plant_smaller_budget(source)
+    found = compare_seed("vllm", "0.33.0", source, 0, 12)
+    assert found.differences
+    assert "first difference at step" in "\n".join(describe([vars(found)]))
+
+
+def test_further_call_continues_after_the_last_seed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def compared(engine: str, version: str, _: Path, number: int, count: int) -> SeedResult:
+        return SeedResult(engine, version, number, count, 7, Counter(aborts=2), Counter(tokens=7))
+
+    (tmp_path / "vllm-0.33.0").mkdir()
+    monkeypatch.setattr(agreement, "WHEELS", tmp_path)
+    monkeypatch.setattr(agreement, "compare_seed", compared)
+    out = tmp_path / "agreement.jsonl"
+    for cases, seeds in (30, [0]), (90, [0, 1, 2]), (60, [0, 1, 2]):
+        monkeypatch.setattr(sys, "argv", ["", "--cases", str(cases), "--out", str(out)])
+        assert agreement.main() == 0
+        assert [one["seed"] for one in read_results(out)] == seeds
+    text = capsys.readouterr().out
+    assert re.search(r"cases with aborts +6\n", text)
+    assert "sglang: no wheel" in text
 
 
 def test_request_aborted_after_preemption_is_not_lost() -> None:
