@@ -42,6 +42,14 @@ def zoo(
             "checkout, wheel or folder, and compare with the newest release; requires --trust.",
         ),
     ] = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RELEASE",
+            help="Release to compare with --source: a version, or source for the release of the "
+            "source (default: the newest).",
+        ),
+    ] = None,
     tolerance: Annotated[
         float,
         typer.Option(min=0, help="Smallest relative change of a metric shown with --source."),
@@ -72,7 +80,7 @@ def zoo(
     if source is None:
         results = _replay(chosen, quiet=as_json)
     else:
-        rows = _compare(chosen, source, tolerance, jobs, named=bool(names), quiet=as_json)
+        rows = _compare(chosen, source, baseline, tolerance, jobs, named=bool(names), quiet=as_json)
         results = {}
         for row in rows:
             results.setdefault(row.incident, []).append(row.as_check())
@@ -114,19 +122,21 @@ def _replay(
 def _compare(
     chosen: Sequence[PackagedIncident],
     path: Path,
+    baseline: str | None,
     tolerance: float,
     jobs: int | None,
     *,
     named: bool,
     quiet: bool,
 ) -> list[SourceComparison]:
-    """Print the comparison of the newest release and a source, unless ``quiet``, and return it.
+    """Print the comparison of a release and a source, unless ``quiet``, and return it.
 
     ``named``: the user named the incidents, so one of another engine is an error.
     """
     from simkv.scenario.custom.code_source import is_trusted
     from simkv.validation.source_comparison import (
         compare_incidents,
+        find_release,
         find_source_engine,
         load_from,
         render_comparisons,
@@ -140,10 +150,11 @@ def _compare(
     if not fitting or (named and len(fitting) < len(chosen)):
         other = next(incident for incident in chosen if incident.engine != engine)
         raise InputError(f"{other.name}: an incident of {other.engine}; {path} is {engine}")
+    release = find_release(engine, source) if baseline == "source" else baseline
     with progress("runs") as advance:
-        rows = compare_incidents(fitting, load_from(source), tolerance, jobs, advance)
+        rows = compare_incidents(fitting, load_from(source), tolerance, jobs, advance, release)
     if all(row.after is None for row in rows):
         raise InputError(f"{path}: no incident can be run: {rows[0].refused}")
     if not quiet:
-        show(*render_comparisons(rows))
+        show(*render_comparisons(rows, release))
     return rows

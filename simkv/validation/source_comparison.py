@@ -1,7 +1,7 @@
-"""Compare the zoo's incidents on an engine's own code with the newest release that is ported.
+"""Compare the zoo's incidents on an engine's own code with the port of a release.
 
 Each variant of an incident that the code can run is simulated twice with the same workload and
-settings: on the port of the newest release, and on the code in a source.
+settings: on the port of a release (by default the newest), and on the code in a source.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from simkv.core.errors import InputError
 from simkv.core.figure_registry import METRICS
 from simkv.metrics.expectation_checks import SERVED_VERDICTS, ExpectationCheck
 from simkv.native.native_engines import NATIVE_ENGINES
-from simkv.native.native_source import SourceError, locate
+from simkv.native.native_source import SourceError, find_source, locate
 from simkv.report.adaptive_table import AdaptiveTable, Column
 from simkv.scenario.packaged_scenarios import PackagedIncident
 from simkv.scenario.run_fields import run_fields
@@ -120,12 +120,13 @@ def compare_incidents(
     tolerance: float,
     jobs: int | None = 1,
     advance: Callable[[int, int], None] | None = None,
+    release: str | None = None,
 ) -> list[SourceComparison]:
     """Return the comparison of each variant of ``incidents``, which are of the source's engine.
 
     Variants that differ only in their release are compared once. ``jobs`` is the largest number of
     processes; None means one per core. ``advance`` is called with the number of finished runs and
-    of all runs.
+    of all runs. ``release`` is the release of the port; None means the newest.
     """
     pairs: list[tuple[PackagedIncident, str, SimulationJob | str, SimulationJob | str]] = []
     for incident in incidents:
@@ -133,7 +134,7 @@ def compare_incidents(
         for name, scenario in incident.variants.items():
             folder = incident.path.parent
             before, after = (
-                _job(lambda: _with_newest_release(scenario, folder), folder),  # noqa: B023
+                _job(lambda: _with_release(scenario, release, folder), folder),  # noqa: B023
                 _job(lambda: load_on_source(incident, name), folder),  # noqa: B023
             )
             if isinstance(before, SimulationJob):
@@ -194,6 +195,12 @@ def find_source_engine(source: str) -> str:
     )
 
 
+def find_release(engine: str, source: str) -> str:
+    """Return the release whose port has the rules nearest to the version of a source."""
+    version = find_source(engine, source, Path()).version
+    return NATIVE_ENGINES[engine].variant_of(version)
+
+
 def load_from(source: str) -> LoadVariant:
     """Return a function that loads a variant of an incident with the code in ``source``.
 
@@ -209,8 +216,9 @@ def load_from(source: str) -> LoadVariant:
     return load
 
 
-def _with_newest_release(scenario: Scenario, folder: Path) -> Scenario:
-    return with_field(scenario, "engine.variant", type(scenario.engine)().variant, folder)
+def _with_release(scenario: Scenario, release: str | None, folder: Path) -> Scenario:
+    variant = release or type(scenario.engine)().variant
+    return with_field(scenario, "engine.variant", variant, folder)
 
 
 def _differences(
@@ -228,14 +236,20 @@ def _differences(
 _LISTED = 3
 
 
-def render_comparisons(rows: Sequence[SourceComparison]) -> Iterator[RenderableType]:
-    """Yield the table of the comparisons, the reasons for missing results, and a summary."""
+def render_comparisons(
+    rows: Sequence[SourceComparison], release: str | None = None
+) -> Iterator[RenderableType]:
+    """Yield the table of the comparisons, the reasons for missing results, and a summary.
+
+    ``release`` is the release of the port; None means the newest.
+    """
+    port = f"port of {release}" if release else "newest release"
     ran = [row for row in rows if row.before and row.after]
     yield AdaptiveTable(
         [
             Column("Incident", [row.incident for row in ran], right=False),
             Column("Variant", [row.variant for row in ran], right=False),
-            Column("Newest release", [_verdict(row.before) for row in ran], right=False),
+            Column(port.capitalize(), [_verdict(row.before) for row in ran], right=False),
             Column("Source", [_verdict(row.after) for row in ran], right=False),
             Column("Result", [row.judgement for row in ran], right=False),
             Column("Changed metrics", [_changed(row) for row in ran], 1, right=False),
@@ -250,7 +264,7 @@ def render_comparisons(rows: Sequence[SourceComparison]) -> Iterator[RenderableT
     for row in rows:
         if row.is_regression and row.after:
             yield (
-                f"REGRESSION: {row.incident}, {row.variant}: served by the newest release, "
+                f"REGRESSION: {row.incident}, {row.variant}: served by the {port}, "
                 f"{row.after.summary} on the source"
             )
 

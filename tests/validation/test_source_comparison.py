@@ -96,6 +96,16 @@ def test_variants_of_other_releases_run_once() -> None:
     assert found == ["before", "before-stream"]
 
 
+def test_baseline_is_the_port_of_a_release() -> None:
+    incidents = find_incidents(["vllm-37307-partial-admission"])
+    newest, older = (
+        compare_incidents(incidents, port, 0.0, release=release) for release in (None, "0.17.0")
+    )
+    assert newest[1].judgement == "unchanged"
+    assert older[1].variant == "after"
+    assert "not available in vLLM 0.17.0" in older[1].refused
+
+
 def zoo(*words: object) -> Any:
     return CliRunner().invoke(app, ["zoo", NAME, *map(str, words), "--jobs", "1"])
 
