@@ -170,10 +170,10 @@ def _cached(port: Any) -> frozenset[Any]:
     memory = getattr(port, "memory", None)
     if tree := getattr(memory, "tree", None):
         return frozenset(tree.nodes())
-    pool = getattr(memory, "tables", None)
-    if not hasattr(pool, "keys"):
+    keys = getattr(getattr(memory, "tables", None), "keys", None)
+    if keys is None:
         return frozenset()
-    return frozenset((block, key) for block, key in enumerate(pool.keys().tolist()) if key)
+    return frozenset((block, key) for block, key in enumerate(keys().tolist()) if key)
 
 
 def _state(scheduler: Scheduler) -> str:
