@@ -1,7 +1,7 @@
 """Entry point of ``simkv`` and ``python -m simkv``.
 
-It imports as little as possible at the top, so that an interrupt during the remaining imports is
-handled as well.
+This module imports few modules at the top, because an interrupt (Ctrl-C) during these first imports
+cannot be handled.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ INTERRUPTED = 130
 
 
 def main() -> None:
-    """Run the command line; an interrupt at any moment ends with one line and exit code 130."""
+    """Run the command line; an interrupt (Ctrl-C) at any time prints one line and exits with code
+    130.
+    """
     code: object = INTERRUPTED
     sys.unraisablehook = _once_more
     try:
@@ -21,12 +23,12 @@ def main() -> None:
     except KeyboardInterrupt:
         print("simkv: interrupted; nothing was written", file=sys.stderr)
     finally:
-        ignore_interrupts()  # nothing is left to do except report the exit code
+        ignore_interrupts()  # only the exit code is left to report
     sys.exit(code)  # type: ignore[arg-type]
 
 
 def ignore_interrupts() -> None:
-    """Ignore further interrupts, also those that ``_once_more`` has scheduled."""
+    """Ignore further interrupts, including the repeated ones from ``_once_more``."""
     import signal
 
     for name in ("SIGINT", "SIGALRM"):  # Windows has no SIGALRM
@@ -35,7 +37,9 @@ def ignore_interrupts() -> None:
 
 
 def _repeat_interrupts() -> None:
-    """Raise KeyboardInterrupt again every 3 s, in case a library has caught the first one."""
+    """After the first interrupt, raise KeyboardInterrupt again every 3 s, in case a library caught
+    it.
+    """
     import signal
 
     def interrupt(number: int, frame: object) -> None:
@@ -49,7 +53,10 @@ def _repeat_interrupts() -> None:
 
 
 def _once_more(lost: sys.UnraisableHookArgs) -> None:
-    """Raise KeyboardInterrupt after 1 ms and every 3 s; import-system callbacks swallow it."""
+    """Unraisable hook: raise KeyboardInterrupt again if an import-system callback has swallowed it.
+
+    It is raised after 1 ms and then every 3 s.
+    """
     if lost.exc_type is not KeyboardInterrupt:
         sys.__unraisablehook__(lost)
         return
@@ -66,7 +73,8 @@ def _command() -> object:
     import gc
     import os
 
-    # imported objects stay alive; the default threshold scans them 150 times
+    # imported objects are never freed; with the default threshold, the garbage collector would scan
+    # them 150 times
     gc.set_threshold(200_000)
     # By default, Pydantic searches all installed packages for plug-ins.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")

@@ -56,7 +56,7 @@ ScenarioSource = str | Path | Mapping[str, Any] | Scenario
 class RunOutcome:
     """Results of a run: ``results`` by variant, and data frames built from them.
 
-    The text form has one line per variant; notebooks show a table.
+    ``str()`` returns one line per variant; notebooks show a table.
     """
 
     results: dict[str, RunResult]
@@ -125,8 +125,9 @@ def run(scenario: ScenarioSource, *, trust: bool = False, **overrides: Any) -> R
 
     ``overrides`` are field paths as in ``--set``, with two underscores for a dot
     (``engine__block_size=16``) or as ``**{"engine.block_size": 16}``. Relative file names in a
-    mapping or loaded scenario refer to the current directory. With ``trust=True``, code of custom
-    schedulers in files that the scenario names is executed. Raises InputError for invalid input.
+    mapping or loaded scenario refer to the current directory. With ``trust=True``, simkv executes
+    the code of custom schedulers in files that the scenario names. Raises InputError for invalid
+    input.
     """
     document = _document(scenario)
     assignments = [
@@ -176,13 +177,14 @@ def sweep(
 ) -> pd.DataFrame:
     """Run a scenario at every point of a grid, or at sampled points; return one row per run.
 
-    ``over`` maps each field path to its values, or to a text as for ``--over``
+    ``over`` maps each field path to its values, or to a string in the syntax of ``--over``
     (``"256..1024:256"``). ``sample`` is ``random:N`` or ``lhs:N``, sampled with ``seed``. Each
     point runs ``repeats`` times, each time with another workload seed. Results are stored in the
     file ``store``, if given, and reused. ``jobs`` is the number of processes (default: one per
-    core); a script that uses several needs the usual ``if __name__ == "__main__":``. ``advance`` is
-    called with the number of finished runs and the total; ``trust`` is as for ``run``. Raises
-    InputError for invalid input, before any run starts, and RunsFailed if runs failed.
+    core); a script that uses more than one process needs the usual ``if __name__ == "__main__":``.
+    ``advance`` is called with the number of finished runs and the total number of runs. ``trust``
+    has the same meaning as in ``run``. Raises InputError for invalid input, before any run starts,
+    and RunsFailed if runs failed.
     """
     axes = [make_axis(path, values) for path, values in over.items()]
     given = _assignments(overrides)
@@ -212,7 +214,7 @@ def plot(table: pd.DataFrame, figure: str, knob: str, folder: str | Path = ".") 
 def pareto(table: pd.DataFrame, goals: str, folder: str | Path | None = None) -> pd.DataFrame:
     """Return the points of a sweep's table on the Pareto front of the goals.
 
-    ``goals`` is a text such as ``"output_throughput:max,ttft_ms.p99:min"``. With ``folder``, the
+    ``goals`` is a string such as ``"output_throughput:max,ttft_ms.p99:min"``. With ``folder``, the
     front is also plotted to a PNG there. Raises InputError if the table has no such metric.
     """
     from simkv.report.sweep_plots import (
@@ -303,11 +305,11 @@ def plan(
 ) -> Plans:
     """Find the ``smallest`` or ``largest`` value of a setting that meets the ``objectives``.
 
-    ``smallest`` and ``largest`` are texts as for ``--smallest``, objectives are texts such as
-    ``"ttft_ms.p99<=500"``, and ``goodput`` maps latencies to limits in ms
-    (``{"ttft": 500, "tpot": 50}``). Missing arguments are taken from the scenario's ``plan``
-    section. All others are as on the command line and as for ``sweep``. Raises InputError for
-    invalid input, before any run starts, and RunsFailed if runs failed.
+    ``smallest`` and ``largest`` are strings in the syntax of ``--smallest``, objectives are strings
+    such as ``"ttft_ms.p99<=500"``, and ``goodput`` maps latencies to limits in ms (``{"ttft": 500,
+    "tpot": 50}``). Missing arguments are taken from the scenario's ``plan`` section. All other
+    arguments have the same meaning as the options of ``simkv plan`` and the arguments of ``sweep``.
+    Raises InputError for invalid input, before any run starts, and RunsFailed if runs failed.
     """
     for name in asked.keys() - PlanRequest.model_fields.keys():
         raise TypeError(f"plan() got an unexpected keyword argument {name!r}")
@@ -354,11 +356,13 @@ def evolve(
     trust: bool = False,
     **asked: Any,
 ) -> EvolutionResult:
-    """Search for a better scheduler for ``objectives`` (``["ttft_ms.p99"]``), as ``simkv evolve``.
+    """Search for a better scheduler for ``objectives`` (``["ttft_ms.p99"]``), as ``simkv evolve``
+    does.
 
-    The remaining keywords are ``over``, ``propose``, ``random``, ``variant``, ``train``, ``final``,
-    ``test``, ``seed`` and ``profile_error``, as on the command line. ``folder`` stores runs,
-    studies and proposals; the same call resumes from them. All other arguments are as for
+    The keyword arguments not listed in the signature are ``over``, ``propose``, ``random``,
+    ``variant``, ``train``, ``final``, ``test``, ``seed`` and ``profile_error``; they have the same
+    meaning as on the command line. ``folder`` stores runs, studies and proposals; a repeated call
+    with the same arguments resumes from them. All other arguments have the same meaning as in
     ``sweep``. Raises InputError if the search is not possible, and RunsFailed if the baseline
     cannot be run.
     """
@@ -389,9 +393,10 @@ def _document(scenario: ScenarioSource) -> YamlDocument:
 
 
 def _fields(scenario: Scenario) -> dict[str, Any]:
-    """Return a loaded scenario as the contents of a file, without settings chosen by launchers.
+    """Return a loaded scenario as the contents of a file, without the settings chosen by launchers.
 
-    Launchers choose these settings again, because overrides may change the hardware.
+    The launchers choose these settings again after the overrides are applied, because overrides may
+    change the hardware.
     """
     fields = scenario.model_dump(exclude_unset=True, exclude={"expect", "published"})
     for place, settings in scenario.origins.sections.items():

@@ -17,7 +17,7 @@ ENGINES: Mapping[str, EngineSpec] = {
     engine.name: engine for engine in (MISTRALRS, VLLM, SGLANG, FASTDEPLOY, TRTLLM)
 }
 
-#: Engine used where none is named.
+#: Engine used if none is specified.
 DEFAULT = VLLM
 
 

@@ -54,10 +54,12 @@ VARIANTS: Mapping[str, Variant] = {
 
 @dataclass(frozen=True)
 class FastDeployConfig:
-    """Options of the engine under its own names; a variant ignores options that it does not read.
+    """FastDeploy's options under their original names; a variant ignores options that it does not
+    read.
 
-    After a preemption, admission keeps blocks free: a number per running request, or a share of
-    each request's remaining output. Both decrease with each call.
+    After a preemption, a request is admitted only if a reserve of blocks stays free. The reserve is
+    either a number of blocks per running request or a fraction of each request's remaining output.
+    Both decrease with each call of the scheduler.
     """
 
     name: Literal["fastdeploy"] = "fastdeploy"

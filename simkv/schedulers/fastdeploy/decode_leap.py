@@ -1,4 +1,4 @@
-"""Leaps of FastDeploy: several decode-only steps computed at once."""
+"""Leaps of FastDeploy: a leap computes several decode-only steps at once."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from simkv.schedulers.fastdeploy.worker import FastDeployWorker, Slot
 
 
 def leapable_steps(manager: ResourceManager, worker: FastDeployWorker, most: int) -> int:
-    """Return the number of steps, 1 to ``most``, in which only decodes happen.
+    """Return the number of steps, 1 to ``most``, in which all scheduled requests decode.
 
-    The last decision counts as the first of these steps.
+    The step of the last scheduling decision counts as the first.
     """
     waits = bool(manager.waiting) and not manager.full
     if not _agree(manager, worker) or (waits and not manager.admission_is_stable):
@@ -29,7 +29,9 @@ def leapable_steps(manager: ResourceManager, worker: FastDeployWorker, most: int
 
 
 def skip_steps(manager: ResourceManager, worker: FastDeployWorker, steps: int) -> list[int]:
-    """Apply ``steps`` decode steps and return the free blocks after each decision."""
+    """Apply ``steps`` decode steps and return the number of free blocks after each scheduling
+    decision.
+    """
     growth = _growth(manager, steps)
     free, left = [], manager.pool.free
     for step in range(1, steps + 1):
@@ -50,12 +52,14 @@ def skip_steps(manager: ResourceManager, worker: FastDeployWorker, steps: int) -
 
 
 def _growth(manager: ResourceManager, steps: int) -> Counter[int]:
-    """Return how many requests get blocks, by step; steps without growth are omitted."""
+    """Return, by step, the number of requests that get blocks; steps without new blocks are
+    omitted.
+    """
     return Counter(step for seq in manager.running for step in manager.growing(seq, steps))
 
 
 def _agree(manager: ResourceManager, worker: FastDeployWorker) -> bool:
-    """Return whether engine and worker have the same state and only decodes are in progress."""
+    """Return whether engine and worker have the same state and every request decodes."""
     if not manager.running or manager.pending or manager.active or worker.flags:
         return False
     busy = sum(slot.state != "idle" for slot in worker.slots.values())

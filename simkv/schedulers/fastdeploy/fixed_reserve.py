@@ -1,5 +1,4 @@
-"""Resource managers of FastDeploy that reserve blocks: a fixed number, or by ratio since PR
-#7444."""
+"""Resource managers of FastDeploy that reserve blocks: a fixed number or, since PR #7444, a ratio."""
 
 from __future__ import annotations
 
@@ -18,11 +17,11 @@ from simkv.schedulers.fastdeploy.resource_manager import (
 class FixedReserve(ResourceManager):
     """Resource manager of the variant ``fixed-reserve``.
 
-    With ``full_need``, it is the manager of ``fixed-reserve-full-need`` and of both
-    ``preempt-sync`` variants.
+    With ``full_need``, it is the resource manager of the variant ``fixed-reserve-full-need`` and of
+    both ``preempt-sync`` variants.
     """
 
-    #: Tokens of the budget that a running decode uses.
+    #: Number of tokens that a running decode takes from the token budget.
     decode_cost = 1
 
     def __init__(self, config: FastDeployConfig, full_need: bool = False) -> None:
@@ -41,7 +40,7 @@ class FixedReserve(ResourceManager):
 
     @property
     def admission_is_stable(self) -> bool:
-        return not self._tasks  # tasks decay the reserve
+        return not self._tasks  # each call with tasks reduces the reserve
 
     def growing(self, seq: FastDeployRequest, steps: int) -> Sequence[int]:
         if self._budget_of_decodes() <= 0:
@@ -117,12 +116,14 @@ class FixedReserve(ResourceManager):
         return self._budget()
 
     def _seats_taken(self) -> int:
-        # Pending requests keep their slots but do not count, which causes SlotOverrun when
-        # acknowledgements are late.
+        # Pending requests occupy slots but are not counted. SlotOverrun follows if acknowledgements
+        # are late.
         return len(self.running)
 
     def _wanted(self, seq: FastDeployRequest, blocks: int) -> int:
-        """Return the free blocks needed to admit a chunk of ``blocks`` new blocks."""
+        """Return the number of free blocks required to admit a chunk that needs ``blocks`` new
+        blocks.
+        """
         if self.relaxed:
             return blocks
         if self.full_need:
@@ -130,8 +131,11 @@ class FixedReserve(ResourceManager):
         return blocks + len(self.running) * self.reserve
 
     def _room(self, seq: FastDeployRequest, blocks: int) -> bool:
-        """Preempt until ``blocks`` are free for ``seq``; return False if that fails or preempts
-        ``seq``."""
+        """Preempt running requests until ``blocks`` blocks are free; return whether ``seq`` can use
+        them.
+
+        The result is False if too few blocks can be freed or ``seq`` itself is preempted.
+        """
         if self.pool.free >= blocks:
             return True
         self._at_trigger()
@@ -166,14 +170,15 @@ class FixedReserve(ResourceManager):
             self.relaxed = True
 
     def fingerprint(self) -> Hashable:
-        # The reserve stays at its minimum even if its exact value decreases further.
+        # Once the rounded reserve is at its minimum, a further decrease of its exact value has no
+        # effect.
         at_rest = int(self.reserve_exact) <= self.config.reserve_min
         exact = None if at_rest else self.reserve_exact
         return super().fingerprint(), self.reserve, exact, self.relaxed
 
 
 class DecodeOnlyPreempt(FixedReserve):
-    """``decode-only-preempt`` (PR #7444): its differences from ``fixed-reserve``."""
+    """Resource manager of the variant ``decode-only-preempt`` (PR #7444)."""
 
     decode_cost = 0
 
@@ -208,7 +213,8 @@ class DecodeOnlyPreempt(FixedReserve):
         if not self.by_ratio:
             return super()._wanted(seq, blocks)
         counted, reserved = self._reserved
-        for other in self.running[counted:]:  # a running chunk also reserves for itself
+        # a running prefill also reserves blocks for its own output
+        for other in self.running[counted:]:
             left = min(other.max_tokens - other.out, self.config.clip_max_new_tokens)
             reserved += blocks_for(max(int(left * self.ratio), 0), self.block_size)
         self._reserved = len(self.running), reserved

@@ -1,5 +1,6 @@
-"""Resource manager of FastDeploy PR #7038: prefill first; decodes reserve a share of their
-output."""
+"""Resource manager of FastDeploy PR #7038: prefill first, and reserve memory for a share of each
+decoding request's output.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +12,10 @@ from simkv.schedulers.fastdeploy.resource_manager import FastDeployRequest, Reso
 
 
 class RatioReserve(ResourceManager):
-    """``ratio`` and ``ratio-worker-faithful`` (PR #7038): prefill first, then decodes.
+    """Resource manager of the variants ``ratio`` and ``ratio-worker-faithful`` (PR #7038).
 
-    Floats are added in the same order as in the engine, because the admission test rounds their
-    sum.
+    A step prefills if possible, otherwise it decodes. Floats are added in the same order as in the
+    engine, because the admission test rounds their sum.
     """
 
     requeue_at_head = False
@@ -44,14 +45,14 @@ class RatioReserve(ResourceManager):
         self._chunk = self.config.chunked_prefill_size
         self._input = self.config.rem_input_tokens - len(decodes)
         self._reserved: float = 0
-        for seq in decodes:  # the engine allows values below 0
+        for seq in decodes:  # negative values are possible, as in the engine
             self._reserved += min(seq.max_tokens - seq.out, self._clip) * self.ratio
         self._reserved_new = 0
         self.prefilled = False
         if self.active is None or self._continue_active(self.active):
             self._admit_waiting()
         if self.prefilled:
-            return  # decodes continue, but none of them gets a block
+            return  # decodes continue in the blocks that they already have
         self._advance_decodes()
         if decodes and not self.preempted:
             self.decay(1, 0)
@@ -112,7 +113,7 @@ class RatioReserve(ResourceManager):
         self.prefilled = True
         self._input -= self._page(tokens)
         self._chunk -= self._page(tokens)
-        self._reserved_new += to_come  # in full, not times the ratio
+        self._reserved_new += to_come  # the whole expected output, not multiplied by the ratio
         return True
 
     def _advance_decodes(self) -> None:
@@ -122,20 +123,23 @@ class RatioReserve(ResourceManager):
             if seq.total > seq.need:
                 seq.computed = seq.total - 1
             blocks = 0
-            if (seq.total - 1) % self.block_size == 0:  # true in every call until the next token
+            # stays true until the request emits its next token
+            if (seq.total - 1) % self.block_size == 0:
                 if self.pool.free < 1:
                     self._retract(seq)
                 if self.pool.free < 1:
                     self._preempt(seq, seq)
                     continue
                 blocks = 1
-            # A request that has just retracted itself still gets the block and the task. The list
-            # is then shorter, so the next request is skipped.
+            # A request that has just preempted itself still gets the block and the task, as in the
+            # engine. It is no longer in the list, so the loop skips the request after it.
             self._grow(seq, blocks)
             i += 1
 
     def _retract(self, by: FastDeployRequest) -> None:
-        """Preempt decodes until a block is free, fewest outputs first, but never the last one."""
+        """Preempt decodes until a block is free, fewest output tokens first; one decode always
+        remains.
+        """
         decodes = [seq for seq in self.running if seq.decoding]
         decodes.sort(key=lambda seq: (seq.out, -seq.prompt_tokens), reverse=True)
         if len(decodes) < 2:

@@ -1,4 +1,6 @@
-"""Recording format of FastDeploy: a line per step in lockstep, or per tick of the threads."""
+"""Recording format of FastDeploy: one line per step in lockstep mode, one line per tick in threaded
+mode.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,15 @@ if TYPE_CHECKING:
     from simkv.schedulers.fastdeploy.scheduler import FastDeployScheduler
     from simkv.schedulers.fastdeploy.worker import WorkerTask
 
-#: Output tokens are written as their number plus this base, or as the end of sequence.
+#: Output tokens are recorded as this base plus their index, or as the end-of-sequence token.
 TOKEN_BASE = 1000
 TOKEN_EOS = 2
 
 
 def _config(header: RecordingLine) -> FastDeployConfig:
-    """Read the recorded options; text instead of a value means that the variant lacks the
-    option."""
+    """Read the options in a recording's header; a string in place of a value marks an option that
+    the variant lacks.
+    """
     knobs = {field.name for field in fields(FastDeployConfig)}
     known = {k: v for k, v in header["config"].items() if k in knobs and not isinstance(v, str)}
     if "delays" in header:
@@ -71,7 +74,7 @@ def _reservation(manager: ResourceManager) -> RecordingLine:
 
 
 def _queues(manager: ResourceManager) -> RecordingLine:
-    """Return the state that the threads share."""
+    """Return the queues and slots that engine and token processor share."""
     return {
         "waiting": [seq.id for seq in manager.waiting],
         "running": [seq.id for seq in manager.running],

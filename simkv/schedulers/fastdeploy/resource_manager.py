@@ -1,8 +1,8 @@
 """State shared by FastDeploy's engine and token processor, and the operations on it.
 
-Queues, slots and block tables of ResourceManagerV1 without the decision itself (see
-``fixed_reserve`` and ``ratio_reserve``), and the reader of the worker's messages. Read at
-PaddlePaddle/FastDeploy@74d0f1c01 and its parent.
+This module has the queues, slots and block tables of ResourceManagerV1, and the reader of the
+worker's messages. The scheduling decision is in ``fixed_reserve`` and ``ratio_reserve``. Source:
+PaddlePaddle/FastDeploy@74d0f1c01 and its parent commit.
 """
 
 from __future__ import annotations
@@ -31,11 +31,15 @@ from simkv.schedulers.fastdeploy.worker import (
 
 
 class SlotOverrun(RuntimeError):
-    """No slot is free for a request that was just admitted; the engine logs it and continues."""
+    """Raised if no slot is free for a request that was just admitted; the engine logs it and
+    continues.
+    """
 
 
 class RequestStatus(Enum):
-    """State of a request; RUNNING_DECODE: the engine received a token since its prefill."""
+    """State of a request; RUNNING_DECODE means that the engine has received a token since the
+    prefill.
+    """
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -45,10 +49,10 @@ class RequestStatus(Enum):
 
 @dataclass(slots=True, eq=False)
 class FastDeployRequest:
-    """A request as the engine knows it.
+    """A request as the engine sees it; all counts are in tokens.
 
-    ``out`` counts the output tokens received, ``need`` is the prefill target and ``computed`` the
-    tokens sent to the worker; all in tokens.
+    ``out`` counts the output tokens received by the engine. ``need`` is the number of tokens to
+    prefill, and ``computed`` the number of tokens sent to the worker.
     """
 
     id: int
@@ -70,8 +74,9 @@ class FastDeployRequest:
 
 
 class PlannedTask(NamedTuple):
-    """A task that ``schedule`` has not sent yet; ``blocks`` is the size of a decode's block
-    table."""
+    """A task that ``schedule`` has not sent yet; for a decode, ``blocks`` is the length of its
+    block table.
+    """
 
     kind: Literal["prefill", "decode", "preempt"]
     seq: FastDeployRequest
@@ -86,13 +91,13 @@ class ResourceManager:
     - ``waiting``: the queue; ``running``: requests in admission order.
     - ``pending``: preempted requests that the worker has not acknowledged.
     - ``active``: the one unfinished chunked prefill of the ``ratio`` variants.
-    - ``why``: why the last call did not admit the head of ``waiting``, or gave a running request no
-      chunk.
+    - ``why``: reason why the last call did not admit the head of ``waiting``, or did not
+      schedule a chunk of a running request.
     """
 
-    #: Whether an acknowledged request goes to the head of ``waiting`` rather than its tail.
+    #: Whether a preempted request returns to the head of ``waiting`` (otherwise to its tail).
     requeue_at_head = True
-    #: Number of blocks that a decode gets at a time.
+    #: Number of blocks allocated at a time to a decoding request.
     grows_by = 1
 
     def __init__(self, block_size: int, num_blocks: int, max_num_seqs: int) -> None:
@@ -118,11 +123,11 @@ class ResourceManager:
         )
 
     def schedule(self) -> list[PlannedTask]:
-        """Make the decisions of one call and return the tasks; ``preempted`` then lists the
+        """Make the scheduling decisions of one call and return the tasks; ``preempted`` lists the
         victims.
 
-        A slot overrun is ignored as in the engine: state changes remain, the tasks are lost and the
-        request runs without a slot.
+        A slot overrun is ignored, as in the engine: the state changes remain, the tasks of the call
+        are lost, and the request runs without a slot.
         """
         self._tasks, self.preempted, self.causes, self.why = [], [], [], "budget"
         try:
@@ -132,26 +137,30 @@ class ResourceManager:
         return self._tasks
 
     def held(self) -> Held | None:
-        """Return the head of ``waiting`` and why the last call did not admit it, or None."""
+        """Return the head of ``waiting`` and the reason why the last call did not admit it, or
+        None.
+        """
         return Held(self.waiting[0].id, self.why) if self.waiting else None
 
     @property
     def full(self) -> bool:
-        """Whether no request is admitted from ``waiting`` before another one ends."""
+        """Whether a request must end before another one can be admitted from ``waiting``."""
         raise NotImplementedError
 
     @property
     def admission_is_stable(self) -> bool:
-        """Whether the first waiting request stays admitted or refused until blocks change."""
+        """Whether only a change of free blocks can change if the head of ``waiting`` is admitted.
+        """
         return False
 
     def growing(self, seq: FastDeployRequest, steps: int) -> Sequence[int]:
-        """Return the numbers of the calls, from 1 to ``steps``, in which a decoding request gets
-        blocks."""
+        """Return the calls, numbered 1 to ``steps``, in which a decoding request gets blocks."""
         raise NotImplementedError
 
     def decay(self, steps: int, growing: int) -> None:
-        """Apply the decay of ``steps`` decode-only calls; ``growing`` of them had tasks."""
+        """Reduce the reserve as ``steps`` decode-only calls do, of which ``growing`` calls had
+        tasks.
+        """
         raise NotImplementedError
 
     def put(self, tasks: Iterable[PlannedTask]) -> TaskBatch:
@@ -172,7 +181,8 @@ class ResourceManager:
     def finish(self, seq: FastDeployRequest) -> bool:
         """End a request and free its slot and blocks; return False if it is in ``waiting``.
 
-        Such a request does not end and is prefilled again, including its end-of-sequence token.
+        A request in ``waiting`` does not end. It is prefilled again, including its end-of-sequence
+        token (an engine bug).
         """
         if seq in self.waiting:
             return False
@@ -223,8 +233,9 @@ class ResourceManager:
         return blocks_for(seq.computed + tokens, self.block_size) - self.pool.held(seq.id)
 
     def _lack(self, blocks: int) -> WaitReason:
-        """Return why a chunk of ``blocks`` new blocks was not scheduled: blocks are reserved or
-        missing."""
+        """Return the reason why a chunk of ``blocks`` new blocks was not scheduled: the free blocks
+        are reserved, or too few blocks are free.
+        """
         return "reserved" if self.pool.free >= blocks else "blocks"
 
     def _grow(self, seq: FastDeployRequest, blocks: int) -> None:
@@ -266,10 +277,10 @@ class ResourceManager:
 class TokenProcessor:
     """Reader of the worker's messages; applies each slot's token to the manager's state.
 
-    With ``sentinel`` (PR #5796) only PREEMPTED acknowledges a preemption. Without it, any negative
-    token in the slot does, and so does a message too short to reach the slot. If several slots are
-    out of reach, the engine acknowledges them in set order; here they follow the order of
-    preemption.
+    With ``sentinel`` (PR #5796) only PREEMPTED acknowledges a preemption. Without ``sentinel``, any
+    negative token in the slot also acknowledges it, and so does a message that is too short to
+    contain the slot. If a message is too short for several slots, the engine acknowledges them in
+    the order of a Python set; this class uses the order of preemption.
     """
 
     def __init__(self, manager: ResourceManager, *, sentinel: bool = True) -> None:

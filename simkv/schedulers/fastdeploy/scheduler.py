@@ -1,14 +1,16 @@
 """ResourceManagerV1 of PaddlePaddle/FastDeploy and PR #7038, 2026-01 to 2026-04, bugs included.
 
 There are three actors. The **resource manager** decides (``fixed_reserve`` and ``ratio_reserve``)
-and sends tasks. The **worker** keeps a slot for each request, in which decodes continue on their
-own until their blocks are used up, and sends one message per executed step. The **token processor**
-reads the messages and shares the manager's state. ``FastDeployScheduler`` runs them in lockstep. A
-pipeline may run them with delays, which is where the ``preempt-sync`` variants differ.
+and sends tasks. The **worker** has a slot for each request and sends one message per executed step.
+A decode continues in its slot, without further tasks, until its blocks are full. The **token
+processor** reads the messages and shares the manager's state. ``FastDeployScheduler`` runs them in
+lockstep. The pipeline simulation can run them with delays; only then do the ``preempt-sync``
+variants differ.
 
 In all variants a preempted request loses its blocks at once, keeps its outputs and its slot, and
-stays in ``pending`` until the worker acknowledges the preemption. Then it prefills prompt and
-outputs again. Modelled for text only, without prefix caching, in the ``mixed`` role.
+stays in ``pending`` until the worker acknowledges the preemption. After that, the request prefills
+its prompt and outputs again. The model covers text-only requests in the ``mixed`` role, without
+prefix caching.
 """
 
 from __future__ import annotations
@@ -56,8 +58,9 @@ def build_actors(
 class FastDeployScheduler(Threads):
     """The three actors in lockstep: a step's results are processed before the next decision.
 
-    ``complete`` must also be called for idle batches, which may carry the acknowledgement of a
-    preemption. ``tasks`` and ``stalled`` describe the last batch, ``acked`` the last completion.
+    ``complete`` must also be called for empty batches, because their message can acknowledge a
+    preemption. ``tasks`` and ``stalled`` describe the last batch; ``acked`` describes the last
+    ``complete`` call.
     """
 
     pipeline_depth = 1
@@ -96,17 +99,19 @@ class FastDeployScheduler(Threads):
         return batch
 
     def complete(self, batch: Batch, ended: Collection[int]) -> Completion:
-        """Run the worker's step and process its message; ``ended`` emit their last token."""
-        del batch  # the worker keeps its own tasks
+        """Run the worker's step and process its message; the requests in ``ended`` emit their last
+        token.
+        """
+        del batch  # the batch is not needed: the worker has its own copy of the tasks
         message = self.worker.step(lambda id_, _: id_ in ended)
         heard = self.processor.receive(message) if message is not None else MessageEffects()
         self.acked = heard.acked
         return Completion(heard.delivered, heard.finished)
 
     def abort(self, request_id: int) -> None:
-        """Ignore the abort: a request whose client disconnected runs to its end.
+        """Ignore the abort: a request runs to its end even if its client disconnects.
 
-        How these revisions handle aborts was not studied and is in no recording.
+        How these revisions handle aborts is not known, because no recording contains one.
         """
 
     @property
@@ -167,7 +172,8 @@ class FastDeployScheduler(Threads):
         return self.manager.fingerprint(), self.worker.fingerprint()
 
     def aside(self) -> dict[int, WaitReason]:
-        """Return the wait reason, by id, of requests that lack a block for the next token or chunk.
+        """Return the wait reason, by request id, of requests without a block for the next token or
+        chunk.
 
         While the ``ratio`` variants prefill, no decode gets a block, even if blocks are free.
         """
@@ -178,7 +184,9 @@ class FastDeployScheduler(Threads):
         return lacking | dict.fromkeys(chunks, manager.why)
 
     def batch_of(self, work: list[SlotWork], prefills: int, preempted: list[int]) -> Batch:
-        """Describe the worker's step as a batch; its first ``prefills`` entries are prefills."""
+        """Describe the worker's step as a batch; the first ``prefills`` entries of ``work`` are
+        prefills.
+        """
         return Batch(
             scheduled=[(w.id, w.tokens) for w in work],
             context=[w.context for w in work],

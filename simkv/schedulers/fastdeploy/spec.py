@@ -59,8 +59,9 @@ def _with_tables(config: FastDeployConfig) -> TabledScheduler:
 
 
 def _setting(config: FastDeployConfig) -> ExecutionSettings:
-    """Return the execution settings: no CUDA graphs; scheduler, worker and token processor are
-    threads."""
+    """Return the execution settings: no CUDA graphs; scheduler, worker and token processor run in
+    separate threads.
+    """
     return ExecutionSettings(
         engine=config.name,
         release=config.variant,

@@ -1,6 +1,6 @@
-"""FastDeploy's worker: slots that continue to decode on their own until new tasks arrive.
+"""FastDeploy's worker: each slot continues to decode until a new task arrives for it.
 
-One of the actors in ``scheduler``; it has no queues and no clock. Read at
+The worker is one of the actors in ``scheduler``; it has no queues and no clock. Source:
 PaddlePaddle/FastDeploy@74d0f1c01 and @4fd877ed4 (``insert_tasks_v1``, ``update_inputs_v1``,
 ``recover_decode_task``, ``save_with_output_msg``).
 """
@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 from simkv.core.actor_protocol import IsLastToken, Message, WorkerCrash
 
-#: Values of a slot in a message. A number k > 0 is the k-th output token of its request.
+#: Values of a slot in a message. A number k > 0 means the k-th output token of the request.
 EOS = 0
 NO_TOKEN = -1
 PREEMPTED = -9
@@ -58,7 +58,9 @@ class SlotWork(NamedTuple):
 
 @dataclass(slots=True)
 class Slot:
-    """A slot that has held a request; ``length`` counts its tokens, including the last emitted."""
+    """A slot that has held a request; ``length`` counts the request's tokens, including the last
+    emitted one.
+    """
 
     id: int
     prompt_tokens: int
@@ -103,7 +105,7 @@ class FastDeployWorker:
         self.bsz = parcel.bsz
         for task in parcel.tasks:
             i = task.slot
-            if i is None:  # the real worker indexes its arrays with None
+            if i is None:  # the engine's worker would use None as an array index
                 raise WorkerCrash(f"request {task.id} has no slot")
             if task.kind == "preempt":
                 if i in self.slots:
@@ -123,7 +125,9 @@ class FastDeployWorker:
                     self.flags.discard(i)
 
     def work(self) -> list[SlotWork]:
-        """Return the work of the next step: prefills in task order, then decodes by slot."""
+        """Return the work of the next step: prefills in the order of their tasks, then decodes in
+        slot order.
+        """
         prefills = [s for s in map(self.slots.__getitem__, self._prefills) if s.state == "prefill"]
         decodes = [s for _, s in sorted(self.slots.items()) if self._decodes(s)]
         return [SlotWork(s.id, s.end - s.start, s.start, s.end >= s.length) for s in prefills] + [
@@ -131,15 +135,15 @@ class FastDeployWorker:
         ]
 
     def stalled(self) -> list[int]:
-        """Return the ids of decoding slots that lack the block for their last token, by slot."""
+        """Return the ids of decoding requests without a block for the last token, in slot order."""
         decoding = [s for _, s in sorted(self.slots.items()) if s.state == "decode"]
         return [s.id for s in decoding if not self._decodes(s)]
 
     def step(self, ends: IsLastToken) -> Message | None:
         """Run one step and return a value for each slot below ``bsz``; None if there is no work.
 
-        A slot whose token is the last becomes idle; ``ends`` must also report this at
-        ``max_tokens``.
+        A slot becomes idle when its request emits its last token. ``ends`` reports whether a token
+        is the last, also at the limit ``max_tokens``.
         """
         active = [i for i, s in self.slots.items() if s.state == "prefill" or self._decodes(s)]
         silent = not active and not (self._acknowledge and self.idle_sends)
