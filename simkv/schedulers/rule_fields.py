@@ -1,8 +1,8 @@
 """Scheduling rules that differ between releases of an engine, as annotated dataclass fields.
 
-Each field states what the rule means, where the engine's source code implements it, in which
-releases it applies, and which recordings show it. The rules of each release, error messages,
-tables in the documentation and the recorder's choice of releases are derived from these fields.
+Each field states the meaning of the rule, its place in the engine's source code, the releases in
+which it applies, and the recordings that show it. simkv derives from these fields the rules of each
+release, error messages, tables in the documentation, and the releases that the recorder runs.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ Rules = TypeVar("Rules")
 class Rule:
     """A scheduling rule that applies from release ``since`` on and before release ``until``.
 
-    With ``until`` only, the rule applies from the oldest release on. With neither, it applies in
-    no release. A rule with more than two values has ``values`` instead: a mapping from a release to
-    the value that applies from this release on, oldest first.
+    Without ``since``, the rule applies from the oldest release on. Without both, it applies in no
+    release. A rule with more than two values has ``values`` instead of ``since`` and ``until``: a
+    mapping from each release that changes the value to the new value, oldest release first.
 
-    ``meaning`` describes releases with the rule, ``otherwise`` releases without it. A recording
-    shows the rule only if its config sets all settings in ``knobs``, and its release has all rules
-    in ``needs`` and none in ``hidden_by``. ``shown_since`` is the oldest release whose committed
-    recordings show the rule; if it is None, the recordings of all releases do.
+    ``meaning`` describes releases with the rule, ``otherwise`` releases without the rule. A
+    recording shows the rule only if its config sets all settings in ``knobs``, and its release has
+    all rules in ``needs`` and none of the rules in ``hidden_by``. ``shown_since`` is the oldest
+    release whose committed recordings show the rule; None means that the recordings of all releases
+    show it.
 
-    ``at_start``: the rule sets a default or is checked at start-up, so no recording can show it.
-    ``hidden``: any other reason why no recording can show it.
+    ``at_start`` is true if the rule only sets a default or is checked only at start-up, so that no
+    recording can show it. ``hidden`` gives any other reason why no recording can show the rule.
     """
 
     topic: str
@@ -49,7 +50,7 @@ class Rule:
 
     @property
     def changes(self) -> dict[str, Any]:
-        """Releases in which the value of the rule changes, with the new value.
+        """Releases in which the value of the rule changes, each with the new value.
 
         The oldest release is not included.
         """

@@ -1,4 +1,6 @@
-"""Resource managers of FastDeploy that reserve blocks: a fixed number or, since PR #7444, a ratio."""
+"""Resource managers of FastDeploy that reserve a fixed number of blocks or, since PR #7444, a
+ratio.
+"""
 
 from __future__ import annotations
 

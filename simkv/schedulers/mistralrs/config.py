@@ -17,7 +17,9 @@ VariantName = Literal["seed", "bucketed", "pr2031a", "pr2031", "pr2034", "pr2034
 
 @dataclass(frozen=True)
 class MistralrsConfig:
-    """Options under the engine's own names; a variant ignores options that it does not read."""
+    """mistral.rs's options under their original names; a variant ignores options that it does not
+    read.
+    """
 
     name: Literal["mistralrs"] = "mistralrs"
     variant: Annotated[VariantName, KnobSource("`simkv policies` lists the sources")] = "merged2250"

@@ -1,4 +1,4 @@
-"""mistral.rs scheduler in which a custom policy takes some decisions and the variant all others."""
+"""mistral.rs's scheduler with a custom policy, which replaces some decisions of a variant."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ from simkv.schedulers.mistralrs.scheduler_base import UNLIMITED_STEPS, Sequence,
 from simkv.schedulers.mistralrs.versions import MistralrsRules
 
 QueuePosition = tuple[float, float, int]
-#: Limit of counted preemptions in the fingerprint; higher counts are treated as a cycle.
+#: Maximum preemption count in the fingerprint; states with higher counts are treated as equal, so
+#: that a cycle is detected.
 MAX_COUNTED_PREEMPTIONS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceView:
-    """A sequence as an expression sees it; ``simkv.core.policy_language`` defines the names."""
+    """A sequence as the expressions of a policy see it; ``simkv.core.policy_language`` defines the
+    names.
+    """
 
     q: Sequence
     of: BucketedExpressionScheduler
@@ -69,7 +72,9 @@ class SequenceView:
 
 
 class BucketedExpressionScheduler(BucketedScheduler):
-    """Scheduler of a variant with decisions of a custom policy; ties are broken by arrival."""
+    """Scheduler of a variant in which a custom policy makes some decisions; ties are broken by
+    arrival time.
+    """
 
     def __init__(self, config: MistralrsConfig, rules: MistralrsRules | None = None) -> None:
         super().__init__(config, rules)
@@ -88,9 +93,9 @@ class BucketedExpressionScheduler(BucketedScheduler):
         super().add(prompt)
 
     def leap(self, most: int) -> int:
-        """Return the number of decode-only steps, as for the variant.
+        """Return the number of decode-only steps until the queue or the batch changes.
 
-        The result is 1 if a value that the policy reads changes between steps.
+        The result is 1 if a value that the policy reads changes from step to step.
         """
         if not self._counts_failures() and self._may_change():
             return 1

@@ -39,7 +39,8 @@ POLICY_HOOKS = (
         "all are preempted",
     ),
 )
-#: Defaults of the hooks that group decodes into steps: the rules of ``bucketed``.
+#: Default expressions of the hooks that group decodes into steps; they equal the rules of
+#: ``bucketed``.
 GROUPING_DEFAULTS = {"alike": "tokens", "turn": "tokens", "keep": "0"}
-#: Variants without these hooks, because their decisions are structured differently.
+#: Variants without these hooks, because their scheduling code has a different structure.
 VARIANTS_WITHOUT_HOOKS = ("seed", "pr2034july")

@@ -1,4 +1,4 @@
-"""mistral.rs before length buckets, with a block engine that counts one slot ahead."""
+"""mistral.rs's scheduler before length buckets; its block engine allocates one token slot ahead."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from simkv.schedulers.mistralrs.scheduler_base import (
 
 
 class PreBucketScheduler(MistralrsScheduler):
-    """The scheduler before length buckets, with a block engine that counts one slot ahead."""
+    """Scheduler before length buckets; its block engine allocates one token slot ahead."""
 
     def __init__(self, config: MistralrsConfig) -> None:
         super().__init__(config, config.num_gpu_blocks)
@@ -28,10 +28,15 @@ class PreBucketScheduler(MistralrsScheduler):
         return self._decode() if scheduled is None else scheduled
 
     def _admit(self) -> list[Sequence] | None:
-        """Move waiting sequences to running while they fit; return None if decodes may run."""
+        """Move waiting sequences to ``running`` while they fit and return them.
+
+        Returns None if no sequence was scheduled or ignored, so that the running sequences decode.
+        """
         scheduled: list[Sequence] = []
         again: list[Sequence] = []
-        ignored = False  # never reset in a call: all after an ignored head are ignored
+        # Never reset in a call (an engine bug): if the head is ignored, all sequences after it are
+        # ignored too.
+        ignored = False
         watch = LoopGuard()
         while self.waiting:
             q = self.waiting[0]
@@ -66,9 +71,11 @@ class PreBucketScheduler(MistralrsScheduler):
                 continue
             if not ignored:
                 q.state = SequenceState.PROMPT
-                self.pool.abandon(q.id)  # an existing table is overwritten and leaks
+                # an existing block table is overwritten and its blocks leak
+                self.pool.abandon(q.id)
                 self.pool.take(q.id, self._need(q))
-            popped = self.waiting.popleft()  # after an eviction this is the victim, not q
+            # after an eviction, the head is the victim instead of q
+            popped = self.waiting.popleft()
             self.running.append(popped)
             if not ignored:
                 scheduled.append(popped)
@@ -103,11 +110,13 @@ class PreBucketScheduler(MistralrsScheduler):
         return len(self.running) + 1 == self.config.max_num_seqs
 
     def _need(self, q: Sequence) -> int:
-        """Return the blocks for all tokens and the next one."""
+        """Return the number of blocks for all tokens of ``q`` and the next one."""
         return q.length // self.config.block_size + 1
 
     def _can_allocate(self, q: Sequence) -> Literal["ok", "later", "impossible"]:
-        """Return whether ``q`` fits; every "later" is counted until ``q`` ends."""
+        """Return whether ``q`` can be allocated now, later or never; every "later" adds to
+        ``q.failures``.
+        """
         if self._need(q) > self.pool.num_blocks:
             return "impossible"
         if self._need(q) > self.pool.free:
@@ -116,7 +125,7 @@ class PreBucketScheduler(MistralrsScheduler):
         return "ok"
 
     def _append_need(self, q: Sequence) -> int:
-        """Return 1 at a block border, otherwise 0; 0 for a sequence without a block table."""
+        """Return the number of blocks (0 or 1) that the next token of ``q`` needs."""
         return int(self.pool.held(q.id) > 0 and q.length % self.config.block_size == 0)
 
     def _preempt(self, q: Sequence, by: Sequence, why: PreemptionReason = "blocks") -> None:

@@ -30,7 +30,7 @@ def _knobs(config: MistralrsConfig) -> RecordingLine:
 
 
 def _prompt(request: RecordingLine) -> Prompt:
-    """Read a prompt; timestamps are milliseconds, and only their order matters."""
+    """Read a prompt; arrival timestamps are in milliseconds, and only their order matters."""
     tokens, shared = request["prompt_tokens"], request.get("prefix_len", 0)
     segments = tuple(Segment(*segment) for segment in request.get("segments", ()))
     if shared:

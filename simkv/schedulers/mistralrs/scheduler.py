@@ -1,12 +1,14 @@
 """The PagedAttention scheduler of EricLBuehler/mistral.rs, from 2025-05 to 2026-07, bugs included.
 
-It covers seven revisions of one file of that repository. ``seed`` has its own block engine and is
-in ``pre_bucket_scheduler``. The others share the rules of ``bucketed`` and differ in their
-``MistralrsRules``. ``pr2034july`` restructured the decision and overrides several methods.
+It covers seven revisions of one file of that repository. The variant ``seed`` has its own block
+engine and is in ``pre_bucket_scheduler``. The other variants use the code of ``bucketed`` and
+differ in their ``MistralrsRules``. ``pr2034july`` restructured the scheduling decision, so it also
+overrides several methods.
 
-In all variants waiting requests come before decodes, and a batch is all prefill or all decode. A
-preempted sequence keeps its tokens, goes to the front of the queue and prefills all of them again.
-The engine never rejects a request at arrival and does not detect disconnected clients.
+In all variants, waiting requests are scheduled before decodes, and a batch contains either prefills
+or decodes. A preempted sequence keeps its tokens, returns to the front of the queue and prefills
+all of its tokens again. The engine never rejects a request at arrival and does not detect
+disconnected clients.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ Key = tuple[int, bool]
 
 
 class BucketedScheduler(MistralrsScheduler):
-    """The scheduler on top of the KV manager; ``RULES`` lists the differences of its variants."""
+    """Scheduler on top of the KV manager; its ``rules`` hold the differences between the
+    variants.
+    """
 
     def __init__(self, config: MistralrsConfig, rules: MistralrsRules | None = None) -> None:
         super().__init__(config, config.num_gpu_blocks - 1)
@@ -69,7 +73,7 @@ class BucketedScheduler(MistralrsScheduler):
                     break
                 looked_at, prefill_tokens = looked_at + 1, tokens
             hit = self._lookup(q)
-            ignored = False  # an ignored head may be tried again, and is revived if it then fits
+            ignored = False  # the loop may try an ignored head again and admits it if it then fits
             if not self._admits(q, hit):
                 q.failures += 1
                 if q.failures <= self.config.waiting_timeout:
@@ -84,11 +88,13 @@ class BucketedScheduler(MistralrsScheduler):
             if not ignored:
                 q.state = SequenceState.PROMPT
                 q.prefix = q.computed = len(hit) * self.config.block_size
-            popped = self.waiting.popleft()  # after an eviction this is the last victim, not q
+            # after an eviction, the head is the last victim instead of q
+            popped = self.waiting.popleft()
             if ignored:
                 popped.failures = 0
                 self.pool.release(popped.id)
-                continue  # now in no queue, whether ignored or not
+                # the sequence is now in no queue, even if it was a victim that was not ignored
+                continue
             self.running.append(popped)
             scheduled.append(popped)
         self.waiting.extend(again)
@@ -96,7 +102,8 @@ class BucketedScheduler(MistralrsScheduler):
         return scheduled
 
     def _order_flips(self) -> bool:
-        # Deferred sequences precede the sequences that ran, which then lose a tie for the oldest.
+        # Deferred sequences are placed before the sequences that ran. They therefore win a tie for
+        # the oldest sequence in the next step.
         turns = self.rules.unequal_decodes == "wait" and self.rules.bucket == "oldest"
         return (turns or self.rules.decode_order == "newest first") and super()._order_flips()
 
@@ -108,7 +115,7 @@ class BucketedScheduler(MistralrsScheduler):
         changes."""
         if self.rules.unequal_decodes == "run together":
             return UNLIMITED_STEPS
-        # Sequences that just finished their prompt were chosen by their uncached tokens.
+        # Sequences that just finished their prompt were grouped by their number of uncached tokens.
         length, images = self._key(self._chosen[0])
         if any(self._key(q) != (length, images) for q in self._chosen):
             return 1
@@ -120,7 +127,11 @@ class BucketedScheduler(MistralrsScheduler):
         return min((steps for steps in ahead if steps > 0), default=UNLIMITED_STEPS)
 
     def _evict_for(self, q: Sequence, hit: array[int]) -> bool:
-        """Evict until the timed-out head is admitted; if that fails, ignore it and return False."""
+        """Evict running sequences until ``q``, whose waiting time has exceeded the limit, is
+        admitted.
+
+        If that fails, ignore ``q`` and return False.
+        """
         while self.running:
             self._preempt(self.running.pop(), q, "patience")
             if self._admits(q, hit):
@@ -154,7 +165,9 @@ class BucketedScheduler(MistralrsScheduler):
         return list(chosen)
 
     def _together(self, keep: list[Sequence], appended: list[Sequence]) -> list[Sequence]:
-        """Return the running sequences that decode in this step; preempt or defer the others."""
+        """Return the sequences that decode in this step; preempt or defer all other running
+        sequences.
+        """
         if self.rules.unequal_decodes == "run together":
             return self.running
         chosen, others = self._bucket(keep)
@@ -166,7 +179,11 @@ class BucketedScheduler(MistralrsScheduler):
         return chosen
 
     def _grows(self, q: Sequence, todo: deque[Sequence]) -> bool:
-        """Allocate room for the next token, preempting from the end of ``todo`` if necessary."""
+        """Allocate a slot for the next token of ``q``, preempting from the end of ``todo`` if
+        necessary.
+
+        Returns False if ``q`` itself was preempted.
+        """
         while not self._allocate(q, self._decode_tokens(q)):
             if not todo:
                 self._preempt(q, q)
@@ -178,7 +195,8 @@ class BucketedScheduler(MistralrsScheduler):
         if not self.config.prefix_caching:
             super()._decode_on(steps)
             return
-        # A step first allocates its blocks, which removes their keys, and then registers full ones.
+        # A step allocates its new blocks first, which removes their old cache keys, and then
+        # registers full blocks.
         size, ends = self.config.block_size, {q: q.length + steps for q in self._chosen}
         growing: dict[int, list[Sequence]] = {}
         for q in self._decode_order():
@@ -200,7 +218,7 @@ class BucketedScheduler(MistralrsScheduler):
         return order if self.rules.decode_order == "oldest first" else order[::-1]
 
     def _decode_tokens(self, q: Sequence) -> int:
-        """Return the KV slots that a decode needs: the tokens of ``q`` and one more."""
+        """Return the number of KV slots that a decode of ``q`` needs: its tokens and one more."""
         return q.length + 1
 
     def _key(self, q: Sequence) -> Key:
@@ -209,7 +227,10 @@ class BucketedScheduler(MistralrsScheduler):
         return (q.length, False)
 
     def _bucket(self, sequences: list[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
-        """Return the group of equal length that runs, and all others by group, each reversed."""
+        """Split ``sequences`` into the length group that runs and all others.
+
+        The others are ordered by group; the order within each group is reversed.
+        """
         groups: dict[Key, list[Sequence]] = {}
         for q in sequences:
             groups.setdefault(self._key(q), []).append(q)
@@ -253,7 +274,11 @@ class BucketedScheduler(MistralrsScheduler):
         return True
 
     def _allocate(self, q: Sequence, tokens: int, hit: Iterable[int] = ()) -> bool:
-        """Extend the table of ``q``, or create it from cached and new blocks; all or nothing."""
+        """Extend the block table of ``q``, or create it from the cached blocks ``hit`` and new
+        blocks.
+
+        Returns False and allocates nothing if too few blocks are free.
+        """
         new = blocks_for(tokens, self.config.block_size) - self.pool.held(q.id)
         if q.id in self.pool.tables:
             hit = ()
@@ -272,17 +297,17 @@ class BucketedScheduler(MistralrsScheduler):
         q.registered = 0
 
     def _lookup(self, q: Sequence) -> array[int]:
-        """Return the cached blocks of the prompt; its last token is always computed."""
+        """Return the cached blocks of the prompt of ``q``; they never include its last token."""
         if not self.config.prefix_caching:
             return NO_BLOCKS
         self._keys.extend(q.keys, q.content, q.length)
         return self.pool.lookup(q.keys[: (q.length - 1) // self.config.block_size])
 
     def _known_tokens(self, q: Sequence) -> int:
-        """Return the tokens that count as computed when KV goes to the prefix cache.
+        """Return the number of tokens of ``q`` that are registered in the prefix cache as computed.
 
-        These are all tokens, even of a prompt that never ran; later hits on those have no KV behind
-        them.
+        These are all tokens, even if the prompt never ran (an engine bug): later hits on them refer
+        to blocks without KV.
         """
         return q.length
 
@@ -298,14 +323,18 @@ class BucketedScheduler(MistralrsScheduler):
 
 
 class SingleLengthScheduler(BucketedScheduler):
-    """The later design of pull request 2034: one length runs, the others keep their KV and wait."""
+    """Scheduler of the later version of pull request 2034: only sequences of one length run in a
+    step.
+
+    All other sequences keep their KV and wait.
+    """
 
     border = 1
 
     def _choose(self) -> list[Sequence]:
         prompts = [q for q in self.running if q.state is SequenceState.PROMPT]
         if prompts:
-            self._why = "rule"  # the queue is skipped until they have run
+            self._why = "rule"  # the queue is not examined until these prompts have run
             return self._like_the_oldest(prompts)
         admitted = self._admit()
         if admitted:
@@ -333,7 +362,7 @@ class SingleLengthScheduler(BucketedScheduler):
         return sorted(self.running, key=lambda q: q.age)
 
     def _like_the_oldest(self, sequences: list[Sequence]) -> list[Sequence]:
-        """Return the sequences with the key of the oldest one, in the given order."""
+        """Return the sequences in the length group of the oldest one; defer all others."""
         key = self._key(min(sequences, key=lambda q: q.age))
         self._defer(q for q in sequences if self._key(q) != key)
         return [q for q in sequences if self._key(q) == key]

@@ -1,4 +1,4 @@
-"""Common parts of mistral.rs's schedulers: sequences, both queues, and the end of a step."""
+"""Common parts of mistral.rs's schedulers: sequences, the queues, and the end of a step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from simkv.schedulers.mistralrs.config import MistralrsConfig
 
 
 class SequenceState(Enum):
-    """States of a sequence that the rules read; DONE and IGNORED count as finished."""
+    """State of a sequence in the engine; DONE and IGNORED count as finished."""
 
     WAITING = "waiting"
     PROMPT = "prompt"
@@ -38,10 +38,10 @@ FINISHED = (SequenceState.DONE, SequenceState.IGNORED)
 class Sequence:
     """A request in the engine.
 
-    - ``length``: prompt plus emitted tokens; ``computed``: tokens with KV.
-    - ``prefix``: tokens found in the prefix cache.
-    - ``failures``: failed admission attempts.
-    - ``registered``: leading blocks offered to the prefix cache.
+    - ``length``: number of prompt and emitted tokens; ``computed``: number of tokens with KV.
+    - ``prefix``: number of tokens found in the prefix cache.
+    - ``failures``: number of failed admission attempts.
+    - ``registered``: number of leading blocks registered in the prefix cache.
     """
 
     prompt: Prompt
@@ -71,15 +71,18 @@ UNLIMITED_STEPS = 1 << 62
 
 
 def has_other_modality(q: Sequence, batch: list[Sequence]) -> bool:
-    """Return whether exactly one of ``q`` and the first of ``batch`` has images."""
+    """Return whether exactly one of ``q`` and the first sequence of ``batch`` has images."""
     return bool(batch) and batch[0].has_images != q.has_images
 
 
 class MistralrsScheduler:
-    """Common parts of all variants: both queues, the pool, and the engine's hook after a step."""
+    """Common parts of all variants: waiting and running sequences, the block pool, and the end of a
+    step.
+    """
 
     pipeline_depth = 1
-    #: A decode needs a block when the length exceeds a multiple of the block size by this number.
+    #: A decode needs a new block when the sequence length exceeds a multiple of the block size by
+    #: this number of tokens.
     border = 0
 
     def __init__(self, config: MistralrsConfig, usable_blocks: int) -> None:
@@ -90,7 +93,7 @@ class MistralrsScheduler:
         self._live: dict[int, Sequence] = {}
         self._batch = Batch()
         self._chosen: list[Sequence] = []
-        self._why: WaitReason = "deferred"  # why the queue's head was not admitted
+        self._why: WaitReason = "deferred"  # reason why the head of the queue was not admitted
 
     def add(self, prompt: Prompt) -> None:
         sequence = Sequence(prompt, prompt.prompt_tokens, TokenContent(prompt))
@@ -98,7 +101,9 @@ class MistralrsScheduler:
         self.waiting.append(sequence)
 
     def abort(self, request_id: int) -> None:
-        """Ignore the abort: these versions continue to serve a disconnected client."""
+        """Ignore the abort: these versions continue to serve a request after its client
+        disconnects.
+        """
 
     def schedule(self) -> Batch:
         """Call the engine's schedule function and return the result as the engine interprets it."""
@@ -106,7 +111,7 @@ class MistralrsScheduler:
         self._why = "deferred"
         chosen = self._chosen = self._choose()
         if chosen:
-            # The engine reads only the first sequence, regardless of the others.
+            # The engine checks only the first sequence to decide between prefill and decode.
             prefill = chosen[0].state is SequenceState.PROMPT
             batch.kind = "prefill" if prefill else "decode"
             for q in chosen:
@@ -124,8 +129,8 @@ class MistralrsScheduler:
     def complete(self, batch: Batch, ended: Collection[int]) -> Completion:
         """Give every sequence of the batch its token, then drop the finished ones from ``running``.
 
-        After a wrong pop a sequence can be in ``waiting`` more than once. A copy that remains after
-        its end is prefilled once more, for a token that is not delivered.
+        An engine bug can put a sequence into ``waiting`` more than once. If a copy is still there
+        when the sequence has finished, it is prefilled once more and its token is discarded.
         """
         delivered = [i for i in batch.emits if i in self._live]
         for q in self._chosen:
@@ -160,7 +165,9 @@ class MistralrsScheduler:
         return len(self.running)
 
     def leap(self, most: int) -> int:
-        """Return the number of decode-only steps without queue changes or lack of blocks."""
+        """Return the number of decode-only steps in which no queue changes and no block is
+        missing.
+        """
         batch = self._batch
         if self._counts_failures():
             left = self.config.waiting_timeout - self.waiting[0].failures
@@ -178,7 +185,9 @@ class MistralrsScheduler:
         return steps
 
     def _counts_failures(self) -> bool:
-        """Return whether a step only counts a failed admission of the head of the queue."""
+        """Return whether the only effect of a step on the queue is one more failed admission of its
+        head.
+        """
         batch = self._batch
         something = batch or batch.preempted or batch.ignored or batch.lost or batch.aside
         waits = self.waiting and not self.running and self._why == "blocks"
@@ -223,20 +232,28 @@ class MistralrsScheduler:
         raise NotImplementedError
 
     def _order_flips(self) -> bool:
-        """Return whether equal arrivals change their order in every step, because a stable sort is
-        reversed."""
+        """Return whether sequences of equal arrival time swap their order in every step.
+
+        They do because the engine reverses the result of a stable sort.
+        """
         return len({q.prompt.arrival for q in self.running}) < len(self.running)
 
     def _capped(self) -> bool:
-        """Return whether too many sequences run for the queue to be considered."""
+        """Return whether the number of running sequences is at its limit, so that none is
+        admitted.
+        """
         raise NotImplementedError
 
     def _meets_others(self) -> int:
-        """Return the steps until the batch reaches the length of a running sequence outside it."""
+        """Return the number of steps until the batch reaches the length of a running sequence
+        outside it.
+        """
         return UNLIMITED_STEPS
 
     def _borders_of(self, q: Sequence, steps: int) -> list[int]:
-        """Return the blocks (0 or 1) that ``q`` needs in each of the next decode steps."""
+        """Return the number of blocks (0 or 1) that ``q`` needs in each of the next decode
+        steps.
+        """
         size, first = self.config.block_size, q.length + 1 - self.border
         return [int((first + step) % size == 0) for step in range(steps)]
 
@@ -245,7 +262,7 @@ class MistralrsScheduler:
         return [sum(needed) for needed in zip(*per_sequence, strict=True)]
 
     def _prompt_ran(self, q: Sequence) -> None:
-        """Update ``q`` after its prefill; only ``pr2034july`` changes the state here."""
+        """Update ``q`` after its prefill; only ``pr2034july`` changes the state at this point."""
 
     def _free_finished(self, q: Sequence) -> None:
         self.pool.release(q.id)
@@ -258,7 +275,7 @@ class MistralrsScheduler:
         self._batch.ignored.append(q.id)
 
     def _fatal(self, chosen: list[Sequence], prefill: bool) -> str | None:
-        """Return the error if the engine crashes on this batch, or None."""
+        """Return the error message if the engine crashes on this batch, else None."""
         if len(set(chosen)) < len(chosen):
             ids = [q.id for q in chosen]
             return f"self-deadlock: the scheduled batch holds the same sequence twice {ids}"
@@ -269,9 +286,10 @@ class MistralrsScheduler:
         return None
 
     def _lost(self) -> list[int]:
-        """Drop sequences that are in no queue; return the dropped sequences that have not ended.
+        """Drop sequences that are in no queue; return the ids of dropped sequences that have not
+        finished.
 
-        Only sequences preempted or ignored in this call can leave a queue without entering another.
+        Only a sequence that was preempted or ignored in this call can be in no queue.
         """
         queued, live = {*self.waiting, *self.running}, self._live
         left = dict.fromkeys((*self._batch.preempted, *self._batch.ignored))
@@ -288,7 +306,7 @@ MIXED_DECODE = "running sequences with and without images are queued again forev
 
 
 class LoopGuard:
-    """Guard that raises Livelock when a loop within one call returns to an earlier state."""
+    """Raise Livelock if a loop within one ``schedule`` call returns to an earlier state."""
 
     def __init__(self) -> None:
         self._seen: set[Hashable] = set()

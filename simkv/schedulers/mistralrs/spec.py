@@ -22,7 +22,7 @@ PREFILL_LIMITS = ("prefill_batch_max_seqs", "prefill_batch_max_tokens")
 def build(config: MistralrsConfig, rules: MistralrsRules | None = None) -> MistralrsScheduler:
     """Build the scheduler of ``config.variant``, optionally with different ``rules``.
 
-    The variant ``seed`` has no rules.
+    ``rules`` are ignored for the variant ``seed``.
     """
     if config.variant == "seed":
         from simkv.schedulers.mistralrs.pre_bucket_scheduler import PreBucketScheduler
@@ -32,7 +32,7 @@ def build(config: MistralrsConfig, rules: MistralrsRules | None = None) -> Mistr
         from simkv.schedulers.mistralrs.custom_policy import BucketedExpressionScheduler
 
         return BucketedExpressionScheduler(config, rules)
-    from simkv.schedulers.mistralrs.scheduler import (  # imported on use
+    from simkv.schedulers.mistralrs.scheduler import (  # imported only if this engine runs
         BucketedScheduler,
         SingleLengthScheduler,
     )
@@ -49,7 +49,7 @@ def _with_tables(config: MistralrsConfig) -> TabledScheduler:
 
 
 def _setting(config: MistralrsConfig) -> ExecutionSettings:
-    """Return the execution settings: whole prompts, no CUDA graphs, no overlap of steps."""
+    """Return the execution settings: unchunked prompts, no CUDA graphs, no overlap of steps."""
     return ExecutionSettings(
         engine=config.name,
         release=config.variant,

@@ -1,4 +1,4 @@
-"""Differences between the revisions of mistral.rs's scheduler, as data."""
+"""Differences between the revisions of mistral.rs's scheduler, as dataclass fields."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from simkv.core.scheduler_protocol import Variant
 class MistralrsRules:
     """Rules that differ between the variants with a KV manager."""
 
-    #: Order of decodes by arrival; victims are taken from the end of this order.
+    #: Order of decodes by arrival time; victims of preemption are taken from the end of this order.
     decode_order: Literal["newest first", "oldest first"] = "newest first"
-    #: Treatment of running sequences whose length differs from the chosen one.
+    #: Treatment of running sequences outside the length group that runs.
     unequal_decodes: Literal["preempt", "wait", "run together"] = "preempt"
-    #: Length group that runs.
+    #: Length group that runs in a step.
     bucket: Literal["shortest", "oldest"] = "shortest"
     #: Whether prompts with and without images may be admitted in one call.
     mixed_prefill: bool = False
     #: Treatment of a running sequence whose modality differs from the first of the batch.
     mixed_decode: Literal["look again", "run together", "append"] = "look again"
-    #: Eviction after the waiting timeout: one sequence, or until the head of the queue fits.
+    #: Eviction after the waiting timeout: one sequence, or sequences until the head of the queue
+    #: fits.
     evict: Literal["one", "until it fits"] = "one"
     #: Whether ``prefill_batch_max_seqs`` and ``prefill_batch_max_tokens`` apply.
     prefill_limit: bool = False
@@ -45,7 +46,7 @@ RULES: Mapping[str, MistralrsRules] = {
     ),
     "pr2034july": MistralrsRules(decode_order="oldest first", bucket="oldest", mixed_prefill=True),
 }
-#: Rules that ``pr2034july`` reads; the others are in methods that it overrides.
+#: Rules that ``pr2034july`` reads; the methods that it overrides replace the other rules.
 JULY_RULES = ("mixed_prefill", "evict", "prefill_limit")
 VARIANTS: Mapping[str, Variant] = {
     "seed": Variant(

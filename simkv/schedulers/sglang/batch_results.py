@@ -1,4 +1,4 @@
-"""Launch SGLang's batches and process their results."""
+"""Launch of SGLang's batches and processing of their results."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from simkv.schedulers.sglang.memory import Req
 
 
 def launch(state: LoopState, chosen: ScheduleBatch, batch: Batch) -> None:
-    """Describe ``chosen`` in ``batch`` and register the tokens it will emit.
+    """Fill ``batch`` from ``chosen`` and count the tokens that it will emit as pending.
 
-    A batch counts its prefill tokens as processed at every launch. A running batch that began as a
-    prefill therefore counts them again in each decode step (an engine quirk that affects hrrn).
+    SGLang counts the prefill tokens of a batch as processed at every launch. If a running batch
+    began as a prefill, each of its decode steps therefore counts them again. This engine quirk
+    affects the queue order hrrn.
     """
     state.processed_tokens += chosen.extend_tokens
     batch.kind = chosen.kind
@@ -49,8 +50,9 @@ def complete(state: LoopState, batch: Batch, ended: Collection[int]) -> Completi
 
 
 def _emit(state: LoopState, r: Req, ended: Collection[int], done: Completion) -> bool:
-    """Count a token of ``r`` and return whether ``r`` continues; ignored if it ended since the
-    launch."""
+    """Count a token of ``r`` and return whether ``r`` continues; do nothing if it has ended since
+    the launch.
+    """
     if not r.pending:
         return False
     r.pending -= 1
@@ -59,7 +61,7 @@ def _emit(state: LoopState, r: Req, ended: Collection[int], done: Completion) ->
         done.delivered.append(r.id)
     if not (r.aborted or r.refused or r.id in ended or r.out >= r.max_new):
         return True
-    # With overlap, this includes the last token's KV if the request ended early.
+    # With overlap scheduling, this includes the KV of the last token if the request ended early.
     state.memory.publish(r, r.kv, ended=True)
     state.end(r)
     if not r.aborted:

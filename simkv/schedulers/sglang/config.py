@@ -19,7 +19,7 @@ SchedulePolicy = Literal[
 
 
 class AsRelease:
-    """Pydantic annotation that accepts other names of a release, such as v0.5.23."""
+    """Pydantic annotation that accepts other spellings of a release, such as v0.5.23."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
         def named(name: object) -> object:
@@ -33,11 +33,11 @@ class AsRelease:
 class SglangConfig:
     """Options of SGLang under the names of its flags (environment variables in lower case).
 
-    The scheduler promises a running request memory for a share of the tokens that it may still
-    emit. The share decreases with every decode step and is recomputed after a retraction.
+    The scheduler reserves memory for a fraction of the tokens that each running request may still
+    emit. The fraction decreases with every decode step and is recomputed after a retraction.
 
-    Raises ValueError if the pool or the chunk is not a whole number of pages, or if an option does
-    not exist in the variant.
+    Raises ValueError if the pool size or the chunk size is not a multiple of the page size, or if
+    an option does not exist in the variant.
     """
 
     name: Literal["sglang"] = "sglang"
@@ -259,7 +259,7 @@ class SglangConfig:
             raise ValueError("retraction_policy: 'priority' needs enable_priority_scheduling")
 
     def _check_delayer(self) -> None:
-        """Raise ValueError if the prefill delayer is impossible or not modelled."""
+        """Raise ValueError if the options of the prefill delayer are invalid or not modelled."""
         if self.enable_prefill_delayer and self.disable_overlap_schedule:
             raise ValueError(
                 "enable_prefill_delayer: needs the overlap schedule; set disable_overlap_schedule "
@@ -271,7 +271,7 @@ class SglangConfig:
                 "when to prefill; use false"
             )
 
-    # Values for one rank of dp attention: arg_groups/parallel_hook.py and
+    # Values for one rank of data-parallel attention, from arg_groups/parallel_hook.py and
     # model_executor/pool_configurator.py of the wheel.
 
     @property
@@ -281,20 +281,20 @@ class SglangConfig:
 
     @property
     def mixes(self) -> bool:
-        """Whether running requests decode in the step of a prefill."""
+        """Whether running requests decode in the same step as a prefill."""
         return self.enable_mixed_chunk and self.chunk > 0
 
     @property
     def preempts(self) -> bool:
-        """Whether requests may preempt less urgent ones."""
+        """Whether a request may preempt less urgent requests."""
         return self.enable_priority_scheduling and not self.disable_priority_preemption
 
     @property
     def rows(self) -> int:
-        """Maximum number of requests that hold a row of a rank."""
+        """Maximum number of requests that a rank admits at the same time."""
         return max(1, self.max_running_requests // self.dp_size)
 
     @property
     def conservativeness(self) -> float:
-        """Factor on promised tokens; lower for ranks of dp attention."""
+        """Factor on the reserved output tokens; lower for ranks of data-parallel attention."""
         return self.schedule_conservativeness * (0.3 if self.enable_dp_attention else 1.0)

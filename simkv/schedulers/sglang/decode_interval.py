@@ -1,4 +1,4 @@
-"""Steps reserved for decoding after a prefill: ``--prefill-decode-interval``."""
+"""``--prefill-decode-interval``: number of decode-only steps after a prefill."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from simkv.schedulers.sglang.config import SglangConfig
 class DecodeInterval:
     """Counter of the steps in which no prefill may start.
 
-    After a prefill, ``left`` steps remain, as long as at least ``least`` requests run.
+    No prefill starts in the next ``left`` steps, as long as at least ``least`` requests run.
     """
 
     def __init__(self, config: SglangConfig) -> None:
@@ -17,7 +17,9 @@ class DecodeInterval:
         self.left = 0
 
     def defers(self, running: int) -> bool:
-        """Count a step and return whether prefill is deferred in it, with ``running`` requests."""
+        """Count a step and return whether it must not contain a prefill, given the number of
+        ``running`` requests.
+        """
         if self.left == 0:
             return False
         if running < self.least:
@@ -27,5 +29,5 @@ class DecodeInterval:
         return True
 
     def begin(self) -> None:
-        """Restart the interval after a prefill was launched."""
+        """Restart the interval after the launch of a prefill."""
         self.left = self.steps

@@ -1,4 +1,4 @@
-"""Leaps of SGLang: several decode-only steps computed at once."""
+"""Leaps of SGLang: a leap computes several decode-only steps at once."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from simkv.schedulers.sglang.request_intake import Receiver
 
 
 def leap(state: LoopState, receiver: Receiver, ahead: int, most: int) -> int:
-    """Return the number of steps in which only the same rows decode.
+    """Return the number of steps, at most ``most``, in which the same requests decode.
 
-    No request is admitted, evicted or at its limit in these steps. The loop sees a limit ``ahead``
-    steps before it is reached.
+    In these steps no request is admitted, evicted or reaches its output limit. The loop removes a
+    request from the batch ``ahead`` steps before it processes the request's last token.
     """
     rows, memory = state.running.rows, state.memory
     if state.last is not state.running or state.running.kind != "decode" or state.chunked:
@@ -32,7 +32,9 @@ def leap(state: LoopState, receiver: Receiver, ahead: int, most: int) -> int:
 
 
 def skip(state: LoopState, steps: int) -> list[int]:
-    """Apply ``steps`` decode steps and return the available pages after each decision."""
+    """Apply ``steps`` decode steps and return the number of available pages after each scheduling
+    decision.
+    """
     memory, free = state.memory, []
     for taken in memory.growth(state.running.rows, steps):
         memory.free -= taken

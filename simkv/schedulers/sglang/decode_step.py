@@ -8,10 +8,10 @@ from simkv.schedulers.sglang.memory import Req
 
 
 def decode_step(state: LoopState, batch: Batch) -> ScheduleBatch | None:
-    """Return the running batch with a slot for each row's next token; note victims in ``batch``.
+    """Allocate a slot for the next token of each running request and return the running batch.
 
-    Return None if no request is left, or if none can decode before ending requests free their
-    memory.
+    Records retracted requests in ``batch``. Returns None if no request remains, or if no request
+    can decode until finished requests free their memory.
     """
     running = state.running
     some_end = drop_ending_rows(state)
@@ -20,7 +20,7 @@ def decode_step(state: LoopState, batch: Batch) -> ScheduleBatch | None:
     if state.memory.fits(running.rows):
         state.ratio.decay_step()
     elif some_end:
-        return None  # their memory is freed at the end of this step
+        return None  # the memory of ended requests is freed at the end of this step
     else:
         _retract(state, batch)
         if not running.rows:
@@ -31,7 +31,8 @@ def decode_step(state: LoopState, batch: Batch) -> ScheduleBatch | None:
 
 
 def drop_ending_rows(state: LoopState) -> bool:
-    """Drop requests whose in-flight token is their last by length; return whether there were any.
+    """Drop requests whose token in flight reaches their output limit; return whether any were
+    dropped.
 
     Finished requests that are still in the batch are dropped as well.
     """
@@ -47,10 +48,10 @@ def drop_ending_rows(state: LoopState) -> bool:
 def _retract(state: LoopState, batch: Batch) -> None:
     """Retract running requests until the others can decode.
 
-    The request with the fewest emitted tokens goes first, then the longest prompt, then the last in
-    running order. With ``retraction_policy: priority`` the least urgent goes before all of these.
-    The sort order of this choice becomes the running order. Victims keep their outputs and are
-    queued at the tail.
+    The victim is the request with the fewest emitted tokens; ties are broken by the longest prompt,
+    then by the last position in running order. With ``retraction_policy: priority``, the least
+    urgent request is the victim, and the other criteria break ties. The running requests stay in
+    the sort order of this choice. Victims keep their output tokens and join the tail of the queue.
     """
     memory, steps = state.memory, state.config.retract_decode_steps
     keep = sorted(state.running.rows, key=lambda r: (r.out, -r.prompt_tokens), reverse=True)

@@ -6,15 +6,16 @@ from simkv.core.engine_version import release_of_variant
 from simkv.core.execution_settings import ExecutionSettings
 from simkv.schedulers.sglang.config import SglangConfig
 
-#: Maximum decodes per CUDA graph: default of ``--cuda-graph-max-bs`` on large GPUs.
+#: Default of ``--cuda-graph-max-bs`` on large GPUs: maximum number of decodes in a CUDA graph.
 MAX_GRAPH_SIZE = 512
 
 
 def graph_sizes(max_running_requests: int) -> tuple[int, ...]:
-    """Return the default graph sizes in decodes: 1, 2, 4, 8, 12, steps of 8 to 256, of 16 to 512.
+    """Return the default CUDA graph batch sizes: 1, 2, 4, 8, 12, multiples of 8 to 256, multiples
+    of 16 to 512.
 
-    Source: ``_generate_cuda_graph_batch_sizes`` of ``server_args.py`` (0.5); smaller GPUs stop
-    earlier.
+    Source: ``_generate_cuda_graph_batch_sizes`` of ``server_args.py`` (0.5). On smaller GPUs the
+    largest size is smaller.
     """
     limit = min(max_running_requests, MAX_GRAPH_SIZE)
     sizes = (1, 2, 4, 8, 12, *range(16, 257, 8), *range(272, MAX_GRAPH_SIZE + 1, 16))

@@ -1,6 +1,6 @@
-"""Defaults that SGLang's launcher chooses for options not given, by release, GPU and model.
+"""Defaults of SGLang's launcher for missing options, by release, GPU and model.
 
-Read from the wheels 0.5.15, 0.5.20, 0.5.22 and 0.5.23:
+Source: the wheels 0.5.15, 0.5.20, 0.5.22 and 0.5.23:
 
 - ``chunked_prefill_size``: ``_handle_gpu_memory_settings`` of ``srt/server_args.py`` (0.5.15) and
   ``handle_gpu_memory_settings`` of ``srt/arg_groups/memory_hook.py``. The same functions choose
@@ -23,19 +23,23 @@ from simkv.core.engine_version import is_since
 from simkv.core.launcher_rules import LaunchRules, LaunchTarget, ModelFacts
 from simkv.schedulers.sglang.config import SglangConfig
 
-#: Pairs of (GPU memory in GiB, tokens per prefill pass for GPUs with less memory).
+#: Pairs of GPU memory (GiB) and the default number of tokens per prefill pass on GPUs with less
+#: memory.
 CHUNKS = ((20, 2048), (35, 4096), (60, 4096), (160, 8192))
 LARGEST_CHUNK = 16384
-#: Before this release, GPUs of 20 to 35 GiB have 2048.
+#: Before this release, the default on GPUs with 20 to 35 GiB is 2048.
 CHUNK_RAISED, SMALL_CHUNK = "0.5.20", 2048
 PREFILL_TOKENS = 16384
 BLACKWELL, PAGE = 10, 64
-#: Minimum and maximum number of rows, and rows per full-length sequence that the pool holds.
+#: Minimum and maximum number of running requests, and the number of running requests per
+#: full-length sequence that fits into the pool.
 ROWS, PER_SEQUENCE = (2048, 4096), 512
 
 
 def before(given: Mapping[str, Any], machine: LaunchTarget) -> dict[str, Any]:
-    """Return the tokens per prefill pass and per page."""
+    """Return the default tokens per prefill pass and tokens per page; these precede the pool
+    size.
+    """
     variant = str(given.get("variant", SglangConfig.variant))
     chosen: dict[str, Any] = {
         "page_size": _page(machine),
@@ -58,13 +62,17 @@ def _page(machine: LaunchTarget) -> int:
 
 
 def context_length(model: ModelFacts) -> int:
-    """Return the context length, per ``get_context_length`` of ``srt/utils/hf_transformers``."""
+    """Return the context length, as ``get_context_length`` of ``srt/utils/hf_transformers``
+    does.
+    """
     scaled = model.rope_type not in ("", "llama3") and model.rope_original is None
     return int(model.length * model.rope_factor) if scaled else model.length
 
 
 def after(section: Mapping[str, Any], machine: LaunchTarget) -> dict[str, Any]:
-    """Return the number of rows, from the number of full-length sequences that the pool holds."""
+    """Return the default number of running requests, from the full-length sequences that fit into
+    the pool.
+    """
     tokens, ranks = section.get("max_total_num_tokens"), section.get("dp_size", 1)
     if "max_running_requests" in section or machine.model is None:
         return {}

@@ -1,4 +1,4 @@
-"""State of SGLang's scheduler between two turns of its loop."""
+"""State of SGLang's scheduler between two iterations of its loop."""
 
 from __future__ import annotations
 
@@ -18,20 +18,22 @@ from simkv.schedulers.sglang.memory import Req, SglangMemory
 from simkv.schedulers.sglang.new_token_ratio import NewTokenRatio
 from simkv.schedulers.sglang.versions import SglangRules
 
-#: Reasons for rejecting a request (``_abort_on_queued_limit``).
+#: Error messages of rejected requests (``_abort_on_queued_limit``).
 QUEUE_FULL = Refusal("max_queued_requests", "The request queue is full.")
 OUTRANKED = Refusal(QUEUE_FULL.knob, "The request is aborted by a higher priority request.")
 
 
 @dataclass(slots=True, eq=False)
 class ScheduleBatch:
-    """The engine's batch object; the running batch is one and may have begun as a prefill.
+    """The engine's batch object. The running batch is also a ``ScheduleBatch`` and may have begun
+    as a prefill.
 
-    - ``full``: the engine's ``batch_is_full``; on the running batch it stops admission.
-    - ``prefills``: number of prefill rows, which come before all others.
-    - ``extend_tokens``: tokens that the prefill rows compute.
+    - ``full``: the engine's ``batch_is_full``; if it is set on the running batch, no request is
+      admitted.
+    - ``prefills``: number of prefill rows, which precede the decode rows.
+    - ``extend_tokens``: number of tokens that the prefill rows compute.
     - ``chunked``: the request whose prompt this batch does not complete.
-    - ``prefill_only``: set when no row may emit a token; such a batch never decodes.
+    - ``prefill_only``: set if the output limit of every row is 0; such a batch never decodes.
     """
 
     rows: list[Req] = field(default_factory=list)
@@ -43,7 +45,9 @@ class ScheduleBatch:
     prefill_only: bool = False
 
     def keep(self, staying: list[Req]) -> bool:
-        """Reduce the batch to ``staying``; if rows are removed, clear ``full`` and return True."""
+        """Reduce the batch to the requests in ``staying``; if any are removed, clear ``full`` and
+        return True.
+        """
         left = len(staying) < len(self.rows)
         if left:
             self.rows = staying
@@ -52,7 +56,9 @@ class ScheduleBatch:
 
 
 class LaunchedBatch(NamedTuple):
-    """A launched batch and the rows that will emit; excludes prompts that it does not complete."""
+    """A launched batch and the rows that will emit a token; a row whose prompt stays incomplete
+    emits none.
+    """
 
     batch: Batch
     prefills: list[Req]
@@ -62,14 +68,14 @@ class LaunchedBatch(NamedTuple):
 class LoopState:
     """State of one engine: queue, running batch, batches in flight and memory.
 
-    - ``last``: the batch launched before; may be ``running`` itself.
+    - ``last``: the previously launched batch, possibly ``running`` itself.
     - ``chunked``: the request whose prompt is partly computed, neither in ``running`` nor
       ``waiting``.
     - ``admitted``: requests that hold one of the ``max_running_requests`` rows.
-    - ``why``: why the head of the queue was not admitted at the last attempt.
+    - ``why``: reason why the head of the queue was not admitted at the last attempt.
     - ``rejections``: requests rejected since the last batch because the queue was full.
     - ``loras``: adapters in use, if LoRA is enabled.
-    - ``now``: seconds since the start.
+    - ``now``: time in seconds since the start.
     """
 
     def __init__(self, config: SglangConfig, rules: SglangRules, memory: SglangMemory) -> None:
@@ -101,7 +107,8 @@ class LoopState:
     def queue(self, r: Req) -> None:
         """Append ``r``, new or retracted, to the waiting queue.
 
-        If the queue is full, one request is rejected: ``r``, or with priorities a less urgent one.
+        If the queue is full, one request is rejected: with priorities the least urgent one,
+        otherwise ``r``.
         """
         most = self.config.max_queued_requests
         if most is not None and len(self.waiting) >= most and self._turn_away_for(r) is r:
@@ -111,28 +118,36 @@ class LoopState:
         self.waiting.append(r)
 
     def _turn_away_for(self, r: Req) -> Req:
-        """Reject ``r`` or the least urgent waiting request (among equals the latest); return it."""
+        """Reject and return the least urgent request among ``r`` and the queue, the latest among
+        equals.
+
+        Without priorities, ``r`` is rejected.
+        """
         last, why = r, QUEUE_FULL
         if self.config.enable_priority_scheduling:
             worst = max(self.waiting, key=lambda x: (self.urgency(x), x.entry))
             if self.urgency(r) < self.urgency(worst):
                 last, why = worst, OUTRANKED
                 self.waiting.remove(worst)
-        last.pending = 0  # discard tokens still in flight
+        last.pending = 0  # tokens still in flight are discarded
         del self.live[last.id]
         self.rejections[last.id] = why
         return last
 
     def urgency(self, r: Req) -> int:
-        """Return the sort key of urgency; smaller is more urgent."""
+        """Return the sort key of a request's urgency; the most urgent request has the smallest
+        key.
+        """
         return r.priority if self.config.schedule_low_priority_values_first else -r.priority
 
     def admit(self, rows: list[Req]) -> None:
-        """Mark each of ``rows`` as holding a row."""
+        """Count each of ``rows`` as one of the ``max_running_requests`` admitted requests."""
         self.admitted.update((r.id, r) for r in rows)
 
     def release(self, r: Req) -> None:
-        """Free the row and the memory of ``r``."""
+        """Free the memory of ``r`` and its place among the ``max_running_requests`` admitted
+        requests.
+        """
         self.memory.release(r)
         del self.admitted[r.id]
 

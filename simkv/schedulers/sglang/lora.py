@@ -1,7 +1,7 @@
-"""LoRA in SGLang: adapters allowed per batch, draining of adapters, and loads.
+"""LoRA in SGLang: the number of adapters per batch, draining of adapters, and loads to the GPU.
 
-The base model counts as an adapter. Source: the wheels 0.5.15 to 0.5.23, ``managers/scheduler.py``,
-``lora/lora_drainer.py``, ``lora/mem_pool.py``.
+The base model counts as an adapter. Source: ``managers/scheduler.py``, ``lora/lora_drainer.py`` and
+``lora/mem_pool.py`` of the wheels 0.5.15 to 0.5.23.
 """
 
 from __future__ import annotations
@@ -11,16 +11,18 @@ from collections.abc import Hashable, Iterable, Sequence
 
 from simkv.schedulers.sglang.memory import Req
 
-#: Maximum output of requests that a draining adapter admits, as a multiple of its longest remaining
-#: output.
+#: A draining adapter admits only requests whose output limit is at most this multiple of its
+#: longest remaining output.
 DRAIN_TOLERANCE = 1.2
 
 AdapterName = str | None
 
 
 class SglangLoras:
-    """Admission of adapters: at most ``most`` per batch; ``threshold`` (s) above 0 enables
-    draining."""
+    """Admission of requests by adapter: a batch has at most ``most`` adapters.
+
+    A ``threshold`` above 0 (in seconds of waiting time) enables draining.
+    """
 
     def __init__(self, most: int, threshold: float) -> None:
         self.most = most
@@ -31,25 +33,29 @@ class SglangLoras:
     def begin(
         self, waiting: Sequence[Req], running: Sequence[Req], can: Sequence[Req], now: float
     ) -> None:
-        """Start a pass over ``waiting``; ``running`` decode and ``can`` are already chosen."""
+        """Start an admission pass over ``waiting``; the adapters of ``running`` and ``can`` are in
+        the batch already.
+        """
         if self.drainer:
             self.drainer.update(waiting, running, now)
         self._used = {r.lora for r in running if not r.finished} | {r.lora for r in can}
 
     def admit(self, r: Req) -> bool:
-        """Return whether the adapter of ``r`` may be in this batch."""
+        """Return whether a batch with the adapter of ``r`` is allowed."""
         if self.drainer and not self.drainer.admits(r):
             return False
         return r.lora in self._used or len(self._used) < self.most
 
     def note_candidate(self, r: Req) -> None:
-        """Count the adapter of a candidate in this pass, even if the candidate was not admitted."""
+        """Count the adapter of ``r`` in this pass, even if ``r`` was not admitted (an engine
+        quirk).
+        """
         self._used.add(r.lora)
 
     def load(self, rows: Iterable[Req]) -> int:
-        """Load the adapters of ``rows`` and return the number copied to the GPU.
+        """Load the adapters of ``rows`` and return the number of adapters copied to the GPU.
 
-        The least recently used adapter is evicted, the base model last.
+        The least recently used adapter is evicted first, the base model last.
         """
         batch, slots = {r.lora for r in rows}, self._slots
         ordered = sorted(batch, key=lambda lora: (lora is not None, lora or ""))
@@ -73,10 +79,12 @@ class SglangLoras:
 
 
 class LoraDrainer:
-    """Drain adapters to make room for others that wait too long (sgl-project/sglang#17913).
+    """Drain running adapters if requests of another adapter wait too long
+    (sgl-project/sglang#17913).
 
-    ``draining`` maps each adapter that admits no new requests to the adapter it makes room for. The
-    engine picks any of equal adapters; here the first by name is chosen.
+    ``draining`` maps each adapter that admits no new requests to the adapter that will replace it.
+    If several adapters are equally suitable, the engine's choice is arbitrary; this class chooses
+    the first by name.
     """
 
     def __init__(self, most: int, threshold: float) -> None:
@@ -85,7 +93,9 @@ class LoraDrainer:
         self._rest: dict[AdapterName, int] = {}
 
     def update(self, waiting: Iterable[Req], running: Sequence[Req], now: float) -> None:
-        """Update the draining adapters from waiting and running requests at time ``now`` (s)."""
+        """Update the draining adapters at time ``now`` (s) from the waiting and running
+        requests.
+        """
         waits: dict[AdapterName, float] = {}
         for r in waiting:
             waits[r.lora] = max(waits.get(r.lora, 0.0), now - r.queued_at)
@@ -97,7 +107,7 @@ class LoraDrainer:
         self.draining = {a: b for a, b in self.draining.items() if a in self._rest}
 
     def _choose(self, waits: dict[AdapterName, float]) -> None:
-        """Drain, for each adapter that waits too long, the running adapter that finishes first."""
+        """For each adapter that waits too long, drain the running adapter that finishes first."""
         served = set(self.draining.values())
         starving = [a for a, wait in waits.items() if wait > self.threshold and a not in served]
         starving.sort(key=lambda lora: (-waits[lora], lora or ""))
@@ -107,11 +117,13 @@ class LoraDrainer:
                 return
             first = min(eligible, key=self._rest.__getitem__)
             eligible.remove(first)
-            if lora is not None:  # draining for the base model does not stop admission
+            if lora is not None:  # admission continues if the adapter drains for the base model
                 self.draining[first] = lora
 
     def admits(self, r: Req) -> bool:
-        """Return whether the adapter of ``r`` is not draining, or ``r`` ends about when it does."""
+        """Return whether ``r`` may start: its adapter is not draining, or ``r`` ends about when the
+        adapter does.
+        """
         if r.lora not in self.draining:
             return True
         return r.max_new <= self._rest.get(r.lora, 0) * DRAIN_TOLERANCE

@@ -11,7 +11,9 @@ from simkv.schedulers.sglang.versions import NEWEST, RULES, SglangRules
 
 
 class EngineCrash(Exception):
-    """Error in the engine's scheduling call: its reason ``why`` and the prefill ``rows``."""
+    """Raised if the engine's scheduling call fails; has the error message ``why`` and the prefill
+    ``rows``.
+    """
 
     def __init__(self, why: str, rows: Sequence[Req]) -> None:
         super().__init__(why)
@@ -24,19 +26,20 @@ class Req:
     """A request in the engine; all lengths in tokens.
 
     - ``max_new``: limit on emitted tokens, clipped at arrival; ``out``: emitted tokens.
-    - ``prefix``, ``end``: the prefill computes the tokens from ``prefix`` to ``end``; those before
-      are cached or computed.
-    - ``kv``: tokens with a KV slot. The tree owns the first ``owned`` of them, and ``node``, where
-      they end, is locked.
-    - ``hit``: cached tokens found when the queue was last sorted; ``ended``: the node they end at.
-    - ``looked``, ``matched``: length of the request, and its cached tokens, when a prefill pass
+    - ``prefix``, ``end``: the prefill computes the tokens from ``prefix`` to ``end``; the tokens
+      before ``prefix`` are cached or already computed.
+    - ``kv``: number of tokens with a KV slot. The prefix tree owns the first ``owned`` of these
+      tokens and locks ``node``, the tree node at which they end.
+    - ``hit``: number of cached tokens found when the queue was last sorted; ``ended``: the tree
+      node at which they end.
+    - ``looked``, ``matched``: length and number of cached tokens of the request when a prefill pass
       last considered it.
     - ``stamp``: the engine's count of processed tokens when the request was queued; ``passes``:
-      passes spent in the queue, counted only with aging.
+      number of prefill passes spent in the queue, counted only with aging.
     - ``queued_at``: time in seconds of the last entry into the queue; ``entry``: its sequence
       number.
-    - ``pending``: tokens that launched batches will emit. Tokens that arrive while it is 0 are
-      discarded.
+    - ``pending``: number of tokens that launched batches will emit. Tokens that arrive while
+      ``pending`` is 0 are discarded.
     - ``aborted``: the client disconnected. ``refused``: rejected, and replaced by a prompt of one
       token whose first token reports the reason.
     - ``logprobs_from``: first token for which log probabilities are requested.
@@ -73,25 +76,27 @@ class Req:
 
     @property
     def fill(self) -> int:
-        """Tokens to prefill: the prompt, after a retraction also the outputs."""
+        """Number of tokens to prefill: the prompt and, after a retraction, the outputs."""
         return self.prompt_tokens + self.out
 
     @property
     def max_cached_tokens(self) -> int:
-        """Maximum tokens from the cache: not the last, none that needs log probabilities."""
+        """Maximum number of tokens to take from the cache: excludes the last token and tokens that
+        need log probabilities.
+        """
         most = self.fill - 1
         return most if self.logprobs_from is None else min(most, self.logprobs_from)
 
     @property
     def work(self) -> int:
-        """Uncached tokens when the queue was last sorted, at least 1."""
+        """Number of uncached tokens when the queue was last sorted, at least 1."""
         return max(1, self.fill - self.hit)
 
 
 class SglangMemory:
-    """The token pool of one replica, in pages of ``page_size`` tokens, and its prefix tree.
+    """Token pool of one replica, in pages of ``page_size`` tokens, and its prefix tree.
 
-    ``free`` tokens have no owner; ``tree`` is None without prefix caching.
+    ``free`` is the number of free tokens; ``tree`` is None without prefix caching.
     """
 
     def __init__(
@@ -108,18 +113,18 @@ class SglangMemory:
 
     @property
     def evictable(self) -> int:
-        """Tokens of unlocked cached prefixes."""
+        """Number of tokens in unlocked cached prefixes."""
         return self.tree.evictable if self.tree else 0
 
     @property
     def room(self) -> int:
-        """Tokens that are free or evictable."""
+        """Number of tokens that are free or evictable."""
         return self.free + self.evictable
 
     def reclaim(self, target: int) -> bool:
-        """Evict cached prefixes until ``target`` tokens are free; return whether they are.
+        """Evict cached prefixes until ``target`` tokens are free; return whether that succeeded.
 
-        If too few are free, older releases evict ``target`` tokens, not only the missing ones.
+        Older releases evict ``target`` tokens instead of only the missing number.
         """
         if self.free < target and self.tree:
             short = target - self.free if self.rules.evicts_shortfall else target
@@ -127,9 +132,10 @@ class SglangMemory:
         return self.free >= target
 
     def match(self, req: Req, tokens: int) -> tuple[int, RadixNode | None]:
-        """Return how many of the first ``tokens`` of ``req`` are cached and the node they end at.
+        """Return how many of the first ``tokens`` tokens of ``req`` are cached, and the node at
+        which they end.
 
-        Refreshes the recency of the matched nodes.
+        The matched nodes become the most recently used.
         """
         return self.tree.match(req.content, tokens) if self.tree else (0, None)
 
@@ -146,8 +152,8 @@ class SglangMemory:
     def extend(self, rows: Sequence[Req]) -> None:
         """Allocate the prefill slots of ``rows``. Raises EngineCrash if too few pages are free.
 
-        With pages of more than one token, the eviction target is one page per request too high.
-        This only evicts more cached prefixes.
+        With pages of more than one token, the eviction target is one page per request too high, as
+        in the engine; it evicts more cached prefixes than necessary.
         """
         tokens = sum(r.end - r.prefix for r in rows)
         self.reclaim(tokens if self.page_size == 1 else tokens + self.page_size * len(rows))
@@ -160,7 +166,7 @@ class SglangMemory:
     def fits(self, rows: Sequence[Req]) -> bool:
         """Return whether ``rows`` can decode one token each.
 
-        Evicts cached prefixes for this, even if it fails.
+        Evicts cached prefixes to make this possible, even if too few can be evicted.
         """
         page = self.page_size
         starting_a_page = len(rows) if page == 1 else sum(1 for r in rows if r.kv % page == 0)
@@ -169,7 +175,7 @@ class SglangMemory:
     def grow(self, rows: Sequence[Req]) -> None:
         """Allocate a slot for the next token of each of ``rows``, which must fit.
 
-        The eviction assumes a new page for every row, needed or not.
+        Eviction makes room for a new page per row, even if a row needs no new page.
         """
         page = self.page_size
         self.reclaim(page * len(rows))
@@ -179,7 +185,9 @@ class SglangMemory:
             r.kv += 1
 
     def growth(self, rows: Sequence[Req], steps: int) -> list[int]:
-        """Return the tokens that ``grow`` would allocate in each of the next ``steps`` steps."""
+        """Return the number of tokens that ``grow`` would allocate in each of the next ``steps``
+        steps.
+        """
         page = self.page_size
         starting = [0] * page
         for r in rows:
@@ -189,9 +197,9 @@ class SglangMemory:
     def publish(self, req: Req, tokens: int, *, ended: bool = False) -> None:
         """Insert the first ``tokens`` tokens of ``req`` into the tree, in whole pages.
 
-        Copies of tokens that the tree already holds are freed. A key longer than the prompt is
-        split at the end of the prompt, so that outputs can be evicted first. Older releases split
-        only if ``req`` has ``ended``, or never.
+        Copies of tokens that the tree already holds are freed. If the tokens include outputs, their
+        node is split at the end of the prompt, so that the outputs can be evicted first. Older
+        releases split the node only if ``req`` has ``ended``, or never.
         """
         if self.tree is None:
             return
@@ -207,7 +215,9 @@ class SglangMemory:
         req.node, req.owned = node, whole
 
     def release(self, req: Req) -> None:
-        """Free the tokens of ``req`` that the tree does not own; discard its tokens in flight."""
+        """Free the tokens of ``req`` that the tree does not own, and discard its tokens in
+        flight.
+        """
         self.free += self.round_up(req.kv) - req.owned
         self.unlock(req.node)
         req.node = None

@@ -1,4 +1,4 @@
-"""The fraction of the remaining tokens of running requests that SGLang reserves memory for.
+"""The ratio of reserved tokens to the remaining output tokens of running requests.
 
 Source: ``NewTokenRatioTracker``.
 """
@@ -12,8 +12,9 @@ from simkv.schedulers.sglang.memory import Req
 
 
 class NewTokenRatio:
-    """Reserved fraction; ``current`` decreases from ``init`` to ``least`` by ``decay`` per decode
-    step."""
+    """Reserved fraction; each decode step reduces ``current`` by ``decay``, from ``init`` down to
+    ``least``.
+    """
 
     def __init__(self, config: SglangConfig) -> None:
         self.init = min(config.init_new_token_ratio * config.conservativeness, 1.0)
@@ -23,14 +24,16 @@ class NewTokenRatio:
         self.current = self.init
 
     def reset(self) -> None:
-        """Reset the share when the engine is idle."""
+        """Reset the fraction when the engine is idle."""
         self.current = self.init
 
     def decay_step(self) -> None:
-        """Decrease the share after a decode step without retraction."""
+        """Decrease the fraction after a decode step without retraction."""
         self.current = max(self.current - self.decay, self.least)
 
     def retracted(self, staying: Sequence[Req]) -> None:
-        """Set the share from the emitted tokens and allowed outputs of the remaining requests."""
+        """Set the fraction after a retraction, from the emitted tokens and output limits of the
+        remaining requests.
+        """
         emitted, at_most = sum(r.out for r in staying), sum(r.max_new for r in staying)
         self.current = min(1.0, (emitted + self.retract_steps * len(staying)) / (at_most + 1))

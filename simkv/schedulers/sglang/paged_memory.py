@@ -11,8 +11,9 @@ from simkv.schedulers.sglang.versions import NEWEST, RULES, SglangRules
 
 
 class PagedMemory(SglangMemory):
-    """SGLang's memory with a block table per request; same counts and decisions as
-    ``SglangMemory``."""
+    """``SglangMemory`` with a block table per request; token counts and scheduling decisions are
+    the same.
+    """
 
     def __init__(
         self, tokens: int, page_size: int, prefix_cache: bool, rules: SglangRules = RULES[NEWEST]
@@ -62,7 +63,7 @@ class PagedMemory(SglangMemory):
 class PagedRadixTree(RadixTree):
     """A radix tree that records the pages of its nodes; evicted pages go to ``free_pages``.
 
-    ``insert`` takes the pages of a new node from the table ``offered``.
+    ``insert`` takes the pages of a new node from the block table ``offered``.
     """
 
     def __init__(self, page_size: int, free_pages: list[int]) -> None:

@@ -11,7 +11,7 @@ from simkv.schedulers.sglang.prefill_delayer import PrefillDelayer
 
 
 class AddReqResult(Enum):
-    """Outcome of considering a candidate."""
+    """Result of the attempt to add a candidate to a prefill pass."""
 
     GO = "try the next request"
     NO_TOKEN = "stop: no unpromised memory is left"
@@ -19,12 +19,13 @@ class AddReqResult(Enum):
 
 
 class PrefillAdder:
-    """Token budgets of one prefill pass and the requests it has chosen.
+    """Token budgets of one prefill pass and the requests chosen for it.
 
-    ``promised`` is the memory that running and chosen requests may need, ``needed`` the memory that
-    the chosen requests need now. Both are compared with the current room, because locking a prefix
-    makes it unavailable for eviction. ``inputs`` and ``chunk`` (None: no chunking) are the tokens
-    that the pass may still compute. Source: ``managers/schedule_policy.py``, class PrefillAdder.
+    ``promised`` is the memory reserved for running and chosen requests, and ``needed`` the memory
+    that the chosen requests need now, both in tokens. They are compared with the memory that is
+    free or evictable at that moment, because locking a prefix makes it unavailable for eviction.
+    ``inputs`` and ``chunk`` are the numbers of tokens that the pass may still compute; a ``chunk``
+    of None means no chunking. Source: class PrefillAdder in ``managers/schedule_policy.py``.
     """
 
     def __init__(self, state: LoopState, delayer: PrefillDelayer | None = None) -> None:
@@ -38,7 +39,7 @@ class PrefillAdder:
         self.rules = rules
         self.delayer = delayer
         total = 0.0
-        for r in running:  # sum() compensates rounding since Python 3.12, the engine does not
+        for r in running:  # sum() compensates for rounding since Python 3.12; the engine does not
             total += self.promise(r)
         self.promised = decodes + total
         self.needed = decodes
@@ -46,19 +47,19 @@ class PrefillAdder:
         self.chunk = config.chunk - decodes if config.chunk > 0 else None
         self.can: list[Req] = []
         self.chunked: Req | None = None
-        # With this policy other requests are admitted beside one unfinished prompt.
+        # This policy admits other requests in the same pass as an unfinished prompt.
         self._cuts_one = config.schedule_policy == "shortest-prefill-first"
         self._continues = False
         self._lasting: list[tuple[float, int]] | None = None
 
     def promise(self, r: Req) -> float:
-        """Return the tokens promised to the running request ``r``."""
+        """Return the number of tokens reserved for the running request ``r``."""
         share = 1.0 if r.ignore_eos and self.rules.promises_fixed else self.ratio
         return min(r.max_new - r.out, self.clip) * share
 
     @property
     def verdict(self) -> AddReqResult:
-        """Result of the budgets alone."""
+        """Result of the token budgets, for any candidate."""
         if not (self.left > 0 and self.memory.room - self.needed > 0):
             return AddReqResult.NO_TOKEN
         if self.inputs <= 0 or (self.chunk is not None and self.chunk <= 0):
@@ -68,13 +69,13 @@ class PrefillAdder:
     def continue_chunked(self, r: Req, most: int | None = None) -> None:
         """Compute the next chunk of ``r``, whose prompt is partly done, without an admission test.
 
-        ``most`` caps the chunk if the queue order lets shorter prompts use the rest of the budget.
-        No memory is reserved for the rest of the prompt, and the chunk may exceed the unpromised
+        ``most`` limits the chunk if the queue order leaves the rest of the budget to shorter
+        prompts. No memory is reserved for the rest of the prompt, and the chunk may use reserved
         memory. Decodes between the chunks can therefore exhaust the memory and crash the engine.
         """
         assert self.chunk is not None
         if self.delayer and self.rules.bounds_delays:
-            self.delayer.allows(len(self.running))  # the answer is ignored
+            self.delayer.allows(len(self.running))  # the engine ignores the result
         limit = min(self.chunk, int(self.left))
         if limit <= 0:
             limit = self.chunk
@@ -88,10 +89,12 @@ class PrefillAdder:
         self._take(r, min(todo, limit), cut=self._continues)
 
     def add(self, r: Req) -> AddReqResult:
-        """Admit the head of the queue, whole or its first chunk, if the budgets allow it.
+        """Add ``r``, the head of the queue, to the pass if the budgets allow it: its prompt or a
+        first chunk.
 
-        A candidate must fit with its whole prompt and output, even if only a chunk is computed now.
-        The test counts the tokens that it may still emit; the charge counts its whole output limit.
+        The memory must suffice for the whole prompt and output of ``r``, even if the pass computes
+        only a chunk. The test counts the tokens that ``r`` may still emit, but the budget is
+        charged with its whole output limit.
         """
         prefix, node = self.memory.match(r, r.max_cached_tokens)
         r.looked, r.matched = r.fill, prefix
@@ -113,7 +116,7 @@ class PrefillAdder:
         return self.verdict
 
     def find_wait_reason(self, r: Req, admission: AddReqResult) -> WaitReason:
-        """Return why ``r``, the first request not admitted, has to wait."""
+        """Return the reason why ``r``, the first request not admitted, has to wait."""
         if admission is AddReqResult.OTHER:
             return "rule" if self._delayed() else "budget"
         fits = self.memory.round_up(r.fill) <= self.memory.room - self.needed
@@ -124,7 +127,7 @@ class PrefillAdder:
 
     @property
     def left(self) -> float:
-        """Number of tokens of memory that are not promised to requests."""
+        """Number of free or evictable tokens that are not reserved."""
         return self.memory.room - self.promised
 
     def _admit(self, r: Req, prefix: int) -> int | AddReqResult:
@@ -144,10 +147,11 @@ class PrefillAdder:
         return tokens if tokens > 0 else AddReqResult.OTHER
 
     def _add_lasting(self, r: Req) -> AddReqResult:
-        """Admit a request that emits all its tokens, when there is no prefix cache.
+        """Add a request that ignores the end-of-sequence token, when prefix caching is off.
 
-        Requests are assumed to end in the order of their remaining tokens. At each end the memory
-        must suffice for the tokens that all requests still running have emitted by then.
+        The test assumes that requests end in the order of their remaining tokens. Whenever a
+        request ends, the memory must suffice for the tokens that all requests still running have
+        emitted by that time.
         """
         paged = self.memory.round_up(r.fill) + (
             self.memory.page_size if self.rules.page_to_spare else 0
@@ -174,10 +178,12 @@ class PrefillAdder:
         return self.verdict
 
     def _foresee(self, r: Req) -> None:
-        """Insert ``r`` into the list of (remaining tokens, tokens then freed), sorted by the first.
+        """Insert ``r`` into the list of pairs (remaining tokens, tokens freed at the end of the
+        request).
 
-        The first such candidate of a pass builds the list. A later candidate that emits more than
-        all others is inserted before the last entry: an off-by-one error of the engine.
+        The list is sorted by remaining tokens; the first such candidate of a pass builds it. If a
+        later candidate has more remaining tokens than all others, it is inserted before the last
+        entry, which is an off-by-one error of the engine.
         """
         if self._lasting is None:
             entries = [self._entry(x) for x in (r, *self.running, *self.can)]
@@ -195,8 +201,8 @@ class PrefillAdder:
     def _take(self, r: Req, tokens: int, *, cut: bool) -> None:
         """Choose ``r`` with ``tokens`` prefill tokens and charge the budgets.
 
-        Each request is charged one more page. Its output is charged only with the end of its
-        prompt.
+        Each request is charged one additional page. Its output is charged only when the chunk
+        completes its prompt.
         """
         r.end = r.prefix + tokens
         self.can.append(r)
@@ -211,12 +217,12 @@ class PrefillAdder:
 
 
 def preempt_for(state: LoopState, adder: PrefillAdder, r: Req) -> list[Req]:
-    """Preempt less urgent requests until ``r`` has the memory it lacks; return them sorted by id.
+    """Preempt less urgent requests until ``r`` has enough memory; return the victims sorted by id.
 
-    If that memory cannot be freed, no request is preempted. The least urgent goes first, among
-    equals the last queued. The prompt of ``r`` counts with its length when a pass last considered
-    ``r``, or 0 if none did; the engine then frees too little to admit it. The engine stores victims
-    in an unordered set.
+    If too little memory can be freed, no request is preempted. The least urgent request is
+    preempted first, among equals the last queued. The engine uses the length of ``r`` at the last
+    prefill pass that considered it, which is 0 if none did; it then frees too little memory to
+    admit ``r``. The engine stores the victims in an unordered set, so their order is not defined.
     """
     config, running = state.config, state.running
     lacking = r.looked - r.matched + min(r.max_new, adder.clip) - adder.left

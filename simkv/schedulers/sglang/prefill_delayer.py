@@ -1,7 +1,7 @@
-"""Delay of prompts until more can be prefilled together: ``--enable-prefill-delayer``.
+"""``--enable-prefill-delayer``: delay prompts until more of them can be prefilled together.
 
-Source: ``managers/prefill_delayer.py`` of the wheels. The agreement between ranks of dp attention
-is not modelled.
+Source: ``managers/prefill_delayer.py`` of the wheels. The negotiation between ranks of
+data-parallel attention is not modelled.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from collections.abc import Hashable
 from simkv.schedulers.sglang.config import SglangConfig
 from simkv.schedulers.sglang.loop_state import LoopState
 
-#: Number of recent prefill attempts that are remembered.
+#: Number of recent prefills whose sizes are stored.
 REMEMBERED_ATTEMPTS = 16
-#: Default maximum delay because of a short queue, in milliseconds.
+#: Default maximum delay due to a short queue, in milliseconds.
 DEFAULT_MAX_DELAY_MS = 5000.0
 
 
 class PrefillDelayer:
-    """Decision, once per pass, whether prompts may be prefilled now.
+    """Decision of each pass whether prompts may be prefilled now.
 
-    Prompts wait while fewer rows are free than the largest of the recent prefills had requests
-    (``sizes``), or while the queue is shorter than a share of the running requests. They do not
-    wait the first time, or while the used share of the pool is below the low watermark, or for more
-    than ``max_delay_passes`` passes. ``passes`` counts the passes delayed since the time ``since``
-    (s).
+    Prompts wait in two cases: fewer rows are free than the largest of the recent prefills had
+    (``sizes``), or the queue is shorter than a fraction of the running requests. They do not wait
+    in the first pass, while the used fraction of the pool is below the low watermark, or for more
+    than ``max_delay_passes`` passes. ``passes`` is the number of delayed passes since the time
+    ``since`` (s).
     """
 
     def __init__(self, state: LoopState) -> None:
@@ -46,7 +46,9 @@ class PrefillDelayer:
         self._usage = (pool - state.memory.room) / pool
 
     def allows(self, running: int) -> bool:
-        """Return whether prompts may be prefilled in this pass, with ``running`` requests."""
+        """Return whether this pass may prefill prompts, given the number of ``running``
+        requests.
+        """
         free = self.config.rows - running
         self._attempted = max(self._attempted, min(max(self._waiting, 1), max(free, 1)))
         if self._allows is None:
@@ -56,8 +58,8 @@ class PrefillDelayer:
         return self._allows
 
     def end(self, taken: int, prompts: int) -> None:
-        """End the pass, whose batch has ``taken`` rows, including ``prompts`` prompts."""
-        if self._allows is None:  # no request could have been delayed
+        """End the pass; its batch has ``taken`` rows, of which ``prompts`` are prompts."""
+        if self._allows is None:  # there was no request to delay
             self.passes = 0
         if self.state.rules.bounds_delays:
             if size := taken or self._attempted:
@@ -84,7 +86,7 @@ class PrefillDelayer:
         return True
 
     def _queue_is_short(self, running: int) -> bool:
-        """Return whether prompts wait for a longer queue and the maximum delay has not passed."""
+        """Return whether prompts wait because the queue is short; False after the maximum delay."""
         config, share = self.config, self.config.prefill_delayer_queue_min_ratio
         if share is None or not running:
             return False

@@ -24,7 +24,8 @@ class PrefillPass:
         self.delayer = PrefillDelayer(state) if state.config.enable_prefill_delayer else None
 
     def run(self, noted: Batch) -> ScheduleBatch | None:
-        """Sort the queue, admit its head and allocate memory. Raises EngineCrash.
+        """Sort the queue, admit requests from its head and allocate their memory. Raises
+        EngineCrash.
 
         Records skipped and preempted requests in ``noted``.
         """
@@ -70,12 +71,14 @@ class PrefillPass:
         return batch
 
     def ranks(self) -> Hashable:
-        """Return the queueing order of all requests and the lengths that the last pass saw."""
+        """Return the queueing order of all requests and their lengths at the last pass."""
         live = sorted(self.state.live.values(), key=lambda r: r.entry)
         return tuple((r.id, r.looked, r.matched) for r in live)
 
     def _looks_at_queue(self) -> bool:
-        """Return whether the pass has candidates; a partly computed prompt always is one."""
+        """Return whether the pass has candidates; a partly computed prompt is always a
+        candidate.
+        """
         state, running = self.state, self.state.running
         if state.config.preempts or (not running.rows and state.rules.empty_opens):
             running.full = False
@@ -123,7 +126,7 @@ class PrefillPass:
         return passed
 
     def _make_way(self, adder: PrefillAdder, r: Req, noted: Batch) -> bool:
-        """Preempt less urgent requests for ``r``; return whether any were preempted."""
+        """Preempt less urgent requests in favor of ``r``; return whether any were preempted."""
         gone = preempt_for(self.state, adder, r) if self.state.config.preempts else []
         for victim in gone:
             noted.preempt(victim.id, r.id)
@@ -131,7 +134,7 @@ class PrefillPass:
         return bool(gone)
 
     def _put_back(self, noted: Batch, *, lost: bool = False) -> None:
-        """Queue the preempted requests again, or drop them if ``lost``."""
+        """Queue the preempted requests again; drop them instead if ``lost``."""
         for r in self.preempted_requests:
             if lost:
                 noted.lost.append(r.id)
@@ -140,7 +143,9 @@ class PrefillPass:
                 self.state.queue(r)
 
     def _candidates(self, adder: PrefillAdder, passed: list[Req]) -> Iterator[Req]:
-        """Yield the queue from its head; requests whose adapter cannot run go to ``passed``."""
+        """Yield the requests of the queue in order; append requests whose adapter cannot run to
+        ``passed``.
+        """
         state = self.state
         if state.loras is None:
             yield from state.waiting
@@ -154,19 +159,22 @@ class PrefillPass:
                 passed.append(r)
 
     def _slots(self, holding: int = 0) -> int:
-        """Return the number of requests that a pass may choose; ``holding`` of them already have a
-        row."""
+        """Return the maximum number of requests that a pass may choose.
+
+        ``holding`` is the number of admitted requests that the pass continues; they do not count
+        against the maximum.
+        """
         most = self.state.config.rows
         return min(most - len(self.state.running.rows), most - len(self.state.admitted) + holding)
 
     def _mix(self, batch: ScheduleBatch) -> None:
         """Add the decodes of all running requests to this prefill step if they fit.
 
-        Older releases do not check this and crash if they do not fit. Raises EngineCrash.
+        Older releases do not test whether they fit and crash if they do not. Raises EngineCrash.
         """
         state, running, full = self.state, self.state.running, self.state.running.full
         if not drop_ending_rows(state):
-            running.full = full  # finished requests do not clear the flag here
+            running.full = full  # finished requests do not clear the batch-full flag here
         if not running.rows:
             return
         if not state.rules.mixes_if_it_fits or state.memory.fits(running.rows):
@@ -186,7 +194,7 @@ def _asks_logprobs(state: LoopState, batch: ScheduleBatch) -> bool:
 
 
 def _fewest_free(state: LoopState) -> int:
-    """Return how many rows must be free before requests are admitted beside running ones."""
+    """Return the number of rows that must be free to admit requests while others run."""
     asked, rows = state.config.min_free_slots_delay or 0, state.config.rows
     if state.rules.caps_free_slots:
         most = min(4, max(2, (rows + 5) // 6)) if rows >= 8 else 0

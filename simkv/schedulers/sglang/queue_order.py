@@ -14,11 +14,12 @@ from simkv.schedulers.sglang.config import SchedulePolicy
 from simkv.schedulers.sglang.loop_state import LoopState
 from simkv.schedulers.sglang.memory import Req
 
-#: Maximum queue length for prefix matching; lpm and hrrn use fcfs order for longer queues.
+#: Maximum queue length for prefix matching; for longer queues, lpm and hrrn use fcfs order.
 MATCH_MAX = 128
-#: Number of passes without matching between two refreshes of the queue head's cached prefixes.
+#: The cached prefixes at the head of the queue are refreshed after this number of passes without
+#: matching.
 REFRESH_INTERVAL = 32
-#: Policies that do not use the cache; without a cache the others become fcfs.
+#: Policies that do not use the cache; without prefix caching, all other policies become fcfs.
 CACHE_UNAWARE_POLICIES = ("fcfs", "lof", "routing-key")
 
 
@@ -26,23 +27,22 @@ class QueueOrder:
     """Sorting of the waiting queue; each pass starts from the order of the previous pass.
 
     - ``fcfs``: no sorting, so a retracted request stays behind earlier arrivals.
-    - ``lof``: longest possible output first. fcfs and lof sort by priority first if priorities are
-      on.
-    - ``routing-key``: requests with the most frequent key among running requests first.
+    - ``lof``: longest output limit first. If priorities are enabled, fcfs and lof sort by priority
+      first.
+    - ``routing-key``: the routing key of most running requests first.
     - ``lpm``: longest cached prefix first.
     - ``hrrn``: highest ratio of waiting time to uncached prompt tokens first; waiting time is
       measured in tokens that the engine has processed.
     - ``shortest-prefill-first``: fewest uncached tokens first.
     - ``dfs-weight``: depth-first order of the radix tree, the child with the most requests first.
 
-    lpm, hrrn and shortest-prefill-first move a request to the back, for this pass, if it has few
-    cached tokens and another waiting request starts with the same tokens (``check`` and
-    ``deprioritize`` are the thresholds in tokens). Source: ``managers/schedule_policy.py``, class
-    SchedulePolicy.
+    lpm, hrrn and shortest-prefill-first deprioritize a request for one pass if fewer than ``check``
+    of its tokens are cached and another waiting request starts with the same ``deprioritize``
+    tokens. Source: ``managers/schedule_policy.py``, class SchedulePolicy.
 
-    With ``aging`` (sgl-project/sglang#31723) lpm adds that number of cached tokens for each pass
-    that a request has spent in the queue, so that a request without cached tokens is not last
-    forever. A retraction does not reset the count.
+    With ``aging`` (sgl-project/sglang#31723), lpm adds ``aging`` tokens to the cached prefix of a
+    request for each pass that it has spent in the queue, so that requests without cached tokens do
+    not starve. A retraction does not reset the number of passes.
     """
 
     def __init__(self, state: LoopState) -> None:
@@ -58,7 +58,7 @@ class QueueOrder:
         self.fcfs_passes = 0
 
     def sort(self) -> None:
-        """Sort the queue in place and refresh the cached prefixes it matches."""
+        """Sort the queue in place and refresh the cached prefixes that the order depends on."""
         waiting = self.state.waiting
         if self.aging:
             for r in waiting:
@@ -89,7 +89,9 @@ class QueueOrder:
         return r in demoted, r.work, r.entry
 
     def _by_weight(self, waiting: list[Req]) -> None:
-        """Sort by post-order traversal of the tree, the child with the most requests first."""
+        """Sort the queue by a post-order traversal of the tree that visits the child with the most
+        requests first.
+        """
         ends: dict[RadixNode, list[Req]] = {}
         weights: Counter[RadixNode] = Counter()
         tree = self.state.memory.tree
@@ -111,7 +113,7 @@ class QueueOrder:
             stack += [(child, False) for child in reversed(children)]
 
     def _without_matching(self, waiting: list[Req]) -> None:
-        """Sort by priority if enabled, then by arrival, longest possible output or routing key."""
+        """Sort by priority if enabled, then by arrival, output limit or routing key."""
         urgency, counts = self.state.urgency, self.state.config.enable_priority_scheduling
         if self.policy == "routing-key":
             self._by_key(waiting)
@@ -121,24 +123,24 @@ class QueueOrder:
             waiting.sort(key=lambda r: (urgency(r), r.entry))
 
     def _by_key(self, waiting: list[Req]) -> None:
-        """Sort by the frequency of the routing key among running requests; keep the order if none
-        has one."""
+        """Sort by the frequency of the routing key among running requests; no change if none has a
+        key.
+        """
         keys = Counter(r.routing_key or "" for r in self.state.running.rows)
         del keys[""]
         if keys:
             waiting.sort(key=lambda r: (-keys[key := r.routing_key or ""], key))
 
     def _match(self, waiting: Sequence[Req]) -> set[Req]:
-        """Record the cached tokens of every request; return the requests that should wait for
-        another."""
+        """Record the cached tokens of every request; return the requests to deprioritize."""
         demoted: set[Req] = set()
         beginnings: set[tuple[Segment, ...]] = set()
         for r in waiting:
             matched, r.ended = self.state.memory.match(r, r.fill)
             r.hit = min(matched, r.max_cached_tokens)
             if matched <= self.check and r.fill >= self.deprioritize:
-                # Two requests share at least `deprioritize` tokens iff their first `deprioritize`
-                # tokens are equal.
+                # Two requests share at least `deprioritize` tokens if and only if their first
+                # `deprioritize` tokens are equal.
                 beginning = r.content.slices(0, self.deprioritize)
                 if beginning in beginnings:
                     demoted.add(r)
@@ -147,7 +149,7 @@ class QueueOrder:
         return demoted
 
     def _refresh(self, waiting: Sequence[Req]) -> None:
-        """Periodically refresh the cached prefixes of the queue's head, the first request last."""
+        """At intervals, refresh the cached prefixes of the requests at the head of the queue."""
         if self.state.memory.tree is None or not waiting or not self.state.rules.refreshes:
             return
         if self.fcfs_passes % REFRESH_INTERVAL == 0:
@@ -156,9 +158,11 @@ class QueueOrder:
         self.fcfs_passes += 1
 
     def limit(self, chunked: Req, budget: int) -> int | None:
-        """Return the chunk size that leaves room for shorter prompts (shortest-prefill-first).
+        """Return the maximum chunk size that leaves budget for shorter prompts
+        (shortest-prefill-first).
 
-        ``budget`` is the number of tokens that the pass may compute; None means no limit.
+        ``budget`` is the number of tokens that the pass may compute. Returns None if the chunk is
+        not limited.
         """
         page, reserved = self.state.memory.page_size, 0
         if self.policy != "shortest-prefill-first" or budget < 2 * page:
@@ -171,7 +175,7 @@ class QueueOrder:
         return (budget - reserved) // page * page if reserved else None
 
     def fingerprint(self) -> Hashable:
-        """Return the state, apart from the queue, that determines the next order."""
+        """Return all state, except the queue itself, that determines the next order."""
         tree = self.state.memory.tree
         siblings = tree.order() if tree and self.policy == "dfs-weight" else None
         return self.fcfs_passes % REFRESH_INTERVAL, siblings

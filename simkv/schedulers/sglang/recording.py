@@ -13,7 +13,7 @@ from simkv.schedulers.sglang.config import SglangConfig
 if TYPE_CHECKING:
     from simkv.schedulers.sglang.scheduler import SglangScheduler
 
-#: Names that recordings use for options, by option.
+#: Names of options in recordings, by option.
 RECORDED_KNOB_NAMES = {
     "schedule_policy": "policy",
     "init_new_token_ratio": "init_new_token_ratio_base",
@@ -21,12 +21,12 @@ RECORDED_KNOB_NAMES = {
     "in_batch_prefix_caching_check_threshold": "in_batch_prefix_check_threshold",
     "in_batch_prefix_caching_deprioritize_threshold": "in_batch_prefix_deprioritize_threshold",
 }
-#: Switches that recordings store inverted.
+#: Boolean options that recordings store inverted.
 INVERTED_KNOBS = {"disable_radix_cache": "radix_cache", "disable_overlap_schedule": "overlap"}
 
 
 def _config(header: RecordingLine) -> SglangConfig:
-    """Read the config; options missing in an older recording have their defaults."""
+    """Read the config of a recording; options missing in an older recording get their defaults."""
     recorded = header["config"]
     knobs: RecordingLine = {}
     for knob in (field.name for field in fields(SglangConfig)):
@@ -52,7 +52,7 @@ def _knobs(config: SglangConfig) -> RecordingLine:
 
 
 def _prompt(request: RecordingLine) -> Prompt:
-    """Read a prompt with the client's output limit, not yet clipped."""
+    """Read a prompt with the client's output limit, before the scheduler clips it."""
     return Prompt(
         id=request["id"],
         prompt_tokens=request["prompt_tokens"],

@@ -1,4 +1,4 @@
-"""Arrival of requests and aborts at SGLang's loop."""
+"""Arrival of requests and aborts at SGLang's scheduler loop."""
 
 from __future__ import annotations
 
@@ -10,29 +10,30 @@ from simkv.core.scheduler_protocol import BatchKind
 from simkv.schedulers.sglang.loop_state import LoopState
 from simkv.schedulers.sglang.memory import Req
 
-#: Weight of a turn after a batch other than a decode; after a decode or none it is 1.
+#: Weight of an iteration after a batch other than a decode; after a decode or no batch it is 1.
 PREFILL_WEIGHT = 1000
 
 
 class Receiver:
-    """Messages not received yet: prompts, and the ids of aborted requests.
+    """Messages that the loop has not received: prompts, and ids of aborted requests.
 
-    Every turn of the loop adds a weight to a counter: 1 if the previous batch was a decode or if
+    Every iteration of the loop adds a weight to a counter: 1 if the previous batch was a decode or
     there was none, otherwise 1000. When the counter reaches ``--scheduler-recv-interval``, the loop
-    receives all messages, and the counter restarts from 0. Source: ``scheduler_recv_skipper.py`` of
-    the wheel.
+    receives all messages and resets the counter to 0. Source: ``scheduler_recv_skipper.py`` of the
+    wheel.
     """
 
     def __init__(self, interval: int) -> None:
         self.interval = interval
-        #: Whether every turn receives, so that no message stays unread.
+        #: Whether every iteration receives messages, so that no message is delayed.
         self.always = interval == 1
         self.counter = 0
         self.unread: list[Prompt | int] = []
 
     def receive(self, last: BatchKind | None) -> list[Prompt | int]:
-        """Begin a turn after a batch of kind ``last``; return the received messages in arrival
-        order."""
+        """Begin an iteration after a batch of kind ``last``; return the received messages in
+        arrival order.
+        """
         self.counter += 1 if last in (None, "decode") else PREFILL_WEIGHT
         if self.counter < self.interval:
             return []
@@ -42,7 +43,7 @@ class Receiver:
 
     @property
     def prompts(self) -> list[int]:
-        """Ids of the requests not received yet."""
+        """Ids of the requests that the loop has not received yet."""
         return [m.id for m in self.unread if isinstance(m, Prompt)] if self.unread else []
 
     def quiet(self, most: int) -> int:
@@ -50,16 +51,16 @@ class Receiver:
         return min(most, self.interval - self.counter) if self.unread else most
 
     def skip(self, steps: int) -> None:
-        """Count ``steps`` turns after decodes that receive nothing."""
+        """Count ``steps`` iterations after decodes in which no message is received."""
         self.counter = (self.counter + steps) % self.interval
 
 
-#: Prompt computed in place of a rejected request.
+#: Prompt that the engine computes in place of a rejected request.
 REJECTED_PROMPT = (Segment("refused", 0, 1),)
 
 
 class RequestIntake:
-    """Intake of requests and aborts at the loop's checks."""
+    """Handling of the requests and aborts that the loop receives."""
 
     def __init__(self, state: LoopState) -> None:
         self.state = state
@@ -87,11 +88,12 @@ class RequestIntake:
                 self._drop(message)
 
     def _take(self, prompt: Prompt) -> None:
-        """Queue a request; clip its output limit to the room beside its prompt in the pool.
+        """Queue a request, with its output limit clipped to the pool size minus the prompt.
 
-        A prompt of at least the pool's size less 6 tokens is truncated after that limit is
-        computed, or rejected. A rejected request waits as a prompt of one token whose answer is the
-        error. A request for log probabilities from beyond its end is rejected in the same way.
+        After the limit is computed, a prompt of at least the pool size minus 6 tokens is truncated
+        or rejected, depending on ``allow_auto_truncate``. A rejected request stays in the queue as
+        a prompt of one token, and its first token reports the error. A request is rejected in the
+        same way if it asks for log probabilities of tokens beyond its end.
         """
         config, page = self.state.config, self.state.config.page_size
         pool, length, most = config.max_total_num_tokens, prompt.prompt_tokens, prompt.max_tokens
@@ -112,11 +114,11 @@ class RequestIntake:
         self.state.queue(req)
 
     def _drop(self, request_id: int) -> None:
-        """Abort a request whose client disconnected, as AbortReq does.
+        """Abort a request whose client disconnected, as ``AbortReq`` does.
 
-        A waiting request leaves the queue and a partly computed prompt is freed, both at once. A
-        running request computes one more token and is then freed; neither that token nor its end is
-        reported.
+        A waiting request leaves the queue at once. A partly computed prompt is freed at once. A
+        running request computes one more token before it is freed; neither this token nor the end
+        of the request is reported.
         """
         state = self.state
         req = state.live.get(request_id)

@@ -1,14 +1,15 @@
-"""SGLang's scheduler: prefill first, memory promised by a ratio, retraction when memory runs out.
+"""SGLang's scheduler: it prefills first, reserves memory by a ratio, and retracts requests when
+memory runs out.
 
 Source: the PyPI wheels ``sglang``, ``managers/scheduler.py`` and the modules it calls; ``versions``
-lists the differences between releases. Models one rank, also of dp attention (the ranks step
-together: ``sim/fleet/data_parallel_lockstep.py``). Speculative decoding, grammars, images, sliding
-windows and disaggregation are not modelled.
+lists the differences between releases. The scheduler models one rank; with data-parallel attention,
+``sim/fleet/data_parallel_lockstep.py`` steps the ranks together. Speculative decoding, grammars,
+images, sliding windows and disaggregation are not modelled.
 
-This module runs one turn of the loop. Its parts are ``request_intake`` (arrivals and aborts),
+This module runs one iteration of the loop. Its parts are ``request_intake`` (arrivals and aborts),
 ``prefill_pass`` (with ``queue_order``, the admission of ``prefill_adder`` and the adapters of
-``lora``), ``decode_step`` (with retraction) and ``batch_results``. They share ``loop_state``, and
-``memory`` owns the pool.
+``lora``), ``decode_step`` (with retraction) and ``batch_results``. All parts share ``loop_state``;
+``memory`` has the token pool.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from simkv.schedulers.sglang.versions import RULES, SglangRules
 class SglangScheduler:
     """SGLang's loop body, split into ``schedule`` (next batch) and ``complete`` (its results).
 
-    ``memory`` replaces the pool that the config describes, for example with a pool that records the
-    pages of each request.
+    ``memory`` replaces the token pool of the config, for example with a pool that records the pages
+    of each request.
     """
 
     def __init__(
@@ -62,7 +63,9 @@ class SglangScheduler:
         self.intake.add(prompt)
 
     def abort(self, request_id: int) -> None:
-        """Record that the client disconnected; the loop receives this like a request."""
+        """Record that the client disconnected; the loop receives this message like a new
+        request.
+        """
         self.intake.abort(request_id)
 
     # ------------------------------------------------------------------ one step
@@ -124,7 +127,7 @@ class SglangScheduler:
                 state.running.rows += last.rows
                 state.running.prefill_only &= last.prefill_only
             elif last.rows:
-                state.running = last  # the old batch-full flag is lost
+                state.running = last  # the batch-full flag of the old batch is lost
         going_on = [r for r in state.running.rows if not r.finished]
         if state.rules.drops_finished or (state.running.prefill_only and not going_on):
             state.running.keep(going_on)
@@ -153,7 +156,7 @@ class SglangScheduler:
         return decode_leap.skip(self.state, steps)
 
     def _rest(self) -> int:
-        """Return the number of further turns that only count down to the next prefill."""
+        """Return the number of further iterations that only count down to the next prefill."""
         state, interval = self.state, self.interval
         alone = not (state.running.rows or state.last or state.flights or interval.least)
         return interval.left if alone and state.why == "rule" else 0
@@ -179,7 +182,9 @@ class SglangScheduler:
         return self.state.memory.room // self.config.page_size
 
     def waiting_ids(self) -> list[int]:
-        """Return the ids in the queue, as last sorted, then the ids not received yet."""
+        """Return the ids in the queue, in the order of the last sort, then the ids not received
+        yet.
+        """
         return [r.id for r in self.state.waiting] + self.intake.receiver.prompts
 
     def decode_ids(self) -> list[int]:
@@ -190,10 +195,10 @@ class SglangScheduler:
         return [r.id for r in rows if not r.finished]
 
     def running_ids(self) -> list[int]:
-        """Return the ids of the decode batch, then of all other requests that hold a row.
+        """Return the ids of the decode batch, then of all other admitted requests.
 
-        The others are the request with a partly computed prompt and requests whose last token is in
-        flight.
+        The others are the request with a partly computed prompt, and requests whose last token is
+        in flight.
         """
         decoding, admitted = self.decode_ids(), self.state.admitted
         if len(decoding) == len(admitted):
@@ -202,8 +207,9 @@ class SglangScheduler:
         return decoding + [i for i in admitted if i not in seen]
 
     def blocks_held(self) -> Mapping[int, int]:
-        """Return the number of pages held by each admitted request that has not ended or been
-        retracted."""
+        """Return the number of pages held by each admitted request, except ended and retracted
+        ones.
+        """
         page, memory = self.config.page_size, self.state.memory
         return {r.id: memory.round_up(r.kv) // page for r in self.state.admitted.values()}
 

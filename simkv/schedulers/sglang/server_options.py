@@ -1,5 +1,5 @@
-"""Options of ``sglang.launch_server``: conversions to fields of a scenario, and options without a
-model.
+"""Options of ``sglang.launch_server``: conversions to scenario fields, and options that are not
+modelled.
 
 ``server_options.json`` lists the options of the wheels 0.5.15 to 0.5.23 (``srt/server_args.py``).
 """
@@ -11,7 +11,8 @@ from typing import Any
 
 from simkv.core.server_options import FieldValues, LaunchOptions, NotModelled, RankOptions
 
-#: Weight formats of ``--quantization``; checkpoints in other formats state their own.
+#: Weight formats that ``--quantization`` can set; for other formats, the checkpoint's config states
+#: the format.
 QUANTIZED = {"fp8": "fp8", "w8a8_fp8": "fp8", "modelopt": "fp8", "modelopt_fp8": "fp8"}
 QUANTIZED |= {"modelopt_fp4": "nvfp4", "mxfp4": "mxfp4"}
 QUANTIZED |= dict.fromkeys(("awq", "awq_marlin", "gptq", "gptq_marlin"), "int4")
@@ -47,9 +48,10 @@ def _kv(name: Any) -> FieldValues:
 
 
 def place_ranks(ranks: RankOptions) -> Mapping[str, Any]:
-    """Return hardware, fleet and ranks of dp attention, whose ``tp`` GPUs are those of all ranks.
+    """Return the hardware, fleet and data-parallel fields for the launcher's ranks.
 
-    Without dp attention each of ``dp`` replicas has ``tp`` GPUs.
+    With data-parallel attention, the ``tp`` GPUs are shared by all ranks. Without it, each of the
+    ``dp`` replicas has ``tp`` GPUs.
     """
     found: dict[str, Any] = {"hardware.tp": ranks.tp}
     ep = ranks.options.get("--ep-size")

@@ -15,7 +15,8 @@ from simkv.schedulers.sglang.versions import RULES, VARIANTS, find_variant
 
 
 def _build(config: SglangConfig, **given: Any) -> Scheduler:
-    from simkv.schedulers.sglang.scheduler import SglangScheduler  # imported on use
+    # imported only if this engine runs
+    from simkv.schedulers.sglang.scheduler import SglangScheduler
 
     return SglangScheduler(config, **given)
 
@@ -30,9 +31,9 @@ def _with_tables(config: SglangConfig) -> TabledScheduler:
 
 
 def _too_long(config: SglangConfig, prompt_tokens: int) -> str | None:
-    """Return why a prompt that is too long for the pool is rejected; None if it is accepted.
+    """Return the reason to reject a prompt that is too long for the pool; None if it is accepted.
 
-    The rule is in ``request_intake.py``.
+    ``request_intake.py`` has the rule.
     """
     pool = config.max_total_num_tokens
     if prompt_tokens < pool - 6 or config.allow_auto_truncate:

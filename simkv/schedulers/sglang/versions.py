@@ -1,7 +1,7 @@
 """Releases of SGLang, and the rules of its scheduler that differ between them.
 
-Sources are files and names of the wheels on PyPI; a name without a file is in
-``managers/scheduler.py`` or ``managers/schedule_policy.py``.
+The sources given for each rule are files and names in the wheels on PyPI; a name without a file is
+in ``managers/scheduler.py`` or ``managers/schedule_policy.py``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _decode = partial(rule, "Decode steps")
 class SglangRules:
     """Rules that differ between releases; the defaults belong to the oldest release.
 
-    ``lacks`` are options that a release does not have.
+    ``lacks`` lists the options that a release does not have.
     """
 
     drops_finished: bool = _admission(
@@ -60,7 +60,7 @@ class SglangRules:
         "The flag is always set.",
         source="managers/schedule_policy.py",
         since="0.5.22",
-        # Only a deadlock shows which request sets the flag.
+        # Recordings show this rule only through a deadlock.
         needs=("page_to_spare",),
     )
     promises_fixed: bool = _admission(
@@ -156,7 +156,7 @@ class SglangRules:
     lacks: tuple[str, ...] = ()
 
 
-#: Options by the release that introduced them, newest first.
+#: Options by the release that introduced them, newest release first.
 RELEASED_KNOBS: Mapping[str, str] = {
     "prefill_decode_interval_min_bs": "0.5.23",
     "prefill_decode_interval": "0.5.20",
@@ -169,7 +169,7 @@ def _rules(release: str) -> SglangRules:
     return replace(rules_in(SglangRules, release), lacks=lacks)
 
 
-#: The rules of each variant: releases and unreleased changes.
+#: Rules of each variant; a variant is a release or an unreleased change.
 RULES: Mapping[str, SglangRules] = {
     NEWEST: _rules(NEWEST),
     "0.5.23-lpm-aging": replace(_rules("0.5.23"), lpm_aging=True),
@@ -181,7 +181,7 @@ OBSERVABLE_RULES = tuple(
     name for name, described in described_rules(SglangRules).items() if described.can_be_shown
 )
 
-#: Rules that the recordings of a release show, verified by flipping each of them.
+#: Rules that the recordings of a release show; each was verified by flipping it.
 RULES_SHOWN: Mapping[str, tuple[str, ...]] = {
     release: tuple(
         name
@@ -193,7 +193,7 @@ RULES_SHOWN: Mapping[str, tuple[str, ...]] = {
 
 
 def _release(name: str) -> Variant:
-    """Describe a release: its source and its changes."""
+    """Describe a release by its source and its rule changes."""
     older = RELEASES[RELEASES.index(name) + 1 :]
     changes = describe_changes(RULES[name], RULES[older[0]]) if older else ""
     source = f"PyPI sglang=={name}, managers/scheduler.py and schedule_policy.py"
@@ -210,7 +210,7 @@ VARIANTS: Mapping[str, Variant] = {
 
 
 def find_variant(name: str) -> str:
-    """Return the variant of a name; ``v0.5.23`` and ``0.5.23.post1`` are 0.5.23.
+    """Return the variant of a release name; ``v0.5.23`` and ``0.5.23.post1`` mean 0.5.23.
 
     Raises ValueError for an unknown name.
     """
