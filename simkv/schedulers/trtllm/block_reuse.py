@@ -1,8 +1,8 @@
 """Prefix caching in TensorRT-LLM: the tree of reusable blocks.
 
-Read at NVIDIA/TensorRT-LLM@b35ac1b64 (``kvCacheManager.cpp``, ``evictionPolicy.cpp``), the closest
-stored copy before the modelled revision. Models one attention window, one priority and no host
-memory; ``enable_partial_reuse`` and ``copy_on_partial_reuse`` have their defaults.
+Source: ``kvCacheManager.cpp`` and ``evictionPolicy.cpp`` of NVIDIA/TensorRT-LLM@b35ac1b64, the last
+available copy before the modelled revision. The model has one attention window, one priority and no
+host memory; ``enable_partial_reuse`` and ``copy_on_partial_reuse`` have their default values.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ Key = tuple[Segment, ...]
 
 
 class ReusableBlock:
-    """A block in the tree: ``key`` is its tokens; its ancestors hold the preceding tokens.
+    """A block in the tree: ``key`` is its tokens, and its ancestors hold the tokens before them.
 
-    ``by_start`` has the children by their first token, oldest first; only children with the same
-    first token have a common prefix.
+    ``by_start`` groups the children by their first token, oldest first, because only children with
+    the same first token have a common prefix.
     """
 
     __slots__ = ("block", "by_start", "children", "key", "parent")
@@ -35,12 +35,12 @@ class ReusableBlock:
         self.by_start: dict[tuple[str, int], dict[Key, ReusableBlock]] = {}
 
     def adopt(self, child: ReusableBlock) -> None:
-        """Add a child."""
+        """Add ``child`` to the children of this block."""
         self.children[child.key] = child
         self.by_start.setdefault(child.key[0][:2], {})[child.key] = child
 
     def drop(self, child: ReusableBlock) -> None:
-        """Remove a child."""
+        """Remove ``child`` from the children of this block."""
         del self.children[child.key]
         alike = self.by_start[child.key[0][:2]]
         del alike[child.key]
@@ -49,12 +49,12 @@ class ReusableBlock:
 
 
 class ReusingKvCache(KvCache):
-    """KV blocks with sharing between prompts with equal prefixes.
+    """KV blocks that prompts with equal prefixes share.
 
-    Free blocks are ordered by the time at which they became free. They stay in the tree until they
-    are allocated again; then all blocks below them leave the tree, too. ``_last`` maps each block
-    to the request it was last allocated to. The blocks of ``_spoilt`` requests are not cached on
-    release.
+    Free blocks are ordered by the time at which they became free. A free block stays in the tree
+    until it is allocated again; all its descendants then leave the tree too. ``_last`` maps each
+    block to the request that last allocated it. When a request in ``_spoilt`` frees its blocks,
+    they are not cached.
     """
 
     def __init__(self, num_blocks: int, tokens_per_block: int) -> None:
@@ -77,7 +77,8 @@ class ReusingKvCache(KvCache):
     # ------------------------------------------------------------------ queries before a step
 
     def waits(self, r: LlmRequest, coming: set[Hashable]) -> bool:
-        """Return whether the first block that ``r`` would compute is in ``coming``; if not, add it.
+        """Return whether the first block that ``r`` would compute is in ``coming``; if it is not,
+        add it to ``coming``.
 
         Source: ``_one_manager_beneficial_to_skip``.
         """
@@ -99,8 +100,9 @@ class ReusingKvCache(KvCache):
         return len(set(chain.from_iterable(tables[i] for i in lose)) - stay)
 
     def _first_new(self, r: LlmRequest) -> Hashable | None:
-        """Return the first full block of ``r`` that is not cached (``findNewContextBlock``), or
-        None."""
+        """Return the first full block of ``r`` that is not cached, or None
+        (``findNewContextBlock``).
+        """
         node = self._root
         for key in self._full(r, r.known):
             if key not in node.children:
@@ -111,10 +113,10 @@ class ReusingKvCache(KvCache):
     # ------------------------------------------------------------------ changes by a step
 
     def take(self, r: LlmRequest, count: int) -> None:
-        """Allocate blocks to ``r``.
+        """Allocate ``count`` blocks to ``r``.
 
-        If the last owner of a block is another request that holds blocks now (it lost this one in a
-        pause), that request is not cached on release.
+        The last owner of an allocated block may be a request that lost it in a pause and holds
+        other blocks now. The blocks of that request are not cached when it frees them.
         """
         for block in self.pool.take(r.id, count):
             if block in self._kept:
@@ -125,7 +127,8 @@ class ReusingKvCache(KvCache):
             self._last[block] = r.id
 
     def enter(self, r: LlmRequest) -> int:
-        """Allocate all blocks of a prompt and return the number of its tokens that have KV.
+        """Allocate all blocks of a prompt and return the number of prompt tokens found in the
+        cache.
 
         The last token is always computed. Source: ``loadOrAllocateBlocks``.
         """
@@ -159,7 +162,7 @@ class ReusingKvCache(KvCache):
         self._spoilt.discard(r.id)
 
     def fingerprint(self) -> Hashable:
-        """Return the state that determines later allocations."""
+        """Return all state that determines later allocations."""
         kept = [(n.block, n.key, n.parent and n.parent.block) for n in self._kept.values()]
         tables = sorted((i, tuple(table)) for i, table in self.pool.tables.items())
         last = sorted(self._last.items())
@@ -176,7 +179,8 @@ class ReusingKvCache(KvCache):
     def _best(self, node: ReusableBlock, key: Key) -> tuple[ReusableBlock | None, int]:
         """Return the child of ``node`` with the longest common prefix with ``key``, and its length.
 
-        Among equals the last stored is returned, as ``std::unordered_map`` usually iterates.
+        If several children are equal in this respect, the result is the last stored one, which
+        ``std::unordered_map`` usually visits first.
         """
         if key in node.children:
             return node.children[key], _length(key)
@@ -187,7 +191,8 @@ class ReusingKvCache(KvCache):
         return best, most
 
     def _part(self, r: LlmRequest, kept: ReusableBlock) -> None:
-        """Start a block of ``r`` from a cached block that matches only in part.
+        """Start a block of ``r`` from the cached block ``kept``, of which only the first tokens
+        match.
 
         If the cached block is an unused leaf, ``r`` takes it over; otherwise its content is copied
         to a new block.
@@ -199,7 +204,9 @@ class ReusingKvCache(KvCache):
         self.pool.share(r.id, [kept.block])
 
     def _keep(self, r: LlmRequest, keys: Sequence[Key]) -> None:
-        """Insert the blocks of ``r`` into the tree, from the first new one (``storeBlocks``)."""
+        """Insert the blocks of ``r`` into the tree, from the first block that is not in it
+        (``storeBlocks``).
+        """
         node = self._root
         for block, key in zip(self.pool.tables[r.id], keys, strict=False):
             if key not in node.children:
@@ -208,7 +215,9 @@ class ReusingKvCache(KvCache):
             node = node.children[key]
 
     def _drop(self, kept: ReusableBlock) -> None:
-        """Remove a block and its descendants from the tree; requests that hold them keep them."""
+        """Remove a block and its descendants from the tree; requests that hold these blocks keep
+        them.
+        """
         assert kept.parent is not None
         kept.parent.drop(kept)
         gone = [kept]
@@ -217,14 +226,16 @@ class ReusingKvCache(KvCache):
             gone.extend(one.children.values())
 
     def _full(self, r: LlmRequest, tokens: int) -> list[Key]:
-        """Return the keys of the full blocks of the first ``tokens`` tokens."""
+        """Return the keys of the full blocks in the first ``tokens`` tokens of ``r``."""
         keys, size, count = self._keys[r.id], self.tokens_per_block, tokens // self.tokens_per_block
         for at in range(len(keys), count):
             keys.append(self._contents[r.id].slices(at * size, (at + 1) * size))
         return keys[:count]
 
     def _pieces(self, r: LlmRequest, tokens: int) -> list[Key]:
-        """Return the keys of the first ``tokens`` tokens by block; the last may not be full."""
+        """Return the keys of the blocks in the first ``tokens`` tokens of ``r``; the last block may
+        be partial.
+        """
         rest = tokens % self.tokens_per_block
         last = [self._contents[r.id].slices(tokens - rest, tokens)] if rest else []
         return self._full(r, tokens) + last
@@ -235,7 +246,7 @@ def _length(key: Key) -> int:
 
 
 def _alike(one: Key, other: Key) -> int:
-    """Return the length of the common prefix in tokens."""
+    """Return the length in tokens of the common prefix of two keys."""
     tokens = 0
     for a, b in zip(one, other, strict=False):
         if a[:2] != b[:2]:

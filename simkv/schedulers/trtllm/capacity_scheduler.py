@@ -1,7 +1,7 @@
 """Policies of TensorRT-LLM's capacity scheduler (``PyCapacityScheduler``).
 
-Each policy is called in every step with all active requests in arrival order. There are never more
-of them than ``max_batch_size``, so that limit is not checked here.
+The scheduler calls its policy in every step with all active requests in arrival order. Their number
+never exceeds ``max_batch_size``, so the policies do not check this limit.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ class CapacityResult(NamedTuple):
     """Result of the capacity scheduler.
 
     - ``fits``: requests that may run.
-    - ``paused``: pairs of a paused request and the request that needs its blocks; None if the
-      paused request itself lacked blocks.
-    - ``why``: why the first request that may not run has to wait.
+    - ``paused``: pairs of a paused request and the request that needs its blocks (None if the
+      paused request itself lacks blocks).
+    - ``why``: reason why the first request that may not run has to wait.
     - ``skipped``: requests that wait for a block that another request is computing.
     """
 
@@ -31,10 +31,11 @@ class CapacityResult(NamedTuple):
 
 
 def no_evict(active: Sequence[LlmRequest], cache: KvCache, *, static: bool) -> CapacityResult:
-    """Return requests with blocks up to their last possible token (``GuaranteedNoEvict``).
+    """Return the requests that fit with all blocks up to their last possible token
+    (``GuaranteedNoEvict``).
 
-    The first request that does not fit blocks all behind it. A ``static`` batch admits no request
-    while any of its requests decodes.
+    The first request that does not fit blocks all later ones. If ``static``, no request is admitted
+    while any request decodes.
     """
     fits = [r for r in active if r.state != "context"]
     pending = [r for r in active if r.state == "context"]
@@ -56,12 +57,12 @@ def no_evict(active: Sequence[LlmRequest], cache: KvCache, *, static: bool) -> C
 
 
 def max_utilization(active: Sequence[LlmRequest], cache: KvCache) -> CapacityResult:
-    """Return requests with blocks for this step (``MaxUtilization``).
+    """Return the requests that fit with the blocks they need in this step (``MaxUtilization``).
 
-    If a request lacks blocks, the last started request is paused, possibly the request itself,
-    until it fits or no started request remains behind it. With block reuse, a request that is
-    considered again after such a pause is skipped, because its own first new block then counts as
-    coming.
+    If a request lacks blocks, started requests are paused, the last one first, until it fits or
+    none remains after it; the request itself can be paused. With block reuse, a request that is
+    considered again after such a pause is skipped: its own first new block is by then in the set of
+    blocks being computed.
     """
     fits: list[LlmRequest] = []
     paused: list[tuple[LlmRequest, LlmRequest | None]] = []

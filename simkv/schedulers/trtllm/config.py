@@ -26,8 +26,8 @@ VARIANTS: Mapping[str, Variant] = {
 class TrtllmConfig:
     """Options of TensorRT-LLM under the names of its LLM API.
 
-    The options of ``scheduler_config`` and ``kv_cache_config`` are flattened. Raises ValueError for
-    combinations that are invalid or not modelled.
+    The options of ``scheduler_config`` and ``kv_cache_config`` are fields of this class. Raises
+    ValueError for combinations that are invalid or not modelled.
     """
 
     name: Literal["trtllm"] = "trtllm"
@@ -98,6 +98,8 @@ class TrtllmConfig:
 
     @property
     def longest(self) -> int:
-        """Maximum number of tokens of a request: the smaller of ``max_seq_len`` and the pool."""
+        """Maximum number of tokens of a request: ``max_seq_len`` or the size of the pool, whichever
+        is smaller.
+        """
         pool = self.max_tokens_in_paged_kv_cache
         return pool if self.max_seq_len is None else min(self.max_seq_len, pool)

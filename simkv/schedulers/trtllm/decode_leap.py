@@ -1,4 +1,4 @@
-"""Leaps of TensorRT-LLM: several decode-only steps computed at once."""
+"""Leaps of TensorRT-LLM: a leap computes several decode-only steps at once."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from simkv.schedulers.trtllm.memory import KvCache
 
 
 def leap(rows: Sequence[LlmRequest], cache: KvCache, least: int, ahead: int, most: int) -> int:
-    """Return the number of steps in which ``rows`` decode without an end and with enough blocks.
+    """Return the number of steps, at most ``most``, in which ``rows`` decode without an end or a
+    lack of blocks.
 
-    At least ``least`` blocks must stay free. The loop sees an end ``ahead`` steps before it
-    happens.
+    At least ``least`` blocks must stay free. The loop processes the end of a request ``ahead``
+    steps before its last token.
     """
     for r in rows:
         most = min(most, r.new - r.generated - ahead)
@@ -28,7 +29,9 @@ def leap(rows: Sequence[LlmRequest], cache: KvCache, least: int, ahead: int, mos
 
 
 def skip(rows: Sequence[LlmRequest], cache: KvCache, steps: int) -> list[int]:
-    """Apply ``steps`` decode steps and return the free blocks after each decision."""
+    """Apply ``steps`` decode steps and return the number of free blocks after each scheduling
+    decision.
+    """
     growth = _growth(rows, cache, steps)
     free, left = [], cache.pool.free
     for step in range(1, steps + 1):
@@ -44,11 +47,13 @@ def skip(rows: Sequence[LlmRequest], cache: KvCache, steps: int) -> list[int]:
 
 
 def _growth(rows: Sequence[LlmRequest], cache: KvCache, steps: int) -> Counter[int]:
-    """Return how many requests take a block, by step; steps without growth are omitted."""
+    """Return, by step, the number of requests that take a block; steps without new blocks are
+    omitted.
+    """
     return Counter(step for r in rows for step in _borders(r, cache, steps))
 
 
 def _borders(r: LlmRequest, cache: KvCache, steps: int) -> range:
-    """Return the steps, of the next ``steps``, in which ``r`` takes a block."""
+    """Return the steps, among the next ``steps``, in which ``r`` takes a block."""
     size = cache.tokens_per_block
     return range(1 + -r.cached % size, steps + 1, size)

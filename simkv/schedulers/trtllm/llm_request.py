@@ -1,4 +1,6 @@
-"""State of a request in TensorRT-LLM (``LlmRequest``), as far as it affects decisions."""
+"""State of a request in TensorRT-LLM (``LlmRequest``), limited to the fields that affect scheduling
+decisions.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +9,16 @@ from typing import Literal
 
 from simkv.core.request import Prompt
 
-#: Stages: the prompt is computed; the request decodes; its last token by ``max_new`` is in flight.
+#: Stages of a request: computing its prompt; decoding; the last token that ``max_new`` allows is in
+#: flight.
 RequestStage = Literal["context", "generation", "to complete"]
 
 
 @dataclass(slots=True, eq=False)
 class LlmRequest:
-    """A request in the engine; all lengths in tokens.
+    """A request in the engine; all fields are in tokens.
 
-    - ``prompt``: tokens to compute; after a pause it includes the tokens emitted before.
+    - ``prompt``: tokens to prefill; after a pause it includes the tokens emitted before the pause.
     - ``new``: tokens that may still be emitted after ``prompt``; ``known``: prompt plus outputs.
     - ``position``: computed tokens of the prompt; ``chunk``: tokens to compute in this step.
     - ``reused``: leading prompt tokens taken from the prefix cache.
@@ -34,7 +37,9 @@ class LlmRequest:
 
     @classmethod
     def of(cls, prompt: Prompt, longest: int) -> LlmRequest:
-        """Build a new request, with ``max_tokens`` cut so that it stays within ``longest``."""
+        """Build a new request, with ``max_tokens`` reduced so that its total length is at most
+        ``longest``.
+        """
         tokens = prompt.prompt_tokens
         return cls(prompt.id, tokens, min(prompt.max_tokens, longest - tokens), tokens)
 
@@ -50,17 +55,17 @@ class LlmRequest:
 
     @property
     def first_chunk(self) -> bool:
-        """Whether none of its prompt is computed except reused tokens."""
+        """Whether the request has not started its prompt, apart from reused tokens."""
         return self.state == "context" and self.position == self.reused
 
     @property
     def last_chunk(self) -> bool:
-        """Whether this step computes the rest of its prompt."""
+        """Whether the current step computes the rest of the prompt."""
         return self.chunk == self.remaining
 
     @property
     def started(self) -> bool:
-        """Whether a pause would discard any of its work."""
+        """Whether a pause would discard computed tokens of the request."""
         return not self.first_chunk
 
     def begin(self, reused: int, tokens_per_block: int) -> None:
@@ -76,16 +81,18 @@ class LlmRequest:
         self.chunk = min(end, self.prompt) - reused
 
     def pause(self) -> None:
-        """Reset the request: its emitted tokens join the prompt, which is recomputed completely."""
+        """Reset the request: its emitted tokens become part of the prompt, which is recomputed
+        completely.
+        """
         self.new -= self.generated
         self.prompt = self.known
         self.state = "context"
         self.position = self.chunk = self.cached = self.reused = 0
 
     def advance(self, *, overlap: bool) -> None:
-        """Advance the request after its part of a step was launched.
+        """Update the request after the launch of a step that contains it.
 
-        With ``overlap`` this happens before the token of that step is known.
+        With ``overlap``, this happens before the token of the step is known.
         """
         if self.state == "context":
             self.position, self.chunk = self.position + self.chunk, 0

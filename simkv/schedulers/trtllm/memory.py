@@ -1,7 +1,7 @@
 """Blocks that TensorRT-LLM's requests hold and need (``kvCacheManager.cpp``).
 
-Models one attention window that covers every sequence, and beams of one. Shared blocks count in
-full; counting them less came after this revision (#11490).
+The model has one attention window that covers the whole sequence, and a beam width of one. A shared
+block counts for each request that holds it; later revisions count it once (#11490).
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ from simkv.schedulers.trtllm.llm_request import LlmRequest
 
 
 class KvCache:
-    """KV blocks: a prompt gets all of its blocks with its first chunk, a decode gets them one by
-    one."""
+    """KV blocks without prefix caching.
+
+    A request gets all blocks of its prompt with the first chunk, and then one block at a time as it
+    decodes.
+    """
 
     def __init__(self, num_blocks: int, tokens_per_block: int) -> None:
         self.pool: BlockPool = UnnumberedPool(num_blocks)
@@ -62,8 +65,9 @@ class KvCache:
         self.pool.release(r.id)
 
     def freed(self, victims: Sequence[LlmRequest]) -> int:
-        """Return the number of blocks that pausing ``victims`` frees
-        (``schedulingReleaseBlocks``)."""
+        """Return the number of blocks freed if ``victims`` are paused
+        (``schedulingReleaseBlocks``).
+        """
         return sum(self.pool.held(r.id) for r in victims)
 
     # ------------------------------------------------------------------ hooks for block reuse
@@ -75,15 +79,21 @@ class KvCache:
         """Forget a request that has left."""
 
     def coming(self, active: Sequence[LlmRequest]) -> set[Hashable]:  # noqa: ARG002
-        """Return blocks that are being computed and that others can reuse afterwards."""
+        """Return keys of blocks that running requests are computing and other requests can reuse
+        afterwards.
+        """
         return set()
 
     def waits(self, r: LlmRequest, coming: set[Hashable]) -> bool:  # noqa: ARG002
-        """Return whether ``r`` should wait for a block that is ``coming``."""
+        """Return whether ``r`` should wait for one of the blocks in ``coming``, which other
+        requests compute.
+        """
         return False
 
     def enter(self, r: LlmRequest) -> int:
-        """Allocate the blocks of a prompt and return the number of its tokens that have KV."""
+        """Allocate the blocks of a prompt and return the number of prompt tokens found in the
+        cache.
+        """
         self.take(r, blocks_for(r.prompt, self.tokens_per_block))
         return 0
 
@@ -91,5 +101,5 @@ class KvCache:
         """Record that a chunk of a prompt was computed."""
 
     def fingerprint(self) -> Hashable:
-        """Return the state that determines later allocations."""
+        """Return all state that determines later allocations."""
         return self.pool.free

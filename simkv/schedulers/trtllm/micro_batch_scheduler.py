@@ -10,21 +10,23 @@ from simkv.schedulers.trtllm.llm_request import LlmRequest
 
 
 class ContextTooLong(Exception):
-    """A prompt that cannot be chunked exceeds a step; the engine's loop fails an assertion."""
+    """Raised if a prompt that cannot be chunked exceeds the token limit of a step; the engine fails
+    an assertion.
+    """
 
 
 class MicroBatch(NamedTuple):
-    """Prompts to compute, ``chunk`` tokens of each, and requests that decode."""
+    """Requests that prefill, with ``chunk`` tokens each, and requests that decode."""
 
     contexts: list[LlmRequest]
     generations: list[LlmRequest]
 
 
 def schedule_micro_batch(fits: Sequence[LlmRequest], config: TrtllmConfig) -> MicroBatch:
-    """Choose requests of ``fits`` in order until the step is full.
+    """Choose requests of ``fits`` in order until the token limit of the step is reached.
 
-    Chunked prompts share the remaining tokens. The first request that exceeds the step blocks all
-    behind it. Requests whose last token is in flight are left out. Raises ContextTooLong.
+    Chunked prompts share the tokens that remain. The first request that exceeds the limit blocks
+    all later ones. Requests whose last token is in flight are not scheduled. Raises ContextTooLong.
     """
     batch, chunked, size = MicroBatch([], []), list[LlmRequest](), 0
     left = config.max_num_tokens
@@ -53,7 +55,7 @@ def schedule_micro_batch(fits: Sequence[LlmRequest], config: TrtllmConfig) -> Mi
 
 
 def _whole(r: LlmRequest, most: int) -> int:
-    """Return the tokens of a request in a step without chunking."""
+    """Return the number of tokens that a request computes in a step without chunking."""
     if r.state != "context":
         return 1
     if r.known > most:
@@ -63,7 +65,9 @@ def _whole(r: LlmRequest, most: int) -> int:
 
 
 def share(chunked: Sequence[LlmRequest], left: int, config: TrtllmConfig) -> None:
-    """Cut prompts, in whole blocks, to ``left`` tokens in total."""
+    """Reduce the chunks of prompts, in whole blocks, until they have at most ``left`` tokens in
+    total.
+    """
     unit = config.tokens_per_block
     for r in chunked:
         r.chunk = 0
@@ -77,7 +81,7 @@ def share(chunked: Sequence[LlmRequest], left: int, config: TrtllmConfig) -> Non
 
 
 def _by_turns(chunked: Sequence[LlmRequest], left: int, unit: int) -> None:
-    """Give each prompt one more block in turn while it fits."""
+    """Give each prompt one more block in turn until the tokens are used up."""
     given = True
     while left > 0 and given:
         given = False

@@ -1,4 +1,6 @@
-"""Recording format of both of TensorRT-LLM's loops, step by step."""
+"""Recording format of TensorRT-LLM, for both scheduler loops (with and without overlap), one line
+per step.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ def _config(header: RecordingLine) -> TrtllmConfig:
 
 
 def _knobs(config: TrtllmConfig) -> RecordingLine:
-    """Return the options without the memory share, which only determined the pool."""
+    """Return the recorded options, except the memory fraction, whose only effect is the pool
+    size.
+    """
     knobs = asdict(config)
     for knob in ("name", "variant", "free_gpu_memory_fraction"):
         del knobs[knob]

@@ -1,9 +1,9 @@
 """An iteration of TensorRT-LLM's PyTorch backend: fetch, schedule, pause, prepare, launch.
 
-Read at NVIDIA/TensorRT-LLM@5f480b7a6: ``_executor_loop`` and ``_executor_loop_overlap`` of
+Source: NVIDIA/TensorRT-LLM@5f480b7a6, ``_executor_loop`` and ``_executor_loop_overlap`` of
 ``pyexecutor/py_executor.py``, ``SimpleUnifiedScheduler`` of ``pyexecutor/scheduler/scheduler.py``.
-Blocks and requests follow ``kvCacheManager.cpp`` and ``llmRequest.h`` of about the same time.
-Models one rank and one attention window, without draft tokens and adapters.
+Blocks and requests follow ``kvCacheManager.cpp`` and ``llmRequest.h`` of about the same date. The
+model has one rank and one attention window, without draft tokens and adapters.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ from simkv.schedulers.trtllm.micro_batch_scheduler import (
 
 
 class TrtllmScheduler:
-    """TensorRT-LLM's scheduler; fetched requests are ``active`` in arrival order, others queue.
+    """TensorRT-LLM's scheduler: new requests wait in ``queue`` until an iteration fetches them into
+    ``active``.
 
-    An active request without blocks waits. It was either never admitted, or paused, in which case
-    it keeps its position. ``launched`` requests are in the newest step and not advanced yet.
-    ``pausing`` requests have lost their blocks in this iteration; the clients of ``leaving``
-    requests disconnected.
+    ``active`` is in arrival order. An active request without blocks waits: it was either never
+    admitted or is paused, and a paused request keeps its position. ``launched`` requests are in the
+    newest step and not advanced yet. ``pausing`` requests have lost their blocks in this iteration.
+    ``leaving`` contains the ids of requests whose clients disconnected.
     """
 
     def __init__(self, config: TrtllmConfig) -> None:
@@ -60,7 +61,9 @@ class TrtllmScheduler:
         self._refused: dict[int, Refusal] = {}
 
     def add(self, prompt: Prompt) -> None:
-        """Queue a request; if its server rejects it, the next batch reports that."""
+        """Queue a request. If the server would reject it, the next batch reports the rejection
+        instead.
+        """
         refusal = find_rejection(prompt, self.config)
         if refusal:
             self._refused[prompt.id] = refusal
@@ -78,8 +81,9 @@ class TrtllmScheduler:
     # ------------------------------------------------------------------ one iteration
 
     def schedule(self) -> Batch:
-        """Choose the requests to run, free the blocks of paused requests and allocate the step's
-        blocks."""
+        """Choose the requests to run, free the blocks of paused requests and allocate the blocks of
+        the step.
+        """
         self._move_on()
         while self.queue and len(self.active) < self.config.max_batch_size:
             r = self.queue.popleft()
@@ -109,7 +113,7 @@ class TrtllmScheduler:
         return no_evict(active, self.cache, static=policy == "STATIC_BATCH")
 
     def _move_on(self) -> None:
-        """Finish the previous iteration: reset paused requests and advance launched ones."""
+        """Finish the previous iteration: reset paused requests and advance launched requests."""
         for r in self.pausing:
             r.pause()
         self.pausing.clear()
@@ -134,7 +138,7 @@ class TrtllmScheduler:
         self.launched = [*chosen.contexts, *chosen.generations]
 
     def _tell(self, batch: Batch, fitting: CapacityResult) -> None:
-        """Record in ``batch`` which requests were skipped, and why."""
+        """Record in ``batch`` the active requests that do not run, with their wait reasons."""
         runs = {r.id for r in self.launched}
         fits = {r.id for r in fitting.fits}
         for r in self.active.values():
@@ -152,8 +156,8 @@ class TrtllmScheduler:
     def complete(self, batch: Batch, ended: Collection[int]) -> Completion:
         """Give the requests of a batch their tokens; end requests whose token was the last.
 
-        A request that was paused since the launch does not end with its last token: the pause
-        resets it, so it is recomputed completely before its client receives the end.
+        A request that was paused after the launch does not end with its last token. The pause
+        resets it, so it is recomputed completely before it ends.
         """
         done = Completion([], [])
         for r in [self.active[i] for i in batch.emits if i in self.active]:
@@ -199,11 +203,12 @@ class TrtllmScheduler:
     # ------------------------------------------------------------------ leaping
 
     def leap(self, most: int) -> int:
-        """Return the number of decode-only steps without an end, a pause or another wait reason.
+        """Return the number of decode-only steps without an end, a pause or a change of the wait
+        reason.
 
-        Decodes take only blocks reserved for them and none are freed, so a request that lacks
-        blocks lacks them until the end of the leap. A request held back by the token budget may be
-        admitted meanwhile, so there is no leap in that case.
+        Decodes take only blocks reserved for them and free none, so a request that lacks blocks
+        does not get them during the leap. A request that waits for the token budget could be
+        admitted in any step, so the result is 1 in that case.
         """
         head = self.head
         if self.pausing or self.leaving or len(self.launched) < self.num_running:
@@ -233,7 +238,7 @@ class TrtllmScheduler:
 
     @property
     def head(self) -> LlmRequest | None:
-        """First active request without blocks, or None; ``why`` is its wait reason."""
+        """First active request without blocks, or None; ``why`` is the reason why it waits."""
         return next((r for r in self.active.values() if not self.pool.held(r.id)), None)
 
     @property
@@ -269,7 +274,9 @@ class TrtllmScheduler:
 
 
 def find_rejection(prompt: Prompt, config: TrtllmConfig) -> Refusal | None:
-    """Return why the server rejects a request before the engine receives it, or None."""
+    """Return the error with which the server rejects a request before the engine receives it, or
+    None.
+    """
     tokens, most = prompt.prompt_tokens, config.max_num_tokens
     if tokens > most and not config.enable_chunked_prefill:
         words = f"The sum of prompt length ({tokens}), query length (0) should not exceed "

@@ -16,13 +16,14 @@ from simkv.schedulers.trtllm.recording import RECORDING
 if TYPE_CHECKING:
     from simkv.schedulers.trtllm.scheduler import TrtllmScheduler
 
-#: Default batch sizes with a CUDA graph, up to ``max_batch_size``: 1 to 32 and powers of two up to
-#: 128 (``CudaGraphConfig`` without padding).
+#: Default batch sizes with a CUDA graph, up to ``max_batch_size``: 1 to 32, then 64 and 128
+#: (``CudaGraphConfig`` without padding).
 GRAPH_SIZES = (*range(1, 33), 64, 128)
 
 
 def _build(config: TrtllmConfig) -> TrtllmScheduler:
-    from simkv.schedulers.trtllm.scheduler import TrtllmScheduler  # imported on use
+    # imported only if this engine runs
+    from simkv.schedulers.trtllm.scheduler import TrtllmScheduler
 
     return TrtllmScheduler(config)
 
@@ -53,14 +54,18 @@ def _setting(config: TrtllmConfig) -> ExecutionSettings:
 
 
 def _longest(given: Mapping[str, Any], machine: LaunchTarget) -> dict[str, Any]:
-    """Return the model's length as the default of ``max_seq_len``, as ``trtllm-serve`` sets it."""
+    """Return the model's context length as the default of ``max_seq_len``, as ``trtllm-serve``
+    does.
+    """
     if "max_seq_len" in given or machine.model is None:
         return {}
     return {"max_seq_len": machine.model.length}
 
 
 def _too_long(config: TrtllmConfig, prompt_tokens: int) -> str | None:
-    """Return why a prompt exceeds a step's tokens or the sequence length, or None."""
+    """Return the reason to reject a prompt that exceeds the tokens of a step or the sequence
+    length, or None.
+    """
     most = config.max_num_tokens
     if prompt_tokens > most and not config.enable_chunked_prefill:
         return f"prompt {prompt_tokens:,} > max_num_tokens {most:,}"

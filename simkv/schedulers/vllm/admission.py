@@ -1,10 +1,10 @@
 # mypyc: compile
 """Requests that vLLM's API server rejects with an HTTP error before the scheduler sees them.
 
-Source of the queue limits (HTTP 503): the released vLLM code since 0.29.0,
-``AsyncLLM.check_admission`` (``vllm/v1/engine/async_llm.py``) and ``vllm/exceptions.py``. All
-tokens of a prompt count until its first output token, including computed and cached ones. A server
-adds up the requests of all data-parallel ranks behind it.
+Source of the queue limits (HTTP 503): ``AsyncLLM.check_admission``
+(``vllm/v1/engine/async_llm.py``) and ``vllm/exceptions.py`` of the releases since 0.29.0. All
+tokens of a prompt count towards the limit until its first output token, including computed and
+cached tokens. A server with several data-parallel ranks adds up the requests of all ranks.
 """
 
 from __future__ import annotations

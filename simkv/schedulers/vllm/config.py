@@ -34,7 +34,9 @@ CudagraphMode = Literal["FULL_AND_PIECEWISE", "FULL", "FULL_DECODE_ONLY", "PIECE
 
 
 class AsTuple:
-    """Pydantic annotation that accepts a list, as files contain it, for a tuple field."""
+    """Pydantic annotation for a tuple field that also accepts a list, because YAML files contain
+    lists.
+    """
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
         def taken(value: object) -> object:
@@ -400,7 +402,7 @@ class VllmConfig:
         return self.num_speculative_tokens > 0 and self.speculative_method in ("eagle", "mtp")
 
     def most_scheduled(self, rules: VllmRules) -> int:
-        """Return ``max_num_scheduled_tokens`` as start-up resolves it.
+        """Return ``max_num_scheduled_tokens`` as vLLM sets it at start-up.
 
         The default is ``max_num_batched_tokens``. Releases with ``reserves_draft_slots`` subtract
         the slots that a draft model may use (``VllmConfig._set_max_num_scheduled_tokens``).
@@ -429,7 +431,9 @@ class VllmConfig:
         return STATES in self.kv_cache_groups
 
     def caches(self, rules: VllmRules) -> bool:
-        """Return whether prefix caching is on, with the default of ``rules`` if it is not set."""
+        """Return whether prefix caching is on; if it is not configured, the default of ``rules``
+        applies.
+        """
         if self.enable_prefix_caching is not None:
             return self.enable_prefix_caching
         return rules.caches_states if self.has_states else rules.enable_prefix_caching

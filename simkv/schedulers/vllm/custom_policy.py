@@ -1,4 +1,4 @@
-"""vLLM scheduler in which the expressions of a custom policy replace some decisions."""
+"""vLLM's scheduler with a custom policy, whose expressions replace some of its decisions."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from simkv.schedulers.vllm.schedule_step import ScheduleStep
 from simkv.schedulers.vllm.scheduler import VllmScheduler
 
 QueuePosition = tuple[float, float, int]
-#: Cap on preemption counts in fingerprints; a request preempted this often is in a livelock.
+#: Maximum preemption count in fingerprints; a request preempted this often is in a livelock.
 MAX_COUNTED_PREEMPTIONS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class EngineView:
-    """The values of the engine that an expression can read.
+    """Values of the engine that the expressions of a policy can read.
 
-    ``simkv.core.policy_language`` defines what the names mean.
+    ``simkv.core.policy_language`` defines the names.
     """
 
     of: VllmExpressionScheduler
@@ -44,7 +44,7 @@ class EngineView:
 
 @dataclass(frozen=True, slots=True)
 class RequestView(EngineView):
-    """The values of the engine and of one request that an expression can read."""
+    """Values of the engine and of one request that the expressions of a policy can read."""
 
     r: RequestState
 
@@ -78,12 +78,12 @@ class RequestView(EngineView):
 
 
 class VllmExpressionScheduler(VllmScheduler):
-    """Scheduler of a vLLM release with the decisions of a custom policy.
+    """Scheduler of a vLLM release in which a custom policy makes some decisions.
 
     Requests for which an expression has equal values are ordered by arrival.
     """
 
-    # If VllmScheduler is compiled, copies must include the attributes of this class.
+    # If VllmScheduler is compiled, ``copy`` must also copy the attributes of this class.
     __mypyc_attrs__ = (*getattr(VllmScheduler, "__mypyc_attrs__", ()), "__dict__")
 
     def __init__(
@@ -113,7 +113,7 @@ class VllmExpressionScheduler(VllmScheduler):
     def leap(self, most: int) -> int:
         """Return the number of decode-only steps, as ``VllmScheduler.leap`` does.
 
-        The result is 1 if the policy reads values that change from step to step.
+        The result is 1 if a value that the policy reads changes from step to step.
         """
         admit, chunk = self.rule.get("admit"), self.rule.get("chunk")
         if self._held_back and admit and admit.moves:
@@ -169,9 +169,11 @@ class VllmExpressionScheduler(VllmScheduler):
 
 
 class PolicyQueue(PriorityQueue):
-    """Waiting requests in the order of a custom policy, as evaluated at the last sort."""
+    """Waiting requests in the order of a custom policy; the expression is evaluated at each
+    sort.
+    """
 
-    # If PriorityQueue is compiled, copies must include the attributes of this class.
+    # If PriorityQueue is compiled, ``copy`` must also copy the attributes of this class.
     __mypyc_attrs__ = (*getattr(PriorityQueue, "__mypyc_attrs__", ()), "__dict__")
 
     def __init__(self, place: Callable[[RequestState], QueuePosition]) -> None:

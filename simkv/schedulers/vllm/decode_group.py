@@ -23,10 +23,10 @@ class DecodeGroup:
     """Running requests that each compute exactly one token per step.
 
     ``scheduled`` is the number of steps scheduled for the group, and ``delivered`` the number of
-    steps whose tokens were delivered. With asynchronous scheduling, ``scheduled`` is one step
-    ahead. A member needs a new KV block every ``block_size`` steps, when its computed tokens fill
-    its blocks. The group indexes its members by that step modulo ``block_size``, so a step visits
-    only the members that need a block.
+    steps whose tokens were delivered. With asynchronous scheduling, ``scheduled`` is one higher. A
+    member needs a new KV block every ``block_size`` steps, when its computed tokens fill its
+    blocks. The group indexes its members by that step modulo ``block_size``, so a step visits only
+    the members that need a block.
 
     ``joined`` and ``left`` are the ids of requests that entered and left since the last batch.
     """
@@ -63,7 +63,7 @@ class DecodeGroup:
         self.joined.append(r.id)
 
     def part(self, r: RequestState) -> None:
-        """Remove ``r``; its tokens in flight are delivered individually."""
+        """Remove ``r``; its tokens in flight are delivered one request at a time."""
         in_flight = self._remove(r)
         for late in list(self._left_since)[len(self._left_since) - in_flight :]:
             late.append(r)
@@ -78,8 +78,10 @@ class DecodeGroup:
         self.left.append(r.id)
 
     def depart(self) -> tuple[list[int], list[int]]:
-        """Send a batch with all members. Returns the ids of requests that joined and of requests
-        that left."""
+        """Record that a batch with all members was sent.
+
+        Returns the ids of requests that joined and of requests that left since the last batch.
+        """
         changes = self.joined, self.left
         self._newest = self.joined
         self.joined, self.left = [], []
@@ -89,7 +91,9 @@ class DecodeGroup:
         return changes
 
     def arrive(self) -> list[RequestState]:
-        """Receive the oldest batch. Returns the requests that left the group after it was sent."""
+        """Record that the oldest batch completed; return the requests that left the group after it
+        was sent.
+        """
         return self._left_since.popleft()
 
     def in_flight(self, r: RequestState) -> int:
@@ -119,7 +123,9 @@ class DecodeGroup:
         return found
 
     def members_to_update(self) -> list[RequestState]:
-        """Return the members that need more in this step than one token in an existing block."""
+        """Return the members that need a new block or other work in this step besides computing a
+        token.
+        """
         found = self.full_block_members()
         for ahead in self._memory.aheads[1:]:
             if soon := self.full_block_members(ahead):
@@ -162,7 +168,7 @@ class DecodeGroup:
             most = min(most, stop - self.scheduled + 1)
         free, each = self._memory.pool.free, self._memory.blocks_to_grow(0, 1)
         if free >= (most // self.block_size + 1) * len(self) * each:
-            return most  # enough for every member at every border
+            return most  # enough blocks for every member in every step
         taken = accumulate(self._growth(most - 1))
         return 1 + sum(1 for _ in takewhile(lambda blocks: blocks * each <= free, taken))
 
@@ -195,7 +201,7 @@ class DecodeGroup:
     def _fill(self, steps: int) -> bool:
         """Allocate and register the blocks of the next ``steps`` steps at once.
 
-        Does nothing and returns False if this could differ from one step after the other.
+        Does nothing and returns False if the result could differ from running the steps one by one.
         """
         pool = self._memory.cache
         assert pool is not None
@@ -203,9 +209,9 @@ class DecodeGroup:
         if filled is None:
             return False
         keys = [r.keys[r.registered : end] for r, end in filled]
-        if not pool.are_unused(keys):  # then the order of evicting and registering matters
+        if not pool.are_unused(keys):  # in this case the order of eviction and registration matters
             return False
-        turns: list[int] = []  # each round of ``block_size`` steps is equal
+        turns: list[int] = []  # every period of ``block_size`` steps is equal
         for step in range(min(self.block_size, steps)):
             rows = list(self.full_block_members(step).values())
             if len(rows) > 1:
@@ -218,10 +224,11 @@ class DecodeGroup:
         return True
 
     def _filled(self, steps: int) -> list[tuple[RequestState, int]] | None:
-        """Return the members that fill blocks in the next ``steps`` steps, with their full blocks.
+        """Return the members that fill blocks in the next ``steps`` steps, each with the number of
+        its full blocks.
 
-        Names the blocks; new runs of keys are numbered in the order of the steps. Returns None if a
-        member has blocks to register that it filled earlier.
+        Computes the cache keys of these blocks; new runs of keys are numbered in the order of the
+        steps. Returns None if a member still has to register blocks that it filled earlier.
         """
         size, memory = self.block_size, self._memory
         filled: list[tuple[RequestState, int]] = []
@@ -271,10 +278,11 @@ class DecodeGroup:
         self.context += steps * len(self.members)
 
     def _quiet(self, aheads: Sequence[int]) -> int:
-        """Return the number of steps from now on in which no member's blocks are full.
+        """Return the number of steps from now on in which no member needs a block.
 
-        A step counts only if no blocks are full at any of the offsets ``aheads`` from it, in steps.
-        The result is at most ``block_size``, because the pattern repeats after that.
+        A step counts only if no member's blocks are full at any of the offsets ``aheads`` (in
+        steps) from it. The result is at most ``block_size``, because the pattern repeats after
+        that.
         """
         borders, size = self._borders, self.block_size
         for step in range(size):
@@ -304,7 +312,7 @@ class DecodeGroup:
         return None
 
     def _stop(self, r: RequestState) -> int:
-        """Return the step of the group at which all output tokens of ``r`` are scheduled."""
+        """Return the step of the group in which the last output token of ``r`` is scheduled."""
         return r.joined + r.stop_length - r.length - r.placeholders
 
     def _border(self, r: RequestState) -> dict[int, RequestState]:

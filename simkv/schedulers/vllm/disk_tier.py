@@ -1,10 +1,10 @@
 # mypyc: compile
-"""vLLM's KV blocks on disk, behind host memory: lookups, reads and writes.
+"""vLLM's KV blocks on disk, as a tier below host memory: lookups, reads and writes.
 
 Source: ``TieringOffloadingManager`` (vllm/v1/kv_offload/tiering/manager.py, 0.33.0) with one tier
-of files (``tiering/fs/manager.py``, ``tiering/async_lookup.py``) and its defaults. All blocks
-copied from the GPU to host memory are also written to disk, and nothing is evicted from disk. Reads
-go to host memory first, and from there to the GPU.
+of files (``tiering/fs/manager.py``, ``tiering/async_lookup.py``) and default settings. All blocks
+copied from the GPU to host memory are also written to disk, and nothing is evicted from disk. A
+block read from disk goes to host memory first and from there to the GPU.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from simkv.core.scheduler_protocol import DiskTransfers, KvCopy
 from simkv.schedulers.vllm.host_block_store import HostBlockStore
 from simkv.schedulers.vllm.host_eviction import BlockUses
 
-#: The block is not on disk or does not fit in host memory; is being read; or is not looked up yet.
+#: Results of a lookup: the block is not on disk or does not fit in host memory; the block is being
+#: read; the lookup has not completed.
 LookupResult = Literal["absent", "coming", "unknown"]
 
 
@@ -26,7 +27,7 @@ LookupResult = Literal["absent", "coming", "unknown"]
 class DiskJob:
     """A transfer in flight between disk and host memory, with one file per block in ``keys``.
 
-    ``owner`` is the id of the request, and ``writes`` the direction: true from host memory to disk.
+    ``owner`` is the id of the request. ``writes`` is true for a transfer from host memory to disk.
     """
 
     def __init__(self, owner: int, keys: Sequence[int], *, writes: bool) -> None:
@@ -35,10 +36,10 @@ class DiskJob:
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class DiskLookup:
-    """The lookup whether a block is on disk; ``answer`` is None until the lookup completes.
+    """Lookup of a block on disk; ``answer`` is None until the lookup completes.
 
-    ``requesters`` are the ids of the requests that asked. The answer stays valid for all of them
-    until the last one ends, even if the block is written to disk in the meantime.
+    ``requesters`` are the ids of the requests that wait for the answer. It stays valid for all of
+    them until the last one ends, even if the block is written to disk in the meantime.
     """
 
     def __init__(self) -> None:
@@ -48,9 +49,10 @@ class DiskLookup:
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class DiskTier:
-    """KV blocks on disk, by cache key (``files``), and transfers (``jobs``) and lookups in flight.
+    """KV blocks on disk (``files``, by cache key), with the transfers (``jobs``) and lookups in
+    flight.
 
-    ``looks`` maps the number of a lookup in flight to its keys. ``coming`` are blocks that are
+    ``looks`` maps the number of each lookup in flight to its keys. ``coming`` are blocks that are
     being read from disk, or whose read starts at the end of the step. ``promoted[i]`` are the
     blocks that were read from disk for request ``i``.
     """

@@ -1,11 +1,11 @@
 # mypyc: compile
 """Block memory for speculative decoding, with KV blocks for draft tokens that may be rejected.
 
-A drafter with KV of its own also needs ``num_lookahead_tokens`` KV slots after the tokens of a
+A drafter with its own KV cache also needs ``num_lookahead_tokens`` KV slots after the tokens of a
 step. A request keeps its blocks when drafts are rejected, so it may hold more blocks than its
 tokens need.
 
-The KV of EAGLE at a position depends on the next token. A prefix-cache hit is therefore one block
+EAGLE's KV at a position depends on the next token. A prefix-cache hit is therefore one block
 shorter than the cached prefix (``use_eagle``). Since 0.33 the cache key of a block covers the next
 token instead, and hits are not shortened.
 """
@@ -48,8 +48,8 @@ class DraftMemory(StateMemory):
     def beyond(self, r: RequestState, start: int, n: int) -> int:
         """Return the number of blocks that ``r`` needs in addition to ``blocks_to_grow(start, n)``.
 
-        These are the blocks for lookahead slots and for the states after drafts, minus the blocks
-        that ``r`` still holds for rejected drafts. The result can be negative.
+        These blocks are for lookahead slots and for the states after draft tokens. The blocks that
+        ``r`` still holds for rejected drafts are subtracted. The result can be negative.
         """
         end, table = start + n, self._tables[r.id]
         within = int(super().beyond(r, start, n) > 0)
@@ -69,9 +69,9 @@ class DraftMemory(StateMemory):
         return self._admitting(hits, end, min(end + self._at_first, self._longest), 0)
 
     def fits(self, r: RequestState, hits: CacheHits, end: int, *, running: bool) -> bool:
-        """Return whether there are enough free blocks to admit ``r`` with its tokens up to ``end``.
+        """Return whether enough blocks are free to admit ``r`` with its tokens up to ``end``.
 
-        The request reuses the cached blocks ``hits``. ``running``: other requests run.
+        The request reuses the cached blocks ``hits``. ``running`` is true if other requests run.
         """
         if self.has_unready_hits(r, hits):
             return False
@@ -92,8 +92,9 @@ class DraftMemory(StateMemory):
             self._register_tails(r, tokens // self._unit * self._unit)
 
     def _agreed(self, found: list[array[int]], tokens: int) -> tuple[int, int]:
-        # Each kind is first looked up one block further, and its hit is shortened by one block;
-        # this repeats after another kind shortens the hit. Hits of states are not shortened.
+        # For each kind of layers, one block more than the hit is looked up, and the hit is
+        # shortened by one block. This repeats when another kind shortens the common hit. Hits of
+        # states are not shortened.
         if not self._drops:
             return super()._agreed(found, tokens)
         kinds, size = self._kinds, self.block_size
@@ -128,8 +129,8 @@ class DraftMemory(StateMemory):
     ) -> int:
         """Return the length in tokens of the longest hit for layers of ``kind``.
 
-        The hit has at most ``most`` blocks. With ``drops``, EAGLE requires one more cached block
-        after it, so the hit is one block shorter than the cached prefix.
+        The hit has at most ``most`` blocks. With ``drops``, the block after the hit must be cached
+        too (EAGLE), so the hit is one block shorter than the cached prefix.
         """
         reach = window_blocks(kind)
         blocks = longest_run(groups, most, reach + drops if reach else 0, 1)
@@ -148,7 +149,8 @@ class DraftMemory(StateMemory):
         return [(end - window_blocks(kind), end + behind) for end in ends]
 
     def _register_tails(self, r: RequestState, tokens: int) -> None:
-        """Cache the partly filled, larger block in which a prompt ends.
+        """Cache the partly filled block at the end of a prompt, for groups with a larger block
+        size.
 
         Its key is the key of the last full block of ``block_size`` tokens inside it.
         """
@@ -163,7 +165,8 @@ class DraftMemory(StateMemory):
     def _register_of(self, r: RequestState, g: int, owner: int, blocks: range) -> None:
         table = self._pool.tables[owner]
         if self._sizes[g] > self.block_size and not self.layers[g].window and blocks:
-            self._pool.forget(table[blocks.start])  # was registered under the key of a part
+            # the block may be registered under the key of its first part
+            self._pool.forget(table[blocks.start])
         super()._register_of(r, g, owner, blocks)
 
     def _keyed(self, r: RequestState, tokens: int) -> int:
@@ -178,7 +181,8 @@ class DraftMemory(StateMemory):
     ) -> int:
         """Return the number of blocks to allocate in all groups for a waiting request.
 
-        Counts the tokens up to ``end`` and the drafter's slots up to ``slots``, without ``hits``.
+        The blocks hold the tokens up to ``end`` and the drafter's slots up to ``slots``, except for
+        the cached blocks ``hits``.
         """
         hit = hits.tokens // self.block_size
         needed = StateTable(hit, self._spare).lacks(self._states_to(end), within)

@@ -22,10 +22,10 @@ _MODES: dict[str, GraphMode] = {
 def graph_sizes(max_num_seqs: int, most: int | None = None) -> list[int]:
     """Return the default CUDA graph sizes in tokens, in ascending order.
 
-    They are 1, 2, 4, the multiples of 8 below 256, and then the multiples of 16. The largest is at
-    most ``most`` (the setting ``max_cudagraph_capture_size``). The default of ``most`` is twice
-    ``max_num_seqs``, but at most 512. Source: ``cudagraph_capture_sizes`` in the record of a run of
-    vLLM 0.19.0 with ``max_num_seqs`` 256.
+    They are 1, 2, 4, the multiples of 8 below 256, and then the multiples of 16. The largest size
+    is at most ``most`` (the setting ``max_cudagraph_capture_size``), which defaults to twice
+    ``max_num_seqs``, limited to 512. Source: ``cudagraph_capture_sizes`` in the recorded
+    configuration of a run of vLLM 0.19.0 with ``max_num_seqs`` 256.
     """
     limit = min(2 * max_num_seqs, MAX_GRAPH_SIZE) if most is None else most
     sizes = [1, 2, 4, *range(8, 256, 8), *range(256, limit + 1, 16)]
@@ -35,9 +35,10 @@ def graph_sizes(max_num_seqs: int, most: int | None = None) -> list[int]:
 def derive_settings(config: VllmConfig) -> ExecutionSettings:
     """Return the settings that determine step durations and KV cache size.
 
-    Settings that ``config`` leaves out get the default of the release. CUDA graphs are piecewise up
-    to 0.10; from 0.11.0 on, decode steps use full graphs. ``gpu_memory_utilization`` is 0.9 up to
-    0.19 and 0.92 from 0.20.0 on (vllm/config of the released code).
+    Settings that are missing in ``config`` get the default of the release. CUDA graphs are
+    piecewise up to 0.10; from 0.11.0 on, decode steps use full graphs. The default of
+    ``gpu_memory_utilization`` is 0.9 up to 0.19 and 0.92 from 0.20.0 on (``vllm/config`` in the
+    released code).
     """
     release = release_of_variant(config.variant)
     default_mode = "FULL_AND_PIECEWISE" if is_since(release, "0.11") else "PIECEWISE"

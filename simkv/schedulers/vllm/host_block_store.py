@@ -19,8 +19,9 @@ from simkv.schedulers.vllm.release_rules import VllmRules
 class HostBlockStore:
     """Host memory for ``capacity`` KV blocks.
 
-    ``refs`` maps the key of each block to the number of copies in flight from it to the GPU or to
-    disk. The value is ``BEING_WRITTEN`` until the block's own copy from the GPU or disk completes.
+    ``refs`` maps the key of each block to the number of copies in flight that read it, to the GPU
+    or to disk. The value is ``BEING_WRITTEN`` until the block itself has arrived from the GPU or
+    disk.
     """
 
     def __init__(self, capacity: int, policy: str, rules: VllmRules) -> None:
@@ -48,7 +49,7 @@ class HostBlockStore:
             self.refs[key] += 1
 
     def complete_read(self, keys: Iterable[int]) -> None:
-        """Record that copies from these blocks completed."""
+        """Record that copies that read these blocks completed."""
         for key in keys:
             self.refs[key] -= 1
             self._free(key)
@@ -77,7 +78,7 @@ class HostBlockStore:
         return absent
 
     def complete_write(self, keys: Iterable[int]) -> None:
-        """Record that copies to these blocks completed."""
+        """Record that copies that write these blocks completed."""
         for key in keys:
             self.refs[key] = 0
             self._free(key)
@@ -90,11 +91,13 @@ class HostBlockStore:
         self._order.touch(keys)
 
     def over(self, uses: BlockUses) -> None:
-        """Record the end of a request, so that the eviction policy counts its uses of blocks."""
+        """Record the end of a request; the eviction policy then counts the request's uses of
+        blocks.
+        """
         self._order.over(sorted(uses.seen, key=uses.seen.__getitem__), uses)
 
     def fingerprint(self) -> Hashable:
-        """Return the state that determines which blocks are stored later."""
+        """Return all state that determines which blocks are stored later."""
         return tuple(self.refs.items()), self._order.fingerprint()
 
     def _note(self, keys: Iterable[int], places: dict[int, int], uses: BlockUses) -> None:

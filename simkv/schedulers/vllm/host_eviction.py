@@ -42,7 +42,7 @@ class BlockUses:
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class EvictionPolicy:
-    """Base class of eviction policies; the methods receive all events of blocks.
+    """Base class of eviction policies; its methods are called for every event of a block.
 
     ``refs`` maps the key of each block to its number of copies in flight.
     """
@@ -57,36 +57,41 @@ class EvictionPolicy:
         """Record the blocks that are absent when a request looks them up for the first time."""
 
     def used(self, keys: Iterable[int], uses: BlockUses) -> None:
-        """Record that a request uses these blocks for the first time."""
+        """Record that a request uses the blocks ``keys`` for the first time."""
 
     def touch(self, keys: Sequence[int]) -> None:
-        """Record that a request looks up or stores these blocks, in the order of its tokens."""
+        """Record that a request looks up or stores the blocks ``keys``, given in the order of its
+        tokens.
+        """
 
     def idle(self, key: int) -> None:
-        """Record that a block has become evictable; ignored if a copy of it is in flight."""
+        """Record that a block has become evictable; does nothing if a copy of the block is in
+        flight.
+        """
 
     def over(self, keys: Sequence[int], uses: BlockUses) -> None:
         """Record the end of a request that used ``keys``, given in the order of its prompt."""
 
     def evict(self, count: int, spared: Collection[int]) -> list[int] | None:
-        """Evict ``count`` blocks, but none of ``spared``, and return their keys in eviction order.
+        """Evict ``count`` blocks other than ``spared`` and return their keys in eviction order.
 
         Returns None and evicts nothing if fewer blocks can be evicted.
         """
         raise NotImplementedError
 
     def fingerprint(self) -> Hashable:
-        """Return the state that determines which blocks are evicted next."""
+        """Return all state that determines which blocks are evicted next."""
         raise NotImplementedError
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class LruPolicy(EvictionPolicy):
-    """Evict the least recently used block first; among blocks of one request, the last one.
+    """Evict the least recently used block first; among blocks of one request, the last block of its
+    prompt.
 
-    Until a request ends, its blocks have the rank of its first use. Without ``by_request``, each
-    block has the rank of its own write instead. When the request ends, each of its blocks gets a
-    new rank.
+    Until a request ends, all its blocks have the rank of its first use. Without ``by_request``,
+    each block has the rank of the time it was written instead. When the request ends, each of its
+    blocks gets a new rank.
     """
 
     def __init__(self, refs: dict[int, int], *, by_request: bool) -> None:
@@ -160,12 +165,14 @@ class LruPolicy(EvictionPolicy):
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class ArcPolicy(EvictionPolicy):
-    """Adaptive replacement cache: separate LRU lists for blocks used once and more often.
+    """Adaptive replacement cache: separate LRU lists for blocks used once and for blocks used more
+    often.
 
-    ``_recent`` are blocks used once, ``_frequent`` blocks used more often, each in the order of
-    use. ``_ghosts`` are the keys of blocks evicted from the two lists; a miss on such a key shows
-    that its list was too small. ``_target`` is the number of recent blocks to retain. With
-    ``_either``, recent blocks below this number are evicted if no frequent block can be.
+    ``_recent`` are the blocks used once and ``_frequent`` the blocks used more often, each in the
+    order of use. ``_ghosts`` are the keys of blocks evicted from the two lists; a miss on such a
+    key shows that the block's list was too small. ``_target`` is the target length of ``_recent``.
+    With ``_either``, a block of ``_recent`` can be evicted below this length if no frequent block
+    can be.
     """
 
     def __init__(self, refs: dict[int, int], capacity: int, *, either: bool) -> None:
@@ -237,7 +244,7 @@ class ArcPolicy(EvictionPolicy):
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class TouchLruPolicy(EvictionPolicy):
-    """Evict the least recently copied or touched block first; a copy counts when it completes."""
+    """Evict the least recently copied or touched block first; a copy counts at its completion."""
 
     def __init__(self, refs: dict[int, int]) -> None:
         super().__init__(refs)
@@ -268,10 +275,12 @@ class TouchLruPolicy(EvictionPolicy):
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class TouchArcPolicy(ArcPolicy):
-    """ARC in which each touch of a block is a further use, unless the block is being written."""
+    """ARC in which each touch of a block counts as a further use, unless the block is being
+    written.
+    """
 
     def missed(self, keys: Sequence[int]) -> None:
-        """Ignore the miss, because ``touch`` already adapts the two lists to evicted blocks."""
+        """Ignore the miss, because ``touch`` already adapts the target length."""
 
     def touch(self, keys: Sequence[int]) -> None:
         for key in reversed(keys):

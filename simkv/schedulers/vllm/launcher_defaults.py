@@ -7,8 +7,8 @@ Source: the wheels since 0.9.0. ``vllm serve`` uses the defaults of
   ``EngineArgs._set_default_args_v1`` (0.9 and 0.10), ``_set_default_args`` (0.11), and from 0.12 on
   ``get_batch_defaults`` and ``_set_default_max_num_seqs_and_batched_tokens_args``.
 - ``max_model_len``: ``_get_and_verify_max_len`` of ``vllm/config.py`` (0.9 and 0.10.0) and
-  ``vllm/config/model.py``; whether the cache holds it: ``check_enough_kv_cache_memory`` and, for
-  ``auto``, ``_auto_fit_max_model_len`` of ``vllm/v1/core/kv_cache_utils.py``.
+  ``vllm/config/model.py``; the check that the cache can hold it is ``check_enough_kv_cache_memory``
+  or, for ``auto``, ``_auto_fit_max_model_len`` of ``vllm/v1/core/kv_cache_utils.py``.
 - ``block_size``: ``CudaPlatform.check_and_update_config`` (``vllm/platforms/cuda.py``, up to 0.17)
   and from 0.18 on ``Platform.update_block_size_for_backend`` (``vllm/platforms/interface.py``).
 
@@ -35,46 +35,47 @@ from simkv.schedulers.vllm.versions import find_rules, find_variant
 
 AUTO = "auto"
 
-#: Minimum GiB of a GPU, its defaults for tokens per step and for sequences, and the release that
-#: introduced the row; largest GPU first.
+#: Rows of: minimum GPU memory in GiB, default tokens per step, default sequences per step, and the
+#: release that introduced the row; largest GPU first.
 LARGE: tuple[tuple[int, int, int, str], ...] = (
     (160, 16384, 1024, "0.28"),
     (70, 8192, 1024, "0.9"),
 )
 OTHERS = 2048, 256
-#: The first release that uses the values of small GPUs for a GB10, despite its large memory.
+#: First release that gives a GB10 the defaults of a small GPU, despite its large memory.
 GB10_SMALL, GB10 = "0.33", (12, 1)
-#: The first patch releases that cap ``max_num_seqs`` at ``max_num_batched_tokens``, and the latter
-#: at ``max_num_seqs * max_model_len``.
+#: First patch releases that limit ``max_num_seqs`` to ``max_num_batched_tokens``, and
+#: ``max_num_batched_tokens`` to ``max_num_seqs * max_model_len``.
 SEQS_CAPPED, TOKENS_CAPPED = "0.10.1", "0.11.1"
-#: Tokens of the largest item of multimodal models that compute it in one step, and the first
-#: release whose token budget holds it: a video of 32 frames of 78 tokens
+#: Multimodal models that compute their largest item in one step, with the tokens of that item and
+#: the first release whose token budget holds it. The item is a video of 32 frames of 78 tokens
 #: (``get_mm_max_tokens_per_item`` in ``vllm/model_executor/models/gemma4_mm.py``).
 ITEM_TOKENS, ITEM_SINCE = {"gemma4": 32 * 78}, "0.22"
-#: RoPE types that do not change ``max_position_embeddings``, and the first release that includes
-#: YaRN; earlier releases multiply the original length by its factor.
+#: RoPE types whose factor does not change ``max_position_embeddings``, and the first release that
+#: adds YaRN to them; earlier releases multiply the original length by the factor.
 UNSCALED = ("su", "longrope", "llama3", "default")
 YARN, YARN_UNSCALED = ("yarn", "deepseek_yarn", "deepseek_llama_scaling"), "0.30"
 #: The first release that uses the original training length for LongRoPE models.
 LONGROPE_ORIGINAL = "0.11.1"
 #: The release that introduced ``--max-model-len auto``.
 FITS_ITSELF = "0.14"
-#: Tokens per block for latent attention by the GPU's major compute capability, each from a release
-#: on. Hopper: FlashMLA, then FlashAttention; Blackwell: CUTLASS, then FlashInfer.
+#: Tokens per block for latent attention, by the major compute capability of the GPU and the first
+#: release that uses the value. Hopper: FlashMLA, then FlashAttention; Blackwell: CUTLASS, then
+#: FlashInfer.
 LATENT_BLOCKS: Mapping[int, tuple[tuple[str, int], ...]] = {
     9: (("0.18", 16), ("0.9", 64)),
     10: (("0.18", 32), ("0.15", 64), ("0.10", 128)),
 }
-#: Tokens per block with sparse attention (an indexer selects tokens), and on Hopper for latent
+#: Tokens per block for sparse attention (an indexer selects tokens), and on Hopper for latent
 #: attention with an fp8 cache (FlashMLA).
 SPARSE_BLOCK = HOPPER_FP8_BLOCK = 64
 DEFAULT_BLOCK = 16
 
 
 def release_of(given: Mapping[str, Any]) -> str:
-    """Return the release that a config section names.
+    """Return the release that an engine section names.
 
-    If ``variant`` has no patch number, the result is the recorded patch release that it stands for.
+    If ``variant`` has no patch number, the result is the recorded patch release that represents it.
     """
     name = str(given.get("variant", VllmConfig.variant))
     release = release_of_variant(name)
@@ -82,9 +83,9 @@ def release_of(given: Mapping[str, Any]) -> str:
 
 
 def before(given: Mapping[str, Any], machine: LaunchTarget) -> dict[str, Any]:
-    """Return defaults for the tokens and sequences per step and for the tokens per block.
+    """Return the default tokens per step, sequences per step and tokens per block.
 
-    ``given`` are the settings that the user specified; they are not in the result.
+    Settings that the user specified (``given``) are not in the result.
     """
     release = release_of(given)
     chosen: dict[str, Any] = {}
@@ -108,7 +109,7 @@ def before(given: Mapping[str, Any], machine: LaunchTarget) -> dict[str, Any]:
 def _batch(machine: LaunchTarget, release: str) -> tuple[int, int]:
     gb10 = machine.capability == GB10 and is_since(release, GB10_SMALL)
     for gib, tokens, seqs, since in LARGE:
-        # From 160 GiB on the GPU's name does not matter (get_batch_defaults).
+        # From 160 GiB on, the name of the GPU does not matter (get_batch_defaults).
         excluded = gib < 160 and ("a100" in machine.gpu.lower() or gb10)
         if machine.gib >= gib and is_since(release, since) and not excluded:
             return tokens, seqs
@@ -155,8 +156,8 @@ def _block_size(machine: LaunchTarget, release: str) -> int:
 
 
 def after(section: Mapping[str, Any], machine: LaunchTarget) -> dict[str, Any]:
-    """Return ``max_model_len``: the model's length or, with ``auto``, the length that fits the
-    cache.
+    """Return ``max_model_len``: the model's context length or, with ``auto``, the length that fits
+    the KV cache.
 
     The result is empty if the user specified a number. Raises LaunchError if vLLM refuses to start
     because the KV cache is too small.
@@ -185,8 +186,8 @@ def longest(section: Mapping[str, Any], most: int) -> int:
     """Return the length in tokens of the longest sequence that the KV cache holds, at most
     ``most``.
 
-    ``section`` are the engine settings. If other settings in it are invalid, the result is
-    ``most``; the validation of the section reports them.
+    ``section`` contains the engine settings. If other settings are invalid, the result is ``most``,
+    because the validation of the section reports the error later.
     """
     known = {field.name for field in fields(VllmConfig)}
     plain = {name: value for name, value in section.items() if name in known}

@@ -9,11 +9,11 @@ STATES, CHUNKED = "mamba", "chunked-"
 
 
 class LayerKind(NamedTuple):
-    """The attention of the layers in a group.
+    """Attention of the layers in a group.
 
-    Layers attend to a sliding ``window`` of tokens, or to the tokens since the last multiple of
-    ``chunk``, or to all tokens if both are 0. With ``states`` they have a recurrent state instead
-    of KV. ``block_size`` is the number of tokens per KV block.
+    Layers attend to a sliding ``window`` of tokens, to the tokens since the last multiple of
+    ``chunk``, or to all tokens if both are 0. With ``states``, layers have a recurrent state
+    instead of KV. ``block_size`` is the number of tokens per KV block.
     """
 
     window: int

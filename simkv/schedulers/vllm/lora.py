@@ -1,4 +1,4 @@
-"""LoRA adapters of vLLM: the maximum number per step, and copies to the GPU.
+"""LoRA adapters of vLLM: the maximum number per step, and their copies to the GPU.
 
 Source: ``Scheduler.schedule`` (vllm/v1/core/sched/scheduler.py) and ``LRUCacheWorkerLoRAManager``
 (vllm/lora/worker_manager.py), since 0.9.2.
@@ -14,8 +14,8 @@ class VllmLoras:
     """The adapters of running requests, on the GPU and in host memory.
 
     At most ``most`` adapters run at a time, and the GPU has space for the same number. Host memory
-    has space for ``kept`` adapters. Both evict the least recently used adapter. An adapter that is
-    evicted from host memory is also removed from the GPU.
+    has space for ``kept`` adapters. GPU and host memory evict the least recently used adapter. An
+    adapter that is evicted from host memory is also removed from the GPU.
     """
 
     def __init__(self, most: int, kept: int) -> None:
@@ -28,8 +28,8 @@ class VllmLoras:
     def begin(self, sat_out: Iterable[str | None]) -> None:
         """Begin the admission phase of a step.
 
-        ``sat_out`` are the adapters of running requests that the step skips. They do not count
-        against the maximum in this phase.
+        ``sat_out`` are the adapters of running requests that the step skips. These adapters do not
+        count towards the maximum in this phase.
         """
         if self._running:
             out = Counter(lora for lora in sat_out if lora is not None)
@@ -40,7 +40,7 @@ class VllmLoras:
 
     @property
     def exceeds_limit(self) -> bool:
-        """Whether more than ``most`` adapters run because a skipped request runs again.
+        """Whether a skipped request runs again and more than ``most`` adapters therefore run.
 
         An assertion in vLLM fails in this case.
         """
@@ -67,8 +67,8 @@ class VllmLoras:
     def load(self) -> tuple[int, int]:
         """Copy the adapters of the requests admitted in this step to the GPU.
 
-        Returns the number of adapters copied to the GPU, and how many of them were first read from
-        disk into host memory.
+        Returns the number of adapters copied to the GPU, and how many of these were read from disk
+        first.
         """
         if not self._taken:
             return 0, 0
@@ -87,7 +87,7 @@ class VllmLoras:
 
 
 class Lru:
-    """Up to ``most`` names in the order of their last use."""
+    """Up to ``most`` names, in the order of their last use."""
 
     def __init__(self, most: int) -> None:
         self._most = most

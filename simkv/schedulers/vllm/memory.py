@@ -1,8 +1,9 @@
 # mypyc: compile
 """KV blocks of vLLM's requests and the prefix cache, for models with full attention.
 
-The counterpart of ``vllm/v1/core/kv_cache_manager.py``: the scheduler decides token counts and asks
-this module whether there are enough blocks. Counts are in blocks unless they are named tokens.
+This module corresponds to ``vllm/v1/core/kv_cache_manager.py``: the scheduler decides token counts,
+and this module reports whether enough blocks are free. Counts are in blocks unless their name
+contains ``tokens``.
 """
 
 from __future__ import annotations
@@ -40,14 +41,15 @@ NO_HITS = CacheHits(0, [NO_BLOCKS])
 class VllmMemory:
     """KV blocks of a model in which all layers attend to all tokens.
 
-    - ``pool``: all blocks. ``cache`` is the same pool if prefix caching is on, else None.
-      ``tables`` is the same pool if blocks have ids, and None if they are only counted.
-    - ``whole``: at admission, all tokens of a request must fit, not only its first chunk.
+    - ``pool``: all blocks. ``cache`` is the same object if prefix caching is on, else None.
+      ``tables`` is the same object if blocks have ids, and None if they are only counted.
+    - ``whole``: whether all tokens of a request must fit at admission, not only its first chunk.
     - ``watermark``: number of blocks that stay free at admission.
-    - ``frees_while_running``: running requests free blocks before they end.
-    - ``fills_at_once``: `DecodeGroup.skip` may take and register the blocks of many steps at once.
-    - ``aheads``: distances in tokens from the end of a block. In a step in which a decoding request
-      is at one of them, it needs more than a token in an existing block.
+    - ``frees_while_running``: whether running requests free blocks before they end.
+    - ``fills_at_once``: whether `DecodeGroup.skip` may allocate and register the blocks of many
+      steps at once.
+    - ``aheads``: distances in tokens from the end of a block. A decoding request at one of these
+      distances needs a new block or frees an old one.
     """
 
     def __init__(self, config: VllmConfig, rules: VllmRules, *, tables: bool) -> None:
@@ -66,14 +68,16 @@ class VllmMemory:
         self._keys = BlockKeys(config.block_size)
 
     def begin(self) -> None:
-        """Discard the state of the previous step; does nothing here, subclasses override it."""
+        """Discard the state of the previous step; does nothing in this class, but subclasses
+        override it.
+        """
 
     def content(self, prompt: Prompt) -> TokenContent | None:
         """Return the identity of a prompt's tokens, or None if prefix caching is off."""
         return TokenContent(prompt) if self.cache else None
 
     def held(self, tokens: int) -> int:
-        """Return the number of blocks of a running request that has computed ``tokens`` tokens."""
+        """Return the number of blocks of a running request with ``tokens`` computed tokens."""
         return blocks_for(tokens, self.block_size)
 
     def blocks_held_by(self, r: RequestState, computed: int) -> int:  # noqa: ARG002
@@ -96,7 +100,7 @@ class VllmMemory:
     def beyond(self, r: RequestState, start: int, n: int) -> int:  # noqa: ARG002
         """Return the number of blocks that ``r`` needs in addition to ``blocks_to_grow(start, n)``.
 
-        Only memory for drafts or recurrent states needs such blocks.
+        The result is 0 in this class; only draft tokens and recurrent states need such blocks.
         """
         return 0
 
@@ -125,15 +129,17 @@ class VllmMemory:
             self._keys.extend(r.keys, r.content, tokens)
 
     def new_runs(self, r: RequestState, blocks: int) -> list[int]:
-        """Return the unnamed blocks among the first ``blocks`` of ``r`` that may begin a run."""
+        """Return the blocks, among the first ``blocks`` of ``r``, that have no key yet and may
+        begin a new run of keys.
+        """
         assert r.content is not None
         first = len(r.keys) + self._keys.run_left(r.keys, r.content)
         return [i for i in range(first, blocks) if (i - first) % KEYS_PER_RUN < 2]
 
     def fits(self, r: RequestState, hits: CacheHits, end: int, *, running: bool) -> bool:
-        """Return whether there are enough free blocks to admit ``r`` with its tokens up to ``end``.
+        """Return whether enough blocks are free to admit ``r`` with its tokens up to ``end``.
 
-        The request reuses the cached blocks ``hits``. ``running``: other requests run.
+        The request reuses the cached blocks ``hits``. ``running`` is true if other requests run.
         """
         end = r.length if self.whole else end
         revived = self.cache.count_unreferenced(hits.groups[0]) if self.cache else 0
@@ -193,5 +199,5 @@ class VllmMemory:
         return self.tables.tables.get(request_id, NO_BLOCKS).tolist() if self.tables else []
 
     def fingerprint(self) -> Hashable:
-        """Return the state that determines later allocations."""
+        """Return all state that determines later allocations."""
         return self.pool.fingerprint()

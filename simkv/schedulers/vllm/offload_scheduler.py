@@ -50,7 +50,8 @@ class VllmOffloadScheduler(VllmRemoteKvScheduler):
         self.holding = queue
         self.waiting = queue
         self._reported: list[int] = []
-        self._moving = 0  # batches in flight with copies, which may evict blocks from host memory
+        # number of batches in flight with copies; a copy may evict blocks from host memory
+        self._moving = 0
         self._news = False
 
     # Events.
@@ -107,7 +108,8 @@ class VllmOffloadScheduler(VllmRemoteKvScheduler):
         here = len(hits.groups[0])
         found = self.connector.matched(r, here)
         if here and (found is None or self.connector.disk):
-            self._waiting_settled = False  # a decode may evict a hit, which requires a larger load
+            # a decode may evict a cached block, so more blocks have to be loaded
+            self._waiting_settled = False
         if found is None:
             return self._stands_aside(r, step, self.connector.behind)
         if not found:
@@ -154,8 +156,7 @@ class VllmOffloadScheduler(VllmRemoteKvScheduler):
 
     @property
     def awaits_kv(self) -> bool:
-        """Whether copies are in flight whose completion can end a step without scheduled
-        requests."""
+        """Whether copies are in flight that can make a request schedulable when they complete."""
         disk = self.connector.disk
         under_way = self.connector.jobs or (disk and (disk.jobs or disk.looks))
         return bool(under_way) and not self._news

@@ -2,10 +2,10 @@
 """Scheduler side of vLLM's offloading connector: KV copies between the GPU and host memory.
 
 Source: ``OffloadingConnectorScheduler``
-(vllm/distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py) with its defaults: it copies
-only blocks of prompts, each by itself, for one layer group and one worker. The scheduler looks up
-blocks (``matched``) and reports which requests run, stop and end. Each step starts copies
-(``moves``), and ``done`` records their completion.
+(vllm/distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py) with default settings: only
+blocks of prompts are copied, each block separately, for one layer group and one worker. The
+scheduler looks up blocks (``matched``) and reports which requests run, stop and end. Each step
+starts copies (``moves``), and ``done`` records their completion.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from simkv.schedulers.vllm.memory import VllmMemory
 from simkv.schedulers.vllm.release_rules import VllmRules
 from simkv.schedulers.vllm.request_state import RequestState
 
-#: Crash, in the next step, of releases that store the whole prompt after a client disconnect.
+#: Error in the next step of releases that store the whole prompt even after a client disconnects.
 ABORT_CRASH = "AssertionError: a client left whose prompt has no blocks yet"
 
 
@@ -46,11 +46,11 @@ class RequestOffloadState:
     """State of a request in the connector.
 
     - ``uses``: the blocks in host memory that the request uses.
-    - ``stored``: number of leading blocks of its prompt that need no further copy to host memory.
+    - ``stored``: number of leading prompt blocks that are stored in host memory or being stored.
     - ``left``: block ids that the request held when it stopped running, until its next lookup.
-    - ``named``: number of its full blocks at the last update.
-    - ``jobs``: numbers of its copies in flight.
-    - ``over``: the request has ended and all its copies have started.
+    - ``named``: number of full blocks of the request at the last update.
+    - ``jobs``: numbers of the copies in flight of the request.
+    - ``over``: whether the request has ended and all its copies have started.
     """
 
     def __init__(self, r: RequestState) -> None:
@@ -66,9 +66,10 @@ class RequestOffloadState:
 class OffloadingConnector:
     """Copies between the GPU and host memory (``jobs``), numbered by their start.
 
-    When a request ends, its blocks can be reallocated even if they are still being copied
-    (``_fences``); a step that reuses such a block waits for the copy. ``behind`` is the reason why
-    the last lookup had no result yet. ``disk`` is the optional disk tier.
+    When a request ends, its blocks can be reallocated while they are still being copied;
+    ``_fences`` records these blocks, and a step that reuses one of them waits for the copy.
+    ``behind`` is the reason why the last lookup has no result yet. ``disk`` is the optional disk
+    tier.
     """
 
     def __init__(
@@ -100,11 +101,12 @@ class OffloadingConnector:
         self._shares[r.id] = RequestOffloadState(r)
 
     def matched(self, r: RequestState, here: int) -> int | None:
-        """Return the number of blocks of ``r`` in host memory or None if it is not known yet.
+        """Return the number of blocks of ``r`` that can be loaded from host memory; None if it is
+        not known yet.
 
-        The first ``here`` blocks are on the GPU and not counted. The result is None while the
+        The first ``here`` blocks are on the GPU and do not count. The result is None while the
         request has copies in flight, or while one of the blocks is being written, read or looked up
-        on disk. The scheduler then repeats the lookup in a later step.
+        on disk. The scheduler repeats the lookup in a later step.
         """
         share = self._shares[r.id]
         self.behind = "kv"
@@ -146,8 +148,9 @@ class OffloadingConnector:
         self._loads.append(load)
 
     def runs(self, r: RequestState) -> None:
-        """Record that a step computes tokens of ``r``, so that blocks of its prompt can be
-        stored."""
+        """Record that a step computes tokens of ``r``; blocks of its prompt can be stored
+        afterwards.
+        """
         prompt = r.prompt.prompt_tokens
         again = not self._rules.remembers_offered and r.computed < prompt
         if again or self._shares[r.id].stored < prompt // self._size:
@@ -185,9 +188,9 @@ class OffloadingConnector:
     ) -> KvCopies | None:
         """Return the copies that start with a step and the copies that the step waits for, or None.
 
-        ``given`` lists running requests with their lengths and scheduled tokens, in running order.
-        ``tables`` maps requests to block ids, ``taken`` are the ids of blocks allocated in this
-        step, and ``preempted`` are the ids of requests preempted in this step.
+        ``given`` lists the running requests in running order, with their lengths and scheduled
+        tokens. ``tables`` maps requests to block ids. ``taken`` are the ids of the blocks allocated
+        in this step, and ``preempted`` the ids of the requests preempted in this step.
         """
         flush = {job for i in preempted for job in self._shares[i].jobs}
         if self._fences:
@@ -263,9 +266,9 @@ class OffloadingConnector:
         return arrived
 
     def fingerprint(self) -> Hashable:
-        """Return the state that determines later steps.
+        """Return all state that determines later steps.
 
-        Copies are included without their numbers, because the numbers only grow.
+        Copies are included without their numbers, because the numbers only increase.
         """
         stored = tuple((i, share.stored, len(share.jobs)) for i, share in self._shares.items())
         jobs = tuple((job.owner, job.stores, len(job.keys)) for job in self.jobs.values())
@@ -305,8 +308,9 @@ class OffloadingConnector:
         return stores[-1].job
 
     def _touch(self, share: RequestOffloadState) -> None:
-        """Count a use of all full blocks of a request, unless the release counts uses at its
-        end."""
+        """Count a use of all full blocks of a request, unless the release counts uses when the
+        request ends.
+        """
         if not self._rules.counts_uses_at_end:
             r = share.r
             self._memory.name(r, share.named * self._size)

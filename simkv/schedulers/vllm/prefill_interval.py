@@ -1,5 +1,5 @@
 # mypyc: compile
-"""vLLM's ``prefill_schedule_interval``: limit prefills to every n-th step while requests decode."""
+"""vLLM's ``prefill_schedule_interval``: while requests decode, only every n-th step may prefill."""
 
 from __future__ import annotations
 
@@ -26,21 +26,25 @@ class PrefillInterval:
         return not self._backlog and self._since + 1 < self.steps
 
     def admitted(self, *, left_behind: bool) -> None:
-        """Record the end of an admission phase; ``left_behind``: requests stayed in the queue."""
+        """Record the end of an admission phase; ``left_behind`` is true if requests stayed in the
+        queue.
+        """
         self._backlog = left_behind
 
     def note_step(self, *, empty: bool, prefill: bool) -> None:
-        """Record a scheduled step: whether it is empty, and whether it contains a prefill."""
+        """Record a scheduled step: whether it is ``empty``, and whether it contains a
+        ``prefill``.
+        """
         self._since += not empty
         if prefill:
             self._since = 0
 
     def skipped(self, steps: int, *, waiting: bool) -> None:
-        """Record ``steps`` decode-only steps; ``waiting``: requests stay in the queue."""
+        """Record ``steps`` decode-only steps; ``waiting`` is true if requests stay in the queue."""
         self._since += steps
         if self._backlog or self._since >= self.steps:
-            self._backlog = waiting  # some of these steps allowed prefills
+            self._backlog = waiting  # prefills were allowed in some of these steps
 
     def fingerprint(self) -> Hashable:
-        """Return the state that determines later steps."""
+        """Return all state that determines later steps."""
         return min(self._since, self.steps), self._backlog

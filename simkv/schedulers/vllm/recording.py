@@ -1,7 +1,7 @@
 """Format of recorded vLLM decisions: one line per ``schedule`` call.
 
-In each iteration, the recorder schedules a step. If ``pipeline_depth`` batches are then in flight,
-it delivers the oldest one.
+In each iteration, the recorder schedules a step. If ``pipeline_depth`` batches are in flight after
+that, it delivers the results of the oldest one.
 """
 
 from __future__ import annotations
@@ -46,13 +46,14 @@ LATER_KNOBS = {
 def _config(header: RecordingLine) -> VllmConfig:
     """Return the config of a recording.
 
-    It has no start-up check, because the recorder ran the scheduler without one.
+    The checks of the engine's start-up are skipped, because the recorder ran the scheduler without
+    them.
     """
     ours = {"name", "variant", "rule", "startup_check", *COST_KNOBS}
     knobs = {knob.name for knob in fields(VllmConfig)} - ours
     recorded = header["config"]
     variant = recorded.get("variant", header["variant"])
-    if variant.startswith("v1-"):  # named setups of 0.33.0, with one layer group
+    if variant.startswith("v1-"):  # Named setups of 0.33.0, which have one layer group.
         variant, recorded = "0.33.0", {**recorded, "kv_cache_groups": [0]}
     # Defaults for knobs that the engine or an older recorder did not have.
     recorded = {"num_cpu_blocks": 0, **LATER_KNOBS, **recorded}
@@ -118,7 +119,7 @@ def _decide(scheduler: VllmScheduler) -> tuple[Batch, RecordingLine]:
 
 
 def _copies(config: VllmConfig, moves: KvCopies) -> RecordingLine:
-    """Return the KV copies of a batch as recording fields, in blocks.
+    """Return the KV copies of a batch as fields of a recording, in blocks.
 
     With a disk tier, each load also has the number of its blocks that were read from disk.
     """

@@ -1,5 +1,4 @@
-"""Settings of vLLM that some releases do not have, or that simkv does not model for all
-releases."""
+"""Settings of vLLM that some releases do not have, or that simkv models only for some releases."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ MODELLED = "not modelled for vLLM {{version}}, only since {since}; remove it"
 class ReleasedKnob(NamedTuple):
     """A setting that is available from release ``since`` on and before release ``until``.
 
-    Other releases accept only ``value``. ``why`` is the error message for releases before
+    Other releases accept only the value ``value``. ``why`` is the error message for releases before
     ``since``, and ``why_ended`` the one for releases from ``until`` on.
     """
 

@@ -1,12 +1,12 @@
 """Releases of vLLM, and the rules of its V1 scheduler that differ between them.
 
-Everything that depends on a release is stated here once: the recorded releases and, as a field of
-``VllmRules``, each rule with its meaning, its source and the releases in which it applies. A new
-release needs an entry in ``RELEASES``; a rule that it changes needs a ``since`` or ``until``
-(docs/how-to/follow-a-new-release.md).
+This module has all differences between releases: ``RELEASES`` lists the recorded releases, and each
+field of ``VllmRules`` is a rule with its meaning, its source and the releases in which it applies.
+A new release needs an entry in ``RELEASES``, and each rule that it changes needs a ``since`` or
+``until`` (docs/how-to/follow-a-new-release.md).
 
 Sources are files and names of vllm-project/vllm; a name without a file is in
-``vllm/v1/core/sched/scheduler.py``. All were read in the released code.
+``vllm/v1/core/sched/scheduler.py``. All sources refer to the released code.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from simkv.schedulers.rule_fields import rule
 class Release(NamedTuple):
     """A recorded release of vLLM.
 
-    ``commit`` is the commit that the release was built from. ``alike`` are other patch releases
-    whose random test cases the same rules reproduce. ``stands_for_minor``: a minor release without
-    a patch number, such as 0.27, means this release.
+    ``commit`` is the commit that the release was built from. ``alike`` lists other patch releases
+    with the same rules, as verified on their recordings of random test cases. ``stands_for_minor``
+    is true if a minor release without a patch number, such as 0.27, means this release.
     """
 
     commit: str
@@ -67,9 +67,9 @@ NEWEST = list(RELEASES)[-1]
 
 
 class FixedKnob(NamedTuple):
-    """The only value of a setting that a release accepts.
+    """The only value that a release accepts for a setting.
 
-    ``why`` is the error message for other values, in which ``{version}`` is replaced.
+    ``why`` is the error message for other values; ``{version}`` in it is replaced by the release.
     """
 
     value: object
@@ -91,8 +91,8 @@ _transfer = partial(rule, "KV from other replicas", knobs=("kv_connector",))
 class VllmRules:
     """Scheduling rules that differ between releases; the defaults belong to the oldest release.
 
-    ``fixed`` maps the settings that a release does not have, or for which it is not modelled, to
-    their only accepted values.
+    ``fixed`` maps each setting that a release does not have, or that is not modelled for it, to its
+    only accepted value.
     """
 
     fixed: Mapping[str, FixedKnob] = field(default_factory=dict)

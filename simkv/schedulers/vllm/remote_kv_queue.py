@@ -51,7 +51,7 @@ class RemoteKvQueue:
         self._rest.put_back(r)
 
     def hold(self, r: RequestState) -> None:
-        """Record that ``r`` holds blocks from now on, and set it aside for this step."""
+        """Record that ``r`` holds blocks from now on, and set ``r`` aside for this step."""
         if not self._apart:
             self._rest.set_aside(r)
             return
@@ -76,8 +76,9 @@ class RemoteKvQueue:
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class TakenBlocksMemory(VllmMemory):
-    """Block memory that records the ids of the blocks that a step allocates or shares
-    (``taken``)."""
+    """Block memory that records in ``taken`` the ids of the blocks that a step allocates or
+    shares.
+    """
 
     def __init__(self, config: VllmConfig, rules: VllmRules, *, tables: bool) -> None:
         super().__init__(config, rules, tables=tables)

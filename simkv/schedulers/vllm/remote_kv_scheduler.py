@@ -5,9 +5,9 @@ Source: ``vllm/v1/core/sched/scheduler.py``. If the KV of a waiting request can 
 request gets blocks for it and waits in the state ``WAITING_FOR_REMOTE_KVS``; no step computes its
 tokens. When the load is complete, the request can be admitted like any other request.
 
-With asynchronous scheduling, blocks that a step in flight writes to are freed when this step ends
-(``frees_when_steps_end``), and requests with such blocks cannot be preempted
-(``protects_in_flight``).
+With asynchronous scheduling, blocks to which a step in flight writes are freed only when that step
+ends (rule ``frees_when_steps_end``). Requests with such blocks cannot be preempted (rule
+``protects_in_flight``).
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ LOADING_REASONS = ("kv", "disk", "remote")
 class VllmRemoteKvScheduler(VllmScheduler):
     """Scheduler with requests that load KV, and with blocks that are freed later.
 
-    - ``_loading``: requests that hold blocks and wait for their KV; in ``_arrived``, it is
-      complete.
+    - ``_loading``: requests that hold blocks and wait for their KV. ``_arrived``: requests among
+      them whose KV is complete.
     - ``_ready``: requests that have their KV and do not run yet, with the number of their blocks in
       the prefix cache.
     - ``_gone``: requests whose clients disconnected during the load.
-    - ``_unfinished``: requests that load KV or compute their prompt.
+    - ``_unfinished``: requests that are loading KV or computing their prompt.
     - ``_freed``: requests whose blocks are freed later because a step in flight still writes to
       them, with the number of steps that must complete first.
     """
@@ -59,7 +59,7 @@ class VllmRemoteKvScheduler(VllmScheduler):
         self._gone: dict[int, RequestState] = {}
         self._unfinished: dict[int, RequestState] = {}
         self._freed: deque[tuple[int, RequestState]] = deque()
-        self._begun = self._over = 0  # steps that compute
+        self._begun = self._over = 0  # steps with scheduled tokens
         self._ending = False
 
     def complete(self, batch: Batch, ended: Collection[int]) -> Completion:
@@ -103,7 +103,7 @@ class VllmRemoteKvScheduler(VllmScheduler):
     ) -> AdmissionStep:
         """Start to load the KV of the first ``tokens`` tokens of ``r``, except for ``hits``.
 
-        Allocates the blocks for it. Returns "stops" if too few blocks are free.
+        Allocates the blocks for this KV. Returns "stops" if too few blocks are free.
         """
         if not self._fits(r, hits, tokens) or not self._leaves_reserved(hits, tokens):
             step.skip_request("blocks")
@@ -123,8 +123,9 @@ class VllmRemoteKvScheduler(VllmScheduler):
         return "steps aside"
 
     def _leaves_reserved(self, hits: CacheHits, tokens: int) -> bool:
-        """Return whether a load leaves enough blocks for all requests that load or compute
-        prompts."""
+        """Return whether, after a load, enough blocks stay free for all requests that load KV or
+        compute prompts.
+        """
         if not self.rules.reserves_for_prompts:
             return True
         size, cache = self.memory.block_size, self.memory.cache
@@ -194,9 +195,9 @@ class VllmRemoteKvScheduler(VllmScheduler):
         return batch
 
     def _first_held(self, step: ScheduleStep) -> Held:
-        """Return the first waiting request that is blocked for another reason than a load.
+        """Return the first waiting request that is blocked for a reason other than a load.
 
-        If there is none, return the head of the queue.
+        Without such a request, return the head of the queue.
         """
         for r in self.waiting:
             if step.batch.aside.get(r.id) not in LOADING_REASONS:

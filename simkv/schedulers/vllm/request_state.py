@@ -23,26 +23,28 @@ class RequestState:
 
     ``length`` is the number of prompt and delivered tokens. It never decreases, and the request
     ends at ``stop_length``. ``computed`` tokens have KV, including the tokens of steps in flight.
-    ``chunk``: the last step that scheduled the request did not compute all its known tokens.
+    ``chunk`` is true if the last step that scheduled the request did not compute all its known
+    tokens.
 
-    In flight: ``placeholders`` are output tokens to be delivered and ``in_flight`` tokens being
-    computed. ``stale`` is the number of tokens being computed whose blocks were already freed.
+    In flight: ``placeholders`` is the number of output tokens to be delivered, ``in_flight`` the
+    number of tokens being computed, and ``stale`` the number of tokens being computed whose blocks
+    were already freed.
 
-    Prefix cache: ``keys`` are the cache keys of its leading full blocks, as far as they were
-    needed. The first ``registered`` blocks of its block table are in the cache.
+    Prefix cache: ``keys`` are the cache keys of its leading full blocks that were needed so far.
+    The first ``registered`` blocks of its block table are in the cache.
 
     With layer groups (``window_memory.py``): ``gone`` is the number of blocks freed at the start of
     each block table. ``junction`` is the length of the longest prefix-cache hit of a single layer
     group, if it is longer than the common hit of all groups; else 0.
 
     With drafts (``speculative_decoding.py``): ``drafts`` is the number of draft tokens for the next
-    step. If ``discards_drafts``, the model rejects all of them. ``fresh``: the current step admits
-    the request. ``is_padded``: its first step reserves slots for drafts.
+    step. If ``discards_drafts``, the model rejects all of them. ``fresh`` is true if the current
+    step admits the request, and ``is_padded`` if its first step reserves slots for drafts.
 
     ``order`` is its position in the order of admission. ``joined`` is the step count of the decode
-    group when it joined; while it is a member, its own token counts do not change. ``deferred``: a
-    step skipped it for a reason that only steps of other requests can change, and it has not run
-    since.
+    group when the request joined it; while the request is a member, its own token counts do not
+    change. ``deferred`` is true if a step skipped the request for a reason that only steps of other
+    requests can change, and the request has not run since.
     """
 
     def __init__(self, prompt: Prompt, stop_length: int, content: TokenContent | None) -> None:
@@ -68,8 +70,8 @@ class FcfsQueue:
     """Waiting requests in arrival order; a preempted request returns to the front.
 
     A request that is set aside leaves the queue until ``restore_aside`` returns all such requests
-    to the front, in their old order or, with ``turned``, in reverse order. With ``apart``, they
-    form a separate queue ahead of all other requests, including preempted ones.
+    to the front, in their old order or, with ``turned``, in reverse order. With ``apart``, requests
+    that were set aside form a separate queue ahead of all other requests, including preempted ones.
     """
 
     def __init__(self, *, turned: bool = False, apart: bool = False) -> None:
@@ -118,7 +120,8 @@ class PriorityQueue:
     """Waiting requests sorted by (priority, arrival, id), smallest first."""
 
     def __init__(self) -> None:
-        self._requests: list[RequestState] = []  # reversed: a list pops fast at its end
+        # in reverse order, because ``list.pop`` is fast at the end of a list
+        self._requests: list[RequestState] = []
         self._aside: list[RequestState] = []
 
     def __len__(self) -> int:
@@ -157,8 +160,8 @@ class PriorityQueue:
 class HeapQueue(PriorityQueue):
     """Waiting requests by (priority, arrival) in a heap, as in vLLM up to 0.11.
 
-    vLLM crashes with a TypeError when the heap compares two requests of equal priority and arrival.
-    ``tied`` is set when this happens.
+    In vLLM, a comparison of two requests with equal priority and arrival raises TypeError. ``tied``
+    is set when this happens.
     """
 
     def __init__(self) -> None:

@@ -16,14 +16,14 @@ class ScheduleStep:
     - ``budget``: tokens that can still be scheduled; ``tokens``: tokens scheduled so far, by
       request.
     - ``threshold``: maximum number of tokens per request (0: no limit).
-    - ``hold``: whether prefills are excluded; ``prefill``: whether one was scheduled.
+    - ``hold``: whether prefills are excluded; ``prefill``: whether a prefill was scheduled.
     - ``blocks``: number of new blocks, by running request.
-    - ``why``: reason why the head of the queue was skipped, or None. The ``batch`` reports it.
-    - ``ran``, ``chunks``: whether running requests got tokens in this step, and whether any of
-      these tokens belong to a prompt; set when admission begins.
+    - ``why``: reason why the head of the queue was skipped, or None; reported in ``batch``.
+    - ``ran``: whether running requests got tokens in this step; ``chunks``: whether any of these
+      tokens belong to a prompt. Both are set when admission begins.
 
-    If a drafter needs ``slots`` tokens for each request, they count against ``inputs``, a second
-    limit of the step.
+    If a drafter needs ``slots`` tokens for each request, these tokens count towards ``inputs``, a
+    second token limit of the step.
     """
 
     def __init__(self, tokens: int, threshold: int, hold: bool, inputs: int, slots: int) -> None:
@@ -39,11 +39,11 @@ class ScheduleStep:
         self.batch = Batch()
 
     def spend(self, tokens: int, requests: int = 1) -> None:
-        """Take ``tokens`` tokens for ``requests`` requests from the budget."""
+        """Subtract ``tokens`` tokens for ``requests`` requests from the budget."""
         self.restore(-tokens, -requests)
 
     def restore(self, tokens: int, requests: int = 1) -> None:
-        """Give ``tokens`` tokens of ``requests`` requests back to the budget."""
+        """Return ``tokens`` tokens of ``requests`` requests to the budget."""
         self._left += tokens
         self.budget = self._left
         if self._slots:
@@ -60,8 +60,9 @@ class ScheduleStep:
         self.why = self.why or why
 
     def dispatch(self, group: Sized, drafts: SpeculativeDecoding | None) -> None:
-        """Count scheduled tokens as computed and write the batch rows of requests outside
-        ``group``."""
+        """Count the scheduled tokens as computed and write the batch rows of requests outside
+        ``group``.
+        """
         batch, decodes = self.batch, len(group)
         if drafts and self.tokens:
             drafts.begin(batch)
@@ -73,7 +74,7 @@ class ScheduleStep:
             r.computed += n
             r.in_flight += n
             r.chunk = r.computed < r.length + r.placeholders
-            decodes += emitted and not r.chunk  # recomputed outputs count as prefill
+            decodes += emitted and not r.chunk  # recomputed output tokens count as prefill
             if not r.chunk:
                 r.placeholders += 1 + drafted
                 batch.emits.append(r.id)

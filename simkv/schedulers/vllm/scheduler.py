@@ -1,17 +1,18 @@
 # mypyc: compile
 """vLLM's V1 scheduler, for a text-only model on one engine.
 
-There is no prefill phase and no decode phase: each request has tokens whose KV is not computed yet.
-A step distributes its token budget to the running requests first, then to the waiting ones. If a
-running request cannot get a block, the scheduler preempts the last running request (under priority
-the least urgent one). The victim keeps its tokens and recomputes their KV.
+The scheduler does not distinguish prefill and decode: each request has tokens whose KV is not
+computed yet. A step distributes its token budget to the running requests first, then to the waiting
+requests. If a running request cannot get a block, the scheduler preempts the last running request
+(under priority the least urgent one). The victim keeps its tokens and recomputes their KV.
 
 The asynchronous scheduler differs in one point: it schedules a step before the tokens of the
 previous step are known. ``RequestState`` counts tokens in flight, so one set of rules serves both.
 
-The code follows the newest release; ``VllmRules`` holds the differences of others. This module
-decides token counts, preemptions and admissions. ``VllmMemory`` owns blocks and the prefix cache,
-the queues own the order of waiting requests, and ``DecodeGroup`` owns decoding requests.
+The code follows the newest release; ``VllmRules`` has the differences of the other releases. This
+module decides token counts, preemptions and admissions. ``VllmMemory`` manages blocks and the
+prefix cache, the queue classes order the waiting requests, and ``DecodeGroup`` holds the decoding
+requests.
 """
 
 from __future__ import annotations
@@ -34,14 +35,16 @@ from simkv.schedulers.vllm.schedule_step import ScheduleStep
 from simkv.schedulers.vllm.scheduler_base import VllmSchedulerBase
 from simkv.schedulers.vllm.size_bucketed_queue import SizeBucketedQueue
 
-#: Result for a waiting request: it is admitted or starts to load KV; it is skipped and later
-#: requests are tried; or the admission phase stops.
+#: Result of an admission attempt: the request is admitted or starts to load KV; it is skipped and
+#: later requests are tried; or the admission phase stops.
 AdmissionStep = Literal["is taken", "steps aside", "stops"]
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class VllmScheduler(VllmSchedulerBase):
-    """Rules of ``vllm.v1.core.sched``: running requests first, then admissions, with one budget."""
+    """Scheduling rules of ``vllm.v1.core.sched``: running requests first, then admissions, with one
+    token budget.
+    """
 
     def schedule(self) -> Batch:
         """Schedule one step, as one call of the engine's ``schedule``."""
@@ -60,7 +63,7 @@ class VllmScheduler(VllmSchedulerBase):
     def _sat_out(self, step: ScheduleStep) -> list[str | None]:
         """Return the adapters of running requests that are skipped in this step.
 
-        The list is empty if they count against ``max_loras`` anyway.
+        The list is empty in releases where these adapters count towards ``max_loras``.
         """
         if self.rules.counts_all_loras or not self.config.enable_lora:
             return []
@@ -77,8 +80,9 @@ class VllmScheduler(VllmSchedulerBase):
         return threshold
 
     def _hold(self) -> bool:
-        """Return whether requests decode and the prefill interval excludes prefills from this
-        step."""
+        """Return whether this step excludes prefills: requests decode and the prefill interval has
+        not passed.
+        """
         return self.interval.too_early() and (
             len(self.decoding) > 0 or not all(r.chunk for r in self.catching_up.values())
         )
@@ -87,7 +91,7 @@ class VllmScheduler(VllmSchedulerBase):
         """Move requests into the decode group at their first decode, and out of it after their
         last."""
         if self.drafts:
-            return  # the number of accepted tokens is unknown
+            return  # the number of accepted draft tokens is unknown
         for r in self.decoding.stopped(self.decoding.scheduled):
             self._leave(r)
         for r in list(self.catching_up.values()):
@@ -140,14 +144,16 @@ class VllmScheduler(VllmSchedulerBase):
                 self._pass_over_after(r, len(self.running), step)
 
     def _running_to_visit(self, step: ScheduleStep) -> list[RequestState]:
-        """Return the requests to schedule one by one; the budget already covers all others."""
+        """Return the running requests to schedule one by one; the step's budget covers all other
+        running requests.
+        """
         group, memory = self.decoding, self.memory
         others = list(self.catching_up.values())
         if not group and memory.tables is not None:
             return others
         wanted = [self._next_tokens(r, step) for r in others]
         if len(group) + sum(wanted) > step.budget and not self._decodes_come_first(step):
-            # The budget does not cover the last requests: schedule each request by itself.
+            # The budget does not cover the last requests, so each request is scheduled by itself.
             for r in list(group.members.values()):
                 self._leave(r)
             others = list(self.catching_up.values())
@@ -183,7 +189,9 @@ class VllmScheduler(VllmSchedulerBase):
         return all(next(last) in self.catching_up for _ in range(len(self.catching_up)))
 
     def _next_tokens(self, r: RequestState, step: ScheduleStep) -> int:
-        """Return the number of tokens to compute for a running request; 0 skips it in this step."""
+        """Return the number of tokens to compute for a running request; 0 means that this step
+        skips it.
+        """
         if step.hold and r.chunk:
             return 0
         if self.drafts:
@@ -201,7 +209,7 @@ class VllmScheduler(VllmSchedulerBase):
         return r.placeholders > 0 and r.length + r.placeholders >= r.stop_length
 
     def _sees_the_end(self, r: RequestState) -> bool:
-        """Return whether ``r`` is not scheduled again once its last token is in flight."""
+        """Return whether ``r`` is not scheduled again after its last token is in flight."""
         at_most = r.length + r.placeholders >= self.config.max_model_len
         return self.rules.skips_last_token_in_flight or at_most
 
@@ -212,12 +220,13 @@ class VllmScheduler(VllmSchedulerBase):
         return max(self.running.values(), key=lambda r: (r.prompt.priority, r.prompt.arrival))
 
     def _gives_way(self, victim: RequestState) -> bool:  # noqa: ARG002
-        """Return whether ``victim`` can be preempted now; if not, no request is."""
+        """Return whether ``victim`` can be preempted now; if it cannot, no request is preempted."""
         return True
 
     def _preempt(self, r: RequestState, by: RequestState, step: ScheduleStep) -> None:
-        """Free all blocks of ``r`` and remove it from the step; its tokens in flight become
-        stale."""
+        """Free all blocks of ``r`` and remove ``r`` from the step; its tokens in flight become
+        stale.
+        """
         had = step.tokens.pop(r, 0)
         if r in self.decoding:
             self._leave(r)
@@ -242,14 +251,14 @@ class VllmScheduler(VllmSchedulerBase):
         step.skip_request("blocks")
 
     def _keep(self, r: RequestState) -> int:  # noqa: ARG002
-        """Return the number of tokens of a victim whose KV is retained."""
+        """Return the number of tokens of a victim whose KV stays valid."""
         return 0
 
     def _admit_waiting(self, step: ScheduleStep) -> None:
         """Admit waiting requests in order until one cannot be admitted.
 
-        With ``skip_blocked``, a request without blocks is only set aside and is tried first in the
-        next step.
+        With ``skip_blocked``, a request that lacks blocks does not stop the admission; it is set
+        aside and is tried first in the next step.
         """
         self._waiting_settled = True
         step.begin_admission()
@@ -272,16 +281,18 @@ class VllmScheduler(VllmSchedulerBase):
             and len(self.running) < self._max_running
         ):
             self._waiting_settled = False  # running requests may free blocks
-        # The interval may exclude a request next time that was set aside for lack of blocks.
-        turns = len(aside) > 1 and self.rules.reverses_skipped  # reverses their order in each step
+        # A request that was set aside for lack of blocks may be excluded by the prefill interval in
+        # the next step.
+        # the order of these requests is reversed in each step
+        turns = len(aside) > 1 and self.rules.reverses_skipped
         # The wait for an adapter is reported only while enough blocks are free for the request.
         told = self.rules.skip_blocked and bool(step.batch.aside)
         if stale or turns or told or (aside and self._holds) or self._may_be_hit_soon():
             self._waiting_settled = False
 
     def _consider(self, r: RequestState, step: ScheduleStep) -> AdmissionStep:
-        """Admit a waiting request if it is allowed and fits, and schedule its first tokens."""
-        if r.stale:  # its old step is still in flight: try the next request
+        """Try to admit a waiting request and schedule its first tokens."""
+        if r.stale:  # its previous step is still in flight: try the next request
             r.deferred = True
             step.skip_request("rule")
             return "steps aside"
@@ -334,8 +345,9 @@ class VllmScheduler(VllmSchedulerBase):
         return "is taken"
 
     def _next_waiting(self, step: ScheduleStep) -> RequestState | None:
-        """Return the waiting request to try next; None if all others need more blocks than are
-        free."""
+        """Return the waiting request to try next; None if all remaining requests need more blocks
+        than are free.
+        """
         if not isinstance(self.waiting, SizeBucketedQueue):
             return self.waiting.head()
         room = self.memory.room(running=len(self.running) > 0)
@@ -351,8 +363,7 @@ class VllmScheduler(VllmSchedulerBase):
         return None
 
     def _may_be_hit_soon(self) -> bool:
-        """Return whether blocks that decodes fill soon could become cache hits of a waiting
-        request."""
+        """Return whether decodes may soon fill blocks that a waiting request could reuse."""
         if not self.waiting or not self.memory.cache:
             return False
         if self.rules.skip_blocked:
@@ -360,16 +371,17 @@ class VllmScheduler(VllmSchedulerBase):
         return any(s.stream.startswith("o") for s in self.waiting.head().prompt.segments)
 
     def _fits(self, r: RequestState, hits: CacheHits, end: int) -> bool:
-        """Return whether ``r`` can be admitted with ``hits`` to compute its tokens up to
-        ``end``."""
+        """Return whether enough blocks are free to admit ``r`` with the cached blocks ``hits`` and
+        its tokens up to ``end``.
+        """
         return self.memory.fits(r, hits, end, running=len(self.running) > 0)
 
     def _grant(self, r: RequestState, n: int, blocks: int, step: ScheduleStep) -> None:
         """Schedule ``n`` tokens of ``r`` in this step, with ``blocks`` new blocks.
 
-        The blocks that the tokens fill are registered in the prefix cache at once, so requests in
-        the same step can hit them. They stay registered even if a preemption drops ``r`` from the
-        step and they are never computed.
+        The blocks that these tokens fill are registered in the prefix cache at once, so other
+        requests can reuse them in the same step. The blocks stay registered even if a preemption
+        removes ``r`` from the step, so that their KV is never computed (an engine bug).
         """
         self.memory.take(r, blocks, r.computed + n)
         self.memory.register(r, min(r.computed + n, r.length))

@@ -38,10 +38,10 @@ from simkv.schedulers.vllm.window_memory import WindowMemory
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class VllmSchedulerBase:
-    """Requests in the engine: ``waiting``, and ``running`` in the order of admission.
+    """Requests in the engine: ``waiting`` in queue order and ``running`` in the order of admission.
 
-    Running requests are either ``decoding`` in lockstep or ``catching_up``: in prefill, or waiting
-    for their last token.
+    A running request is either ``decoding`` in lockstep with others, or ``catching_up``: in
+    prefill, or waiting for its last token.
     """
 
     def __init__(
@@ -58,7 +58,8 @@ class VllmSchedulerBase:
         self.names = SharedTokenIndex(config.block_size, shared=self.memory.cache is not None)
         self.waiting: FcfsQueue | PriorityQueue | SizeBucketedQueue | RemoteKvQueue
         self.waiting = build_queue(config.policy, rules)
-        # The bucketed queue skips requests unseen, so only a lack of blocks may block them.
+        # The bucketed queue skips requests without examining them, so a lack of blocks must be the
+        # only reason to skip.
         self._holds = config.prefill_schedule_interval > 1
         if rules.skip_blocked and config.enable_chunked_prefill and not self._holds:
             self.waiting = SizeBucketedQueue(self._least, priority=config.policy == "priority")
@@ -75,7 +76,7 @@ class VllmSchedulerBase:
         self._refused: list[int] = []
         self._tokens_delivered = 0
         self._newest = Batch()
-        # Whether a step with decodes only would admit no waiting request.
+        # Whether a decode-only step would admit no waiting request.
         self._waiting_settled = False
 
     def add(self, prompt: Prompt) -> None:
@@ -97,8 +98,8 @@ class VllmSchedulerBase:
     def complete(self, batch: Batch, ended: Collection[int]) -> Completion:
         """Deliver the batch's tokens and free requests that ended, by a stop token or by length.
 
-        A token in flight at the preemption of its request still counts. A token of a request that
-        has ended or was aborted is dropped.
+        If a request was preempted while a token was in flight, the token still counts. A token of a
+        request that has ended or was aborted is dropped.
         """
         group, late, live = self.decoding, self.decoding.arrive(), self._live
         stopped: list[RequestState] = []
@@ -108,7 +109,7 @@ class VllmSchedulerBase:
             stopped = group.stopped(group.delivered)
         completion = Completion([], [])
         if not (stopped or ended or late or batch.scheduled):
-            return completion  # only the decode group gets tokens
+            return completion  # only members of the decode group get tokens
         rows, emits = dict(batch.scheduled), set(batch.emits)
         for r in late:
             rows[r.id] = 1
@@ -121,7 +122,7 @@ class VllmSchedulerBase:
                 continue
             length = group.length(r) if r in group else r.length
             if lasting and not (self.drafts and self.drafts.late):
-                self.memory.register(r, length - 1)  # all but the new token have KV now
+                self.memory.register(r, length - 1)  # all tokens except the new one have KV now
             if length >= r.stop_length or r.id in ended:
                 self._remove(r)
                 completion.finished.append(r.id)
@@ -201,9 +202,9 @@ class VllmSchedulerBase:
     def fingerprint(self) -> Hashable:
         """Return the state that determines the following steps if no request arrives or is aborted.
 
-        The running requests determine the waiting ones. Under fcfs running and then waiting
-        requests form one sequence (unless requests can be skipped), and under priority the waiting
-        queue is sorted.
+        The order of the waiting requests is usually not included, because the running requests
+        determine it: under fcfs, the running requests followed by the waiting requests form one
+        sequence (unless requests can be skipped), and under priority the waiting queue is sorted.
         """
         running = tuple(
             (r.id, self._computed(r), r.placeholders, r.in_flight, r.drafts)
@@ -217,8 +218,9 @@ class VllmSchedulerBase:
         return (self._tokens_delivered, running, tuple(waiting), paced, blocks)
 
     def _left_behind(self) -> bool:
-        """Return whether a waiting request is not ``deferred``; False without a prefill
-        interval."""
+        """Return whether a waiting request is not ``deferred``; always False without a prefill
+        interval.
+        """
         return self._holds and any(not r.deferred for r in self.waiting)
 
     def _release(self, r: RequestState, unused: int = 0) -> None:
@@ -226,7 +228,9 @@ class VllmSchedulerBase:
         self.memory.release(r, unused)
 
     def _leave(self, r: RequestState) -> None:
-        """Remove ``r`` from the decode group; its tokens in flight are delivered individually."""
+        """Remove ``r`` from the decode group; its tokens in flight are delivered one request at a
+        time.
+        """
         self.decoding.part(r)
         self.catching_up[r.id] = r
 
@@ -268,7 +272,7 @@ class VllmSchedulerBase:
 def build_memory(config: VllmConfig, rules: VllmRules, *, tables: bool) -> VllmMemory:
     """Build the block memory for the configured layer groups, drafter and KV offloading.
 
-    With ``tables``, blocks have ids even if no feature needs them.
+    With ``tables``, blocks have ids even if no feature needs ids.
     """
     if config.num_speculative_tokens:
         return DraftMemory(config, rules)

@@ -1,4 +1,4 @@
-"""Options of ``vllm serve``: conversions to fields of a scenario, and options without a model.
+"""Options of ``vllm serve``: conversions to scenario fields, and options that are not modelled.
 
 ``server_options.json`` lists the options of the wheels 0.9.0 to 0.33.0
 (``vllm/engine/arg_utils.py`` and ``cli_args.py`` of the entry points).
@@ -17,10 +17,12 @@ CACHE_LINES = (
     r"num_gpu_blocks(?:_override)?[=: ]+(?P<blocks>[1-9][\d,]*)\b",
     r"GPU KV cache size: (?P<tokens>[\d,]+) tokens",
 )
-#: Weight formats of ``--quantization``; checkpoints in other formats state their own.
+#: Weight formats that ``--quantization`` can set; for other formats, the checkpoint's config states
+#: the format.
 QUANTIZED = {"fp8": "fp8", "modelopt": "fp8", "modelopt_fp4": "nvfp4", "mxfp4": "mxfp4"}
 QUANTIZED |= dict.fromkeys(("awq", "awq_marlin", "gptq", "gptq_marlin"), "int4")
-#: Speculative methods by the method of the engine's config that has the same scheduling.
+#: Speculative methods in a scenario, by the method in vLLM's config that is scheduled in the same
+#: way.
 DRAFTS = {"eagle": "eagle", "eagle3": "eagle", "mtp": "mtp"}
 DRAFTS |= {"ngram": "ngram", "draft_model": "draft_model"}
 
@@ -85,7 +87,7 @@ def _speculative(config: Any) -> FieldValues:
         raise NotModelled("expected a JSON mapping")
     drafts, model = config.get("num_speculative_tokens"), str(config.get("model", ""))
     method = str(config.get("method") or ("ngram" if "ngram" in model else ""))
-    if not method:  # as vLLM detects it from the name of the draft model
+    if not method:  # vLLM detects this method from the name of the draft model
         method = "eagle" if "eagle" in model.lower() else "draft_model"
     if method.endswith("_mtp"):
         method = "mtp"
@@ -128,7 +130,10 @@ def _transfer(config: Any) -> FieldValues:
 
 
 def place_ranks(ranks: RankOptions) -> Mapping[str, Any]:
-    """Return hardware and fleet: ranks of a mixture of experts share the experts, in lockstep."""
+    """Return the hardware and fleet fields for data-parallel ranks.
+
+    The ranks of a mixture-of-experts model share the experts and step together.
+    """
     found: dict[str, Any] = {"hardware.tp": ranks.tp}
     experts = bool(ranks.options.get("--enable-expert-parallel"))
     if ranks.experts and experts and ranks.tp * ranks.dp > 1:
@@ -141,7 +146,8 @@ def place_ranks(ranks: RankOptions) -> Mapping[str, Any]:
     return found
 
 
-#: Interval (s) at which data-parallel ranks report their queues to the load balancer.
+#: Interval (s) at which data-parallel ranks report the lengths of their queues to the load
+#: balancer.
 BALANCER_S = 0.1
 
 OPTIONS = LaunchOptions(

@@ -1,5 +1,7 @@
 # mypyc: compile
-"""Waiting queue that skips requests that cannot fit, for rules that try later requests."""
+"""Waiting queue that skips requests that cannot fit, for rules under which later requests are
+tried.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +16,17 @@ from simkv.core.request import Prompt
 from simkv.core.scheduler_protocol import blocks_for
 from simkv.schedulers.vllm.request_state import RequestState
 
-#: Position of a request in the queue, smallest first; the last item is the request's id.
+#: Position of a request in the queue; the smallest is first, and the last item is the request id.
 QueuePosition = tuple[float, ...]
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class SizeBucketedQueue:
-    """Waiting requests in buckets by the number of blocks (``least``) that they need at minimum.
+    """Waiting requests in buckets by ``least``, the minimum number of blocks that they need.
 
-    A bucket has the order of ``FcfsQueue``, or with ``priority`` of ``PriorityQueue``. The cost of
-    ``first`` therefore depends on the number of buckets, not of requests.
+    Within a bucket, requests have the order of ``FcfsQueue`` or, with ``priority``, of
+    ``PriorityQueue``. The cost of ``first`` therefore depends on the number of buckets instead of
+    the number of requests.
     """
 
     def __init__(self, least: Callable[[RequestState], int], *, priority: bool) -> None:
@@ -86,10 +89,10 @@ class SizeBucketedQueue:
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class SharedTokenIndex:
-    """Streams of other requests that prompts reference, which can become hits of waiting requests.
+    """Token streams of requests that the prompts of other requests reference.
 
-    ``others`` and ``outputs`` are true if any prompt references another request's prompt or any
-    output.
+    Waiting requests may find these tokens in the prefix cache. ``others`` is true if any prompt
+    references another request's prompt, and ``outputs`` if any prompt references an output.
     """
 
     def __init__(self, block_size: int, *, shared: bool) -> None:
@@ -97,7 +100,9 @@ class SharedTokenIndex:
         self.others = self.outputs = False
 
     def see(self, prompt: Prompt) -> None:
-        """Record the streams that a new prompt references, except its own and common prefixes."""
+        """Record the streams that a new prompt references, except its own stream and common
+        prefixes.
+        """
         if not self._shared:
             return
         streams = {segment.stream for segment in prompt.segments}
@@ -106,12 +111,12 @@ class SharedTokenIndex:
         self.others |= any(stream[0] in "uo" for stream in others)
 
     def least(self, r: RequestState) -> int:
-        """Return the minimum number of free blocks to admit a waiting request, for any cache
-        content.
+        """Return the minimum number of free blocks to admit a waiting request, whatever the cache
+        contains.
 
-        These are the blocks of its own prompt, unless other prompts reference its tokens
-        (``others``). The result is 0 for a request whose previous step is still in flight: it is
-        always tried.
+        This is the number of blocks of its own prompt, or fewer if other prompts reference its
+        tokens (``others``). The result is 0 for a request whose previous step is still in flight:
+        it is always tried.
         """
         if r.stale:
             return 0

@@ -38,7 +38,7 @@ def build(
 ) -> VllmScheduler:
     """Build the scheduler of ``config.variant``, or one with the given ``rules``.
 
-    With ``tables``, blocks have ids even if no feature needs them.
+    With ``tables``, blocks have ids even if no feature needs ids.
     """
     if config.offloads:
         from simkv.schedulers.vllm.offload_scheduler import VllmOffloadScheduler

@@ -1,10 +1,10 @@
 # mypyc: compile
 """Speculative decoding: a drafter proposes tokens and the model verifies them in one step.
 
-A decoding request computes its next token and its drafts. The model accepts a prefix of the drafts;
-the scheduler takes back the rest. A synchronous scheduler knows the drafts when it schedules. The
-asynchronous one reserves ``num_speculative_tokens`` placeholders, and gets the number of accepted
-tokens one step later.
+A step of a decoding request computes its next token and its draft tokens ("drafts"). The model
+accepts a prefix of the drafts; the scheduler removes the rest. A synchronous scheduler knows the
+drafts when it schedules. The asynchronous scheduler reserves ``num_speculative_tokens``
+placeholders and learns the number of accepted tokens one step later.
 
 Source: ``Scheduler`` and ``AsyncScheduler`` (vllm/v1/core/sched), since 0.12.0.
 """
@@ -24,8 +24,8 @@ class SpeculativeDecoding:
     """Token counts of requests with drafts, and the result of verification.
 
     ``most`` is the number of drafts per request and step. ``slots`` is the number of tokens of a
-    step reserved for the drafter per request. ``late``: accepted tokens are cached only in the next
-    step of the request.
+    step that are reserved for the drafter per request. ``late`` is true if accepted tokens are
+    cached only in the next step of the request.
     """
 
     def __init__(self, config: VllmConfig, rules: VllmRules) -> None:
@@ -36,7 +36,7 @@ class SpeculativeDecoding:
         self._rules = rules
         self._longest = config.max_model_len
         # A synchronous draft model also proposes drafts for unfinished prompts. The n-gram drafter
-        # proposes none and clears earlier drafts.
+        # proposes none for them and clears earlier drafts.
         ngrams, alone = config.speculative_method == "ngram", config.depth == 1
         self._for_chunks = rules.drafts_for_chunks and alone and not ngrams
         self._stay = not (alone and ngrams)
@@ -51,17 +51,19 @@ class SpeculativeDecoding:
         Tokens beyond ``max_model_len`` are not counted.
         """
         prompt = r.prompt
-        sure = r.computed + 2 - r.placeholders  # length if all drafts in flight are rejected
+        sure = r.computed + 2 - r.placeholders  # total length if all drafts in flight are rejected
         if r.placeholders > 0 and sure >= prompt.prompt_tokens + prompt.max_tokens:
             return 0
         wanted = r.length + r.placeholders + r.drafts - r.computed
         return min(wanted, self._longest - r.computed - 1)
 
     def count_padded_tokens(self, start: int, ran: bool, chunks: bool, budget: int) -> int:
-        """Return the tokens for a waiting request with one token to compute after ``start``.
+        """Return the number of tokens to schedule for a waiting request with one token to compute
+        after ``start``.
 
-        The request is padded to the token count of requests that ``ran`` in this step, unless the
-        step contains ``chunks`` of prompts. Returns 0 if it cannot be admitted.
+        The request is padded with draft slots to the token count of requests that ``ran`` in this
+        step, unless the step contains ``chunks`` of prompts. Returns 0 if the request cannot be
+        admitted.
         """
         rules = self._rules
         alike = (
@@ -77,7 +79,7 @@ class SpeculativeDecoding:
     def verified(self, r: RequestState, n: int, batch: Batch) -> int:
         """Return the number of drafts among the ``n`` tokens of ``r``, and record it in the
         batch."""
-        # vLLM counts all drafts, even if the end of a block shortens the step.
+        # vLLM counts all drafts, even if the step is shortened at the end of a block.
         drafted = self.most if r.is_padded else n + r.computed - r.length - r.placeholders
         r.is_padded = False
         if drafted <= 0:
@@ -89,26 +91,28 @@ class SpeculativeDecoding:
         return drafted
 
     def propose(self, r: RequestState) -> None:
-        """Set the drafts of ``r`` for its next step, after this step was scheduled."""
+        """Set the drafts of ``r`` for its next step, after the current step was scheduled."""
         fresh, r.fresh = r.fresh, False
         if not r.chunk or self._for_chunks:
             r.drafts, r.discards_drafts = self.most, r.chunk
         elif fresh and r.drafts and self._stay:
-            r.discards_drafts = True  # drafts from before its preemption
+            r.discards_drafts = True  # these drafts are from before a preemption of the request
         else:
             r.drafts = 0
 
     def preempted(self, r: RequestState, had: int) -> None:
-        """Discard the drafts of the preempted ``r`` if this step scheduled tokens of it (``had``).
+        """Discard the drafts of the preempted request ``r`` if this step had scheduled tokens of
+        ``r`` (``had``).
 
-        Releases without ``keeps_preempted_drafts`` always discard them.
+        Releases without ``keeps_preempted_drafts`` always discard the drafts.
         """
         if had or not self._rules.keeps_preempted_drafts:
             r.drafts = 0
 
     def deliver(self, r: RequestState, batch: Batch, *, stale: bool) -> int:
-        """Return the number of tokens that ``r`` got in a completed batch; take back rejected
-        drafts."""
+        """Return the number of tokens that ``r`` got in a completed batch; remove its rejected
+        drafts.
+        """
         drafted = batch.drafted
         if drafted is None or r.id not in drafted.tokens:
             return 1

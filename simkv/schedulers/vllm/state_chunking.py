@@ -1,9 +1,10 @@
 # mypyc: compile
-"""Chunk ends of prompts for models with states, aligned so that the prefix cache can store states.
+"""Chunks of prompts for models with recurrent states, aligned to blocks so that the prefix cache
+can store the states.
 
-A state is written at the end of a chunk and can be found at the end of a block, so vLLM aligns
-chunks to blocks. Source: ``Scheduler._mamba_block_aligned_split`` since 0.21.0, for groups
-of one block size and without drafts.
+The model writes a state at the end of a chunk, and the prefix cache stores states at the end of a
+block, so vLLM ends chunks at block ends. Source: ``Scheduler._mamba_block_aligned_split`` since
+0.21.0, for groups of one block size and without drafts.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from simkv.schedulers.vllm.request_state import RequestState
 def has_inner_state(start: int, end: int, proof: int, size: int) -> bool:
     """Return whether the kernel also writes a state inside the chunk from ``start`` to ``end``.
 
-    The kernel writes it at the last block end before token ``proof``, if this is at least one block
-    after ``start``. ``start``, ``end`` and the block ``size`` are in tokens.
+    The kernel writes the state at the last block end before token ``proof``, if this block end is
+    at least one block after ``start``. ``start``, ``end`` and the block ``size`` are in tokens.
     """
     last = (proof - 1) // size * size
     reaches = blocks_for(end, size) > start // size + 1
@@ -29,7 +30,9 @@ def has_inner_state(start: int, end: int, proof: int, size: int) -> bool:
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class StateChunking:
-    """Cut chunks at the ends of blocks of ``size`` tokens; all counts are in tokens."""
+    """Move the ends of chunks to the ends of blocks of ``size`` tokens; all counts are in
+    tokens.
+    """
 
     def __init__(self, config: VllmConfig, rules: VllmRules) -> None:
         self.size = config.block_size
@@ -42,17 +45,18 @@ class StateChunking:
         self._within = config.mamba_prefill_checkpoints
 
     def clip(self, r: RequestState, start: int, n: int, *, waits: bool) -> int:
-        """Return how many of the ``n`` tokens after ``start`` to compute; 0 if they reach no block
-        end.
+        """Return how many of the ``n`` tokens after ``start`` to compute; 0 if the chunk reaches no
+        block end.
 
-        ``waits``: these are the first tokens of ``r``, and its hit is known.
+        ``waits`` is true if these are the first tokens of ``r`` and its prefix-cache hit is known.
         """
         prefill = max(r.prompt.prompt_tokens, r.length - 1)
         if start >= prefill:
             return n
         size, end = self.size, start + n
-        last = (r.length - self._left) // size * size  # the last block end with a reusable state
-        if self._drops:  # one block before the last one of the other groups
+        # the last block end at which a reusable state exists
+        last = (r.length - self._left) // size * size
+        if self._drops:  # one block before the last block of the other groups
             last = r.length // size * size - size
         if end < (prefill if self._wide else last):
             aligned = end // size * size

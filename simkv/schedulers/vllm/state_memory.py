@@ -1,9 +1,9 @@
 # mypyc: compile
 """Block memory of models in which some layers have a state (``mamba`` groups).
 
-Mamba and linear attention layers have a state of all previous tokens. It fills one block, whatever
-their number. ``MambaManager`` of ``single_type_kv_cache_manager.py`` in ``vllm/v1/core`` (since
-0.21.0) stores states in three ways (``mamba_cache_mode``):
+Mamba and linear attention layers have one state for all previous tokens. A state fills one block,
+whatever the number of tokens. ``MambaManager`` in ``vllm/v1/core/single_type_kv_cache_manager.py``
+(since 0.21.0) stores states in one of three ways (``mamba_cache_mode``):
 
 - Without a prefix cache, a request holds one block in such a group from admission to end.
 - ``align``: a chunk writes its state into a new block at the position of its last token in the
@@ -13,8 +13,9 @@ their number. ``MambaManager`` of ``single_type_kv_cache_manager.py`` in ``vllm/
 - ``all``: a state is written for each block. For block allocation this equals a window of two
   tokens.
 
-With drafts, a request has one ``spare`` block per draft after the newest state, since verification
-continues from the state after one of the drafts. Spare blocks move along at the end of the table.
+With drafts, a request has one ``spare`` block per draft after the newest state, because
+verification continues from the state after the last accepted draft. The spare blocks stay at the
+end of the table when it grows.
 """
 
 from __future__ import annotations
@@ -35,10 +36,11 @@ from simkv.schedulers.vllm.window_memory import WindowMemory
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class StateTable:
-    """Occupied ``places`` in each state table of a request, which has ``length`` positions.
+    """Positions that hold a block (``places``) in each state table of a request; ``length`` is the
+    number of positions.
 
-    ``older`` is the position of the state before the newest one; -1 if there was none. ``begun``:
-    all ``spare`` blocks are allocated.
+    ``older`` is the position of the state before the newest one; -1 if there is none. ``begun`` is
+    true if all ``spare`` blocks are allocated.
     """
 
     def __init__(self, hit: int, spare: int = 0) -> None:
@@ -49,7 +51,8 @@ class StateTable:
         self.begun = False
 
     def lacks(self, blocks: int, within: int) -> int:
-        """Return the number of blocks to allocate for a newest state at position ``blocks`` - 1.
+        """Return the number of blocks to allocate so that the newest state is at position
+        ``blocks`` - 1.
 
         ``within`` adds blocks for states inside the chunk. The result is negative if rejected
         drafts left extra blocks; vLLM subtracts these from the needs of other groups.
@@ -58,8 +61,8 @@ class StateTable:
         return min(blocks + self.spare - self.length, most)
 
     def reach(self, blocks: int, within: int) -> tuple[list[int], int]:
-        """Extend the table to a newest state at position ``blocks`` - 1, with ``within`` states
-        before it.
+        """Extend the table so that the newest state is at position ``blocks`` - 1, with ``within``
+        states before it.
 
         Returns the indices of blocks that move to the end, in order, and the number of new blocks
         after them.
@@ -85,15 +88,16 @@ class StateTable:
         return moved, new
 
     def writes_within(self, blocks: int) -> bool:
-        """Return whether a chunk that ends in block ``blocks`` - 1 has a position for an inner
-        state."""
+        """Return whether a chunk that ends in block ``blocks`` - 1 has a free position for a state
+        inside the chunk.
+        """
         place = blocks - 2
         scratch = self.begun and place >= self.length - self.spare
         return place >= self.length or scratch or place not in self.places
 
     def behind(self, blocks: int, *, gaps: bool) -> list[list[int]]:
-        """Return the positions to free when the newest token is in the last of ``blocks``, as two
-        lists.
+        """Return the positions to free, as two lists, when the newest token is in the last of
+        ``blocks`` blocks.
 
         The first list ends at the first gap, unless ``gaps`` is true.
         """
@@ -108,10 +112,10 @@ class StateTable:
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class StateMemory(WindowMemory):
-    """Block tables of several groups; those in ``_single`` have one state at a time.
+    """Block tables of several groups; the groups in ``_single`` have one state at a time.
 
-    ``_tables`` are by request. ``_fresh`` holds the keys of states registered in this step. The
-    next chunk of the requests in ``_within`` writes an additional state.
+    ``_tables`` maps request ids to state tables. ``_fresh`` holds the keys of states registered in
+    this step. The next chunk of each request in ``_within`` writes an additional state.
     """
 
     def __init__(self, config: VllmConfig, rules: VllmRules) -> None:
@@ -153,13 +157,15 @@ class StateMemory(WindowMemory):
         return sum(self._single)
 
     def fits(self, r: RequestState, hits: CacheHits, end: int, *, running: bool) -> bool:
-        """Return whether ``r`` can be admitted with ``hits`` to compute its tokens up to
-        ``end``."""
+        """Return whether enough blocks are free to admit ``r`` with the cached blocks ``hits`` and
+        its tokens up to ``end``.
+        """
         return not self.has_unready_hits(r, hits) and super().fits(r, hits, end, running=running)
 
     def has_unready_hits(self, r: RequestState, hits: CacheHits) -> bool:
-        """Return whether ``hits`` are written in this step and therefore usable only from the
-        next."""
+        """Return whether this step writes a state in ``hits``, which is then usable only from the
+        next step on.
+        """
         last = hits.tokens // self.block_size - 1
         return last >= 0 and r.keys[last] in self._fresh
 
@@ -169,7 +175,7 @@ class StateMemory(WindowMemory):
         self._tables[r.id] = StateTable(hits.tokens // self.block_size, self._spare)
 
     def free_unneeded(self, r: RequestState, computed: int, in_flight: int) -> None:
-        """Free blocks that have left the windows, and older states, group by group."""
+        """Free blocks that have left the windows, and states older than needed, group by group."""
         tokens = computed - in_flight if self._processed else computed
         table, turns = self._tables[r.id], list[list[int]]()
         if self._mode == "align":
@@ -212,12 +218,12 @@ class StateMemory(WindowMemory):
         self._tables.pop(r.id, None)
 
     def fingerprint(self) -> Hashable:
-        """Return the state that determines later allocations."""
+        """Return all state that determines later allocations."""
         tables = ((i, tuple(t.places), t.length, t.older) for i, t in self._tables.items())
         return super().fingerprint(), tuple(tables)
 
     def _states_to(self, end: int) -> int:
-        """Return the number of table positions up to the state after the token ``end``."""
+        """Return the number of table positions up to the state after token ``end``."""
         return 1 if self._mode == "none" else blocks_for(end, self.block_size)
 
     def _in_all(self, start: int, end: int) -> int:

@@ -1,19 +1,20 @@
 # mypyc: compile
-"""vLLM's V1 scheduler with a KV connector: prefill replicas send KV, decode replicas load it.
+"""vLLM's V1 scheduler with a KV connector: prefill replicas send KV, and decode replicas load it.
 
-Source: vllm-project/vllm, ``vllm/v1/core/sched/scheduler.py`` with the scheduler's side of
-the NIXL connector, which reads from the other replica
-(``vllm/distributed/kv_transfer/kv_connector/v1/nixl/pull_scheduler.py``). ``VllmRules`` holds the
+Source: vllm-project/vllm, ``vllm/v1/core/sched/scheduler.py`` with the scheduler's side of the NIXL
+connector, which reads from the other replica
+(``vllm/distributed/kv_transfer/kv_connector/v1/nixl/pull_scheduler.py``). ``VllmRules`` has the
 differences of other releases.
 
-- Prefill: a finished request retains its blocks until they have been read (``request_finished``
-  returns ``delay_free_blocks``; ``finished_sending`` frees them). An aborted request does not.
-- Decode: the replica loads the KV of the whole prompt, except for prefix-cache hits. Then it
-  computes the last prompt token, which yields the first output. After a preemption it recomputes
-  everything itself.
+- Prefill: a finished request keeps its blocks until the decode replica has read them
+  (``request_finished`` returns ``delay_free_blocks``; ``finished_sending`` frees them). An aborted
+  request frees its blocks at once.
+- Decode: the replica loads the KV of the whole prompt, except for prefix-cache hits. Then the
+  decode replica computes the last prompt token, which yields the first output. After a preemption,
+  it recomputes the prompt itself.
 
-If KV can be sent, tokens in flight of a victim are discarded, and the victim does not wait for
-them.
+On replicas that can send KV, the tokens in flight of a preempted request are discarded, and the
+request does not wait for them.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ from simkv.schedulers.vllm.scheduler import AdmissionStep
 class VllmTransferScheduler(VllmRemoteKvScheduler):
     """Scheduler of replicas that send KV (``keep``, ``sent``) or load it (``fetch``, ``loaded``).
 
-    Blocks of the requests in ``sends`` can be read since the newest step. ``_dropped`` counts the
-    tokens in flight to discard, by request.
+    ``sends`` are the requests whose blocks other replicas can read since the newest step.
+    ``_dropped`` maps request ids to the number of tokens in flight to discard.
     """
 
     def __init__(
@@ -65,8 +66,9 @@ class VllmTransferScheduler(VllmRemoteKvScheduler):
     # Sending KV.
 
     def keep(self, request_id: int) -> None:
-        """Retain the blocks of this request after its end, until ``sent``; call before adding
-        it."""
+        """Keep the blocks of this request after its end until ``sent`` is called; call this before
+        adding the request.
+        """
         self._keeps.add(request_id)
 
     def sent(self, request_id: int) -> None:
@@ -84,7 +86,7 @@ class VllmTransferScheduler(VllmRemoteKvScheduler):
     # Loading KV.
 
     def fetch(self, request_id: int) -> None:
-        """Load the KV of this request from another replica; call before adding it."""
+        """Load the KV of this request from another replica; call this before adding the request."""
         self._elsewhere.add(request_id)
 
     def loaded(self, request_id: int) -> None:
@@ -105,7 +107,7 @@ class VllmTransferScheduler(VllmRemoteKvScheduler):
         return turn
 
     def _least(self, r: RequestState) -> int:  # noqa: ARG002
-        return 0  # a request with loaded KV has blocks
+        return 0  # a request with loaded KV already has blocks
 
     # Preemption and release of blocks.
 
@@ -125,7 +127,7 @@ class VllmTransferScheduler(VllmRemoteKvScheduler):
 
     def _sort_out_decodes(self) -> None:
         if not self._drops or self.pipeline_depth == 1:
-            super()._sort_out_decodes()  # else any token may be discarded
+            super()._sort_out_decodes()  # in other states, any token may be discarded
 
     def _release(self, r: RequestState, unused: int = 0) -> None:
         if self._ending and r.id in self._keeps:
@@ -138,7 +140,7 @@ class VllmTransferScheduler(VllmRemoteKvScheduler):
     def _remove(self, r: RequestState) -> None:
         if r.id in self._elsewhere:
             self._elsewhere.discard(r.id)
-            self._loads.append((r.id, 0))  # notifies the sending replica
+            self._loads.append((r.id, 0))  # notify the sending replica
         self._dropped.pop(r.id, None)
         super()._remove(r)
 
@@ -152,7 +154,9 @@ class VllmTransferScheduler(VllmRemoteKvScheduler):
 
     @property
     def awaits_kv(self) -> bool:
-        """Whether a KV transfer is in flight, so that a halt is temporary."""
+        """Whether a KV transfer is in flight, so that a step without scheduled requests is not a
+        deadlock.
+        """
         return bool(self._kept or self._gone or self._loading.keys() - self._arrived)
 
     def fingerprint(self) -> Hashable:

@@ -15,7 +15,9 @@ from simkv.schedulers.vllm.release_rules import NEWEST, RELEASES, FixedKnob, Vll
 
 
 class Proposal(NamedTuple):
-    """An unreleased change of a release: changed ``rules``, and knobs not modelled with it."""
+    """An unreleased change of a release: its ``rules``, and the knobs that are not modelled with
+    it.
+    """
 
     base: str
     rules: Mapping[str, Any]
@@ -74,14 +76,14 @@ def _propose(proposal: Proposal) -> VllmRules:
 RELEASED = list(RELEASES)[::-1]
 #: The variant of each minor release, newest first.
 MINORS = {_minor(name): name for name in RELEASED if RELEASES[name].stands_for_minor}
-#: Each recorded release and the variant that reproduces all its random cases, oldest first.
+#: Variant that reproduces all random test cases of each recorded release, oldest release first.
 RECORDED: Mapping[str, str] = {
     recorded: name
     for name, release in RELEASES.items()
     for recorded in sorted((name, *release.alike), key=parse_version)
 }
 
-#: The rules of each variant: releases and unreleased changes.
+#: Rules of each variant; a variant is a release or an unreleased change.
 RULES: Mapping[str, VllmRules] = {
     NEWEST: _rules(NEWEST),
     **{name: _propose(proposal) for name, proposal in PROPOSALS.items()},
@@ -90,7 +92,7 @@ RULES: Mapping[str, VllmRules] = {
 
 
 def _changes(name: str) -> str:
-    """Return the rules and knobs that a release changes, compared with the release before it."""
+    """Describe the rules and knobs that a release changes, compared with the release before it."""
     older = RELEASED[RELEASED.index(name) + 1 :]
     if not older:
         return "the oldest modelled release"
@@ -116,11 +118,11 @@ VARIANTS: Mapping[str, Variant] = {
 
 @lru_cache(maxsize=1024)
 def find_variant(name: str) -> str:
-    """Return the variant whose rules a release has.
+    """Return the name of the variant that has the rules of a release.
 
     A minor release (0.27) means its variant (0.27.0). A recorded patch release has its variant in
-    ``RECORDED``; any other has the variant of the newest recorded release before it. A leading
-    ``v``, a post release and a local version (0.11.0+cu128) are accepted.
+    ``RECORDED``; any other patch release has the variant of the newest recorded release before it.
+    A leading ``v``, a post release and a local version (0.11.0+cu128) are accepted.
 
     Raises ValueError for an unknown name.
     """
@@ -169,14 +171,17 @@ class ReleaseNames:
 
 
 def find_equivalent_release(name: str) -> str:
-    """Return the earliest release with the rules of ``name``; an unreleased change returns
-    itself."""
+    """Return the earliest release with the same rules as ``name``; for an unreleased change, return
+    ``name``.
+    """
     rules = find_rules(name)
     return [variant for variant, others in RULES.items() if others == rules][-1]
 
 
 def unrecorded_note(name: str) -> str | None:
-    """Return a note on which rules an unrecorded patch release uses; None if it was recorded."""
+    """Return a note that names the rules of an unrecorded patch release; None if the release was
+    recorded.
+    """
     variant = find_variant(name)
     release = plain_release(name)
     if release is None or release in MINORS or (release in RECORDED and ".post" not in name):

@@ -1,9 +1,10 @@
 # mypyc: compile
 """Block memory of models with layer groups, some with sliding windows or chunked attention.
 
-vLLM divides layers into groups of equal size, each of one kind (``kv_cache_groups``). A request has
-one block table per group, all from one pool; a block holds ``block_size`` tokens of one group.
-Blocks that have left the window of a group are freed while the request runs.
+vLLM divides layers into groups of equal size, and all layers of a group are of one kind
+(``kv_cache_groups``). A request has one block table per group, and all tables use the same pool; a
+block holds ``block_size`` tokens of one group. Blocks that have left the window of a group are
+freed while the request runs.
 
 Source: ``single_type_kv_cache_manager.py`` and ``kv_cache_coordinator.py`` in ``vllm/v1/core``,
 since 0.21.0:
@@ -11,16 +12,17 @@ since 0.21.0:
 - A hit needs all blocks up to its end in groups without a window. In groups with a window it needs
   the blocks in the window before the next token.
 - Layers with chunked attention see the tokens since the last multiple of the chunk size. A hit
-  needs the blocks after the last such multiple that the other groups allow, and none before it.
+  needs the blocks after the last multiple that the hits of the other groups allow, and no earlier
+  block.
 - A running request frees the blocks behind its windows before it allocates new ones.
-- If the whole sequence must fit at admission, a group with a window counts at most the maximum
+- If the whole sequence must fit at admission, a group with a window counts no more than the maximum
   number of blocks that it holds at a time.
-- Groups can have different block sizes (Gemma 4). Keys belong to blocks of ``block_size``, the
-  smallest; a larger block has the key of its last part. Hits end, and blocks are registered, at
-  common multiples of all sizes.
-- The cache stores all full blocks of groups with windows. With ``caches_boundaries_only`` it stores
-  only blocks that can serve a hit of the same prompt, or of a prompt that diverges where the hit of
-  another group ended.
+- Groups can have different block sizes (Gemma 4). Cache keys are computed for blocks of
+  ``block_size``, the smallest size; a larger block has the key of its last part. Hits end, and
+  blocks are registered, at common multiples of all sizes.
+- The cache stores all full blocks of groups with windows. With the rule ``caches_boundaries_only``,
+  it stores only blocks that the same prompt can reuse, or a prompt that diverges at the point where
+  the hit of another group ended.
 """
 
 from __future__ import annotations
@@ -43,19 +45,20 @@ from simkv.schedulers.vllm.request_state import RequestState
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class WindowMemory(VllmMemory):
-    """Block tables of several groups, whose kinds are in ``layers``.
+    """Block tables of several groups; ``layers`` has the kind of each group.
 
-    ``_paged`` counts the groups that need blocks for every token, by block size in tokens. A hit
-    ends at a multiple of ``_unit`` tokens. The table of a request in group ``g`` has the owner
-    ``_owners(id)[g]`` in the pool. Its cache keys are the request's keys times the number of
-    groups, plus ``g``. A table lacks the ``gone`` blocks at its head.
+    ``_paged`` maps block sizes in tokens to the number of groups that need blocks for every token.
+    A hit ends at a multiple of ``_unit`` tokens. The table of a request in group ``g`` has the
+    owner ``_owners(id)[g]`` in the pool. Its cache keys are the request's keys times the number of
+    groups, plus ``g``. The first ``gone`` blocks of a table have been freed.
     """
 
     def __init__(self, config: VllmConfig, rules: VllmRules) -> None:
         super().__init__(config, rules, tables=True)
         self.frees_while_running = True
         self.fills_at_once = False
-        # A cached group of states needs two: the state before the next token and the new one.
+        # A cached group of states needs two blocks: the state before the next token and the new
+        # state.
         kept = 2 if self.cache else 0
         self.layers = [k._replace(window=kept) if k.states else k for k in config.layer_kinds]
         self._kinds = sorted(dict.fromkeys(self.layers), key=has_limited_attention)
@@ -68,8 +71,8 @@ class WindowMemory(VllmMemory):
         self._peek = 0  # tokens after the longest possible hit that are also looked up
         self._keyless_behind = rules.reuses_uncached_first or rules.reuses_uncached_windows_first
         self._boundaries = rules.caches_boundaries_only
-        # Numbers of tokens before a block is full at which a block leaves a window; one step later
-        # if tokens in flight count as not computed.
+        # Numbers of tokens before a block is full at which another block leaves a window; one step
+        # later if tokens in flight do not count as computed.
         windows = [kind.window for kind in self.layers if kind.window]
         phases = {(ahead - window) % size for window in windows for ahead in (0, 1)}
         phases |= {size - 1} if any(kind.chunk for kind in self.layers) else set()
@@ -80,8 +83,9 @@ class WindowMemory(VllmMemory):
         return sum(self._pool.held(owner) for owner in self._owners(r.id))
 
     def missing(self, hits: CacheHits, end: int) -> int:
-        """Return the number of blocks to allocate up to token ``end`` for a request that reuses
-        ``hits``."""
+        """Return the number of blocks to allocate up to token ``end`` for a request that reuses the
+        blocks ``hits``.
+        """
         return self._in_all(hits.tokens, end)
 
     def blocks_to_grow(self, computed: int, n: int) -> int:
@@ -89,8 +93,7 @@ class WindowMemory(VllmMemory):
         return self._in_all(computed, computed + n)
 
     def hits(self, r: RequestState) -> CacheHits:
-        """Return the cached blocks that ``r`` can reuse, for the longest hit common to all
-        groups."""
+        """Return the cached blocks that ``r`` can reuse: the longest hit common to all groups."""
         if not self.cache or r.content is None or r.computed:
             return NO_HITS._replace(groups=[array("i") for _ in self.layers])
         tokens = r.length - 1 + self._peek
@@ -107,8 +110,9 @@ class WindowMemory(VllmMemory):
         return CacheHits(tokens, groups)
 
     def fits(self, r: RequestState, hits: CacheHits, end: int, *, running: bool) -> bool:
-        """Return whether ``r`` can be admitted with ``hits`` to compute its tokens up to
-        ``end``."""
+        """Return whether enough blocks are free to admit ``r`` with the cached blocks ``hits`` and
+        its tokens up to ``end``.
+        """
         revived = sum(self._pool.count_unreferenced(blocks) for blocks in hits.groups)
         start, whole = hits.tokens, 0
         if self.whole:
@@ -118,7 +122,7 @@ class WindowMemory(VllmMemory):
         return needed + revived <= self.room(running=running)
 
     def share(self, r: RequestState, hits: CacheHits) -> None:
-        """Add ``hits`` to the empty block tables of ``r``."""
+        """Add the cached blocks ``hits`` to the empty block tables of ``r``."""
         r.registered = hits.tokens // self.block_size
         r.gone = [self._behind(g, hits.tokens) for g in range(len(self.layers))]
         for owner, blocks in zip(self._owners(r.id), hits.groups, strict=True):
@@ -162,7 +166,7 @@ class WindowMemory(VllmMemory):
         return [block for table in tables for block in table]
 
     def fingerprint(self) -> Hashable:
-        """Return the state that determines later allocations."""
+        """Return all state that determines later allocations."""
         return super().fingerprint(), tuple(self._pool.holdings().items())
 
     @property
@@ -172,12 +176,14 @@ class WindowMemory(VllmMemory):
 
     def _keyed(self, r: RequestState, tokens: int) -> int:  # noqa: ARG002
         """Return the number of leading tokens of ``r``, at most ``tokens``, whose full blocks have
-        keys."""
+        cache keys.
+        """
         return tokens
 
     def _with_slots(self, r: RequestState, end: int) -> int:  # noqa: ARG002
-        """Return the number of tokens to allocate for when ``r`` computes its tokens up to
-        ``end``."""
+        """Return the number of tokens for which to allocate blocks when ``r`` computes its tokens
+        up to ``end``.
+        """
         return end
 
     def _in_all(self, start: int, end: int) -> int:
@@ -189,15 +195,17 @@ class WindowMemory(VllmMemory):
         )
 
     def _in_whole(self, start: int, end: int) -> int:
-        """Return the maximum number of blocks of a sequence up to ``end``, excluding its hit."""
+        """Return the maximum number of blocks of a sequence up to ``end``, excluding its
+        prefix-cache hit.
+        """
         return sum(
             max(min(blocks_for(end, size), most) - start // size, 0)
             for size, most in zip(self._sizes, self._most, strict=True)
         )
 
     def _agreed(self, found: list[array[int]], tokens: int) -> tuple[int, int]:
-        """Return the lengths of the longest hit common to all groups and of the longest hit in some
-        groups.
+        """Return two lengths: the longest hit common to all groups, and the longest hit of any
+        single group.
 
         ``found`` holds the cached blocks by group. Lengths are in tokens, at most ``tokens``.
         """
@@ -210,7 +218,7 @@ class WindowMemory(VllmMemory):
         return tokens, longest
 
     def _alike(self, kind: LayerKind, found: list[array[int]]) -> list[array[int]]:
-        """Return the entries of ``found`` for groups of a kind."""
+        """Return the entries of ``found`` for the groups of a kind."""
         return [there for there, other in zip(found, self.layers, strict=True) if other == kind]
 
     def _hit_of(self, kind: LayerKind, groups: list[array[int]], tokens: int) -> int:
@@ -258,9 +266,9 @@ class WindowMemory(VllmMemory):
         return max(tokens - kind.window + 1, 0) // kind.block_size if kind.window else 0
 
     def _worth(self, r: RequestState, g: int, known: int, full: int) -> list[tuple[int, int]]:
-        """Return ranges of blocks in a group that are worth caching.
+        """Return the ranges of blocks in a group that are worth caching.
 
-        Ranges end after block ``known``; ``full`` blocks are filled.
+        Ranges end after block ``known``; the first ``full`` blocks are filled.
         """
         kind, unit = self.layers[g], self._unit
         reach, step = window_blocks(kind), self._fills // kind.block_size
@@ -275,8 +283,9 @@ class WindowMemory(VllmMemory):
 
 
 def has_limited_attention(kind: LayerKind) -> bool:
-    """Return whether layers see only some tokens; hits are determined for all other layers
-    first."""
+    """Return whether layers attend to only some tokens; hits are determined for all other layers
+    first.
+    """
     return kind.window > 0 or kind.chunk > 0
 
 
@@ -289,8 +298,8 @@ def longest_run(groups: list[array[int]], most: int, reach: int, unit: int) -> i
     """Return the number of blocks of the longest hit in ``groups``, at most ``most``.
 
     The last ``reach`` blocks of a hit are cached in all groups, and a hit ends at a multiple of
-    ``unit`` blocks. A shorter run at the start is also a hit; with ``reach`` 0 only a run from the
-    start is.
+    ``unit`` blocks. A shorter run of cached blocks is also a hit if it begins at the first block.
+    With ``reach`` 0, only a run from the first block is a hit.
     """
     there = [all(blocks) for blocks in zip(*(group[:most] for group in groups), strict=True)]
     run = 0
@@ -302,7 +311,7 @@ def longest_run(groups: list[array[int]], most: int, reach: int, unit: int) -> i
 
 
 def _behind_last(groups: list[array[int]], most: int, chunk: int) -> int:
-    """Return the length of the longest hit, in blocks, at most ``most``.
+    """Return the number of blocks of the longest hit, at most ``most``.
 
     Only the blocks after the last multiple of ``chunk`` must be cached in all ``groups``.
     """
