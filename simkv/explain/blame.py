@@ -28,8 +28,8 @@ PREEMPTION_LABELS = {
 class Preemption(NamedTuple):
     """Preemption of ``victim`` at ``at`` (s), in favor of request ``by`` (None: no single request).
 
-    ``why`` is ``blocks`` (too few blocks), ``bucket`` (another bucket of requests runs) or
-    ``patience`` (the head of the queue had waited too long). ``tokens`` is the number of tokens
+    ``why`` is the reason: ``blocks`` (too few blocks), ``bucket`` (only another length bucket runs)
+    or ``patience`` (the head of the queue had waited too long). ``tokens`` is the number of tokens
     whose KV was lost.
     """
 
@@ -54,11 +54,11 @@ class Overtake(NamedTuple):
 
 
 class WastedTime(NamedTuple):
-    """GPU time without benefit, in seconds; the time of a step is divided among its tokens.
+    """GPU time without benefit, in seconds; the time of a step is divided equally among its tokens.
 
-    ``gone`` was spent on requests that had already ended, ``dropped`` on tokens that were computed
-    and discarded, and ``recompute`` on tokens that had been computed before. ``busy`` is the total
-    time of all steps, for comparison.
+    ``gone`` is time spent on requests that had already ended, ``dropped`` time spent on tokens that
+    were computed and then discarded, and ``recompute`` time spent on tokens that had been computed
+    before. ``busy`` is the total time of all steps, for comparison.
     """
 
     gone: float
@@ -114,7 +114,10 @@ def find_overtakes(record: RunRecord) -> list[Overtake]:
 
 
 def compute_wasted_time(record: RunRecord, table: RunTable) -> WastedTime:
-    """Return the wasted GPU time of a run. Time counted as ``gone`` is not counted elsewhere."""
+    """Return the wasted GPU time of a run.
+
+    Time that counts as ``gone`` is not counted again as ``dropped`` or ``recompute``.
+    """
     log, lives = record.steps, record.requests.values()
     start, end = np.array(log.start), np.array(log.end)
     tokens = np.array(log.prefill_tokens) + np.array(log.decode_seqs)
@@ -140,5 +143,5 @@ def compute_wasted_time(record: RunRecord, table: RunTable) -> WastedTime:
 
 
 def _total(seconds: Floats) -> float:
-    """Return the exactly rounded sum."""
+    """Return the sum, rounded only once."""
     return fsum(seconds[seconds != 0].tolist())

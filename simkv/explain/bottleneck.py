@@ -13,7 +13,8 @@ from simkv.core.engine_spec import EngineConfig, EngineSpec
 from simkv.explain.ledger_kinds import COMPUTE_KINDS, KIND_LABELS, LedgerKind, LedgerSegment
 from simkv.sim.run_record import RunRecord
 
-#: Minimum use (0 to 1) of a KV cache that is the bottleneck, whatever the head waits for.
+#: If the KV cache use (0 to 1) is at least this, the cache is the bottleneck, whatever the head of
+#: the queue waits for.
 FULL = 0.95
 #: KV cache use (0 to 1) below which the cache is clearly not the bottleneck.
 MOSTLY_EMPTY = 0.5
@@ -26,9 +27,9 @@ _BLOCKS = {LedgerKind.BLOCKS, LedgerKind.RESERVED}
 class Bottleneck:
     """The resource that requests waited for longest, for ``seconds`` in total.
 
-    The other fields describe the engine during this wait: the mean use of the KV cache (``kv_use``,
-    0 to 1), the number of blocks in the cache, and the maximum numbers of running and waiting
-    requests.
+    The other fields describe the engine during this wait: ``kv_use`` is the mean use of the KV
+    cache (0 to 1). The remaining fields are the number of blocks in the cache and the maximum
+    numbers of running and waiting requests.
     """
 
     kind: LedgerKind
@@ -69,7 +70,7 @@ class Bottleneck:
         return f"{_CAUSES.get(self.kind, KIND_LABELS[self.kind])}, {kv}"
 
 
-#: Smallest share of the requests' time for which the API server can be the bottleneck.
+#: Minimum fraction of the requests' time for which the API server can be the bottleneck.
 MIN_FRONT_END_SHARE = 0.05
 
 _CAUSES = {
@@ -133,8 +134,8 @@ def _seconds_by_resource(
 ) -> dict[LedgerKind, float]:
     """Return the waiting time (s) of ``requests`` by resource.
 
-    A preempted request waits for its bucket if one of its preemptions had this cause, else for
-    blocks.
+    The wait of a preempted request counts for its length bucket if one of its preemptions had this
+    cause, otherwise for blocks.
     """
     seconds: dict[LedgerKind, float] = {}
     for i in requests:

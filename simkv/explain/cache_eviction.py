@@ -16,11 +16,12 @@ from simkv.sim.run_record import RunRecord
 
 
 class LostPrefix(NamedTuple):
-    """A request computed ``tokens`` prompt tokens again that an earlier turn had computed.
+    """Tokens that an earlier turn had computed and that a request computed again after their
+    eviction.
 
-    ``prefix`` is the length of the prefix in tokens. The earlier turn last computed in row
-    ``before`` of the step log, and the request began in row ``after``. ``idle`` is the time between
-    these steps in seconds.
+    ``tokens`` is their number, and ``prefix`` is the length of the prefix in tokens. The earlier
+    turn last computed in row ``before`` of the step log, and the request began in row ``after``.
+    ``idle`` is the time between these steps in seconds.
     """
 
     request: int
@@ -32,9 +33,11 @@ class LostPrefix(NamedTuple):
 
 
 def find_lost_prefixes(record: RunRecord) -> list[LostPrefix]:
-    """Return the prefixes that a request could not take over from an earlier turn.
+    """Return the prefixes that requests could not reuse from an earlier turn because they were
+    evicted.
 
-    The result is empty if the engine has no prefix cache. The record must be that of one replica.
+    The result is empty if the engine has no prefix cache. ``record`` must be the record of one
+    replica.
     """
     if not record.prefix_cache:
         return []
@@ -51,11 +54,12 @@ def find_lost_prefixes(record: RunRecord) -> list[LostPrefix]:
 
 
 def find_evictors(record: RunRecord, lost: Sequence[LostPrefix]) -> list[tuple[int, float]]:
-    """Return requests and the tokens of ``lost`` prefixes that they evicted, most tokens first.
+    """Return the requests that evicted the prefixes ``lost``, each with its number of evicted
+    tokens, most tokens first.
 
     The cache evicts blocks when requests need new ones. The tokens of a prefix are therefore
-    divided among the requests that computed tokens after the earlier turn ended, up to the first
-    step of the request that lost the prefix, in proportion to their tokens.
+    divided among the requests that computed tokens between the end of the earlier turn and the
+    first step of the request that lost the prefix, in proportion to the computed tokens.
     """
     if not lost:
         return []
@@ -92,9 +96,9 @@ def find_evictors(record: RunRecord, lost: Sequence[LostPrefix]) -> list[tuple[i
 
 
 def count_idle_tokens(record: RunRecord) -> int:
-    """Return the largest number of tokens in prefixes of sessions that were idle at once.
+    """Return the maximum number of tokens in prefixes of idle sessions at one time.
 
-    A cache of this size, in addition to the blocks of running requests, would have retained every
+    A cache of this size, in addition to the blocks of running requests, would have kept every
     prefix until its next turn. A prefix that several sessions share counts for each of them.
     """
     size = len(record.steps)

@@ -25,10 +25,10 @@ DECODE_CODE = RUN_KINDS.index(LedgerKind.DECODE)
 class ComputeRun(NamedTuple):
     """Consecutive rows ``first`` to ``last`` of the step log in which a request computed tokens.
 
-    The request computed ``tokens`` tokens in each row. Before the first row, ``context`` of its
-    tokens had KV. Over all rows, ``recomputed`` tokens had already been computed earlier. A run of
-    prefill has one row. For decodes with draft tokens, only the regular token counts; tokens
-    computed in place of rejected drafts are new.
+    The request computed ``tokens`` tokens in each row. ``context`` is the number of its tokens with
+    KV before the first row. ``recomputed`` is the number of tokens, over all rows, that had been
+    computed before. A prefill run has one row. In decodes with draft tokens, only the regular token
+    counts; tokens computed in place of rejected drafts do not count as recomputed.
     """
 
     kind: LedgerKind
@@ -96,7 +96,7 @@ class RunTable(NamedTuple):
     recomputed: Ints
 
     def bounds(self, owners: int) -> Ints:
-        """Return the index of the first run of each owner, and the number of runs at the end."""
+        """Return the index of the first run of each owner, followed by the total number of runs."""
         return np.searchsorted(self.owner, np.arange(owners + 1))
 
     def select(self, rows: npt.NDArray[np.bool_]) -> RunTable:
@@ -129,7 +129,8 @@ def tabulate_runs(record: RunRecord) -> RunTable:
 def _follow_contexts(
     record: RunRecord, owner: Ints, first: Ints, last: Ints
 ) -> tuple[Ints, Ints, Ints]:
-    """Return the tokens, the context before and the context after each run.
+    """Return, for each run, the tokens per row and the number of tokens with KV before and after
+    the run.
 
     A run without a recorded chunk computes one token per row and continues the previous run.
     """
@@ -153,7 +154,9 @@ def _follow_contexts(
 
 
 def _highest_before(reached: Ints, owner: Ints) -> Ints:
-    """Return the maximum of ``reached`` over the earlier runs of the same owner, or 0."""
+    """Return, for each row, the maximum of ``reached`` over the earlier runs of the same owner, or
+    0.
+    """
     if not len(reached):
         return reached
     offset = owner * (int(reached.max()) + 1)
@@ -163,7 +166,7 @@ def _highest_before(reached: Ints, owner: Ints) -> Ints:
 
 
 def _join(parts: Iterable[array[int]]) -> tuple[Ints, Ints]:
-    """Return the owner of each group of three integers, and the groups as rows."""
+    """Return the groups of three integers as rows, with the owner of each."""
     joined, counts = array("i"), list[int]()
     for part in parts:
         joined.extend(part)

@@ -3,7 +3,7 @@
    found = diagnose_run(result.record, find_engine_spec(engine).block_size(engine))
    print(found.verdicts[0].text)
 
-``result.diagnosis`` returns the same, computed on first access.
+``result.diagnosis`` returns the same diagnosis; it is computed on first access.
 """
 
 from __future__ import annotations
@@ -70,11 +70,12 @@ MAX_LISTED = 10
 class Diagnosis:
     """The diagnosis of a run.
 
-    ``ledger`` maps a request to its segments, and ``totals`` a kind of segment to its seconds over
-    all requests. ``blockers`` are the requests that others waited for, the longest blocking time
-    first. ``recompute_tokens`` and ``waste.recompute`` (s) are the recompute tax. ``overtakes``
-    counts pairs of an overtaking and an overtaken request; ``worst_overtakes`` has one entry per
-    overtaken request, longest first. ``verdicts`` starts with the most severe one. ``pressure``
+    ``ledger`` maps each request to its segments, and ``totals`` maps each kind of segment to the
+    seconds over all requests. ``blockers`` are the requests that other requests waited for, the
+    longest blocking time first. ``recompute_tokens`` and ``waste.recompute`` (s) are the cost of
+    recomputation after preemptions (the recompute tax). ``overtakes`` is the number of pairs of an
+    overtaking and an overtaken request; ``worst_overtakes`` has one entry per overtaken request,
+    the longest time first. ``verdicts`` starts with the most severe verdict. ``pressure``
     attributes waiting time to blockers.
     """
 
@@ -268,7 +269,8 @@ def diagnose_fleet(fleet: Fleet, record: RunRecord, block_sizes: Sequence[int]) 
 def _one(ledgers: Sequence[Sequence[LedgerSegment]], life: RequestRecord) -> list[LedgerSegment]:
     """Join the segments of a request on successive replicas.
 
-    The ledger of every replica begins at the arrival of the request, so overlaps are removed.
+    The ledger of every replica begins at the arrival of the request, so overlapping parts are
+    removed.
     """
     tiles: list[LedgerSegment] = []
     since = life.request.arrival

@@ -1,6 +1,7 @@
-"""Wait ledgers of all requests whose waiting has a simple form, computed together.
+"""Wait ledgers computed for many requests together: those that wait only before their first run.
 
-They are equal to those that ``wait_ledger`` builds one by one, and most requests are of this kind.
+The results equal the ledgers that ``wait_ledger`` builds one by one. Most requests can be handled
+in this way.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ CODES = {kind: code for code, kind in enumerate(KINDS)}
 
 
 class _Waits(NamedTuple):
-    """Successive ends (s) of the segments before the first run of each request, and their kinds.
+    """Segments of each request before its first run, as columns of kinds and successive end times
+    (s).
 
-    A segment that ends where it begins does not exist. ``simple`` is whether the segments describe
-    the wait of the request completely.
+    A segment of zero length does not exist. ``simple`` states, per request, whether the segments
+    describe its wait completely.
     """
 
     ends: list[Floats]
@@ -45,10 +47,11 @@ def build_plain_ledgers(
 ) -> dict[int, list[LedgerSegment]]:
     """Return the ledgers of requests that waited only before their first run, by id.
 
-    ``at_head`` has the segments in which a request was the head of the queue, ``queue`` those in
-    which any request was, ``pauses`` the rows that are followed by an idle period. Requests with
-    preemptions, with gaps between runs, with more than one segment at the head of the queue or
-    without any run are omitted. The engine must not have halted, and must have no API server.
+    ``at_head`` has the segments in which a request was the head of the queue, ``queue`` the
+    segments in which any request was the head, and ``pauses`` the rows that are followed by an idle
+    period. Requests with preemptions, with gaps between runs, with more than one segment at the
+    head of the queue or without any run are omitted. The function requires that the engine did not
+    halt and that no API server was simulated.
     """
     lives = list(record.requests.values())
     bounds = table.bounds(len(lives))
@@ -102,7 +105,8 @@ def _describe_waits(
     head_start = _column(head[0].start if head else inf for head in heads)
     head_end = _column(head[0].end if head else inf for head in heads)
     head_kind = np.array([CODES[head[0].kind] if head else 0 for head in heads])
-    at_first = np.minimum(np.maximum(head_start, seen), chosen)  # until then behind the head
+    # before this time, the request was behind the head
+    at_first = np.minimum(np.maximum(head_start, seen), chosen)
     behind, covered = _behind(queue, seen, at_first)
     alone = np.array([len(head) < 2 for head in heads], dtype=bool)
     simple = covered & alone & ((head_end >= chosen) | (at_first >= chosen))
@@ -117,7 +121,9 @@ def _describe_waits(
 
 
 def _behind(queue: Sequence[LedgerSegment], since: Floats, until: Floats) -> tuple[Flags, Flags]:
-    """Return where the queue had a head, and where that is the same from ``since`` to ``until``."""
+    """Return two masks: whether the queue had a head at ``since``, and whether this stayed the same
+    until ``until``.
+    """
     starts = _column([*(one.start for one in queue), inf])
     ends = _column([*(one.end for one in queue), inf])
     place = np.searchsorted(ends[:-1], since, side="right")
@@ -128,7 +134,7 @@ def _behind(queue: Sequence[LedgerSegment], since: Floats, until: Floats) -> tup
 def _lay_out(
     record: RunRecord, table: RunTable, waits: _Waits, chosen: Ints, starts: Ints, stops: Ints
 ) -> tuple[Ints, Ints, Floats]:
-    """Return owner, kind and end (s) of the waits and runs of each request, in order."""
+    """Return owner, kind and end (s) of the waits and runs of each request, in order of time."""
     before = len(waits.kinds)
     sizes = before + stops - starts
     offset = np.cumsum(sizes) - sizes
@@ -169,14 +175,14 @@ def _collect(
     done[owner[over]] = True
     keep &= (simple & done)[owner]
     owner, kind, end = owner[keep], kind[keep], end[keep]
-    merged = np.ones(len(owner), dtype=bool)  # a segment ends where owner or kind changes
+    merged = np.ones(len(owner), dtype=bool)  # a new segment begins where owner or kind changes
     merged[:-1] = (owner[1:] != owner[:-1]) | (kind[1:] != kind[:-1])
     owner, kind, end = owner[merged], kind[merged], end[merged]
     return _to_segments(lives, owner, kind, end)
 
 
 def _carry(flag: Flags, owner: Ints) -> Flags:
-    """Return whether the flag is set here or earlier for the same owner."""
+    """Return, for each row, whether the flag is set in this or an earlier row of the same owner."""
     count = np.cumsum(flag)
     first = np.searchsorted(owner, owner)
     return count > (count - flag)[first]
@@ -186,7 +192,7 @@ def _to_segments(
     lives: Sequence[RequestRecord], owner: Ints, kind: Ints, end: Floats
 ) -> dict[int, list[LedgerSegment]]:
     ends: list[float] = end.tolist()
-    starts = [0.0, *ends[:-1]]  # the same float objects
+    starts = [0.0, *ends[:-1]]  # equal times share one float object
     owners, bounds = (
         owner[np.diff(owner, prepend=-1) > 0],
         np.flatnonzero(np.diff(owner, prepend=-1)),

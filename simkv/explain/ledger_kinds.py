@@ -6,35 +6,39 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-#: Times that differ by less than this (s) are equal: they are sums of the same durations in another
-#: order.
+#: Times (s) that differ by less than this count as equal, because they are sums of the same
+#: durations in different orders.
 NEGLIGIBLE = 1e-7
 
 
 class LedgerKind(StrEnum):
-    """The state of a request at a moment: the work done for it, or the reason for its wait."""
+    """State of a request at a point in time: the work done for it, or the reason for its wait."""
 
-    FRONT_END = "front_end"  # in the API server: the request before the engine, or its tokens after
-    UNSEEN = "unseen"  # not yet passed to the scheduler, because a step was in progress
+    FRONT_END = "front_end"  # the API server works on the request, or on its tokens
+    # the scheduler has not received the request yet, because a step was in progress
+    UNSEEN = "unseen"
     BLOCKS = "blocks"  # too few blocks are free
     RESERVED = "reserved"  # blocks are free, but reserved for other requests
-    SLOT = "slot"  # the maximum number of requests runs
-    ADAPTER = "adapter"  # the maximum number of LoRA adapters runs
-    KV = "kv"  # its KV is being copied from host memory, or soon will be
-    DISK = "disk"  # its KV is being read from disk to host memory, or looked up on disk
-    REMOTE = "remote"  # its KV is being sent by another replica
-    BUDGET = "budget"  # the token budget of the step is spent
+    SLOT = "slot"  # the maximum number of requests is running
+    ADAPTER = "adapter"  # the maximum number of LoRA adapters is running
+    KV = "kv"  # the KV of the request is being copied from host memory, or will be soon
+    # the KV of the request is being read from disk to host memory, or looked up on disk
+    DISK = "disk"
+    REMOTE = "remote"  # another replica is sending the KV of the request
+    BUDGET = "budget"  # the token budget of the step is used up
     RULE = "rule"  # another rule of the engine, such as an interval between prefills
     BEHIND = "behind"  # in the queue behind its head
-    QUEUED = "queued"  # for a reason that the scheduler does not report
-    DEFERRED = "deferred"  # in a bucket (of length or modality) that does not run now
+    QUEUED = "queued"  # the scheduler does not report the reason
+    DEFERRED = "deferred"  # only another bucket (of length or modality) runs now
     PREFILL = "prefill"
     RECOMPUTE = "recompute"  # prefill, mostly of tokens that had been computed before
     EVICTED = "evicted"  # prefill, mostly of a prefix that was evicted after an earlier turn
     DECODE = "decode"
-    HELD_UP = "held_up"  # has its KV, but is not part of steps in which others prefill
-    PREEMPTED = "preempted"  # its computed KV was taken away and it has not resumed yet
-    IN_FLIGHT = "in_flight"  # decided but not started, computed but not delivered, or between steps
+    # the KV of the request is complete, but it is not part of steps in which others prefill
+    HELD_UP = "held_up"
+    PREEMPTED = "preempted"  # the request has lost computed KV and has not resumed yet
+    # its step is decided but not started, or computed but not delivered, or no step runs
+    IN_FLIGHT = "in_flight"
     STALLED = "stalled"  # the engine has died, or its state repeats forever
 
 

@@ -1,10 +1,10 @@
 """Classification of requests whose clients gave up: starved or timed out.
 
-A request has *starved* if it waited (was queued, deferred, preempted, held up or never seen by the
-scheduler) and would have finished within its timeout in isolation, on the same engine and profile.
-Otherwise it has *timed out*; ``RunRecord.shortfalls`` then states how much more time it needed and
-how long other requests delayed it. Only requests whose clients gave up are simulated in isolation,
-and requests with equal inputs only once.
+A request has *starved* if it waited and would have finished within its timeout in isolation, on the
+same engine and profile. It has waited if it was queued, deferred, preempted or held up, or if the
+scheduler never received it. Otherwise the request has *timed out*; ``RunRecord.shortfalls`` then
+states how much more time it needed and how long other requests delayed it. Only requests whose
+clients gave up are simulated in isolation, and requests with equal inputs only once.
 """
 
 from __future__ import annotations
@@ -35,21 +35,23 @@ from simkv.sim.simulation import (
 )
 from simkv.workload.clients import Clients
 
-#: Kinds that count as waiting. A request that the scheduler never received has waited, too.
+#: Kinds that count as waiting. A request that the scheduler never received has waited as well.
 WAITED_KINDS = WAIT_KINDS - {LedgerKind.UNSEEN} | {LedgerKind.HELD_UP}
-#: Maximum number of isolated runs. Beyond it, shapes whose estimated isolated duration is farthest
-#: from their timeout are classified by the estimate.
+#: Maximum number of simulations in isolation. If more are needed, the requests whose estimated
+#: duration is farthest from their timeout are classified by the estimate.
 MAX_ISOLATED_RUNS = 100
-#: Arrival (s) in isolation of a request that arrived after the engine was ready.
+#: Arrival time (s) in the isolated simulation of a request that arrived after the engine was ready.
 LATE_ARRIVAL_S = 1.0
 
 
 class IsolatedRequest(NamedTuple):
-    """The inputs that determine the duration of a request in isolation (its shape).
+    """Inputs that determine the duration of a request in isolation; requests with equal inputs are
+    simulated once.
 
-    ``request`` has no id. It arrives at 0, or at ``LATE_ARRIVAL_S`` if it arrived after the engine
-    was ready. ``ready`` is the time in seconds from its arrival until the engine is ready.
-    ``replica`` is the index of a replica with the same setup as the replica that served it.
+    ``request`` has no id. It arrives at 0 s, or at ``LATE_ARRIVAL_S`` if the original request
+    arrived after the engine was ready. ``ready`` is the time in seconds from its arrival until the
+    engine is ready. ``replica`` is the index of a replica with the same setup as the replica that
+    served it.
     """
 
     request: Request
@@ -78,7 +80,7 @@ class IsolatedRuns:
     def shape(self, run: ScenarioRun, request: Request) -> IsolatedRequest:
         """Return the inputs for an isolated run of ``request`` on the last replica that served it.
 
-        The parameter ``run`` is the original run.
+        ``run`` is the original run.
         """
         replica = 0
         if run.fleet and not self._split and (places := run.fleet.sent.get(request.id)):
@@ -96,9 +98,9 @@ class IsolatedRuns:
     def alone(self, shape: IsolatedRequest) -> RunRecord:
         """Simulate a request in isolation and return the record of the run.
 
-        The request has no timeout, but the run is cut off at ``MAX_TIMEOUT_MULTIPLE`` times its
-        real timeout. The run uses one replica that is always available, or the whole fleet if
-        prefill and decode run on different replicas.
+        The simulated request has no timeout, but the run is cut off after ``MAX_TIMEOUT_MULTIPLE``
+        times the real timeout. The run uses one replica that is always available, or the whole
+        fleet if prefill and decode run on different replicas.
         """
         horizon = shape.request.arrival + MAX_TIMEOUT_MULTIPLE * shape.timeout
         changes = {"engine_ready": shape.ready, "horizon": horizon}
@@ -123,8 +125,8 @@ class IsolatedRuns:
     def estimate_seconds(self, shape: IsolatedRequest) -> float:
         """Return an estimate of the duration in isolation, in seconds.
 
-        It is the time of one prefill and of decodes at batch size 1, evaluated at their mean
-        context.
+        The estimate is the time of one prefill and of decodes at batch size 1 with the mean context
+        length.
         """
         executor = self._executors[shape.replica]
         prompt, decodes = shape.request.prompt_tokens, shape.request.output_tokens - 1
@@ -134,10 +136,11 @@ class IsolatedRuns:
 
 
 def classify_timeouts(run: ScenarioRun, world: IsolatedRuns) -> None:
-    """Change the outcome of starved requests that would not have finished in time in isolation.
+    """Set the outcome ``TIMED_OUT`` for starved requests that would not have finished in time in
+    isolation.
 
-    Requests that never waited change, too. The new outcome is ``TIMED_OUT``, in all records of
-    ``run``; the shortfalls are added to these records.
+    Requests that never waited get this outcome, too. The function changes all records of ``run``
+    and adds the shortfalls to them.
     """
     record = run.record
     by_shape: dict[IsolatedRequest, list[RequestRecord]] = {}
@@ -171,7 +174,7 @@ def _waited(run: ScenarioRun, lives: Sequence[RequestRecord]) -> Iterator[int]:
             ):
                 yield i
     known = {i for lifetime in run.lifetimes for i in lifetime.engine.record.requests}
-    yield from ids - known  # they waited for any replica to start
+    yield from ids - known  # these requests waited for any replica to start
 
 
 def _end(solo: RunRecord) -> float | None:
@@ -205,7 +208,7 @@ def _rows(life: RequestRecord) -> Iterator[tuple[int, int, int]]:
 def _reached(record: RunRecord, life: RequestRecord, until: float) -> float:
     """Return the largest number of tokens with KV until ``until`` (s).
 
-    A step in progress counts in proportion to its elapsed time.
+    A step in progress counts in proportion to the elapsed fraction of its time.
     """
     log, most = record.steps, 0.0
     for row, before, after in _rows(life):

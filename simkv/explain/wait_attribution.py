@@ -1,4 +1,4 @@
-"""Attribution of waiting time to the requests that held the resource waited for."""
+"""Attribution of waiting time to the requests that held the resource for which others waited."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KEEPS_BLOCKS = (Outcome.STALLED, Outcome.CUT_OFF)
 
 
 class BlockHolding(NamedTuple):
-    """A request holds ``blocks`` blocks of KV from ``start`` to ``end`` (s)."""
+    """A number of KV blocks (``blocks``) that a request held from ``start`` to ``end`` (s)."""
 
     start: float
     end: float
@@ -50,9 +50,9 @@ def find_block_holdings(
     """Return the number of KV blocks of a request over time, computed from its tokens.
 
     The holdings are ordered by time and do not overlap; adjacent ones differ in their number of
-    blocks. Blocks of shared prefixes count in full. Blocks that the engine allocated before use do
-    not count. A request that is stalled or cut off holds its blocks until the end of the run.
-    ``block_size`` is in tokens.
+    blocks. Blocks of shared prefixes count in full for each request. Blocks allocated in advance do
+    not count until they are used. A request that is stalled or cut off holds its blocks until the
+    end of the run. ``block_size`` is in tokens.
     """
     changes = _changes(record, life, block_size, list(compute_runs(life)))
     return [BlockHolding(*holding) for holding in _held(changes, record.end)]
@@ -97,8 +97,8 @@ def _held(changes: Iterable[tuple[float, int]], end: float) -> Iterator[tuple[fl
 
 
 #: Ledger kinds by the resource that the request waits for: blocks, a slot, an adapter slot, or
-#: steps in which others compute. Requests behind the head of the queue wait for the head's
-#: resource.
+#: steps in which other requests compute. Requests behind the head of the queue wait for the
+#: resource that the head waits for.
 _BLOCKS = frozenset({LedgerKind.BLOCKS, LedgerKind.RESERVED})
 _SLOT = frozenset({LedgerKind.SLOT})
 _ADAPTER = frozenset({LedgerKind.ADAPTER})
@@ -108,7 +108,7 @@ _PREEMPTED = frozenset({LedgerKind.PREEMPTED})
 
 
 class WaitAttribution:
-    """Attribution of waiting time to the requests that hold the resource waited for.
+    """Attribution of waiting time to the requests that hold the resource for which others wait.
 
     - Waiting for blocks is divided among the holders of blocks in proportion to their number.
     - Waiting for a slot is divided equally among the holders of slots.
@@ -138,7 +138,7 @@ class WaitAttribution:
         whys = np.array(["", *(held.why if held else "" for _, held in record.queue_heads)])
         edges = [held.start, held.end, computed.start, computed.end, heads, np.array(waits)]
         times: Floats = np.sort(np.concatenate(edges))
-        # np.unique is not used because it imports many modules
+        # np.unique is not used, because it imports many modules
         self._times = times[np.diff(times, prepend=-np.inf) > 0]
         self._seconds = np.diff(self._times)
         self._blocks = _Shares.of_rows(held, self._times, ids)

@@ -4,8 +4,8 @@
        print(interval.start, interval.end, KIND_LABELS[interval.kind])
 
 The times of steps come from the step log. The reasons for waiting come from the scheduler, which
-reports with each decision why it did not schedule the head of its queue (``Batch.held``) and which
-requests it skipped (``Batch.aside``).
+reports with each decision the reason why it did not schedule the head of its queue (``Batch.held``)
+and the requests that it skipped (``Batch.aside``).
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ def build_ledger(
 ) -> dict[int, list[LedgerSegment]]:
     """Return the wait ledger of each request, by request id.
 
-    ``among`` restricts the result to these ids (default: all requests). With ``table``, the result
-    of ``tabulate_runs``, the ledgers of most requests are computed together. The segments of a
-    request are contiguous: the first starts at its arrival, the last ends with the request
-    (``RequestRecord.ended_at``), and adjacent segments differ in kind. Their sum is the E2E
-    latency, or the time until the outcome of an unfinished request. A request that would have
-    arrived after the end of the run has no segments.
+    ``among`` restricts the result to these ids (default: all requests). ``table`` is the result of
+    ``tabulate_runs``; with it, the ledgers of most requests are computed together, which is faster.
+    The segments of a request are contiguous: the first starts at its arrival, the last ends with
+    the request (``RequestRecord.ended_at``), and adjacent segments differ in kind. Their sum is the
+    E2E latency, or the time until the outcome of an unfinished request. A request whose arrival
+    time is after the end of the run has no segments.
     """
     engine = _Engine(record)
     lives = record.requests
@@ -49,7 +49,7 @@ def find_wasted_segments(
 ) -> list[LedgerSegment]:
     """Return the segments in which the engine computed for a request that had already ended.
 
-    For many requests, compute ``paused`` once with ``find_pauses(record)``.
+    ``paused`` is the result of ``find_pauses(record)``; compute it once if there are many requests.
     """
     log, found = record.steps, list[LedgerSegment]()
     finish = record.end if life.ended_at is None else life.ended_at
@@ -140,7 +140,7 @@ def _layers(
 ) -> list[Layer]:
     """Return the layers that explain the gap between two runs of a request.
 
-    Where layers overlap, the earlier layer in the list applies.
+    If layers overlap, the earlier layer in the list applies.
     """
     decided = engine.log.decided[after.first] if after else inf
     layers = [_stretch(LedgerKind.STALLED, engine.stopped, inf)]
@@ -163,7 +163,9 @@ def _layers(
 
 
 def _paint(start: float, end: float, layers: Sequence[Layer]) -> Iterator[LedgerSegment]:
-    """Yield segments from ``start`` to ``end`` from the first layer; later layers fill its gaps."""
+    """Yield segments from ``start`` to ``end``: the segments of the first layer, with gaps filled
+    by later layers.
+    """
     for piece in layers[0](start, end):
         left, right = max(piece.start, start), min(piece.end, end)
         if left > start:
@@ -208,9 +210,9 @@ class _Engine:
     """Data of a run that the ledgers of all requests share.
 
     ``at_head`` maps a request to the segments in which it was the head of the queue. ``queue``
-    contains the segments in which any request was the head, so that other requests waited behind
-    it. ``front_end`` is whether the time of an API server was simulated. The engine halted at
-    ``stopped`` (s), which is infinity if it never halted.
+    contains the segments in which any request was the head and others waited behind it.
+    ``front_end`` is true if an API server was simulated. The engine halted at ``stopped`` (s),
+    which is infinity if it never halted.
     """
 
     def __init__(self, record: RunRecord) -> None:
@@ -231,14 +233,15 @@ class _Engine:
             else:
                 self.queue.append(LedgerSegment(LedgerKind.BEHIND, start, end))
         self.pauses = find_pauses(record)
-        # Last rows before a change between steps with a prefill and steps without one.
+        # Last rows before a change between steps with a prefill and steps without a prefill.
         turns = zip(log.prefill_seqs, log.prefill_seqs[1:], strict=False)
         self._turns = [row for row, (a, b) in enumerate(turns) if (a > 0) != (b > 0)]
 
     def kind(self, life: RequestRecord, run: ComputeRun) -> LedgerKind:
-        """Return the kind of a run; a prefill of a prefix lost after an earlier turn has its own.
+        """Return the kind of a run; the prefill of a prefix that was lost after an earlier turn is
+        a separate kind.
 
-        More than half of the tokens of such a prefill belong to the prefix.
+        In such a prefill, more than half of the tokens belong to the prefix.
         """
         resumed = self._resumed.get(life.request.id)
         if resumed is None or run.kind is not LedgerKind.PREFILL:

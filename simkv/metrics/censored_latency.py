@@ -33,10 +33,10 @@ def get_waiting_time(life: RequestRecord) -> float:
 
 @dataclass(frozen=True)
 class CensoredLatency:
-    """Latencies of several requests in seconds, some of them only known to exceed a value.
+    """Latencies of several requests in seconds; for some requests only a lower bound is known.
 
     ``known`` are the measured latencies, and ``censored`` the waiting times of the other requests.
-    Both are in ascending order.
+    Both lists are in ascending order.
     """
 
     known: Sequence[float]
@@ -73,7 +73,7 @@ class CensoredLatency:
         """Return the entries of ``summary.json`` for this latency, in milliseconds.
 
         ``censored`` is the number of censored requests. ``at_least`` lists the statistics that are
-        only lower bounds because of them.
+        only lower bounds because of censored requests.
         """
         found: dict[str, Any] = {}
         for name in STATISTICS:

@@ -15,11 +15,11 @@ from simkv.scenario.expectations import Bound, iterate_expectations
 
 @dataclass(frozen=True)
 class ExpectationCheck:
-    """Expectation of one variant, and the value found for it.
+    """An expectation of one variant, and the value found.
 
     ``figure`` is the name of the metric. ``found`` is None if the request never reached the event
-    that the metric measures. ``missed_by`` is the distance to the bound; it is None if the
-    expectation holds, if the values are text, or if ``found`` is None.
+    that the metric measures. ``missed_by`` is the distance of the value from the expected bound; it
+    is None if the expectation holds, if the values are text, or if ``found`` is None.
     """
 
     variant: str
@@ -42,7 +42,10 @@ def format_found(found: float | str | None) -> str:
 
 
 def check_expectations(results: Mapping[str, RunResult]) -> list[ExpectationCheck]:
-    """Check every expectation of the scenario against the results of its variants, by name."""
+    """Check every expectation of the scenario against the results of its variants.
+
+    ``results`` maps the names of the variants to their results.
+    """
     checks: list[ExpectationCheck] = []
     for variant, result in results.items():
         expected = result.scenario.expect.get(variant)
@@ -64,9 +67,9 @@ SERVED_VERDICTS = ("served", "cut_off")
 def exit_code(results: Iterable[RunResult], checks: Sequence[ExpectationCheck]) -> int:
     """Return the exit code of a run.
 
-    It is 0 if all requests were served, 1 if an expectation is missed and 3 if not all requests
-    were served. If expectations are given, only they count: if all hold, a failed request was
-    expected and the exit code is 0.
+    The exit code is 0 if all requests were served, 1 if an expectation is missed, and 3 if not all
+    requests were served. If the scenario has expectations and all of them hold, the exit code is 0
+    even if requests failed.
     """
     if checks:
         return int(not all(found.ok for found in checks))

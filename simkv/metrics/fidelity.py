@@ -1,10 +1,11 @@
 """Intervals of a run's metrics, from the known errors of its cost profile.
 
-A measured profile contains its error on steps excluded from the fit, by kind of step. The run is
-simulated twice more: with every step faster, and with every step slower by the error of such steps
-(``costs/profile_uncertainty.py``). The results give the interval of each metric
-(``metrics/intervals.py``), including the effects of queueing, preemptions and starvation. Outside
-the profile's range the intervals widen; the share of busy time spent there is reported with them.
+A measured profile contains its error for each kind of step, measured on steps excluded from the
+fit. The run is simulated twice more: once with every step faster by the error of its kind, and once
+with every step slower (``costs/profile_uncertainty.py``). The results give the interval of each
+metric (``metrics/intervals.py``), including the effects of queueing, preemptions and starvation.
+Outside the profile's range the intervals are wider. The share of busy time outside the range is
+reported with the intervals.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from simkv.metrics.intervals import (
     compute_interval,
 )
 
-#: Names of the run and its re-runs in interval reasons.
+#: Names of the run and its re-runs in the reasons for unbounded intervals.
 RUN = "in the run"
 RERUNS: dict[ErrorSide, str] = {"faster": "with faster steps", "slower": "with slower steps"}
 
-#: Basis of a cost profile in a table; other bases are printed in full.
+#: Labels of the basis of a cost profile in a table; other bases are printed as they are.
 _SHORT_BASES = {
     "composed of measured operators": "composed",
     "estimated from the data sheet": "data sheet",
@@ -39,7 +40,7 @@ _SHORT_BASES = {
 def find_step_errors(errors: Mapping[str, StepError]) -> tuple[float, float] | None:
     """Return the largest median and the largest P95 of the errors of all kinds of steps.
 
-    The values are relative: 0.01 is 1 %. None if no error is known.
+    The values are fractions: 0.01 is 1 %. The result is None if no error is known.
     """
     if not errors:
         return None
@@ -55,7 +56,8 @@ def mark_step_times(basis: str, errors: Mapping[str, StepError]) -> str:
 
 
 def warn_mixed_bases(marks: Iterable[str]) -> list[str]:
-    """Return a line if rows with step times of different bases are compared, else none.
+    """Return a warning line if the rows of a comparison use step times of different bases;
+    otherwise an empty list.
 
     ``marks`` are results of ``mark_step_times``.
     """
@@ -72,10 +74,10 @@ def warn_mixed_bases(marks: Iterable[str]) -> list[str]:
 class Fidelity:
     """Known errors of a run's metrics.
 
-    ``outside`` is the share of busy time outside the profile's range, and ``errors`` are the errors
-    of step times by kind of step. ``intervals`` maps a metric to its interval; it is empty if the
-    profile has no error estimate. ``reasons`` maps a metric to the reason for an unbounded end.
-    ``note`` is a summary sentence.
+    ``outside`` is the fraction of busy time outside the profile's range, and ``errors`` are the
+    errors of step times by kind of step. ``intervals`` maps a metric to its interval; it is empty
+    if the profile has no error estimate. ``reasons`` maps a metric to the reason for an unbounded
+    end. ``note`` is a summary sentence.
     """
 
     profile: str
@@ -87,9 +89,9 @@ class Fidelity:
     reasons: dict[str, str] = field(default_factory=dict)
 
     def of(self, name: str, show: Callable[[float], str]) -> str:
-        """Return the interval of the metric ``name`` as text; empty if it has none.
+        """Return the interval of the metric ``name`` as text; empty if the metric has no interval.
 
-        ``show`` formats its values.
+        ``show`` formats the values.
         """
         found = self.intervals.get(name)
         return "" if found is None else found.text(show, self.reasons.get(name, ""))
@@ -116,10 +118,10 @@ def estimate_fidelity(
 ) -> Fidelity:
     """Return the known errors and the intervals of a run's metrics.
 
-    ``outside`` is the share of busy time outside the profile's range. ``unknown`` is the share in
-    which the error is unknown, because the profile has no error for a feature outside its range.
-    ``again`` simulates the run again; its arguments are a name for the re-run and a function that
-    changes the executor. Without ``again``, no intervals are computed.
+    ``outside`` is the fraction of busy time outside the profile's range. ``unknown`` is the
+    fraction of busy time with unknown error, because the profile has no error for a feature outside
+    its range. ``again`` simulates the run again; its arguments are a name for the re-run and a
+    function that changes the executor. Without ``again``, no intervals are computed.
     """
     errors = profile.fit.held_out
     intervals: dict[str, FigureInterval] = {}
@@ -142,7 +144,7 @@ def estimate_fidelity(
 
 
 def scaled_executors(profile: CostProfile) -> list[Callable[[Executor], Executor]]:
-    """Return two functions that wrap an executor: for faster and for slower steps.
+    """Return two functions that wrap an executor: one makes its steps faster, the other slower.
 
     The factor is the profile's error.
     """

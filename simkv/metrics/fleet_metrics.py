@@ -1,4 +1,6 @@
-"""Metrics of a fleet (a deployment with several replicas) and of each replica; its peak load."""
+"""Metrics of a fleet (a deployment with several replicas) and of each replica, and the peak load of
+a run.
+"""
 
 from __future__ import annotations
 
@@ -68,9 +70,9 @@ def _transfers(fleet: DisaggregatedFleet) -> dict[str, Any]:
 def replica_figures(fleet: Fleet, replica: int, end: float) -> dict[str, Any]:
     """Return the metrics of one replica in a run that ended at ``end`` (s).
 
-    ``hit_rate`` is the share of the prompt tokens of admitted requests that was found in the prefix
-    cache. ``mean_ttft_ms`` includes all requests with a first token from this replica, finished or
-    not; it is 0 if there are none.
+    ``hit_rate`` is the fraction of the prompt tokens of admitted requests that were found in the
+    prefix cache. ``mean_ttft_ms`` includes all requests with a first token from this replica,
+    finished or not; it is 0 if there are none.
     """
     lifetimes = [lifetime for lifetime in fleet.lifetimes if lifetime.replica == replica]
     lives = [life for lifetime in lifetimes for life in lifetime.engine.record.requests.values()]
@@ -100,7 +102,7 @@ def _busy(lifetime: ReplicaLifetime, end: float) -> float:
     """Return the busy seconds of a replica, up to the end of its lifetime or of the run."""
     log, until = lifetime.engine.record.steps, end if lifetime.end is None else lifetime.end
     busy = fsum(log.end) - fsum(log.start)
-    # An asynchronous engine has scheduled a further step when its lifetime or the run ends.
+    # An asynchronous engine has already scheduled the next step when its lifetime or the run ends.
     for start, stop in zip(reversed(log.start), reversed(log.end), strict=True):
         if stop <= until:
             break
@@ -109,11 +111,12 @@ def _busy(lifetime: ReplicaLifetime, end: float) -> float:
 
 
 def find_peak_load(result: RunResult) -> dict[str, Any]:
-    """Return the time of the most requests in flight, their number, and the busiest replica.
+    """Return the time at which the number of requests in flight is highest, this number, and the
+    busiest replica.
 
     ``at_s`` is the first such time (s), just after the arrival that caused it. ``replica`` is the
-    index of the replica with the most requests at that time; among equal ones it is the first. It
-    is 0 without a fleet.
+    index of the replica with the most requests at that time (the first of equal replicas), or 0
+    without a fleet.
     """
     at, most = _most(result.record.requests.values())
     by_replica: dict[int, int] = {}

@@ -1,9 +1,9 @@
-"""Intervals of a run's metrics, from the run and re-runs at the profile's error bounds.
+"""Intervals of a run's metrics, from the run and from re-runs at the profile's error bounds.
 
-A re-run bounds a metric only if its value is comparable with the value in the run. Latencies of
-finished requests are comparable if the same requests finish. A latency of all requests has no upper
-bound if some requests are never answered. An unbounded end of an interval is None, never 0, and has
-a reason.
+A re-run bounds a metric only if its value can be compared with the value in the run. Latencies of
+finished requests can be compared if the same requests finish. A latency of all requests has no
+upper bound if some requests are never answered. If an end of an interval is unbounded, its value is
+None and never 0, and the interval has a reason.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ _HALTED = (Outcome.STALLED, Outcome.LOST)
 #: Outcomes of requests that still waited for an answer at the end of the run.
 _OPEN = (*_HALTED, Outcome.CUT_OFF)
 
-#: Reason for a missing upper end, by latency of all requests.
+#: Reason for a missing upper end, by the name of the latency of all requests.
 _MISSING = {OVER_ALL["ttft_ms"]: "no first token", OVER_ALL["e2e_ms"]: "no complete answer"}
 
 
 class FigureInterval(NamedTuple):
-    """Range of a metric in its unit; None is an unbounded end."""
+    """Interval of a metric, in the metric's unit; None means that an end is unbounded."""
 
     low: float | None
     high: float | None
@@ -77,7 +77,7 @@ NOT_DETERMINED = FigureInterval(None, None)
 
 
 class Members(NamedTuple):
-    """Size and hash of a set of request ids, to compare sets without storing them."""
+    """Size and hash of a set of request ids; two sets can be compared without storing them."""
 
     size: int
     digest: int
@@ -94,9 +94,9 @@ class MeasuredRun:
 
     ``name`` identifies the run in reasons, and ``figures`` is its summary. ``finished`` are the
     finished requests, and ``counted`` the requests included in latencies of all requests.
-    ``at_most`` contains upper bounds of these latencies in ms, for the case that no censored
-    request ever ends (None if infinite). ``left_open`` is the number of requests without an answer
-    at the end of the run; ``halted`` of them stalled or were lost.
+    ``at_most`` contains upper bounds of these latencies in ms, computed as if no censored request
+    ever ended (None if infinite). ``left_open`` is the number of requests without an answer at the
+    end of the run, and ``halted`` is the number of these requests that stalled or were lost.
     """
 
     name: str
@@ -167,7 +167,7 @@ def compute_interval(name: str, runs: Sequence[MeasuredRun]) -> tuple[FigureInte
 
 
 def _reason(what: str, runs: Sequence[MeasuredRun], count: Callable[[MeasuredRun], int]) -> str:
-    """Return a reason with the ``count`` of each run.
+    """Return a reason that lists the ``count`` of each run.
 
     An example is ``finished: 300 requests with faster steps, 237 in the run, 60 with slower
     steps``.

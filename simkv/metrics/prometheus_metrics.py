@@ -1,7 +1,7 @@
 """Names, types, labels and buckets of the engines' Prometheus metrics that simkv models.
 
-The data are generated from the released code of each engine (``exported/<engine>.json``, by
-``dev/engine_metrics.py``). Each entry names the measured quantity of simkv that the metric exports.
+``dev/engine_metrics.py`` generates the data from the released code of each engine
+(``exported/<engine>.json``). Each entry names the quantity of simkv that the metric exports.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ class EngineMetric:
     """Prometheus metric of an engine.
 
     ``kind`` is the Prometheus type, and ``measure`` the quantity of simkv that it exports.
-    ``labels`` are all labels; those not common to all metrics of the engine (``extra``) come last.
+    ``labels`` are all labels of the metric. Labels that other metrics of the engine lack
+    (``extra``) come last.
     """
 
     name: str
@@ -43,7 +44,7 @@ def list_engine_metrics(
 ) -> list[EngineMetric]:
     """Return the modeled metrics of an engine, or metrics with simkv's names if none are recorded.
 
-    ``config`` adds metrics that exist only with certain engine options. ``several`` states whether
+    ``config`` adds metrics that exist only with certain engine options. ``several`` is true if
     there are several replicas; some metrics then have an additional label.
     """
     path = FOLDER / f"{engine}.json"
@@ -53,7 +54,7 @@ def list_engine_metrics(
     for row in [*data["metrics"], *(row for part in more for row in part["metrics"])]:
         common = list(data["labels"][row["of"]])
         own = [label for label in row["labels"] if label not in common]
-        if len(own) < len(row["labels"]):  # the row lists all of its labels
+        if len(own) < len(row["labels"]):  # this row lists all labels of the metric
             common = [label for label in row["labels"] if label in common]
         if several and (rank := data.get("rank", {}).get(row["of"])):
             common.append(rank)
@@ -77,7 +78,7 @@ def config_info_metric(engine: str) -> tuple[str, list[str]] | None:
 class LoraInfo:
     """Gauge of an engine that lists the LoRA adapters of current requests.
 
-    ``most`` is the maximum number of adapters, as text for a label.
+    ``most`` is the maximum number of adapters, as the text of a label.
     """
 
     name: str

@@ -1,10 +1,10 @@
-"""Check that a custom scheduler uses neither future knowledge nor random numbers.
+"""Check that a custom scheduler uses neither knowledge of the future nor random numbers.
 
-The run is repeated step by step with the same requests; the results must be equal. In two further
-runs, some requests emit other numbers of output tokens, which a scheduler cannot know in advance.
-In one of these runs, the shortest outputs become the longest. In the other, the output lengths of
-the half of the requests that ended last are replaced. Decisions must be equal until the first
-changed request ends.
+The run is repeated step by step with the same requests, and the results must be equal. In two
+further runs, some requests have other output lengths, which a scheduler cannot know in advance. The
+first of these runs swaps the shortest and the longest outputs. The second replaces the output
+lengths of the half of the requests that ended last. Decisions must be equal until the first changed
+request ends.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from simkv.sim.simulation import (
 from simkv.workload.clients import Clients
 from simkv.workload.workload_section import build_clients
 
-#: Offset of request ids in runs with other output lengths, so that a scheduler cannot look up the
-#: original requests in memory.
+#: Offset of the request ids in runs with other output lengths; a scheduler can therefore not
+#: recognize the original requests.
 TWIN_ID_OFFSET = 1 << 40
 
 
@@ -69,7 +69,7 @@ def check_scheduler_run(scenario: Scenario, folder: Path) -> RunRecord:
                 watched.trail, _watched(_twin(scenario, replicas, shift=TWIN_ID_OFFSET)).trail
             )
             is None
-        ):  # the changed request ids are not the cause
+        ):  # to prove that the changed request ids are not the cause
             what = "decisions depend on the future output lengths of requests"
             raise scheduler.broken("future", what, step)
     return run.record
@@ -81,9 +81,10 @@ def _twin(
     futures: Mapping[int, int] | None = None,
     shift: int = 0,
 ) -> ScenarioRun:
-    """Repeat the run step by step.
+    """Repeat the run, simulating every step.
 
-    ``futures`` replaces output lengths by request id, and ``shift`` is added to all request ids.
+    ``futures`` maps request ids to their new output lengths, and ``shift`` is added to all request
+    ids.
     """
     sent = build_clients(scenario.workload, scenario.timeout)
     requests = [_with_future(futures or {}, request, shift) for request in sent.requests]
@@ -96,16 +97,16 @@ def _twin(
 
 
 def _run(scenario: Scenario, replicas: Sequence[ReplicaSpec], **how: Any) -> ScenarioRun:
-    """Run the scenario with a new instance of its scheduler, whose calls are checked."""
+    """Run the scenario with a new instance of its scheduler and check every call."""
     (replica,) = replicas
     watched = watched_scheduler(replica.engine)
     return simulate_scenario(scenario, replicas, scheduler=watched, **how)
 
 
 def _other_futures(record: RunRecord) -> Iterator[dict[int, int]]:
-    """Yield two mappings from request id to another output length.
+    """Yield two mappings from request ids to new output lengths.
 
-    Requests that a mapping does not contain keep their output length.
+    Requests that are not in a mapping keep their output length.
     """
     lives = sorted(
         record.requests.values(), key=lambda life: (life.ended_at or inf, life.request.id)
@@ -130,13 +131,13 @@ def _watched(run: ScenarioRun) -> CheckedScheduler:
 
 
 def _first(ours: Sequence[int], others: Sequence[int]) -> int | None:
-    """Return the first step (counted from 1) in which two decision trails differ, or None."""
+    """Return the first step (counted from 1) at which the decisions of two runs differ, or None."""
     pairs = enumerate(zip(ours, others, strict=False), start=1)
     return next((step for step, (a, b) in pairs if a != b), None)
 
 
 def _unlike(record: RunRecord, other: RunRecord) -> str:
-    """Return the first difference between two records as text, or an empty text."""
+    """Return the first difference between two records as text; empty if they are equal."""
     for i, life in record.requests.items():
         twin = other.requests[i]
         same = (life.outcome, life.tokens) == (twin.outcome, twin.tokens)

@@ -117,11 +117,11 @@ def message_rows(life: RequestRecord) -> npt.NDArray[np.int64]:
 
 
 def token_gaps(record: RunRecord, lives: Iterable[RequestRecord]) -> Samples:
-    """Return the times between successive token messages of a request, for all requests.
+    """Return the times between successive token messages of a request, over all requests.
 
-    If each message has one token, the gap is the time between two rows of the step log and applies
-    to all requests that decode in both. Such gaps are stored once with a weight, so the runtime
-    depends on the number of steps, not of tokens.
+    If each message has one token, the gap is the time between two rows of the step log and is the
+    same for all requests that decode in both rows. Such gaps are stored once with a weight, so the
+    runtime depends on the number of steps and not on the number of tokens.
     """
     ends = np.asarray(record.token_times, dtype=np.float64)
     change = np.zeros(len(ends) + 1, dtype=np.int64)
@@ -222,7 +222,7 @@ def prefix_hits(lives: Iterable[RequestRecord]) -> tuple[int, int]:
     """Return the cached prompt tokens at first admission, and the prompt tokens of all admitted
     requests.
 
-    Requests without a computed token are not admitted.
+    Requests without a computed token do not count as admitted.
     """
     hits = queried = 0
     for life in lives:
@@ -233,7 +233,9 @@ def prefix_hits(lives: Iterable[RequestRecord]) -> tuple[int, int]:
 
 
 def _prefix_cache(lives: Iterable[RequestRecord]) -> dict[str, float]:
-    """Return the hit rate (%) of the prefix cache at first admission, over all memory tiers."""
+    """Return the hit rate (%) of the prefix cache at the first admission of requests, over all
+    memory tiers.
+    """
     hits, queried = prefix_hits(lives)
     return {
         "hit_rate": 100.0 * hits / queried if queried else 0.0,
@@ -243,10 +245,12 @@ def _prefix_cache(lives: Iterable[RequestRecord]) -> dict[str, float]:
 
 
 def _tiers(lives: Iterable[RequestRecord], copied: KvCopyCounts) -> dict[str, float]:
-    """Return cache hit rates (%) at first admission by memory tier, and copied tokens."""
+    """Return the cache hit rates (%) by memory tier at the first admission of requests, and the
+    numbers of copied tokens.
+    """
     taken_in = [life for life in lives if life.chunk_rows]
     tokens = sum(life.request.prompt_tokens for life in taken_in)
-    # The last token of a fully cached prompt is recomputed; it counts against the GPU's share.
+    # The last token of a fully cached prompt is recomputed; it reduces the GPU's share.
     loaded = sum(min(life.loaded_tokens, life.chunks[0].context) for life in taken_in)
     hits = sum(life.chunks[0].context for life in taken_in) - loaded
     read = sum(
@@ -340,7 +344,8 @@ def request_rows(
 def step_rows(variant: str, record: RunRecord) -> list[dict[str, Any]]:
     """Return the rows of ``steps.csv``, one per step.
 
-    The numbers of waiting and running requests and of free blocks are those after scheduling.
+    The numbers of waiting and running requests and of free blocks describe the state after
+    scheduling.
     """
     log = record.steps
     columns = zip(

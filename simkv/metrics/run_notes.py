@@ -72,16 +72,19 @@ def profile_range_notes(executors: Sequence[SimulatedExecutor]) -> list[str]:
 
 
 def outside_range_share(executors: Sequence[SimulatedExecutor]) -> float:
-    """Return the share of busy time (0 to 1) in steps outside the range of their cost profile."""
+    """Return the fraction of busy time (0 to 1) in steps outside the range of their cost
+    profile.
+    """
     busy = sum(executor.busy for executor in executors)
     return sum(executor.outside_s for executor in executors) / busy if busy else 0.0
 
 
 def unknown_error_share(executors: Sequence[SimulatedExecutor]) -> float:
-    """Return the largest share of busy time, over profiles, with an unknown error; 0 without any.
+    """Return the fraction of busy time (0 to 1) with unknown error, for the profile with the
+    largest fraction.
 
     The error of a step is unknown if a feature is outside the range and the profile has no error
-    for extrapolating this feature.
+    for the extrapolation of this feature.
     """
     profiles = {executor.profile.name: executor.profile for executor in executors}
     shares = (
@@ -92,7 +95,9 @@ def unknown_error_share(executors: Sequence[SimulatedExecutor]) -> float:
 
 
 def _spent(executors: Sequence[SimulatedExecutor]) -> tuple[dict[Feature, float], float]:
-    """Return the seconds outside the range by feature, and the busy seconds, of one profile."""
+    """Return the seconds outside the range by feature, and the busy seconds, over all executors of
+    a profile.
+    """
     outside: Counter[Feature] = Counter()
     for executor in executors:
         outside.update(executor.outside)
@@ -100,7 +105,9 @@ def _spent(executors: Sequence[SimulatedExecutor]) -> tuple[dict[Feature, float]
 
 
 def _outside(executors: Sequence[SimulatedExecutor]) -> list[str]:
-    """Return one note for each feature that left the range of the executors' common profile."""
+    """Return a note for each feature that left the range of the profile that the executors
+    share.
+    """
     notes = []
     profile, busy = executors[0].profile, sum(executor.busy for executor in executors)
     for feature in sorted({feature for executor in executors for feature in executor.outside}):

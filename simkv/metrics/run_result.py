@@ -22,10 +22,10 @@ from simkv.sim.simulation import ReplicaSpec, ScenarioRun
 class RunResult:
     """Result of one variant of a scenario.
 
-    ``summary`` contains the metrics as in ``summary.json``. ``notes`` are sentences about use
-    outside the range of the cost profile, requests that cannot fit into the cache, and pipeline
-    problems. ``fidelity`` contains error estimates. ``run`` is the simulated run. ``specs`` are the
-    specifications of its replicas; without a fleet there is one.
+    ``summary`` contains the metrics as in ``summary.json``. ``notes`` are sentences about problems:
+    steps outside the range of the cost profile, requests that cannot fit into the cache, and
+    pipeline problems. ``fidelity`` contains error estimates. ``run`` is the simulated run.
+    ``specs`` are the specifications of its replicas; without a fleet there is one.
     """
 
     scenario: Scenario
@@ -76,9 +76,9 @@ class RunResult:
         return {"": self.record} if self.fleet is None else self.fleet.replica_records
 
     def apart(self) -> dict[str, RunResult]:
-        """Return one result per fleet replica, by name, for plots over time.
+        """Return one result per replica of the fleet, by name, for plots over time.
 
-        Without a fleet, the only result is this one; its name is empty.
+        Without a fleet, the result itself is returned, with an empty name.
         """
         if self.fleet is None:
             return {"": self}
@@ -99,9 +99,8 @@ class RunResult:
         return found
 
     def request_rows(self, variant: str) -> list[dict[str, Any]]:
-        """Return the rows of ``requests.csv``.
-
-        In a fleet, they contain the replicas of each request.
+        """Return the rows of ``requests.csv``; in a fleet, they contain the replicas of each
+        request.
         """
         replicas = None if self.fleet is None else self.fleet.routes
         return request_rows(variant, self.record, replicas)
@@ -109,7 +108,8 @@ class RunResult:
     def step_rows(self, variant: str) -> list[dict[str, Any]]:
         """Return the rows of ``steps.csv``.
 
-        In a fleet, the rows of each replica are consecutive and contain its index.
+        In a fleet, each row has the index of its replica, and the rows of a replica are
+        consecutive.
         """
         return [
             row if self.fleet is None else {**row, "replica": lifetime.replica}

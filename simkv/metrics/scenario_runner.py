@@ -37,8 +37,8 @@ from simkv.workload.workload_section import build_clients
 def run_file(path: Path, overrides: Sequence[str] = ()) -> dict[str, RunResult]:
     """Run all variants of a scenario file and return the results by variant, in file order.
 
-    ``overrides`` are ``path=value`` assignments to fields of the scenario. Raises InputError if the
-    file, an override or a profile cannot be used.
+    ``overrides`` are assignments to scenario fields in the form ``path=value``. Raises InputError
+    if the file, an override or a profile cannot be used.
     """
     return {
         name: run_scenario(scenario, path.parent)
@@ -60,10 +60,11 @@ def run_scenario(
     Paths of profile files are relative to ``folder``. ``resolved`` is called whenever a request
     ends. ``leaping`` affects only the speed of the simulation. ``scheduler`` replaces the scheduler
     of the scenario, except in a fleet. With ``intervals``, a profile with known errors is simulated
-    twice more to compute the interval of each metric. This is omitted if ``scheduler`` is given,
-    because it can run only once. Raises InputError if the profile cannot be used.
+    twice more to compute the interval of each metric. No intervals are computed if ``scheduler`` is
+    given, because a scheduler object can run only once. Raises InputError if the profile cannot be
+    used.
     """
-    if scenario.fleet is not None:  # replicas cannot share a scheduler
+    if scenario.fleet is not None:  # replicas cannot share one scheduler
         scheduler = None
     replicas = build_replica_specs(scenario, folder)
     world = IsolatedRuns(scenario, replicas, leaping, deepcopy(scheduler))
@@ -109,7 +110,9 @@ def run_scenario(
 
 
 def _measured(executor: Executor) -> SimulatedExecutor:
-    """Return the innermost executor, which uses the profile, without scaling around it."""
+    """Return the innermost executor, which uses the cost profile, without the executors that wrap
+    it.
+    """
     inner = executor
     while isinstance(inner, ScaledExecutor):
         inner = inner.inner
@@ -118,7 +121,9 @@ def _measured(executor: Executor) -> SimulatedExecutor:
 
 
 def _least_known(replicas: Sequence[ReplicaSpec]) -> CostProfile:
-    """Return a profile without error estimate or, if there is none, that with the largest error."""
+    """Return a profile without error estimates; if all have estimates, the profile with the largest
+    error.
+    """
 
     def error(spec: ReplicaSpec) -> float:
         errors = spec.profile.fit.held_out.values()

@@ -1,4 +1,6 @@
-"""Metrics of sessions: duration, shares of time, prefix cache hits by turn, and the resume tax."""
+"""Metrics of sessions: duration, shares of time, prefix cache hits by turn, and recomputed prefixes
+(the resume tax).
+"""
 
 from __future__ import annotations
 
@@ -17,19 +19,20 @@ from simkv.workload.clients import Clients, find_sessions
 def session_figures(
     record: RunRecord, sent: Clients, deadline: float | None = None, warm_up: int = 0
 ) -> dict[str, Any]:
-    """Return ``sessions`` of ``summary.json``, for a workload whose requests wait for answers.
+    """Return the entry ``sessions`` of ``summary.json``, for a workload whose requests wait for
+    answers.
 
     ``makespan_ms`` is the time from the arrival of a session's first request at its client until
-    the last answer, and ``shares`` are the percentages of that time on the critical path: waiting
-    until the first step, model, tools and think time. Both cover finished sessions. A request that
-    waits for no other is in turn 1. ``resume_tax_tokens`` are prompt tokens that an earlier request
-    of the session had computed in full blocks, and that were computed again; ``resume_tax`` is
-    their percentage of the prompt tokens. ``turn_ms`` is the time from the arrival of a request at
-    its client until its last token, for finished requests.
+    the last answer. ``shares`` divides this time, along the critical path, into percentages of
+    waiting until the first step, model, tools and think time. These two metrics cover only finished
+    sessions. A request that waits for no other request is in turn 1. ``resume_tax_tokens`` are
+    prompt tokens that an earlier request of the session had computed in full blocks, and that were
+    computed again; ``resume_tax`` is their percentage of the prompt tokens. ``turn_ms`` is the time
+    from the arrival of a request at its client until its last token, for finished requests.
 
-    The first ``warm_up`` sessions, by arrival, are in no figure. ``met_deadline`` counts finished
-    sessions whose makespan is at most ``deadline`` (s); ``met_deadline_share`` is their percentage
-    of all counted sessions. Both are missing without a deadline.
+    The first ``warm_up`` sessions, by arrival, are excluded from all metrics. ``met_deadline``
+    counts finished sessions whose makespan is at most ``deadline`` (s); ``met_deadline_share`` is
+    their percentage of all counted sessions. These two metrics are missing without a deadline.
     """
     sessions = _counted_sessions(record, sent, warm_up)
     requests = [life for lives in sessions for life in lives]
@@ -111,7 +114,8 @@ def _by_turn(record: RunRecord, sent: Clients, counted: Container[int]) -> list[
     """Return the number of counted requests and their prefix cache hit rate (%) by turn."""
     turns: dict[int, int] = {}
     lives: list[list[RequestRecord]] = []
-    for request in sent.requests:  # a request comes after those that it waits for
+    # each request comes after the requests whose answers it waits for
+    for request in sent.requests:
         dependency = sent.after.get(request.id)
         turn = 0 if dependency is None else 1 + max(turns[i] for i in dependency.before)
         turns[request.id] = turn
@@ -128,7 +132,9 @@ def _by_turn(record: RunRecord, sent: Clients, counted: Container[int]) -> list[
 
 
 def _resume_tax(record: RunRecord, life: RequestRecord) -> int:
-    """Return the prompt tokens computed again although an earlier answer left their KV."""
+    """Return the number of prompt tokens computed again although an earlier request of the session
+    had computed their KV.
+    """
     resumed = record.resumed.get(life.request.id)
     if resumed is None or not life.chunk_rows:
         return 0

@@ -1,8 +1,9 @@
 """Check whether the load of a run reached a steady state.
 
-In a steady state the number of requests in the system varies around a level. While requests arrive,
-the mean number in flight of the last third is compared with that of the middle third; a growing
-queue, or a run that is short compared with its requests, is not steady.
+In a steady state the number of requests in the system varies around a level. The time in which
+requests arrive is divided into thirds, and the mean number of requests in flight is compared
+between the middle and the last third. A run with a growing queue is not steady, and neither is a
+run that is short compared with the duration of its requests.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from simkv.sim.run_record import RunRecord
 
 Floats = npt.NDArray[np.float64]
 
-#: Minimum number of mean request durations in the time of arrivals.
+#: Minimum length of the time in which requests arrive, in mean request durations.
 MIN_DURATIONS = 5.0
-#: Largest ratio of the mean numbers in flight of two thirds, beyond their random variation.
+#: Maximum ratio of the mean numbers in flight of two thirds, beyond their random variation.
 MAX_GROWTH = 1.2
-#: Number of intervals of a third, to estimate the variation of its mean.
+#: Number of intervals into which a third is divided to estimate the variation of its mean.
 PARTS = 10
 #: Number of standard errors within which two means are not distinguishable.
 STANDARD_ERRORS = 2.0
@@ -29,14 +30,16 @@ STANDARD_ERRORS = 2.0
 
 @dataclass(frozen=True)
 class SteadyState:
-    """Whether a run reached a steady state (None: not applicable), and a sentence about it."""
+    """Whether a run reached a steady state (None: not applicable), with a sentence of
+    explanation.
+    """
 
     steady: bool | None
     text: str
 
 
 def check_steady_state(record: RunRecord) -> SteadyState:
-    """Return whether the number of requests in flight is level while requests arrive."""
+    """Return whether the number of requests in flight is stable while requests arrive."""
     lives = list(record.requests.values())
     arrivals = np.array(sorted(life.request.arrival for life in lives))
     ends = np.array(

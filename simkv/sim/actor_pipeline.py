@@ -5,9 +5,9 @@
       └───────────── shared memory ────────────┘
 
 The engine's package implements the three actors (``core/actor_protocol.py``); this module adds the
-timing. Each actor is a SimPy process; ``tasks`` and ``messages`` are SimPy stores. The engine
-decides with the tokens that the token processor has received so far, while other tokens are still
-in transit; see PaddlePaddle/FastDeploy PR #5796.
+timing. Each actor is a SimPy process; ``tasks`` and ``messages`` are SimPy stores. When the engine
+makes a scheduling decision, it knows only the tokens that the token processor has received so far;
+other tokens are still in transit (see PaddlePaddle/FastDeploy PR #5796).
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ from simkv.sim.step_log import QueueState
 
 
 class ReceivedTokens(NamedTuple):
-    """Number of tokens that a client has received; times of the first and the last token (s)."""
+    """Number of tokens that a client has received, and the times of the first and the last one
+    (s).
+    """
 
     tokens: int
     first: float
@@ -48,8 +50,8 @@ class AsyncPipeline(Replica):
     """A replica whose engine, worker and token processor run concurrently.
 
     Every run ends. If the replica halts before all requests have ended, ``record.engine_halt``
-    gives the reason: the three actors wait for each other, they work but no client receives a token
-    any more, or the worker died.
+    gives the reason: the three actors wait for each other (deadlock), they work but no client
+    receives a token any more (livelock), or the worker died.
     """
 
     def __init__(
@@ -91,7 +93,7 @@ class AsyncPipeline(Replica):
         while True:
             self._pull()
             this_call = self._received_messages, self.manager.fingerprint()
-            # A call that changed nothing would change nothing again.
+            # A call that changed nothing would change nothing if repeated.
             in_vain = this_call == last_call and (not planned or self._at_rest())
             if in_vain or self.state_repeats():
                 tasks_again = pacing.put_gap + pacing.queue_interval
@@ -126,7 +128,7 @@ class AsyncPipeline(Replica):
             yield self.timeout_at(self._border, 1)
 
     def _carry(self, message: Message) -> SimProcess:
-        """SimPy process: deliver a message from the worker to the token processor."""
+        """SimPy process: deliver ``message`` from the worker to the token processor."""
         yield self.env.timeout(self.pacing.token_processor_lag)
         yield self.messages.put(message)
 
@@ -154,7 +156,7 @@ class AsyncPipeline(Replica):
     def _await_news(self, interval: float) -> SimProcess:
         """Sleep until an external event, then until the next poll.
 
-        Polls are ``interval`` (s) apart. Polls before the event are not simulated, because each
+        Polls are ``interval`` (s) apart. Polls before the event are not simulated, because they
         would repeat the last decision without effect.
         """
         if self._at_rest():
@@ -192,12 +194,16 @@ class AsyncPipeline(Replica):
         return self.manager.put(planned)
 
     def step(self) -> Message | None:
-        """Run the next step of the worker and return its message, or None if it has no work."""
+        """Run the next step of the worker and return its message; None if the worker has no
+        work.
+        """
         lives = self.record.requests
         return self.worker.step(lambda i, k: k >= lives[i].request.output_tokens)
 
     def receive(self, message: Message) -> MessageEffects:
-        """Process a message: deliver its tokens to clients and resolve finished requests."""
+        """Process a message: deliver its tokens to the clients and record the requests that
+        finish.
+        """
         heard = self.processor.receive(message)
         self.changed = True
         for i in heard.delivered:
@@ -211,9 +217,9 @@ class AsyncPipeline(Replica):
     # Recording.
 
     def _pull(self) -> None:
-        """Pass new requests to the engine, at most as many as its prefill limit allows.
+        """Pass new requests to the engine, up to its limit of prefills.
 
-        Disconnects are ignored, as in ``FastDeployScheduler.abort``.
+        Disconnected clients are ignored, as in ``FastDeployScheduler.abort``.
         """
         arrived = [message for message in self.inbox if isinstance(message, Request)]
         self.inbox.clear()
@@ -233,7 +239,7 @@ class AsyncPipeline(Replica):
 
     def _begin(self, work: list[Any], tasks: list[Any]) -> float:
         """Record a step of the worker that begins now; return its duration (s)."""
-        if not work:  # only an acknowledgement
+        if not work:  # the message is only an acknowledgement
             self.record.idle_passes += 1
             return self.executor.idle()
         prefills = sum(task.kind == "prefill" for task in tasks)
@@ -251,7 +257,8 @@ class AsyncPipeline(Replica):
         """Deliver a token of request ``i`` to its client, if the client is still connected."""
         life, now = self.record.requests[i], self.env.now
         self._useful[i] = self._useful.get(i, 0) + 1
-        if self._useful[i] <= life.request.output_tokens:  # not a token that was generated twice
+        # a token that was generated twice is not counted again
+        if self._useful[i] <= life.request.output_tokens:
             self._steps_without_token = 0
             self._watch.progress()
         if life.outcome is None:
@@ -261,8 +268,8 @@ class AsyncPipeline(Replica):
     def finalize(self) -> None:
         """Close the record at the end of the run.
 
-        A token counts as delivered when the token processor has received it, not when the GPU has
-        emitted it.
+        A token counts as delivered when the token processor has received it, which is later than
+        the end of its step on the GPU.
         """
         self.record.close(-1)
         for i, life in self.record.requests.items():
@@ -279,7 +286,7 @@ class AsyncPipeline(Replica):
         return idle and self._sent == self._received_messages
 
     def _state(self) -> Hashable:
-        """Return all state that determines the future while only the engine can act."""
+        """Return all state that determines the further run while only the engine can act."""
         to_border = round(max(self._border - self.env.now, 0.0), 9)
         return self.manager.fingerprint(), self.worker.fingerprint(), to_border
 
@@ -304,7 +311,7 @@ class AsyncPipeline(Replica):
             self.die("livelock", why, [seq.id for seq in alive])
 
     def _stop(self, kind: str, why: str) -> None:
-        """Record that the engine has halted and can resume only after an external event."""
+        """Record that the engine has halted; only an external event can resume it."""
         stuck = {seq.id for seq in self.manager.alive()} | {request.id for request in self._new}
         if stuck and self.record.engine_halt is None:
             held = dict(self.scheduler.blocks_held())
@@ -326,7 +333,9 @@ class AsyncPipeline(Replica):
 
 
 def _disagreement(seq: Any, slot: Any) -> str:
-    """Return why a request makes no progress although the engine (``seq``) expects it to decode."""
+    """Return the reason why a request makes no progress although the engine (``seq``) expects it to
+    decode.
+    """
     if slot.state == "chunk stopped":
         tokens = "one token" if slot.length == slot.end + 1 else f"{slot.length - slot.end} tokens"
         return (
@@ -339,7 +348,9 @@ def _disagreement(seq: Any, slot: Any) -> str:
 
 
 def pipeline_notes(record: RunRecord) -> list[str]:
-    """Return notes on clients with wrong token counts, and on a halt that affected no request."""
+    """Return notes about clients that received a wrong number of tokens, and about a halt that
+    affected no request.
+    """
     found = [
         f"request {i} received {life.tokens} tokens, but the model emits {n}: tokens in transit "
         "were generated again or were delivered to the next request in the slot"

@@ -1,5 +1,5 @@
 # mypyc: compile
-"""The client side of a run: send requests until nothing more can happen."""
+"""Client side of a run: send requests until no event is left."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _arrive(engine: SimulatedServer, requests: Iterable[Request]) -> SimProcess:
 def _converse(engine: SimulatedServer, clients: Clients) -> SimProcess:
     """SimPy process: submit each request as soon as ``clients`` may send it.
 
-    Some requests may be sent only after the answer to an earlier one.
+    Some requests wait for the answer to an earlier request.
     """
     env = engine.env
     answered = env.event()
@@ -74,7 +74,8 @@ def _converse(engine: SimulatedServer, clients: Clients) -> SimProcess:
 
     engine.on_request_end = ended
     while True:
-        while sent := clients.send(env.now):  # a rejection can allow the next request at once
+        # a rejection may allow the next request to be sent at once
+        while sent := clients.send(env.now):
             for request in sent:
                 engine.submit(request)
         following = clients.next_time()
@@ -85,7 +86,7 @@ def _converse(engine: SimulatedServer, clients: Clients) -> SimProcess:
 
 @contextmanager
 def _long_lived() -> Iterator[None]:
-    """Disable cyclic garbage collection: the record only grows and contains no cycles."""
+    """Disable cyclic garbage collection, because the record only grows and contains no cycles."""
     enabled = gc.isenabled()
     gc.disable()
     try:

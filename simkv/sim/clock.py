@@ -1,5 +1,5 @@
 # mypyc: compile
-"""Exact points in SimPy time."""
+"""Events at exact points of SimPy time."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ SimProcess = Generator[simpy.Event, Any, None]
 class ExactTimeout(simpy.Event):
     """An event at exactly ``time`` (s), after all other events of that time.
 
-    Processes that wait for it see the effects of all events up to that time, independent of the
-    order in which the events were queued. SimPy accepts only delays, and ``now + (time - now)`` may
-    differ from ``time``, so this event is pushed to SimPy's queue directly. At equal times, the
-    event with the lower ``rank`` and all its consequences come first; rank ``BEFORE`` precedes all
-    other events.
+    Processes that wait for this event see the effects of all other events up to ``time``, whatever
+    the order in which the events were queued. SimPy accepts only delays, and ``now + (time - now)``
+    may differ from ``time``, so this class pushes the event directly to SimPy's queue. Of two such
+    events at the same time, the event with the lower ``rank`` and all its consequences come first.
+    An event with the rank ``BEFORE`` precedes all other events of its time.
     """
 
-    #: Rank of an event before all other events of its time.
+    #: Rank of an event that precedes all other events of its time.
     BEFORE: ClassVar[int] = -2
 
     def __init__(self, env: simpy.Environment, time: float, rank: int = 0) -> None:
@@ -43,7 +43,7 @@ class ExactTimeout(simpy.Event):
 
 
 def _note(moment: simpy.Event) -> None:
-    """Record ``moment`` as the latest exact event of the present time."""
+    """Record ``moment`` as the latest ``ExactTimeout`` of the present time."""
     assert isinstance(moment, ExactTimeout)
     moment.env.__dict__["moment"] = (moment.env.now, moment.rank)
 

@@ -1,5 +1,5 @@
 # mypyc: compile
-"""Detection of repeated engine states, which mean that the engine is in a deadlock or livelock."""
+"""Detection of repeated engine states, which indicate a deadlock or livelock."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from collections.abc import Callable, Hashable
 
 
 class CycleDetector:
-    """Detects that the state of an engine repeats without external events in between.
+    """Detect that the state of an engine repeats without external events in between.
 
     The detector stores one earlier state and replaces it after 1, 2, 4, … calls (R. P. Brent, BIT
-    20, 1980). It therefore finds cycles of any length while it stores a single state and rarely
-    computes one. ``since`` is the time at which the stored state was taken (s).
+    20, 1980). It finds cycles of any length although it stores only one state, and it rarely
+    computes a state. ``since`` is the time at which the stored state was taken (s).
 
     ``glance`` returns a cheap summary of the state. The whole state is computed and compared only
     if the summary is unchanged.
     """
 
-    #: Normal number of steps without a token, for example for chunks of a long prompt.
+    #: Number of steps without a token that is still normal, for example for the chunks of a long
+    #: prompt.
     PATIENCE = 64
 
     def __init__(
@@ -31,14 +32,17 @@ class CycleDetector:
         self.since = 0.0
 
     def progress(self) -> None:
-        """Forget the stored state, because a token was delivered or an external event occurred."""
+        """Forget the stored state, because a token was delivered or an external event has
+        occurred.
+        """
         self._count = 0
         self._saved = None
 
     def repeats(self, working: bool, now: float) -> bool:
-        """Return whether the present state equals the stored one; ``now`` is the time (s).
+        """Return whether the present state equals the stored state; ``now`` is the time (s).
 
-        While the engine is ``working``, the first ``PATIENCE`` calls after progress return False.
+        While the engine is ``working``, the first ``PATIENCE`` calls after a ``progress`` call
+        return False.
         """
         self._count += 1
         if working and self._count < self.PATIENCE:
@@ -52,10 +56,11 @@ class CycleDetector:
         return False
 
     def silent_calls(self, alike: int) -> int:
-        """Return how many of the next calls of ``repeats`` would neither match nor store a state.
+        """Return the number of the next calls of ``repeats`` that would neither return True nor
+        store a state.
 
-        The caller guarantees that the last ``alike`` states and all following ones differ from each
-        other.
+        The caller guarantees that the last ``alike`` states and all following states differ from
+        each other.
         """
         if self._saved is None or self._count - self._saved_at >= alike:
             return 0

@@ -1,5 +1,7 @@
 # mypyc: compile
-"""Verification of draft tokens by the model while a batch runs; hidden from schedulers."""
+"""Verification of draft tokens by the model; the scheduler learns the result only when the batch
+completes.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,9 @@ from simkv.sim.run_record import RequestRecord
 def verify_drafts(
     drafted: DraftedTokens, emits: list[int], lives: dict[int, RequestRecord], left: dict[int, int]
 ) -> dict[int, int]:
-    """Determine how many drafts of each request in ``emits`` are accepted; store and return them.
+    """Return the number of accepted drafts of each request in ``emits``.
 
-    The counts are stored in ``drafted.accepted``. ``left`` is the number of tokens that each
+    The numbers are also stored in ``drafted.accepted``. ``left`` is the number of tokens that each
     request has still to emit.
     """
     accepted, drafts_of, padding = drafted.accepted, drafted.tokens, drafted.padding
@@ -29,5 +31,5 @@ def verify_drafts(
 
 
 def repeat_per_token(delivered: list[int], drafted: DraftedTokens) -> list[int]:
-    """Return the ids in ``delivered``, each once for every token that its client receives."""
+    """Return the ids in ``delivered``, each repeated once per token that its client receives."""
     return [i for i in delivered for _ in range(1 + drafted.accepted.get(i, 0))]

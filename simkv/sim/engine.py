@@ -1,5 +1,5 @@
 # mypyc: compile
-"""The engine loop: make scheduling decisions, run steps and deliver tokens in SimPy time."""
+"""The engine loop: it makes scheduling decisions, runs steps and delivers tokens in SimPy time."""
 
 from __future__ import annotations
 
@@ -41,10 +41,11 @@ from simkv.sim.replica_base import Replica
 from simkv.sim.run_record import EngineHalt, RequestRecord
 from simkv.sim.step_log import QueueState
 
-#: Next action after an iteration: continue at once, run an idle pass, or wait for an event.
+#: Next action after an iteration of the loop: continue at once, run an idle pass, or wait for an
+#: event.
 NextAction = Literal["on", "idle", "sleep"]
 
-#: A row of the step log beyond the end of any run.
+#: Row number greater than any row of the step log; means "no such row".
 NO_ROW = 1 << 60
 #: Maximum number of steps in a leap.
 MAX_LEAP_STEPS = 512
@@ -52,13 +53,14 @@ MAX_LEAP_STEPS = 512
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Engine(Replica):
-    """A replica with an engine loop that decides and runs one step after the other.
+    """A replica whose engine loop makes a decision and then runs the step.
 
-    A pipelined scheduler (``pipeline_depth`` 2) decides a batch while the previous one runs.
+    With a pipelined scheduler (``pipeline_depth`` 2), the engine decides a batch while the previous
+    batch runs.
 
-    With ``leaping``, consecutive steps that only decode are simulated as one event. An external
-    event ends the leap at the end of the step in which it occurs, so the results are the same as
-    without leaping.
+    With ``leaping``, consecutive steps that only decode are simulated as one event (a leap). An
+    external event ends the leap at the end of the step in which it occurs, so the results are the
+    same as without leaping.
 
     ``run`` calls ``schedule``, ``launch`` and ``finish_iteration``; a leap calls
     ``leapable_steps``, ``start_leap`` and ``finish_leap``. These methods are public for code that
@@ -79,11 +81,11 @@ class Engine(Replica):
         super().__init__(env, scheduler, executor, ready, resolved, rank)
         self.leaping = leaping
         self.leaps = 0
-        #: Called instead of ``cut`` if other engines leap together with this one.
+        #: Called instead of ``cut`` if other engines leap together with this engine.
         self.on_leap_cut: Callable[[], None] | None = None
         self.in_flight: deque[InFlight] = deque()
         self._external_event = False
-        self._copy_livelock = False  # livelock: KV copies repeat forever without progress
+        self._copy_livelock = False  # whether KV copies repeat forever without progress
         self._leap: Leap | None = None
         self._idle_stretch: IdleStretch | None = None
         self._idle_passes = 0  # consecutive idle passes
@@ -93,7 +95,7 @@ class Engine(Replica):
         self._offloader = offloader(scheduler)
         self._group_row = self._completed_row = -1
         # ``_remaining``: tokens per request not yet assigned to a step. ``_finishes``, ``_ending``:
-        # step-log rows in which members of the decode group receive their last token.
+        # rows of the step log in which members of the decode group receive their last token.
         self._remaining: dict[int, int] = {}
         self._finishes: list[tuple[int, int, int]] = []
         self._ending: dict[int, list[int]] = {}
@@ -124,12 +126,12 @@ class Engine(Replica):
                     gpu_free = self.finish_leap()
                 else:
                     yield self.timeout_at(in_flight[0].end)
-            elif in_flight[0].end > self.env.now:  # waiting for copies
+            elif in_flight[0].end > self.env.now:  # the step waits for KV copies
                 yield self.timeout_at(in_flight[0].end)
             turn = self.finish_iteration(batch)
             if turn == "sleep":
                 yield self.sleep()
-                yield self.timeout_at(self.env.now)  # after all other events of that time
+                yield self.timeout_at(self.env.now)  # resume after all other events of this time
             elif turn == "idle":
                 rest = self._plan_idle_stretch()
                 yield rest.wake
@@ -142,7 +144,7 @@ class Engine(Replica):
         if self._external_event or delivered:
             self._watch.progress()
             self._external_event = False
-        if delivered:  # external events alone may have changed nothing
+        if delivered:  # after external events alone, the halt may still be in effect
             self.record.engine_halt = None
         working = bool(batch or oldest.batch) or any(f.batch for f in self.in_flight)
         unsaid = self._offloader is not None and self._offloader.has_pending_copies
@@ -165,7 +167,9 @@ class Engine(Replica):
         return "on"
 
     def schedule(self) -> Batch | None:
-        """Make a scheduling decision and record it; return None if the engine dies of it."""
+        """Make a scheduling decision and record it; return None if the decision crashes the
+        engine.
+        """
         self.changed = True
         now = self.record.end = self.env.now
         self._deliver_inbox()
@@ -216,10 +220,10 @@ class Engine(Replica):
     def launch(
         self, batch: Batch, load: StepLoad, start: float, seconds: float | None = None
     ) -> float:
-        """Start a batch on the GPU at ``start`` (s), or when its KV copies allow; return its end
-        (s).
+        """Start a batch on the GPU and return its end (s).
 
-        The duration comes from the executor, unless ``seconds`` is given.
+        It starts at ``start`` (s), or later if it waits for KV copies. The duration comes from the
+        executor, unless ``seconds`` is given.
         """
         if batch.moves and self.copy_engine:
             start = self.copy_engine.before(batch.moves, start if batch else self.env.now)
@@ -284,7 +288,7 @@ class Engine(Replica):
             self._note_dropped(batch, completion, row)
         lives = self.record.requests
         for i in completion.delivered:
-            # some engines resume requests that they gave up
+            # some engines resume requests that they had given up
             if lives[i].outcome is Outcome.REJECTED:
                 lives[i].outcome, lives[i].ended_at, lives[i].reason = None, None, ""
         if self.queue_limit:
@@ -305,7 +309,7 @@ class Engine(Replica):
             self.reject(self.record.requests[i])
 
     def _note_dropped(self, batch: Batch, completion: Completion, row: int) -> None:
-        """Record the tokens that the engine dropped; it must compute them again."""
+        """Record the tokens that the engine dropped and must compute again."""
         accepted = batch.drafted.accepted if batch.drafted else {}
         for i in set(batch.emits) - set(completion.delivered):
             self._remaining[i] += 1 + accepted.get(i, 0)
@@ -324,9 +328,8 @@ class Engine(Replica):
         return NO_ROW
 
     def leapable_steps(self, batch: Batch) -> int:
-        """Return how many times the step just launched would repeat.
-
-        The number is 0 unless the step consists of decodes only.
+        """Return the number of steps that would repeat the step just launched; 0 unless it only
+        decodes.
         """
         oldest, newest = self.in_flight[0], self.in_flight[-1]
         if not self.leaping or batch.kind != "decode" or not is_same_decision(oldest, newest):
@@ -339,7 +342,9 @@ class Engine(Replica):
         return 0 if most < 1 else self.scheduler.leap(int(most) + 1) - 1
 
     def _plan_leap(self, batch: Batch, load: StepLoad) -> Leap | None:
-        """Start a leap over repetitions of the last step, if their durations are known."""
+        """Start a leap over repetitions of the last step and return it; None if no leap is
+        possible.
+        """
         steps = self.leapable_steps(batch)
         foreseen = self.executor.forecast_steps(load, steps) if steps else ()
         return self.start_leap(load, foreseen) if len(foreseen) else None
@@ -349,8 +354,8 @@ class Engine(Replica):
     ) -> Leap:
         """Start a leap over steps with the durations ``foreseen`` (s).
 
-        ``own`` are the durations on this engine alone, which are shorter if it waits for a slower
-        engine in every step. The caller waits for the leap's ``wake`` and then calls
+        ``own`` are the durations on this engine alone; they are shorter if the engine waits for a
+        slower engine in every step. The caller waits for the leap's ``wake`` and then calls
         ``finish_leap``.
         """
         oldest, newest = self.in_flight[0], self.in_flight[-1]
@@ -394,7 +399,7 @@ class Engine(Replica):
             self.in_flight.append(InFlight(batch, row, end, frozenset(lasts.get(row, ()))))
 
     def _plan_idle_stretch(self) -> IdleStretch:
-        """Start a stretch of idle passes that are known to repeat the last one, plus one pass."""
+        """Start a stretch of idle passes: all passes known to repeat the last one, and one more."""
         passes = 1
         most = self._watch.silent_calls(self._idle_passes) if self.leaping else 0
         if most and not any(flight.batch for flight in self.in_flight):
@@ -415,7 +420,7 @@ class Engine(Replica):
 
     @property
     def free_blocks(self) -> int:
-        """Number of blocks that can be allocated now, which is exact during a leap, too."""
+        """Number of blocks that can be allocated now; exact even during a leap."""
         self.catch_up()
         return self.scheduler.free_blocks
 
@@ -434,7 +439,7 @@ class Engine(Replica):
         self._leap = leap
 
     def halt(self) -> list[RequestRecord]:
-        """Stop for good in the middle of a step; return the unfinished requests."""
+        """Stop permanently, even in the middle of a step; return the unfinished requests."""
         self._stop_here()
         return super().halt()
 
@@ -457,7 +462,7 @@ class Engine(Replica):
         return bool(self.scheduler.num_waiting or self.scheduler.num_running)
 
     def notify(self, *, news: bool = True) -> None:
-        """Report an event: the engine decides again when its present step has ended.
+        """Report an event; the engine makes its next decision when its present step has ended.
 
         After a livelock of KV copies was detected, the engine reacts only to events with ``news``.
         """
@@ -469,7 +474,7 @@ class Engine(Replica):
         (self.on_leap_cut or self.cut)()
 
     def cut(self) -> None:
-        """End a leap or idle stretch in progress with the present step."""
+        """End a leap or idle stretch in progress at the end of its present step."""
         ahead = self._leap or self._idle_stretch
         if ahead is not None:
             moments = ahead.moments
@@ -482,7 +487,7 @@ class Engine(Replica):
         """Return the number of the leap's iterations that are complete by now.
 
         An iteration that ends exactly now counts only if the current event belongs to an engine of
-        higher rank.
+        higher rank, which acts later.
         """
         moments, now = leap.moments, self.env.now
         if current_rank(self.env) > self.rank:
@@ -490,7 +495,9 @@ class Engine(Replica):
         return bisect_left(moments, now)
 
     def _record_halt(self, since: float) -> None:
-        """Record a deadlock or livelock: without new events, the state at ``since`` (s) recurs."""
+        """Record a deadlock or livelock: without external events, the state at ``since`` (s)
+        recurs.
+        """
         if self.record.engine_halt is None:
             stuck = [*self.scheduler.running_ids(), *self.scheduler.waiting_ids()]
             decided = self.record.steps.decided

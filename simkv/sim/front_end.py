@@ -1,4 +1,4 @@
-"""The API server in front of an engine: serial work that delays requests and their tokens."""
+"""The API server in front of an engine; its serial work delays requests and their tokens."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 class ApiServer:
     """Processes that receive the requests of one engine and send its tokens to the clients.
 
-    The event loop of a process handles requests and tokens in the order in which they occur. So a
-    request reaches the engine after its own work and all earlier work, and a token reaches its
-    client after all work that existed when the token was computed. Several processes share all work
-    equally. ``delivered`` contains the time (s) at which the tokens of each row of the step log
-    reach their clients.
+    The event loop of a process handles requests and tokens in the order in which they occur. A
+    request therefore reaches the engine after its own work and all earlier work. A token reaches
+    its client after all work that existed when the token was computed. Several processes share the
+    work equally. ``delivered`` contains the time (s) at which the tokens of each row of the step
+    log reach their clients.
     """
 
     def __init__(self, engine: Engine, costs: FrontEndCosts) -> None:
@@ -37,7 +37,8 @@ class ApiServer:
         self._process_rows(env.now)
         begin = max(env.now, self._free)
         work = costs.request_s + costs.prompt_token_s * request.prompt_tokens
-        self._free = begin + (work + costs.output_token_s) / costs.processes  # and its first token
+        # including the work for its first token
+        self._free = begin + (work + costs.output_token_s) / costs.processes
         life.entered_at = begin + work + costs.latency_s
         self._entering.add(request.id)
         entry = env.timeout(life.entered_at - env.now)
@@ -49,7 +50,9 @@ class ApiServer:
             self._engine.enter(life.request)
 
     def finish(self, life: RequestRecord) -> bool:
-        """Deliver the last token of a request; return whether that takes until later."""
+        """Deliver the last token of a request; return True if the delivery completes at a later
+        time.
+        """
         engine = self._engine
         self._process_rows(engine.env.now, inclusive=True)
         at = self.delivered[-1] if self.delivered else 0.0
@@ -66,18 +69,20 @@ class ApiServer:
             self._engine.resolve(life, Outcome.FINISHED)
 
     def forget(self, i: int) -> bool:
-        """Forget a request whose client has left; return whether the engine does not have it."""
+        """Forget a request whose client has left; return True if the engine does not know the
+        request.
+        """
         ours = i in self._entering or i in self._delivering
         self._entering.discard(i)
         self._delivering.discard(i)
         return ours
 
     def close(self) -> None:
-        """Process the rows that remain at the end of the run."""
+        """Process the remaining rows of the step log at the end of the run."""
         self._process_rows(float("inf"))
 
     def _process_rows(self, until: float, *, inclusive: bool = False) -> None:
-        """Add the work of all steps that ended before ``until`` (s)."""
+        """Add the work for the tokens of all steps that ended before ``until`` (s)."""
         log, done = self._engine.record.steps, self.delivered
         ends, seqs = log.end, log.decode_seqs
         each = self._costs.output_token_s / self._costs.processes
@@ -90,5 +95,5 @@ class ApiServer:
 
 
 def attach_api_server(engine: Engine, costs: FrontEndCosts) -> None:
-    """Put an API server in front of an engine."""
+    """Put an API server with these ``costs`` in front of an engine."""
     engine.front_end = ApiServer(engine, costs)

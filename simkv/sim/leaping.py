@@ -45,8 +45,8 @@ class Leap:
 
     ``load`` describes the step just launched; ``ends`` are its end and the ends of the following
     steps (s). ``moments`` are the times at which iterations of the engine loop end, and ``wake`` is
-    the event at the last of them. ``own`` are the executor's durations of the following steps (s),
-    if the engine waits for slower engines in lockstep.
+    the event at the last of them. If the engine waits for slower engines in lockstep, ``own`` has
+    its own durations of the following steps (s).
     """
 
     load: StepLoad
@@ -58,9 +58,10 @@ class Leap:
 
 @dataclass(slots=True)
 class IdleStretch:
-    """Idle passes in progress that only need to be counted.
+    """Idle passes in progress, which have no effect except that they are counted.
 
-    ``moments`` are the times at which passes end; after the last of them the engine decides again.
+    ``moments`` are the times at which passes end; after the last of them the engine makes its next
+    decision.
     """
 
     moments: array[float]
@@ -68,7 +69,7 @@ class IdleStretch:
 
 
 def is_same_decision(oldest: InFlight, newest: InFlight) -> bool:
-    """Return whether two batches in flight result from the same decision."""
+    """Return whether two batches in flight contain the same requests and work."""
     a, b = oldest.batch, newest.batch
     if a is b:
         return True

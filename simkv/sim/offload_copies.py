@@ -1,4 +1,6 @@
-"""KV copies of one replica between GPU, host memory and disk, beside its steps."""
+"""KV copies of one replica between GPU, host memory and disk, which run concurrently with its
+steps.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,11 @@ from simkv.sim.run_record import KvCopyCounts
 
 
 class CopyEngine:
-    """Performs the copies that batches list and reports finished ones to the scheduler.
+    """Perform the copies that batches list, and report finished copies to the scheduler.
 
-    As in vLLM, the worker notices a finished copy between two steps, and the scheduler learns of it
-    with the next result. Transfers from and to a ``disk`` run on separate threads, and the
-    scheduler learns of them before its next decision.
+    As in vLLM, the worker notices a finished copy between two steps, and the scheduler learns of
+    the copy with the next result. Transfers from and to a ``disk`` run on separate threads, and the
+    scheduler learns of their end before its next decision.
     """
 
     def __init__(
@@ -51,7 +53,7 @@ class CopyEngine:
         return start
 
     def after(self, moves: KvCopies, end: float) -> None:
-        """Start the stores of KV that a step has computed; the step ends at ``end`` (s)."""
+        """Start to store the KV that a step has computed; the step ends at ``end`` (s)."""
         for move in moves.stores:
             if move.job not in moves.flush:
                 self._begin(move.job, self._link.store(move.tokens, end))
@@ -61,7 +63,7 @@ class CopyEngine:
         self._at(done, lambda: self._finish(job))
 
     def _begin_on(self, disk: OffloadLink, moves: DiskTransfers) -> None:
-        """Start the disk transfers of a step now, when the step is decided."""
+        """Start the disk transfers of a step now, at the time of its scheduling decision."""
         now = self._env.now
         for jobs, copy in ((moves.reads, disk.load), (moves.writes, disk.store)):
             for move in jobs:
@@ -74,8 +76,8 @@ class CopyEngine:
         moment.callbacks.append(lambda _: happens())
 
     def _finish_on_disk(self, jobs: list[int], looks: list[int]) -> None:
-        # With too little host memory for a prompt, the same blocks can be read forever; this must
-        # not count as progress.
+        # If host memory is too small for a prompt, the same blocks can be read forever. Such reads
+        # must not count as progress.
         message = partial(self._scheduler.finish_disk_transfers, jobs, looks)
         self._replica.call_soon(message, news=False)
 
@@ -87,6 +89,6 @@ class CopyEngine:
 def attach_copy_engine(
     replica: Replica, link: OffloadLink, disk: OffloadLink | None = None
 ) -> None:
-    """Give a replica a copy engine with this ``link`` and ``disk``, and count its copies."""
+    """Attach a copy engine with this ``link`` and ``disk`` to a replica, and count its copies."""
     replica.copy_engine = CopyEngine(replica.env, replica, link, disk)
     replica.record.copied = KvCopyCounts() if disk is None else KvCopyCounts(0, 0, 0, 0)

@@ -32,16 +32,16 @@ from simkv.sim.run_record import EngineHalt, RequestRecord, RunRecord
 
 
 class QueueLimit:
-    """Applies ``admission`` to each arriving request and counts the admitted ones."""
+    """Apply ``admission`` to each arriving request and count the admitted requests."""
 
     def __init__(self, admission: AdmissionCheck) -> None:
         self._admission = admission
         self._admitted: set[int] = set()
-        self._prompts: dict[int, int] = {}  # of requests without a first token
+        self._prompts: dict[int, int] = {}  # for requests without a first token
         self._in_prefill = 0
 
     def find_rejection(self) -> Refusal | None:
-        """Return why a request that arrives now would be rejected, or None."""
+        """Return the reason to reject a request that arrives now, or None."""
         return self._admission(len(self._admitted), self._in_prefill)
 
     def admit(self, request: Request) -> Refusal | None:
@@ -92,10 +92,14 @@ class FrontEnd(Protocol):
         """Receive a request now; it enters the engine later."""
 
     def finish(self, life: RequestRecord) -> bool:
-        """Deliver the last token of a request; return whether that takes until later."""
+        """Deliver the last token of a request; return True if the delivery completes at a later
+        time.
+        """
 
     def forget(self, i: int) -> bool:
-        """Forget a request whose client has left; return whether the engine does not have it."""
+        """Forget a request whose client has left; return True if the engine does not know the
+        request.
+        """
 
     def close(self) -> None:
         """Complete ``delivered`` at the end of the run."""
@@ -132,7 +136,7 @@ class Replica(ABC):
         self.dead = False
         self.halted = False
         self.on_request_end: Callable[[RequestRecord], None] | None = None
-        #: Called when the engine has died.
+        #: Called when the engine dies.
         self.on_death: Callable[[], None] | None = None
         #: Called with the KV that a schedule call wants to load from another replica.
         self.on_kv_loads: Callable[[list[tuple[int, int]]], None] | None = None
@@ -144,7 +148,7 @@ class Replica(ABC):
         self.on_tokens: Callable[[Sequence[int]], None] | None = None
         #: Whether the load may have changed since a router last read it.
         self.changed = True
-        #: Admission control of the server in front of it, if it rejects requests.
+        #: Admission control of the server in front of the engine; None if it rejects no requests.
         self.queue_limit: QueueLimit | None = None
         #: Returns the limit that a prompt of this number of tokens exceeds, or None.
         self.too_long: Callable[[int], str | None] | None = None
@@ -177,7 +181,9 @@ class Replica(ABC):
         self.notify()
 
     def call_soon(self, message: Callable[[], None], *, news: bool = True) -> None:
-        """Queue a callback to run before the next decision; for ``news`` see ``notify``."""
+        """Queue a callback to run before the next decision; ``news`` has the same meaning as in
+        ``notify``.
+        """
         self.inbox.append(message)
         self.notify(news=news)
 
@@ -190,8 +196,10 @@ class Replica(ABC):
         self.record.requests.pop(request_id, None)
 
     def forget_steps(self, kept: int) -> None:
-        """Drop old rows of the step log to free memory: about all but the last ``kept`` rows and
-        those of unfinished requests. `conclude` cannot be called afterwards.
+        """Drop old rows of the step log to free memory.
+
+        About the last ``kept`` rows and the rows of unfinished requests remain. ``conclude`` cannot
+        be called afterwards.
         """
         log = self.record.steps
         needed = [len(log) - kept]
@@ -214,7 +222,9 @@ class Replica(ABC):
 
     @property
     def num_waiting(self) -> int:
-        """Number of requests that wait now, including requests not yet passed to the scheduler."""
+        """Number of requests that wait now, including requests that the scheduler has not received
+        yet.
+        """
         new = sum(isinstance(message, Request) for message in self.inbox) if self.inbox else 0
         return self.scheduler.num_waiting + new
 
@@ -235,7 +245,7 @@ class Replica(ABC):
         """SimPy process: run the replica to its end."""
 
     def halt(self) -> list[RequestRecord]:
-        """Stop for good in the middle of a step; return the unfinished requests."""
+        """Stop permanently, even in the middle of a step; return the unfinished requests."""
         self.halted = True
         self.record.end = self.env.now
         return [life for life in self.record.requests.values() if life.outcome is None]
@@ -275,7 +285,7 @@ class Replica(ABC):
         return self.wake
 
     def notify(self, *, news: bool = True) -> None:  # noqa: ARG002
-        """Report an event: the replica decides again as soon as it can.
+        """Report an event; the replica makes its next decision as soon as it can.
 
         Pass ``news=False`` if the event is a consequence of the replica's own work and may repeat
         forever.
@@ -303,7 +313,7 @@ class Replica(ABC):
                 self.on_request_end(life)
 
     def refuse(self, life: RequestRecord, refusal: Refusal) -> None:
-        """Reject a request for a limit now, unless it has already ended."""
+        """Reject a request now because it exceeds a limit, unless it has already ended."""
         if life.outcome is None:
             life.refusal = refusal
             self.record.end = max(self.record.end, self.env.now)
@@ -317,15 +327,15 @@ class Replica(ABC):
     ) -> None:
         """Reject a request now.
 
-        If its prompt exceeds ``limit`` (any limit, if None), the reason names the prompt and the
-        limit. In all other cases the reason is ``otherwise``.
+        If the prompt exceeds the limit named ``limit`` (or any limit if None), the reason names the
+        prompt length and the limit. Otherwise the reason is ``otherwise``.
         """
         why = self.too_long(life.request.prompt_tokens) if self.too_long else None
         named = why is not None and (limit is None or f" {limit} " in why)
         self.resolve(life, Outcome.REJECTED, why if why and named else otherwise)
 
     def die(self, kind: str, why: str, requests: Iterable[int]) -> None:
-        """Stop for good because the real engine would die on these requests."""
+        """Stop permanently, because the real engine would crash on these requests."""
         self.dead = True
         held = dict(self.scheduler.blocks_held())
         self.record.engine_halt = EngineHalt(kind, self.env.now, why, sorted(set(requests)), held)
@@ -343,8 +353,8 @@ def record_cut_off(record: RunRecord, request: Request) -> None:
 def assign_outcomes(record: RunRecord, horizon: float | None) -> None:
     """Assign an outcome to each unresolved request.
 
-    A request whose client gave up after the engine had halted becomes stalled, because the halt was
-    the cause.
+    If a client gave up after the engine had halted, the outcome of its request becomes stalled,
+    because the halt was the cause.
     """
     stop = record.engine_halt
     for life in record.requests.values():

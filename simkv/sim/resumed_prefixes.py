@@ -1,4 +1,4 @@
-"""Prefixes of prompts whose KV earlier turns of the same session have computed."""
+"""Prompt prefixes whose KV was already computed by earlier turns of the same session."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from simkv.workload.clients import Dependency
 def find_resumed_prefixes(
     record: RunRecord, after: Mapping[int, Dependency], block_size: int
 ) -> dict[int, ResumedPrefix]:
-    """Return the prefix that each request of ``after`` could take over from an earlier turn.
+    """Return the prefix that each request in ``after`` could reuse from an earlier turn.
 
     Only earlier turns in ``record`` count. If several of them share a prefix with the prompt, the
     longest one counts. The last token of a prompt is always computed. ``block_size`` is in tokens.

@@ -41,7 +41,9 @@ UNKNOWN_CAUSE = PreemptionCause(None)
 
 @dataclass(slots=True)
 class Interruptions:
-    """Events that few requests have, such as preemptions; fields as in ``RequestRecord``."""
+    """Events that occur only in few requests, such as preemptions; the fields are described in
+    ``RequestRecord``.
+    """
 
     preempted_at: list[float] = field(default_factory=list)
     preempted_rows: list[int] = field(default_factory=list)
@@ -54,12 +56,13 @@ class Interruptions:
 class RequestRecord:
     """The record of one request; times in seconds since the start of the run.
 
-    - ``received_at``: when the scheduler received the request; ``entered_at``: when the engine
-      received it from the API server, if the time of the API server is simulated.
-    - ``preempted_at``: times at which computed KV was taken away. ``causes`` and ``preempted_rows``
-      have an entry for each: the cause, and the number of rows in the step log at that time. That
-      number orders the preemption among steps that a pipelined scheduler decides at the same time.
-    - ``bounces``: number of times that the engine took back blocks before any KV was computed in
+    - ``received_at``: time at which the scheduler received the request; ``entered_at``: time at
+      which the engine received it from the API server, if the API server is simulated.
+    - ``preempted_at``: times at which the request lost computed KV. ``causes`` and
+      ``preempted_rows`` have an entry for each: the cause, and the number of rows in the step log
+      at that time. The number determines the order of preemptions and steps that a pipelined
+      scheduler decides at the same time.
+    - ``bounces``: number of times that the request lost its blocks before any KV was computed in
       them.
     - ``recomputed_tokens``: number of tokens computed again.
     - ``tokens``, ``first_token``, ``last_token``: number of tokens that reached the client, and the
@@ -67,15 +70,17 @@ class RequestRecord:
     - ``dropped_rows``: rows whose tokens were computed but discarded by the engine.
     - ``chunks``: tokens and context of its prefill rows, of rows with drafts, and of the first row
       of each decode segment outside the decode group.
-    - ``aside``: start times of periods in which it was skipped, with reasons; "" ends a period.
+    - ``aside``: start times of periods in which the scheduler skipped the request, with reasons; an
+      empty reason ends a period.
     - ``tokens_per_chunk``: tokens per chunk sent to the client; the first and the last token are
       sent without delay.
     - ``accepted_drafts``: pairs of a row and the number of accepted drafts emitted there;
       ``accepted_tokens`` is the number of accepted drafts in ``tokens``.
-    - ``drafted``: whether its decodes verify drafts; if so, each decode has an entry in ``chunks``.
-    - ``refusal``: why it was rejected for a limit, or None.
+    - ``drafted``: whether decodes of the request verify drafts; if they do, each decode has an
+      entry in ``chunks``.
+    - ``refusal``: the limit for which the request was rejected, or None.
     - ``loaded_tokens``: tokens of KV loaded from host memory before its first step;
-      ``disk_tokens``: how many of these were first read from disk.
+      ``disk_tokens``: number of these tokens that were first read from disk.
     """
 
     request: Request
@@ -91,7 +96,8 @@ class RequestRecord:
     entered_at: float | None = None
     tokens_per_chunk: int = 1
     refusal: Refusal | None = None
-    # Number of tokens computed so far, whether their KV exists, and whether it has emitted a token.
+    # Number of tokens computed so far, whether their KV still exists, and whether the request has
+    # emitted a token.
     computed: int = 0
     has_kv: bool = False
     emitting: bool = False
@@ -155,7 +161,7 @@ class RequestRecord:
 
 @dataclass(slots=True)
 class EngineHalt:
-    """The engine stopped for good at ``since`` (s): it died, or its state repeats forever.
+    """The engine stopped permanently at ``since`` (s): it died, or its state repeats forever.
 
     ``cycle_start`` is the time at which a repeated state first occurred (s). ``held`` maps each
     request to the number of blocks that it holds.
@@ -170,11 +176,11 @@ class EngineHalt:
 
 
 class Shortfall(NamedTuple):
-    """Time that a request lacked when its client gave up, in seconds.
+    """Time that a request would have needed when its client gave up, in seconds.
 
-    ``isolated_s`` is its duration in isolation, or None if that exceeds ten times its timeout.
-    ``remaining_s`` is the part of ``isolated_s`` that was left when the client gave up. ``delay_s``
-    is the delay that other requests had caused until then.
+    ``isolated_s`` is the request's duration in isolation, or None if it exceeds ten times the
+    timeout. ``remaining_s`` is the part of ``isolated_s`` that was left when the client gave up.
+    ``delay_s`` is the delay that other requests had caused until then.
     """
 
     isolated_s: float | None
@@ -197,8 +203,8 @@ class ResumedPrefix(NamedTuple):
 class DraftCounts:
     """Counts of draft tokens, as in vLLM's ``SpecDecodingStats``.
 
-    ``num_drafts`` is the number of rows with drafts, including padded ones. Tokens past the end of
-    an output do not count as accepted.
+    ``num_drafts`` is the number of rows with drafts, including padded drafts. Tokens past the end
+    of an output do not count as accepted.
     """
 
     num_drafts: int = 0
@@ -224,13 +230,13 @@ class KvCopyCounts:
 class RunRecord:
     """The complete record of a run, written while it runs.
 
-    ``isolated_s`` maps a request to its duration in isolation (s), where the executor knows it.
+    ``isolated_s`` maps a request to its duration in isolation (s), if the executor knows it.
     ``queue_heads`` has an entry for each change of the queue's head: the time, and the request with
     the reason for its wait (None if no request waited). ``shortfalls`` has an entry for each
     request that timed out. ``tokens_per_chunk`` is the number of tokens per chunk sent to clients.
     ``drafting`` counts draft tokens, or is None without drafts. ``copied`` counts KV copies to and
-    from host memory, or is None without offloading. ``resumed`` has an entry for each request
-    whose prompt repeats an earlier turn. ``prefix_cache`` is whether the engine caches prefixes.
+    from host memory, or is None without offloading. ``resumed`` has an entry for each request whose
+    prompt repeats an earlier turn. ``prefix_cache`` is true if the engine caches prefixes.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -294,7 +300,7 @@ class RunRecord:
                 life.bounces += 1
 
     def set_aside(self, aside: dict[int, WaitReason], now: float) -> None:
-        """Record that from now on the requests in ``aside``, and no others, are skipped."""
+        """Record that from now on the scheduler skips the requests in ``aside`` and no others."""
         if aside == self._aside:
             return
         for i in self._aside.keys() - aside.keys():
@@ -326,7 +332,7 @@ class RunRecord:
             life = lives[i]
             drafts = batch.drafted.tokens.get(i, 0) if batch.drafted else 0
             decode = tokens - drafts == 1 and life.emitting and i in emits
-            if decode and batch.drafted:  # may overwrite rejected drafts
+            if decode and batch.drafted:  # this may overwrite rejected drafts
                 life.computed, life.has_kv = max(life.computed, context + tokens), True
                 life.drafted = True
             else:
@@ -358,8 +364,8 @@ class RunRecord:
     def repeat(self, batch: Batch, ends: array[float], free_blocks: list[int], lag: int) -> None:
         """Append rows for steps that repeat the newest step with the same batch of decodes.
 
-        ``ends`` (s) and ``free_blocks`` have an entry per new row. Each step was decided when the
-        step ``lag`` rows before it ended.
+        ``ends`` (s) and ``free_blocks`` have one entry per new row. Each step was decided at the
+        end of the step ``lag`` rows earlier.
         """
         steps = len(ends)
         self.steps.repeat(ends, free_blocks, lag)
@@ -371,7 +377,7 @@ class RunRecord:
     def leave_decode_group(self, i: int, last: int) -> int:
         """Remove request ``i`` from the decode group after row ``last``.
 
-        Returns the number of steps that it took as a member.
+        Returns the number of steps in which the request was a member.
         """
         first = self._decoding_since.pop(i)
         steps = last - first + 1
@@ -399,7 +405,7 @@ class RunRecord:
         for i in list(self._decoding_since):
             self.leave_decode_group(i, last)
         for life in self.requests.values():
-            life.computed = 0  # no longer needed; a million integers take 32 MB
+            life.computed = 0  # these arrays are no longer needed; a million integers take 32 MB
             if life.dropped_rows:
                 _drop(life)
             self._settle(life)
@@ -423,7 +429,8 @@ class RunRecord:
             life.accepted_tokens += beyond
             life.tokens += count + beyond
             last_token = ends[first + count - 1]
-            life.last_token = until if last_token == until else last_token  # share one float object
+            # all requests share one float object
+            life.last_token = until if last_token == until else last_token
 
 
 def _count_tokens(life: RequestRecord, context: int, tokens: int) -> None:

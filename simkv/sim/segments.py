@@ -12,7 +12,7 @@ class RowSegment(NamedTuple):
     """Consecutive rows of the step log, from ``first`` to ``last``, in which a request takes part.
 
     ``kind`` is ``prefill`` or ``decode``. If ``emits``, a ``decode`` emits one token at the end of
-    each row, a ``prefill`` one at the end of the last row.
+    each row, and a ``prefill`` emits one token at the end of the last row.
     """
 
     kind: str
@@ -22,14 +22,17 @@ class RowSegment(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """A request computes ``tokens`` tokens in ``row``, after ``context`` tokens whose KV exists."""
+    """Tokens computed for a request: ``tokens`` tokens in ``row``, after ``context`` tokens that
+    have KV.
+    """
 
     row: int
     tokens: int
     context: int
 
 
-#: Flags of a segment, in the first of its three numbers; the others are its first and last row.
+#: Bits of the first of the three numbers of a segment; the other numbers are its first and last
+#: row.
 DECODE, PREFILL, EMITS = 0, 2, 1
 KINDS = ("decode", "decode", "prefill", "prefill")
 #: Number of integers per segment and per chunk.

@@ -38,7 +38,7 @@ from simkv.sim.run_record import RunRecord
 from simkv.workload.clients import Clients, find_sessions
 from simkv.workload.workload_section import build_clients
 
-#: Returns a modified executor.
+#: Type of a function that takes an executor and returns a modified one.
 ExecutorChange = Callable[[Executor], Executor]
 
 
@@ -48,7 +48,7 @@ class ReplicaSpec:
 
     ``profile_name`` is the profile's name in the scenario, or the profile's own name if it was
     derived from the scenario's hardware. ``draft_layers`` is the number of layers of the model if
-    one more layer of it proposes draft tokens, otherwise 0.
+    an additional layer proposes draft tokens, otherwise 0.
     """
 
     engine: Any
@@ -104,8 +104,9 @@ def simulate_scenario(
     """Simulate the scenario's workload on its replicas in a new SimPy environment.
 
     ``resolved`` is called whenever a request ends. ``scheduler`` replaces the scheduler of the only
-    engine. Steps take as long as the profiles predict, times the scenario's own factors;
-    ``changed`` modifies each executor before these factors apply. ``sent`` replaces the workload.
+    engine. The duration of a step is the prediction of the cost profile, multiplied by the
+    scenario's factors; ``changed`` modifies each executor before these factors apply. ``sent``
+    replaces the workload.
     """
 
     def make(spec: ReplicaSpec, env: simpy.Environment, rank: int) -> Replica:
@@ -129,7 +130,9 @@ def simulate_scenario(
 
 
 def _note_resumed(run: ScenarioRun, replicas: Sequence[ReplicaSpec], sent: Clients) -> None:
-    """Record the prefixes that turns could take over, on any replica and on their own one."""
+    """Record the prefixes that turns could reuse, from any replica and from the replica that served
+    them.
+    """
     records = [(run.record, replicas[0])]
     if run.fleet:
         records += [(one.engine.record, replicas[one.replica]) for one in run.lifetimes]
@@ -193,7 +196,9 @@ def build_replica(
     scheduler: Scheduler | None = None,
     changed: ExecutorChange | None = None,
 ) -> Replica:
-    """Build a replica of the scenario; for the arguments see ``simulate_scenario``."""
+    """Build a replica of the scenario; the arguments have the same meaning as in
+    ``simulate_scenario``.
+    """
     chosen = scheduler or _build(spec)
     executor = build_executor(scenario, spec, changed)
     ready, pacing = scenario.engine_ready, scenario.pipeline
@@ -219,7 +224,9 @@ def build_replica(
 
 
 def find_front_end_costs(scenario: Scenario, spec: ReplicaSpec) -> FrontEndCosts | None:
-    """Return the costs of the API server in front of a replica; None if it takes no time."""
+    """Return the costs of the API server in front of a replica; None if the API server is not
+    simulated.
+    """
     said = scenario.front_end
     if said == "none" or (said is None and scenario.hardware is None):
         return None
@@ -295,8 +302,8 @@ def _build(replica: ReplicaSpec) -> Scheduler:
 def build_session_lookup(sent: Clients) -> SessionLookup:
     """Return a function that maps a request to its session.
 
-    Requests that wait for each other's answers form one session. Other requests
-    belong to the same session if their prompts begin with the same token stream.
+    Requests that wait for answers to each other form one session. Other requests belong to the same
+    session if their prompts begin with the same token stream.
     """
     first = find_sessions(sent.after)
 

@@ -1,5 +1,5 @@
 # mypyc: compile
-"""The step log: one row per step, stored compactly where steps repeat."""
+"""The step log: one row per step; repeated steps are stored compactly."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COLUMNS = (
     *("decided", "start", "end", "kind", "prefill_seqs", "prefill_tokens", "decode_seqs"),
     *("preempted", "waiting", "running", "free_blocks"),
 )
-#: Stored arrays besides ``_first``.
+#: Names of the stored arrays besides ``_first``.
 STORED_COLUMNS = (
     *("end", "free_blocks", "_lag", "_decided", "_start", "_kind", "_preempted"),
     *("_prefill_seqs", "_prefill_tokens", "_decode_seqs", "_waiting", "_running"),
@@ -33,9 +33,9 @@ STORED_COLUMNS = (
 
 
 class StepLog:
-    """Columns of the step log with one row per step; times in seconds, other columns are counts.
+    """Step log with one row per step; times are in seconds, all other columns are counts.
 
-    ``waiting``, ``running`` and ``free_blocks`` are the state after the step's schedule call,
+    ``waiting``, ``running`` and ``free_blocks`` are the state after the step's schedule call;
     ``decided`` is the time of that call.
 
     A step and the steps that repeat it form a run. Only ``end`` and ``free_blocks`` are stored per
@@ -45,9 +45,9 @@ class StepLog:
     def __init__(self) -> None:
         self.end = array("d")
         self.free_blocks = array("q")
-        # Per run: its first row and the values of that row. Each other row of the run is decided
-        # when the row ``_lag`` rows before it ends, starts when the previous row ends, and preempts
-        # no request.
+        # For each run: its first row and the values of that row. All other rows of the run start
+        # when the previous row ends, preempt no request, and are decided at the end of the row
+        # ``_lag`` rows earlier.
         self._first = array("q")
         self._lag = array("b")
         self._decided, self._start = array("d"), array("d")
@@ -57,7 +57,7 @@ class StepLog:
         self._decode_seqs = array("i")
         self._waiting, self._running = array("i"), array("i")
         self._unfolded: dict[str, Any] = {}
-        #: Number of rows that `forget` has dropped; the columns begin with the row after them.
+        #: Number of rows that ``forget`` has dropped; the columns begin with the row after them.
         self.dropped = 0
 
     def __len__(self) -> int:
@@ -97,19 +97,22 @@ class StepLog:
     def repeat(self, ends: array[float], free_blocks: list[int], lag: int) -> None:
         """Append repetitions of the newest row, with their ``ends`` (s) and ``free_blocks``.
 
-        Each of them was decided when the row ``lag`` rows before it ended.
+        Each repetition was decided at the end of the row ``lag`` rows earlier.
         """
         self._lag[-1] = lag
         self.end.extend(ends)
         self.free_blocks.fromlist(free_blocks)
 
     def forget(self, rows: int) -> int:
-        """Drop rows before row ``rows``, in whole runs, to free memory; return their number."""
+        """Drop rows before row ``rows`` to free memory; return the number of dropped rows.
+
+        Only complete runs are dropped.
+        """
         run = bisect_right(self._first, rows - self.dropped) - 1
         if run <= 0:
             return 0
         cut = self._first[run]
-        self._unfolded = {"decided": self.decided}  # the other columns need no earlier rows
+        self._unfolded = {"decided": self.decided}  # the other columns do not need earlier rows
         for column in (self.end, self.free_blocks, self._unfolded["decided"]):
             del column[:cut]
         for name in STORED_COLUMNS[2:]:
@@ -168,7 +171,8 @@ class StepLog:
     def _counts(self, name: str, by_run: array[int], *, once: bool = False) -> array[int]:
         """Return a column of counts.
 
-        All rows of a run have the value of its first row, or 0 after the first row if ``once``.
+        All rows of a run have the value of its first row. With ``once``, all rows after the first
+        have the value 0.
         """
         found: array[int] = self._unfolded.setdefault(name, array(by_run.typecode))
         if (done := len(found)) < len(self.end):
@@ -185,8 +189,8 @@ class StepLog:
     def _times(self, name: str, by_run: array[float], lag: array[int] | None) -> array[float]:
         """Return a column of times (s).
 
-        The first row of a run has its own value; any other row has the end of the row ``lag`` rows
-        before it (one row before it if ``lag`` is None).
+        The first row of a run has its own value. Any other row has the end of the row ``lag`` rows
+        earlier (one row earlier if ``lag`` is None).
         """
         found: array[float] = self._unfolded.setdefault(name, array("d"))
         if (done := len(found)) < len(self.end):
@@ -199,15 +203,14 @@ class StepLog:
         return found
 
     def _missing(self, done: int) -> tuple[int, Any]:
-        """Return the run that contains row ``done``, and row counts.
-
-        The counts are, for this run and each later one, the number of its rows from ``done`` on.
+        """Return the run that contains row ``done``, and, for this and each later run, its number
+        of rows from ``done`` on.
         """
         run = bisect_right(self._first, done) - 1
         borders = np.append(np.array(self._first[run:]), len(self.end))
         return run, np.diff(np.maximum(borders, done))
 
     def _at_first(self, run: int, done: int) -> Any:
-        """Return where runs begin, from run ``run`` on, relative to row ``done``."""
+        """Return the first row of each run, from run ``run`` on, relative to row ``done``."""
         firsts = np.array(self._first[run:])
         return firsts[firsts >= done] - done

@@ -1,1 +1,3 @@
-"""Verdicts: problems found in a run, each with evidence and the fewest requests that show it."""
+"""Verdicts: problems found in a run, each with evidence and with as few example requests as
+possible.
+"""

@@ -11,8 +11,8 @@ from simkv.explain.cache_eviction import count_idle_tokens, find_evictors, find_
 from simkv.explain.verdicts.verdict import Verdict
 from simkv.sim.run_record import RunRecord
 
-#: Minimum share of the prompt tokens that are recomputed after an eviction, for a verdict. At least
-#: two turns must be affected.
+#: Minimum fraction of prompt tokens that must be recomputed after an eviction for this verdict. At
+#: least two turns must be affected.
 MIN_LOST_SHARE = 0.1
 
 
@@ -20,12 +20,12 @@ MIN_LOST_SHARE = 0.1
 class CacheThrash(Verdict):
     """Turns recomputed prefixes that were evicted while their sessions were idle.
 
-    ``tokens`` prompt tokens were recomputed in ``turns`` of ``resumed`` turns that repeat an
-    earlier one; ``idle`` is the median time (s) between the two. ``hit_rate`` is the prefix cache
-    hit rate (%), and ``retained_hit_rate`` the rate if no such prefix had been evicted. Prefixes of
-    idle sessions needed up to ``idle_blocks`` of the ``num_blocks`` blocks at once. The first
-    request in ``requests`` recomputed most tokens, ``worst``. The second, if any, evicted most
-    tokens.
+    ``resumed`` is the number of turns that repeat an earlier turn, and ``turns`` the number of
+    these turns that recomputed tokens, ``tokens`` prompt tokens in total. ``idle`` is the median
+    time (s) between a turn and the earlier turn. ``hit_rate`` is the prefix cache hit rate (%), and
+    ``retained_hit_rate`` the rate without these evictions. Prefixes of idle sessions needed up to
+    ``idle_blocks`` of the ``num_blocks`` blocks at one time. The first request in ``requests``
+    recomputed the most tokens (``worst``). The second request, if any, evicted the most tokens.
     """
 
     name = "cache-thrash"
@@ -58,7 +58,7 @@ def find_cache_thrash(record: RunRecord, block_size: int) -> CacheThrash | None:
     """Return the verdict on evicted prefixes of idle sessions, or None.
 
     The result is None if less than ``MIN_LOST_SHARE`` of the prompt tokens were recomputed for this
-    reason, or in only one turn. ``block_size`` is in tokens.
+    reason, or if only one turn was affected. ``block_size`` is in tokens.
     """
     lost = find_lost_prefixes(record)
     if len(lost) < 2:

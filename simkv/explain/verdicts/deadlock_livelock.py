@@ -24,9 +24,8 @@ MAX_LISTED_DECISIONS = 32
 
 
 class Decision(NamedTuple):
-    """A scheduling decision at ``at`` (s).
-
-    The fields contain the ids of the requests that prefill, decode and are preempted.
+    """A scheduling decision at ``at`` (s), with the ids of the requests that prefill, decode and
+    are preempted.
     """
 
     at: float
@@ -45,8 +44,8 @@ class LivelockVerdict(Verdict):
     """The engine works forever without emitting tokens, because its state repeats.
 
     The cycle was detected at ``since`` (s). One cycle has ``decisions`` decisions and takes
-    ``seconds``; ``cycle`` lists the first decisions. ``cycle`` is empty if the loop is inside a
-    single ``schedule`` call.
+    ``seconds``; ``cycle`` lists the first of these decisions. ``cycle`` is empty if the loop is
+    inside a single ``schedule`` call.
     """
 
     name = "livelock"
@@ -114,7 +113,7 @@ class EngineDied(Verdict):
 
 
 def find_engine_halt(record: RunRecord, block_size: int) -> Verdict | None:
-    """Return the verdict on a permanent stop of the engine, or None if no request is stalled."""
+    """Return the verdict on a permanent stop of the engine; None if no request is stalled."""
     stop = record.engine_halt
     if stop is None or not (stalled := requests_with_outcome(record, Outcome.STALLED)):
         return None
@@ -163,5 +162,5 @@ def _deadlock(
 
 
 def _lacks(life: RequestRecord, held: int, block_size: int) -> int:
-    """Return the number of missing blocks to compute one more token than was delivered."""
+    """Return the number of blocks that a request lacks to compute its next token."""
     return max(blocks_for(life.request.prompt_tokens + life.tokens, block_size) - held, 0)

@@ -13,7 +13,7 @@ from simkv.explain.ledger_kinds import Ledger, LedgerKind
 from simkv.explain.verdicts.verdict import Verdict
 from simkv.sim.run_record import RunRecord, emitting_rows
 
-#: Minimum share of the run during which the head must block a request that would fit.
+#: Minimum fraction of the run during which the head must block a request that would fit.
 MIN_BLOCKED_SHARE = 0.05
 
 
@@ -21,9 +21,10 @@ MIN_BLOCKED_SHARE = 0.05
 class HeadOfLineBlocking(Verdict):
     """The head of the queue waited for blocks while a request behind it would have fit.
 
-    This lasted for ``seconds`` in total. The example in ``requests`` is the longest case: the first
-    request was the head and needs ``needs`` blocks, but only ``free`` were free. The second request
-    needs ``other_needs`` blocks and waited behind it for ``longest`` s.
+    This was the case for ``seconds`` in total. ``requests`` has the pair with the longest wait: the
+    first request was the head of the queue and needs ``needs`` blocks, but only ``free`` blocks
+    were free. The second request needs ``other_needs`` blocks and waited behind the first for
+    ``longest`` s.
     """
 
     name = "head-of-line blocking"
@@ -44,9 +45,8 @@ class HeadOfLineBlocking(Verdict):
 
 
 class _Behind(NamedTuple):
-    """A request that was behind the head from ``start`` to ``end`` (s).
-
-    It needs ``needs`` blocks.
+    """A request that was behind the head from ``start`` to ``end`` (s) and needs ``needs``
+    blocks.
     """
 
     needs: int
@@ -88,7 +88,8 @@ def find_head_of_line_blocking(
         other = waiting[0]
         needs = blocks_for(_known(record, head, start) + 1, block_size)
         blocked = min(end, other.end) - max(start, other.start)
-        if blocked <= 0.0 or needs <= free:  # it is blocked by a reserve
+        # a reserve, not the lack of blocks, keeps this request waiting
+        if blocked <= 0.0 or needs <= free:
             continue
         seconds += blocked
         if blocked > longest:

@@ -16,11 +16,11 @@ from simkv.sim.run_record import RunRecord
 
 @dataclass(frozen=True)
 class PriorityInversion(Verdict):
-    """``count`` times, a request was served while a more urgent request waited.
+    """A request was served before a more urgent request that waited; this occurred ``count`` times.
 
-    It was admitted, or another request was preempted in its favor. The example is the longest wait:
-    the first request in ``requests`` is the more urgent one. From time ``at`` (s), it waited for
-    another ``seconds``. ``priorities`` has the priorities of both requests.
+    The less urgent request was admitted, or another request was preempted in its favor. The example
+    is the longest wait: the first request in ``requests`` is the more urgent one. It waited for
+    another ``seconds`` after time ``at`` (s). ``priorities`` has the priorities of both requests.
     """
 
     name = "priority inversion"

@@ -12,8 +12,8 @@ from simkv.explain.verdicts.verdict import Verdict, times_phrase
 from simkv.explain.wait_attribution import WaitAttribution
 from simkv.sim.run_record import RunRecord
 
-#: Minimum ratio of recomputed to kept tokens for a verdict. Some request must also be preempted
-#: at least twice.
+#: Minimum ratio of recomputed to kept tokens for this verdict. At least one request must also be
+#: preempted twice or more.
 MIN_REPEATED_SHARE = 0.1
 
 
@@ -21,11 +21,11 @@ MIN_REPEATED_SHARE = 0.1
 class Thrashing(Verdict):
     """Preemptions caused a large amount of recomputation.
 
-    After ``preemptions`` preemptions, ``repeated`` tokens were computed again; ``kept`` tokens did
-    not have to be. ``reasons`` counts the preemptions by cause. The first request in ``requests``
-    is the victim with the most recomputed tokens: ``worst`` tokens after ``times`` preemptions. The
-    second request, if any, benefited from most of these preemptions. If no request did, it is the
-    request that held the most blocks at the last of them.
+    After ``preemptions`` preemptions, ``repeated`` tokens were computed again, and ``kept`` tokens
+    were not. ``reasons`` counts the preemptions by cause. The first request in ``requests`` is the
+    victim with the most recomputed tokens: ``worst`` tokens after ``times`` preemptions. The second
+    request, if any, is the request that benefited from most of these preemptions. If none
+    benefited, it is the request that held the most blocks at the last preemption.
     """
 
     name = "thrash"

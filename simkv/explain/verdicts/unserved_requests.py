@@ -25,7 +25,8 @@ from simkv.sim.run_record import RequestRecord, RunRecord, Shortfall
 class UnservableRequests(Verdict):
     """Requests that need more blocks than the whole KV cache has.
 
-    The largest of them needs ``needs`` blocks; the cache has ``has``. ``all`` are their ids.
+    The largest request needs ``needs`` blocks; the cache has ``has`` blocks. ``all`` has the ids of
+    all such requests.
     """
 
     name = "unservable"
@@ -46,7 +47,7 @@ class UnservableRequests(Verdict):
 class LostRequests(Verdict):
     """Requests that the engine lost: they are in no queue and never ended.
 
-    ``all`` are their ids; ``why`` is the reason given for the first of them.
+    ``all`` has their ids; ``why`` is the reason given for the first of them.
     """
 
     name = "lost"
@@ -103,9 +104,9 @@ def find_rejected(record: RunRecord) -> RejectedRequests | None:
 
 
 def rejection(lives: Sequence[RequestRecord]) -> str:
-    """Return the reason for the rejection of requests.
+    """Return the reason for the rejection of requests as a phrase.
 
-    For each engine limit that was exceeded, it is the reason given for the longest prompt.
+    For each engine limit that was exceeded, the phrase has the reason given for the longest prompt.
     """
     longest: dict[str, RequestRecord] = {}
     for life in lives:
@@ -123,10 +124,10 @@ class Starvation(Verdict):
     """Clients gave up on requests that waited and would have finished in time in isolation.
 
     ``all`` are the ids of these requests. The other fields describe the request with the longest
-    wait: it waited for ``waited`` of ``lived`` seconds and got ``tokens`` tokens. ``kinds`` are the
-    seconds of waiting by reason. ``behind`` are the requests that blocked it, starting with the
-    longest blocking time. ``overtaken`` describes requests that arrived later and started earlier,
-    or is None.
+    wait: it waited for ``waited`` seconds of the ``lived`` seconds until its client gave up, and
+    received ``tokens`` tokens. ``kinds`` are the seconds of waiting by reason. ``behind`` are the
+    requests that blocked it, starting with the longest blocking time. ``overtaken`` describes
+    requests that arrived later and started earlier, or is None.
     """
 
     name = "starvation"
@@ -198,11 +199,12 @@ def _tokens(count: int) -> str:
 
 @dataclass(frozen=True)
 class TimedOutRequests(Verdict):
-    """Clients gave up on requests that never waited or would have timed out in isolation, too.
+    """Clients gave up on requests that never waited or that would have timed out in isolation as
+    well.
 
     ``all`` are the ids of these requests. The other fields describe the request with the largest
-    known shortfall. It takes ``alone`` seconds in isolation (None: more than ten times its
-    ``timeout``). When its client gave up, it needed ``lacked`` more seconds; other requests had
+    known shortfall. In isolation it takes ``alone`` seconds (None: more than ten times its
+    ``timeout``). When its client gave up, it needed ``lacked`` more seconds, and other requests had
     delayed it by ``company`` seconds.
     """
 

@@ -10,13 +10,16 @@ from simkv.core.figure_registry import format_seconds
 from simkv.core.outcome import Outcome
 from simkv.sim.run_record import RequestRecord, RunRecord, Shortfall
 
-#: A run of a single request in isolation is cut off after this multiple of its timeout.
+#: A simulation of a single request in isolation is cut off after this multiple of its timeout.
 MAX_TIMEOUT_MULTIPLE = 10.0
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A problem found in a run. ``requests`` are the ids of the fewest requests that show it."""
+    """A problem found in a run.
+
+    ``requests`` has the ids of the smallest set of requests that shows the problem.
+    """
 
     name: ClassVar[str]
     requests: tuple[int, ...]
@@ -48,7 +51,7 @@ def requests_with_outcome(record: RunRecord, outcome: Outcome) -> list[RequestRe
 
 
 def name_requests(ids: Sequence[int], most: int = 8) -> str:
-    """Return a phrase with the ids, such as ``request 3`` or ``requests 3, 5 and 9 more``.
+    """Return the ids as a phrase, such as ``request 3`` or ``requests 3, 5 and 9 more``.
 
     At most ``most`` ids are listed.
     """
@@ -68,7 +71,8 @@ def count_phrase(ids: Sequence[int]) -> str:
 
 
 def describe_shortfall(lacked: Shortfall, timeout: float) -> str:
-    """Return a sentence part that states how long a request takes in isolation and was delayed.
+    """Return a clause that states how long a request takes in isolation and how long it was
+    delayed.
 
     ``timeout`` is in seconds.
     """

@@ -5,7 +5,7 @@
       router: least_loaded      # or {name: least_loaded, waiting_weight: 4, ...}
       refresh_interval: 0.1     # maximum age of the loads that the router reads, in seconds
 
-A router sees only what a real router sees: the numbers of waiting and running requests on each
-replica, and the requests that it sent there. ``Fleet`` has the interface of a ``Replica`` towards
-clients.
+A router has the same information as a real router: the numbers of waiting and running requests on
+each replica, and the requests that it sent there. Clients use a ``Fleet`` like a single
+``Replica``.
 """

@@ -11,17 +11,18 @@ from simkv.sim.fleet.routers import LoadSignal
 
 
 class Autoscaler:
-    """Computes the number of replicas with the rule of Kubernetes' horizontal autoscaler.
+    """Compute the number of replicas with the rule of Kubernetes' horizontal autoscaler.
 
-    The number is the sum of the metric over all replicas, divided by the target per replica. A
-    lower number applies only after a delay.
+    The number is the sum of the metric over all replicas, divided by the target per replica. If the
+    number falls, it applies only after a delay.
     """
 
     def __init__(self, rule: Autoscale) -> None:
         self.rule = rule
-        #: Times and numbers whose maximum delays a lower number: each is above all later ones.
+        #: Recent (time, number) pairs, without pairs followed by a number at least as high. The
+        #: first pair has the maximum, below which the fleet is not scaled down.
         self._wanted: deque[tuple[float, int]] = deque()
-        #: Time up to which the same loads lead to the same number, in seconds.
+        #: Time (s) up to which the result does not change while the loads stay the same.
         self.steady_until = 0.0
 
     def target_size(

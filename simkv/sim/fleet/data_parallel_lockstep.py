@@ -1,13 +1,14 @@
-"""Engines in lockstep: all run each forward pass together, and it lasts as long as the slowest.
+"""Engines in lockstep: they run every forward pass together, and a pass lasts as long as on the
+slowest engine.
 
 Data-parallel ranks of a mixture-of-experts model run this way, because they exchange tokens in
 every layer (vLLM 0.19.0, ``DPEngineCoreProc.run_busy_loop`` in ``vllm/v1/engine/core.py`` and
 ``coordinate_batch_across_dp`` in ``vllm/v1/worker/dp_utils.py``; see docs/vllm-versions.md).
 
 A rank without work runs dummy passes while another rank works. A request that arrives at such a
-rank waits until the pass ends; then all ranks decide again. A dummy pass never determines the
-duration. Two effects are not modeled: the up to 31 dummy passes after the last request, and the
-padding of all ranks to the same number of tokens with CUDA graphs.
+rank waits until the pass ends, when all ranks make their next decision. A dummy pass never
+determines the duration of a pass. Two effects are not modeled: the up to 31 dummy passes after the
+last request, and the padding of all ranks to the same number of tokens with CUDA graphs.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ class DataParallelLockstep:
     """Runs ``engines`` of one simulation in lockstep; their pipeline depths must be equal.
 
     Submit requests to the engines, and start this object's ``run()`` instead of theirs. The engines
-    leap together if all awake ones can, over the smallest number of steps; an arrival at any engine
-    ends the leap of all. Raises ValueError if there is no engine, or if the depths differ.
+    leap together if every awake engine can leap; the leap has the smallest of their numbers of
+    steps. An arrival at any engine ends the leap of all engines. Raises ValueError if there is no
+    engine, or if the depths differ.
     """
 
     def __init__(self, engines: Sequence[Engine]) -> None:
@@ -37,7 +39,7 @@ class DataParallelLockstep:
         self._depth = depths.pop()
         self._leaping: list[Engine] = []
         for engine in engines:
-            engine.rank = self.engines[0].rank  # all decide at the events of the first engine
+            engine.rank = self.engines[0].rank  # all engines act at the events of the first engine
             engine.on_leap_cut = self._cut
 
     def run(self) -> SimProcess:
@@ -59,7 +61,7 @@ class DataParallelLockstep:
                 decided.append((engine, batch))
             loads = self._loads(decided)
             gpu_free = self._launch(decided, loads, max(first.env.now, gpu_free))
-            # An engine with room for another batch does not wait for its oldest one.
+            # An engine that can launch another batch does not wait for its oldest batch.
             full = [(e, b) for e, b in decided if len(e.in_flight) >= self._depth or not b]
             running = [e.in_flight[0].end for e, _ in full if e.in_flight[0].batch]
             if len(full) == len(decided) and (leap := self._plan_leap(decided, loads)):
@@ -77,7 +79,7 @@ class DataParallelLockstep:
                 yield first.timeout_at(first.env.now + max(idle))
 
     def _loads(self, decided: Sequence[tuple[Engine, Batch]]) -> list[StepLoad]:
-        """Return the load of each batch, with the token counts of the whole group filled in."""
+        """Return the load of each batch, with the token counts of all ranks filled in."""
         loads = [engine.load(batch) for engine, batch in decided]
         tokens = [load.prefill_tokens + load.decode_seqs for load in loads]
         group = {
@@ -100,7 +102,9 @@ class DataParallelLockstep:
     def _plan_leap(
         self, decided: Sequence[tuple[Engine, Batch]], loads: Sequence[StepLoad]
     ) -> Leap | None:
-        """Start a leap of all engines, if all can leap; return the leap of the first, or None."""
+        """Start a leap of all engines if every engine can leap; return the leap of the first
+        engine, or None.
+        """
         steps = MAX_LEAP_STEPS
         ends = {(e.in_flight[0].end, e.in_flight[-1].end) for e, _ in decided}
         for engine, batch in decided:
@@ -122,12 +126,12 @@ class DataParallelLockstep:
         return leaps[0]
 
     def _cut(self) -> None:
-        """End the leap of all engines with the present step."""
+        """End the leap of all engines at the end of the present step."""
         for engine in self._leaping:
             engine.cut()
 
     def _all_die(self, dead: Engine) -> None:
-        """Stop all other engines, because no pass can complete without the dead one."""
+        """Stop all other engines, because no pass can complete without the engine that died."""
         for engine in self.engines:
             if engine is not dead:
                 ids = [*engine.scheduler.running_ids(), *engine.scheduler.waiting_ids()]

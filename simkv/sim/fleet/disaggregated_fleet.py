@@ -69,9 +69,9 @@ class DisaggregatedFleet(Fleet):
     """Fleet in which replicas with one role prefill and replicas with another role decode.
 
     ``roles`` has the role of each replica; see ``KvConnector``. A prefill replica generates one
-    token, which is discarded, as with vLLM's proxy. The request then goes to a decode replica at
-    once and waits there for blocks. Its blocks on the prefill replica are freed only when its KV
-    has been fetched, so a full KV cache on decode replicas delays prefills. ``handovers`` maps each
+    token, which is discarded, as vLLM's proxy does. The request then goes to a decode replica and
+    waits there for blocks. Its blocks on the prefill replica are freed only after its KV has been
+    fetched, so a full KV cache on decode replicas delays prefills. ``handovers`` maps each
     prefilled request to its handover.
     """
 
@@ -99,7 +99,7 @@ class DisaggregatedFleet(Fleet):
         return [(lifetime.replica, lifetime.engine) for lifetime in self._decoding]
 
     def decodes(self, lifetime: ReplicaLifetime) -> bool:
-        """Whether a replica decodes requests that others prefilled."""
+        """Whether a replica decodes requests that other replicas have prefilled."""
         return self._roles[lifetime.replica] == "decode"
 
     def _serve(self, lifetime: ReplicaLifetime) -> None:
@@ -110,7 +110,9 @@ class DisaggregatedFleet(Fleet):
             super()._serve(lifetime)
 
     def run(self) -> SimProcess:
-        """SimPy process: as in ``Fleet``, and refresh the loads of the decode replicas."""
+        """SimPy process: run the fleet as in ``Fleet``, and refresh the loads of the decode
+        replicas.
+        """
         yield from super().run()
         if interval := self._decode_board.interval:
             self.env.process(self._ticks.every(interval, self._decode_board.refresh))
@@ -135,7 +137,7 @@ class DisaggregatedFleet(Fleet):
             self._scheduler(target).fetch(i)
             target.engine.submit(request)
             return
-        else:  # any KV that it may still compute is not needed
+        else:  # KV that the prefill replica may still compute is not needed
             lifetime.engine.call_soon(partial(self._scheduler(lifetime).sent, i))
         super()._request_ended(lifetime, life)
 
@@ -154,7 +156,7 @@ class DisaggregatedFleet(Fleet):
         for i, tokens in loads:
             handover = self.handovers[i]
             if handover.arrived_at is not None:
-                continue  # its client has left; the prefill replica was informed
+                continue  # the client has left, and the prefill replica has been informed
             handover.requested_at, handover.tokens = self.env.now, tokens
             source = self.lifetimes[handover.source].replica
             handover.arrived_at = self._links.send(source, tokens, self.env.now)

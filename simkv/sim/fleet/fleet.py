@@ -22,12 +22,13 @@ from simkv.sim.fleet.routers import LoadSignal, Router
 from simkv.sim.replica_base import Replica, assign_outcomes, record_cut_off
 from simkv.sim.run_record import EngineHalt, RequestRecord, RunRecord
 
-#: Records of a request, each with the index of the run record that contains it, by request.
+#: Records of each request, by request id; each record has the index of the run record that contains
+#: it.
 RecordsByRequest = dict[int, list[tuple[int, RequestRecord]]]
 #: Builds the engine of a replica, given the rank of its events.
 ReplicaFactory = Callable[[simpy.Environment, int], Replica]
-#: After this number of replica failures without a finished request in between, requests are not
-#: sent to another replica: the cause would kill every replica in turn.
+#: A request is not retried after this number of replica failures without a finished request in
+#: between, because its cause would probably kill every replica in turn.
 MAX_FAILURES = 50
 #: Events at equal times are ordered by replica; an engine may use two ranks.
 RANKS_PER_REPLICA = 2
@@ -41,9 +42,9 @@ class Fleet:
     ``on_request_end(record)`` are called.
 
     ``in_system_s`` is the number of requests in the fleet, integrated over time; divided by the
-    length of the run it is their mean number. ``sent`` maps a request to the indices of the
-    lifetimes that it was sent to, ``served_by`` to the indices of those whose tokens its client
-    kept.
+    length of the run, it is the mean number. ``sent`` maps each request to the indices of the
+    replica lifetimes that it was sent to, and ``served_by`` to the indices of the lifetimes whose
+    tokens its client kept.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class Fleet:
         self._serving: list[ReplicaLifetime] = []
         self._draining: list[ReplicaLifetime] = []
         self._starting: set[int] = set()
-        #: Requests that wait for any replica to start.
+        #: Record of the requests that wait for any replica to start.
         self._unrouted = RunRecord(0)
         self._in_system: set[int] = set()
         self._counted_to = 0.0
@@ -131,7 +132,7 @@ class Fleet:
         engine = self._makers[replica](self.env, RANKS_PER_REPLICA * replica)
         lifetime = ReplicaLifetime(replica, engine, len(self.lifetimes), self.env.now)
         engine.on_request_end = lambda life: self._request_ended(lifetime, life)
-        if self.rules.lockstep and self.lifetimes:  # ranks behind one server
+        if self.rules.lockstep and self.lifetimes:  # data-parallel ranks behind one server
             engine.queue_limit = self.lifetimes[0].engine.queue_limit
         if self.size > 1 and not self.rules.lockstep:
             engine.on_death = lambda: self._fail(lifetime, "its engine died")
@@ -182,7 +183,9 @@ class Fleet:
                 self._route_waiting()
 
     def _drain(self, lifetime: ReplicaLifetime, *, for_good: bool) -> None:
-        """Stop sending requests to a replica. If ``for_good``, it ends with its last request."""
+        """Stop sending requests to a replica. If ``for_good``, the replica ends with its last
+        request.
+        """
         self._serving.remove(lifetime)
         self._draining.append(lifetime)
         lifetime.leaving = for_good
@@ -196,7 +199,9 @@ class Fleet:
             self.router.forget(lifetime.replica)
 
     def _scale(self) -> float:
-        """Adjust the number of replicas; return the time up to which only events change it (s)."""
+        """Adjust the number of replicas; return the time (s) up to which only an event can change
+        it.
+        """
         current, starting = len(self._serving), len(self._starting)
         signals = [
             LoadSignal(s.replica, s.in_flight, s.engine.num_waiting, s.engine.num_running)
@@ -239,7 +244,7 @@ class Fleet:
     # Arrival and end of requests.
 
     def submit(self, request: Request) -> None:
-        """Receive a request now and route it to a replica, if there is one."""
+        """Receive a request now and route it to a replica, if there is a replica."""
         self._integrate()
         self._in_system.add(request.id)
         self._send(request)

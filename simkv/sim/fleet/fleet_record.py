@@ -1,8 +1,8 @@
 """The record of a fleet, merged from the records of its replicas.
 
-The step logs are concatenated: the rows of one replica are consecutive and in time order, rows of
-different replicas are not. Metrics computed from a request's own rows (tokens, latencies, gaps) are
-valid. Metrics that need all steps in time order must use the records of the replicas.
+The step logs are concatenated: the rows of one replica are consecutive and in time order, but the
+whole log is not in time order. Metrics computed from a request's own rows (tokens, latencies, gaps)
+are valid. Metrics that need all steps in time order must use the records of the replicas.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ def merge_records(
     """Return the record of a fleet whose run ended at ``end`` (s).
 
     ``lives`` maps each request to the records that its client observed, in order, each with the
-    index of its run record in ``parts``. ``unobserved`` does so for records that the client did not
-    observe; their preemptions count, too. The engine halt is the earliest one of all parts.
-    ``requests`` are the requests as sent by clients, if replicas received modified ones.
+    index of its run record in ``parts``. ``unobserved`` has the same form and contains records that
+    the client did not observe, whose preemptions count as well. The engine halt of the result is
+    the earliest halt of all parts. ``requests`` are the requests as sent by clients, if replicas
+    received modified ones.
     """
     record = RunRecord(sum(part.num_blocks for part in parts))
     for part in parts:
@@ -72,7 +73,7 @@ def merge_records(
 
 
 def _known(counts: Iterable[int | None]) -> int | None:
-    """Return the sum of the counts that are not None, or None if there are none."""
+    """Return the sum of the counts that are not None; None if all counts are None."""
     known = [count for count in counts if count is not None]
     return sum(known) if known else None
 
@@ -132,7 +133,7 @@ def _one(lives: Sequence[RequestRecord]) -> RequestRecord:
 
 
 def _counted(life: RequestRecord, others: Sequence[RequestRecord]) -> RequestRecord:
-    """Add the preemptions and recomputed tokens of ``others`` to a record, in row order."""
+    """Add the preemptions and recomputed tokens in ``others`` to a record, in row order."""
     lives = [*others, life]
     columns = ((x.preempted_rows, x.preempted_at, x.causes) for x in lives)
     taken = [one for rows, at, causes in columns for one in zip(rows, at, causes, strict=True)]

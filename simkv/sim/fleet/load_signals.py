@@ -1,4 +1,4 @@
-"""The load of replicas as a router knows it, which may be out of date."""
+"""The load of replicas as known to a router; it may be out of date."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from simkv.sim.replica_base import Replica
 
 @dataclass(slots=True)
 class Occupancy:
-    """Numbers of waiting and running requests on a replica, and the share of its blocks in use."""
+    """Numbers of waiting and running requests on a replica, and the fraction of its blocks in
+    use.
+    """
 
     waiting: int = 0
     running: int = 0
@@ -21,15 +23,15 @@ class Occupancy:
 
 
 def kv_usage(engine: Replica) -> float:
-    """Return the share of a replica's blocks in use now."""
+    """Return the fraction of a replica's blocks in use now."""
     return 1.0 - engine.free_blocks / engine.scheduler.num_blocks
 
 
 class LoadBoard:
     """The loads that a router reads: the current loads, or the loads at the last ``refresh``.
 
-    ``engines`` returns the current engines, each with the number of its replica. If ``interval``
-    (s) is not 0, the caller must call ``refresh`` at its multiples.
+    ``engines`` returns pairs of a current engine and its replica number. If ``interval`` (s) is not
+    0, the caller must call ``refresh`` at all multiples of ``interval``.
     """
 
     def __init__(
@@ -46,7 +48,7 @@ class LoadBoard:
         self._loads: dict[int, Occupancy] = {}
 
     def signals(self, lifetimes: Sequence[ReplicaLifetime]) -> list[LoadSignal]:
-        """Return the load of each of these replicas as the router knows it."""
+        """Return the load of each of these replicas as known to the router."""
         if self.interval or self._reads_kv:
             return [self._signal(lifetime) for lifetime in lifetimes]
         for lifetime in lifetimes:
@@ -71,9 +73,10 @@ class LoadBoard:
             self._loads.setdefault(replica, Occupancy()).waiting += 1
 
     def refresh(self) -> float:
-        """Read the load of all replicas; return the time up to which only events change it (s).
+        """Read the load of all replicas; return the time (s) up to which only an event can change
+        it.
 
-        During a leap, the share of blocks in use changes without an event.
+        During a leap, the fraction of blocks in use changes without an event.
         """
         self._loads = {
             i: Occupancy(e.num_waiting, e.num_running, kv_usage(e) if self._reads_kv else 0.0)

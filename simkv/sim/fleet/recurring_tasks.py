@@ -1,4 +1,4 @@
-"""Periodic tasks of a fleet, which run as long as any other event can occur."""
+"""Periodic tasks of a fleet, which run as long as other events can occur."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from simkv.sim.clock import ExactTimeout, SimProcess
 
 @dataclass(eq=False, slots=True)
 class Tick:
-    """The next repetition of a task: number ``number`` of the multiples of ``interval`` (s)."""
+    """The next repetition of a task, at ``number`` times ``interval`` (s)."""
 
     interval: float
     number: int
@@ -21,7 +21,9 @@ class Tick:
 
 
 class RecurringTasks:
-    """Periodic tasks that do not keep a simulation running: without other events they pause."""
+    """Periodic tasks that do not keep a simulation running: they pause if there are no other
+    events.
+    """
 
     def __init__(self, env: simpy.Environment) -> None:
         self.env = env
@@ -39,11 +41,11 @@ class RecurringTasks:
                 tick.event = tick.event.move(number * tick.interval)
 
     def every(self, interval: float, work: Callable[[], float]) -> SimProcess:
-        """SimPy process: do ``work`` now and, before other events, at all multiples of ``interval``
-        (s).
+        """SimPy process: call ``work`` now and at all multiples of ``interval`` (s), before other
+        events of that time.
 
-        ``work`` returns the time (s) up to which repeating it has no effect unless another event
-        occurs. Only the last of these repetitions is simulated.
+        ``work`` returns the time (s) up to which a repeated call has no effect unless another event
+        occurs. Only the last of these calls is simulated.
         """
         while True:
             until, then = work(), self._next_event()
@@ -69,7 +71,7 @@ class RecurringTasks:
         return number
 
     def _next_event(self) -> float | None:
-        """Return the time of the next event of anything but a periodic task (s), or None."""
+        """Return the time (s) of the next event that is not a periodic task, or None."""
         # The smallest k + 1 entries of a heap are among its first 2 ** (k + 1) - 1 entries.
         ticks = [tick.event for tick in self._ticks]
         first = self.env._queue[: 2 ** (len(ticks) + 1) - 1]

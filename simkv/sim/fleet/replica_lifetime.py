@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from simkv.sim.fleet.routers import LoadSignal
 from simkv.sim.replica_base import Replica
 
-#: Signal of a replica that no router has read yet.
+#: Load of a replica that no router has read yet.
 NEVER_SEEN = LoadSignal(-1, 0)
 
 
 @dataclass(eq=False)
 class ReplicaLifetime:
-    """A replica with its own engine, from its start to its end.
+    """Lifetime of a replica, from its start to its end, with its own engine.
 
-    It exists from ``start`` to ``end`` (s; None if it lasts to the end of the run) and is the
+    It lasts from ``start`` to ``end`` (s; None if it lasts to the end of the run) and is the
     ``index``-th lifetime of the run. ``in_flight`` is the number of unfinished requests that the
-    router sent there; ``signal`` is the load when the router last read it.
+    router sent to the replica; ``signal`` is the load when the router last read it.
     """
 
     replica: int

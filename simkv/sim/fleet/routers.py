@@ -1,22 +1,23 @@
 """Routers choose the replica for a request.
 
-They are pure: they have no clock, no events and no knowledge of outcomes.
+They have no clock, no events and no knowledge of outcomes.
 
-Each router but ``round_robin`` and ``random`` is modeled on a real one:
+Each router except ``round_robin`` and ``random`` is modeled on a real router:
 
-- ``least_loaded``: vLLM's own data-parallel balancer (vllm-project/vllm,
+- ``least_loaded``: vLLM's data-parallel load balancer (vllm-project/vllm,
   ``vllm/v1/engine/core_client.py``, ``DPLBAsyncMPClient``; described in #41626). It chooses the
-  lowest ``waiting * 4 + running``, the first one on ties; ``vllm/v1/engine/coordinator.py`` reports
-  loads every 100 ms, and in between the client counts its own requests as waiting. With
-  ``in_flight_weight`` alone it is the shortest queue of SGLang's router.
-- ``power_of_two``: sgl-project/sglang, ``sgl-router/src/policies/power_of_two.rs``; Ray Serve does
-  the same with cached queue lengths (ray-project/ray#42943).
+  replica with the lowest ``waiting * 4 + running``, and the first of equal replicas.
+  ``vllm/v1/engine/coordinator.py`` reports loads every 100 ms; between two reports, the client
+  counts its own new requests as waiting. If only ``in_flight_weight`` is set, this is the policy
+  *shortest queue* of SGLang's router.
+- ``power_of_two``: sgl-project/sglang, ``sgl-router/src/policies/power_of_two.rs``; Ray Serve has
+  the same policy with cached queue lengths (ray-project/ray#42943).
 - ``cache_aware``: ``sgl-router/src/policies/cache_aware.rs`` and its successor lightseekorg/smg,
-  also the default of vLLM's router v0.1.15: thresholds 0.3, 64 and 1.5. Here, as in
+  also the default of vLLM's router v0.1.15 (thresholds 0.3, 64 and 1.5). In simkv, as in
   vllm-project/production-stack's ``PrefixAwareRouter``, sent prompts are never evicted from the
   router's index.
-- ``session``: the hash ring of vllm-project/production-stack, ``SessionRouter``. The original never
-  leaves the ring's choice; very high thresholds have the same effect here.
+- ``session``: the hash ring of vllm-project/production-stack, ``SessionRouter``. The original
+  always uses the replica on the ring; very high thresholds have the same effect in simkv.
 """
 
 from __future__ import annotations
@@ -40,17 +41,17 @@ from simkv.scenario.fleet_section import (
     _Scored,
 )
 
-#: Returns the session of a request.
+#: Type of a function that returns the session of a request.
 SessionLookup = Callable[[Prompt], Hashable]
-#: Number of points of a replica on the hash ring.
+#: Number of points that a replica has on the hash ring.
 RING_POINTS = 128
 
 
 class LoadSignal(NamedTuple):
     """Load of a ``replica`` as known to the router.
 
-    ``waiting``, ``running`` and ``kv_usage`` (share of blocks in use) may be out of date.
-    ``in_flight`` is the number of unfinished requests that the router sent there.
+    ``waiting``, ``running`` and ``kv_usage`` (fraction of blocks in use) may be out of date.
+    ``in_flight`` is the number of unfinished requests that the router sent to the replica.
     """
 
     replica: int
@@ -61,13 +62,13 @@ class LoadSignal(NamedTuple):
 
 
 class Router(Protocol):
-    """Chooses a replica for each request."""
+    """Choose a replica for each request."""
 
-    #: Whether it reads the numbers of waiting and running requests (load), and the blocks in use
-    #: (KV).
+    #: Whether the router reads the numbers of waiting and running requests (load), and the fraction
+    #: of blocks in use (KV).
     reads_load: bool
     reads_kv: bool
-    #: Whether its own requests count as waiting until the next refresh.
+    #: Whether requests sent by this router count as waiting until the next refresh.
     counts_own_sends: bool
 
     def choose(self, prompt: Prompt, signals: Sequence[LoadSignal]) -> int:
@@ -85,7 +86,7 @@ class _Forgets:
 
 
 class RoundRobinRouter(_Forgets):
-    """Chooses the next replica in order after the last choice."""
+    """Choose the replica that follows the last choice in order."""
 
     reads_load = reads_kv = counts_own_sends = False
 
@@ -99,7 +100,7 @@ class RoundRobinRouter(_Forgets):
 
 
 class RandomRouter(_Forgets):
-    """Chooses a random replica."""
+    """Choose a random replica."""
 
     reads_load = reads_kv = counts_own_sends = False
 
@@ -128,14 +129,14 @@ class ScoreRouter(_Forgets):
 
 
 class LeastLoadedRouter(ScoreRouter):
-    """Chooses the replica with the lowest score."""
+    """Choose the replica with the lowest score."""
 
     def choose(self, prompt: Prompt, signals: Sequence[LoadSignal]) -> int:  # noqa: ARG002
         return min(signals, key=self.score).replica
 
 
 class PowerOfTwoRouter(ScoreRouter):
-    """Chooses the less loaded of two random replicas."""
+    """Choose the less loaded of two random replicas."""
 
     def __init__(self, config: PowerOfTwoConfig) -> None:
         super().__init__(config)
@@ -151,7 +152,7 @@ class PowerOfTwoRouter(ScoreRouter):
 
 
 class AffinityRouter(_Forgets):
-    """Base class of routers that keep related requests together."""
+    """Base class of routers that send related requests to the same replica."""
 
     reads_load = reads_kv = counts_own_sends = False
 
@@ -163,15 +164,16 @@ class AffinityRouter(_Forgets):
         return min(signals, key=lambda signal: signal.in_flight)
 
     def is_out_of_balance(self, most: int, fewest: int) -> bool:
-        """Return whether two numbers of requests in flight differ too much.
-
-        Both their difference and their ratio must exceed a threshold.
+        """Return whether the difference and the ratio of two numbers of requests in flight exceed
+        their thresholds.
         """
         return most - fewest > self._abs and most > self._rel * fewest
 
 
 class SessionAffinityRouter(AffinityRouter):
-    """Chooses a replica by session on a hash ring: few sessions move when replicas come and go."""
+    """Choose a replica by session on a hash ring, so that few sessions move when replicas are added
+    or removed.
+    """
 
     def __init__(self, config: SessionConfig, session: SessionLookup) -> None:
         super().__init__(config)
@@ -196,17 +198,18 @@ class SessionAffinityRouter(AffinityRouter):
 
 
 class PrefixAffinityRouter(AffinityRouter):
-    """Chooses the replica that has already been sent the longest prefix of the prompt.
+    """Choose the replica to which the longest prefix of the prompt was already sent.
 
-    If that prefix is too short, it chooses the replica that was sent the fewest blocks; if the
-    loads are out of balance, the replica with the fewest requests in flight.
+    If this prefix is too short, the router chooses the replica to which the fewest blocks were
+    sent. If the loads are out of balance, it chooses the replica with the fewest requests in
+    flight.
     """
 
     def __init__(self, config: CacheAwareConfig) -> None:
         super().__init__(config)
         self._threshold = config.cache_threshold
         self._blocks = BlockKeys(config.block_size)
-        #: Keys of all blocks sent to a replica, by replica.
+        #: Keys of all blocks sent to each replica, by replica.
         self._sent: dict[int, set[int]] = {}
 
     def choose(self, prompt: Prompt, signals: Sequence[LoadSignal]) -> int:
@@ -253,7 +256,7 @@ def build_router(config: RouterConfig, session: SessionLookup) -> Router:
 
 
 def _known(keys: Sequence[int], sent: Set[int]) -> int:
-    """Return how many leading ``keys`` were sent.
+    """Return the number of leading ``keys`` that were sent.
 
     A key is sent only together with all earlier keys, so bisection finds the number.
     """
@@ -261,7 +264,10 @@ def _known(keys: Sequence[int], sent: Set[int]) -> int:
 
 
 def _draw(random: Random, count: int) -> int:
-    """Return a random integer below ``count``; ``random()`` is the same in every Python version."""
+    """Return a random integer below ``count``, the same in every Python version.
+
+    ``random()`` returns a number in [0, 1).
+    """
     return int(random.random() * count)
 
 
