@@ -3,8 +3,8 @@
 Prefills are looked up by their total number of tokens and by the mean number of tokens that each
 token attends to. This covers one prompt, several short prompts, and a chunk on top of cached KV.
 Interpolation preserves the attention work, which is the product of both numbers. Decodes are looked
-up by the number of sequences and by their mean context. A mixed step costs the sum of its prefills
-and decodes as separate steps.
+up by the number of sequences and by their mean context. The time of a mixed step is the sum of the
+times of its prefills and of its decodes.
 """
 
 from __future__ import annotations

@@ -1,17 +1,18 @@
 """Attention times of a whole model, looked up in a table of measured batches.
 
-A measured batch is one prefill of a given length on top of a given KV length, together with a
-number of decodes of equal context. A step is converted to an equivalent batch:
+A measured batch has one prefill of a given length, which follows a given number of cached tokens
+(its KV length), and a number of decodes of equal context. A step is converted to an equivalent
+batch:
 
 - all decodes get the mean context, which keeps the total KV read;
 - several prefills become one prefill with the same number of tokens. Its KV length is chosen so
   that the number of attention pairs stays the same. Several short prompts have fewer pairs than one
-  prefill without KV. Their cost above that of the shortest measured prefill is then scaled in
-  proportion to the pairs.
+  prefill without KV. The part of their cost that exceeds the cost of the shortest measured prefill
+  is then scaled in proportion to the pairs.
 
 Interpolation is linear on all four axes. The authors of LLMServingSim report errors of 9 to 14 %
-for logarithmic interpolation of these tables (commit 5daddb2). If the table has no mixed batches, a
-mixed step costs the sum of its prefills and decodes as separate steps.
+for logarithmic interpolation of these tables (commit 5daddb2). If the table has no mixed batches,
+the time of a mixed step is the sum of the times of its prefills and of its decodes.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ Count = Annotated[int, Field(ge=0)]
 
 
 class AttentionRow(FrozenModel):
-    """Measured times in seconds for one KV length below the prefill, ``prefill_context``.
+    """Measured times in seconds for one number of cached tokens before the prefill
+    (``prefill_context``).
 
     ``seconds`` has one value per ``decode_context``, the context in tokens of each decode.
     """
@@ -68,14 +70,17 @@ class SkewCorrection(FrozenModel):
     """Additional cost of decodes of unequal length, as LLMServingSim corrects it.
 
     The correction interpolates between the time at the mean context and the time at the longest
-    context. Its share (0: mean, 1: longest) is looked up in buckets of prefill tokens (nearest
-    measured value on a logarithmic scale), number of decodes, position of the mean between the
-    shortest and the longest context (0 to 1), longest context, and KV length of the prefill.
-    ``default`` applies to buckets without a measured share. An upper edge belongs to its bucket.
+    context. The position between the two times (the share; 0: mean, 1: longest) is looked up by
+    five values: the prefill tokens (nearest measured value on a logarithmic scale), and the buckets
+    of the number of decodes, of the position of the mean between the shortest and the longest
+    context (0 to 1), of the longest context, and of the KV length of the prefill. ``default``
+    applies to combinations without a measured share. The upper edge of a bucket belongs to the
+    bucket.
 
     LLMServingSim itself requires an exact match of the prefill tokens, which few engine steps have.
-    In mixed steps it therefore uses its default instead of the measured shares: 0.05 instead of 0.3
-    at 16 decodes, and 0.05 instead of -0.01 at 128 (RTX PRO 6000, Llama-3.1-8B).
+    In mixed steps, LLMServingSim therefore uses its default instead of the measured shares: 0.05
+    instead of 0.3 with 16 decodes, and 0.05 instead of -0.01 with 128 decodes (RTX PRO 6000,
+    Llama-3.1-8B).
     """
 
     default: float
@@ -112,7 +117,8 @@ class AttentionCost:
         self._slices = {(s.prefill_tokens, s.decode_seqs): s for s in table.slices}
         self._contexts = {k: [r.prefill_context for r in s.rows] for k, s in self._slices.items()}
         self._decodes = {p: sorted(n for q, n in self._slices if q == p) for p, _ in self._slices}
-        #: Prefill lengths measured alone, and beside decodes (which include 0 tokens).
+        #: Measured prefill lengths, for prefills without decodes and for prefills beside decodes
+        #: (the latter include 0 tokens).
         self._alone = sorted(p for p, n in self._slices if not n)
         self._beside = sorted({p for p, n in self._slices if n})
         self._mixed = len(self._beside) > 1
@@ -145,11 +151,14 @@ class AttentionCost:
         return interpolate(*line, context)
 
     def _batch(self, load: StepLoad, context: float) -> float:
-        """Return the attention time in seconds if every decode had ``context`` tokens."""
+        """Return the attention time in seconds, assuming that every decode has ``context``
+        tokens.
+        """
         tokens, seqs = load.prefill_tokens, load.decode_seqs
         if not tokens:
             return self.decodes(seqs, context) if seqs else 0.0
-        own = tokens * (tokens + 1) / 2  # pairs of a single prompt of all these tokens
+        # attention pairs of a single prompt with the tokens of all prompts
+        own = tokens * (tokens + 1) / 2
         before = (load.prefill_pairs - own) / tokens
         if before >= 0:
             return self._measured(tokens, before, seqs, context)
@@ -158,9 +167,10 @@ class AttentionCost:
         return least + max(whole - least, 0.0) * load.prefill_pairs / own
 
     def _measured(self, tokens: int, before: float, seqs: int, context: float) -> float:
-        """Interpolate first by the number of decodes, then by prefill tokens.
+        """Return the attention time in seconds, interpolated by the number of decodes and then by
+        prefill tokens.
 
-        ``before`` is the KV length below the prefill. Returns seconds.
+        ``before`` is the number of cached tokens before the prefill.
         """
         prefills = self._beside if seqs else self._alone
         low, high, share = bracket(prefills, tokens)
@@ -170,7 +180,9 @@ class AttentionCost:
         return lerp(first, self._by_decodes(prefills[high], before, seqs, context), share)
 
     def _by_decodes(self, tokens: int, before: float, seqs: int, context: float) -> float:
-        """Interpolate by number of decodes; extrapolate beyond the largest measured number."""
+        """Return the attention time in seconds, interpolated by the number of decodes; extrapolate
+        above the largest measured number.
+        """
         known = self._decodes[tokens]
         low, high, share = bracket(known, seqs)
         first = self._in_slice((tokens, known[low]), before, context)

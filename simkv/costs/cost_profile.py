@@ -42,7 +42,7 @@ Feature = Literal[
     "decode_tail",
     "mixed_decode_seqs",
 ]
-#: Features removed in 0.3: no simulated engine swaps KV during a step.
+#: Features removed in 0.3, because no simulated engine swaps KV during a step.
 _SWAPS = ("swap_out_blocks", "swap_in_blocks")
 StepFilter = Literal["prefill", "decode", "mixed", "pure decode", "any"]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -137,9 +137,9 @@ class FitQuality(FrozenModel):
 
     ``rms_s`` is the root mean square error in seconds over ``points`` measurements. ``held_out``
     maps a kind of step to the errors on steps excluded from the fit. ``beyond`` maps a feature to
-    the relative step error added per doubling of the feature outside the range. It was measured by
-    extrapolating to excluded data at the ends of the range. ``unmeasured_kernels`` are kernels of
-    the engine whose times were replaced by those of another kernel.
+    the relative step error that each doubling of the feature outside the range adds. This error was
+    measured by extrapolation to excluded data at the ends of the range. ``unmeasured_kernels`` are
+    kernels of the engine whose times were replaced by those of another kernel.
     """
 
     points: int
@@ -162,8 +162,8 @@ class CostProfile(FrozenModel):
 
     ``range`` maps a feature to the smallest and largest value per step that the data covers.
     ``idle_pass_s`` is the duration of a scheduler pass with nothing to run. ``front_s`` is the time
-    before the engine core receives a request (API server, tokenization, queues). ``simkv validate``
-    adds it; the clients of a scenario send requests directly to the core.
+    before the engine core receives a request (API server, tokenization, queues). Only ``simkv
+    validate`` adds this time; the clients of a scenario send requests directly to the engine core.
     """
 
     format: Literal[1] = 1
@@ -247,9 +247,10 @@ class StepCost:
         return max(seconds, self._host(load)) if self._floor else seconds
 
     def head(self, load: StepLoad) -> float:
-        """Return the part of a step's time in seconds for its sampled tokens.
+        """Return the part of a step's time (s) that produces its sampled tokens: output head and
+        sampler.
 
-        It contains the output head and the sampler; 0 if the profile does not separate them.
+        Returns 0 if the profile does not separate this part.
         """
         return sum_terms(self._head, load, self._graph_sizes)
 
@@ -288,8 +289,9 @@ class StepCost:
     def linear_decode_cost(self, seqs: int) -> tuple[float, float]:
         """Return the base cost of a decode step (s), and the cost per context token (s).
 
-        ``seqs`` is the number of decoded sequences; each has a token sampled. The base excludes
-        attention from a table or grid. The cost per token is valid only if ``linear`` is true.
+        ``seqs`` is the number of decoded sequences; the step samples one token for each. The base
+        excludes attention from a table or grid. The cost per token is valid only if ``linear`` is
+        true.
         """
         base = self._by_batch.get(seqs)
         if base is None:
@@ -314,7 +316,7 @@ class StepCost:
 def merge_tables(terms: Sequence[CostTerm]) -> list[CostTerm]:
     """Merge tables with the same ``feature`` and ``when`` into one table with the same sum.
 
-    Composed profiles have many tables, and each table costs a lookup in every step.
+    Composed profiles have many tables, and every step looks up each table.
     """
     groups: dict[object, list[CostTerm]] = {}
     for number, term in enumerate(terms):
@@ -360,8 +362,8 @@ def packaged_profiles() -> list[str]:
 def profile_path(name: str, beside: Path | None = None) -> Path:
     """Return the path of the packaged profile ``name``, or of a JSON file.
 
-    A name that ends in ``.json`` is a path relative to ``beside`` (default: the current directory).
-    Raises InputError if there is no such profile.
+    A name that ends in ``.json`` is a path relative to the directory ``beside`` (default: the
+    current directory). Raises InputError if there is no such profile.
     """
     if name.endswith(".json"):
         path = (beside or Path()) / name

@@ -37,7 +37,7 @@ def sum_terms(
         if summand.pure and prefills:
             continue
         seconds += summand.form(compute_feature(load, summand.feature, graph_sizes))
-    return max(seconds, 0.0)  # a falling line can become negative far outside the range
+    return max(seconds, 0.0)  # a line with negative slope can become negative far outside the range
 
 
 def compute_feature(load: StepLoad, feature: str, graph_sizes: Sequence[int] = ()) -> float:

@@ -13,8 +13,9 @@ class FrontEndCosts:
     """CPU time of an API server, in seconds.
 
     ``request_s`` is spent on each request (HTTP, chat template), ``prompt_token_s`` on each token
-    of its prompt (tokenization), and ``output_token_s`` on each token sent to a client. All of this
-    work is serial in each of ``processes``. ``latency_s`` delays a request and uses no CPU.
+    of its prompt (tokenization), and ``output_token_s`` on each token sent to a client. Each of the
+    ``processes`` processes does this work serially. ``latency_s`` delays a request without using
+    CPU time.
     """
 
     request_s: float = 0.0
@@ -25,7 +26,9 @@ class FrontEndCosts:
 
 
 class PackagedFrontEnd(NamedTuple):
-    """Costs of the releases of an engine from ``since`` on, and of gpt-oss models on them."""
+    """Costs of the releases of an engine from ``since`` on, and of gpt-oss models on these
+    releases.
+    """
 
     engine: str
     since: str

@@ -13,7 +13,7 @@ class FrozenModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
 
-#: Largest number in a profile; sums of products of larger numbers overflow.
+#: Largest number allowed in a profile; sums of products of larger numbers would overflow.
 LARGEST = 1e15
 
 

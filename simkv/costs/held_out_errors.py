@@ -22,7 +22,9 @@ AttentionPoint = tuple[int, int, int, int]
 
 
 def add_error_estimates(profile: CostProfile) -> CostProfile:
-    """Return the profile with ``fit.held_out`` and ``fit.beyond`` from its attention table."""
+    """Return the profile with ``fit.held_out`` and ``fit.beyond``, computed from its attention
+    table.
+    """
     table = profile.attention
     assert table is not None
     rest = StepCost(profile.model_copy(update={"attention": None}))
@@ -39,10 +41,10 @@ def compute_held_out_errors(
 ) -> dict[str, StepError]:
     """Return the relative errors of step times, by kind of step (decode, prefill or mixed).
 
-    Each measured batch is excluded and predicted by interpolation between its two neighbors, along
-    each axis on which it has both. ``rest`` returns the time of a step without attention (s). Such
-    an interpolation spans two intervals of the table; the error within one interval is smaller. The
-    result is empty if no batch has two neighbors.
+    Each measured batch is excluded in turn and predicted by interpolation between its two
+    neighbors, along each axis on which it has two. ``rest`` returns the time of a step without
+    attention (s). Such an interpolation spans two intervals of the table; the error within one
+    interval is smaller. The result is empty if no batch has two neighbors.
     """
     measured = _measured(table)
 
@@ -67,10 +69,11 @@ _AXES: tuple[tuple[Feature, ...], ...] = (
 def compute_extrapolation_errors(
     table: AttentionTable, rest: Callable[[StepLoad], float]
 ) -> dict[Feature, float]:
-    """Return the relative step error per doubling outside the range, by feature (90th percentile).
+    """Return the relative step error per doubling of a feature outside the range (90th percentile),
+    by feature.
 
-    The last value of each line along an axis is extrapolated from the two values before it.
-    ``rest`` returns the time of a step without attention (s).
+    The error is measured at the end of each line along an axis: its last value is extrapolated from
+    the two values before it. ``rest`` returns the time of a step without attention (s).
     """
     measured = _measured(table)
     found: dict[Feature, float] = {}
@@ -130,7 +133,8 @@ def _lines(measured: dict[AttentionPoint, float]) -> Iterator[tuple[AttentionPoi
         for key, values in _axis(measured, axis).items():
             for low, x, high in zip(values, values[1:], values[2:], strict=False):
                 a, b, c = (_at(key, axis, value) for value in (low, x, high))
-                # Counts of zero and one run different kernels, so no interpolation between them.
+                # Counts of zero and one run different kernels, so the code does not interpolate
+                # between these counts.
                 if low or axis in (1, 3):
                     yield b, lerp(measured[a], measured[c], (x - low) / (high - low))
 

@@ -28,7 +28,7 @@ from simkv.costs.operators.roofline import estimate_errors
 from simkv.schedulers.engine_registry import DEFAULT
 
 DATA_SHEET_BASIS = "estimated from the data sheet"
-#: Numbers of GPUs to try when searching the minimum that holds a model.
+#: Numbers of GPUs to try in the search for the minimum that holds a model.
 GPU_COUNTS = (1, 2, 4, 8, 16)
 
 
@@ -84,9 +84,10 @@ def _measured(tables: Path, system: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def find_min_gpus(model: Architecture, gpu: Gpu) -> int | None:
-    """Return the number of GPUs (1, 2, 4, 8 or 16) that hold the model and KV for 8,192 tokens.
+    """Return the smallest number of GPUs (1, 2, 4, 8 or 16) that holds the model and KV for 8,192
+    tokens.
 
-    Returns the smallest such number, or None if 16 GPUs are too few.
+    Returns None if 16 GPUs are too few.
     """
     setting = ExecutionSettings(
         DEFAULT.name, DEFAULT.config().variant, 8192, 256, memory_share=0.92
@@ -94,7 +95,7 @@ def find_min_gpus(model: Architecture, gpu: Gpu) -> int | None:
     for tp in GPU_COUNTS:
         try:
             room = compute_kv_capacity(make_hardware(gpu, model, tp=tp), setting)
-        except InputError:  # heads not divisible by this number of GPUs
+        except InputError:  # the number of heads is not divisible by this number of GPUs
             continue
         if room.num_gpu_blocks * setting.block_size >= 8192:
             return tp
@@ -102,7 +103,7 @@ def find_min_gpus(model: Architecture, gpu: Gpu) -> int | None:
 
 
 def _combined(wanted: Sequence[str]) -> Iterator[KnownCost]:
-    """Yield the costs of model and GPU pairs whose composed profile is packaged with simkv."""
+    """Yield the costs of pairs of model and GPU whose composed profile is packaged with simkv."""
     for one in combinations():
         hardware = one.hardware
         if one.path is None:
@@ -133,7 +134,7 @@ def _has(wanted: Sequence[str], *texts: str) -> bool:
 
 
 def _parts(text: str) -> Iterator[str]:
-    """Yield a text and its words, so that ``llama 70b`` matches ``llama-3.1-70b``."""
+    """Yield a text and each of its words; with these, ``llama 70b`` matches ``llama-3.1-70b``."""
     yield text
     yield from text.split()
 

@@ -1,10 +1,10 @@
 """Uncertainty of a profile over a whole run, and its growth outside the profile's range.
 
 A metric of a run depends on many steps. If the errors were measured on single steps on the same
-device (basis ``measured``), they cancel out except for their bias. If they come from other devices
-or configurations, all steps have the same error. Variation between runs and hosts is added in both
-cases. Outside the range, an error per doubling is added, which was measured by extrapolating to
-excluded data at the ends of the range.
+device (basis ``measured``), they cancel out over many steps except for their bias. If the errors
+come from other devices or configurations, they do not cancel out: all steps may have the same
+error. Variation between runs and hosts is added in each case. Outside the range, an error per
+doubling is added, which was measured by extrapolating to excluded data at the ends of the range.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from simkv.costs.step_load import Executor, StepLoad
 #: Relative variation of step times between runs and hosts, which a profile from one run on one host
 #: does not show. Repeated runs on the same GPUs with the same settings differ by 2 to 4 %.
 RUN_VARIATION = 0.03
-#: Maximum share of busy time outside the range without a known error. Above this share, simkv
-#: reports no interval, because intervals claim to cover 95 of 100 steps.
+#: Maximum fraction of busy time in steps outside the range without a known error. Above this
+#: fraction, simkv reports no interval, because an interval should cover 95 of 100 steps.
 MAX_UNKNOWN_SHARE = 0.05
 
 
@@ -59,7 +59,8 @@ class OutOfRangeMargin:
 
 
 def compute_profile_scales(profile: CostProfile, side: ErrorSide) -> dict[StepKind, float]:
-    """Return the factor on step times, by kind of step, for the ``side`` of the profile's error.
+    """Return the factor on step times, by kind of step, for one ``side`` of the profile's error
+    (faster or slower).
 
     The factors apply to steps within the range of the profile.
     """
@@ -84,7 +85,7 @@ def make_scaled_executor(profile: CostProfile, side: ErrorSide) -> Callable[[Exe
 def doublings(value: float, low: float, high: float) -> float:
     """Return the number of doublings between ``value`` and the nearest end of the range.
 
-    The result is 0 inside the range, and infinite above a range that ends at 0.
+    The result is 0 inside the range; above a range that ends at 0, it is infinite.
     """
     if value > high:
         return log2(value / high) if high > 0 else inf
@@ -92,7 +93,8 @@ def doublings(value: float, low: float, high: float) -> float:
 
 
 def unknown_share(profile: CostProfile, outside: Mapping[Feature, float], busy: float) -> float:
-    """Return the share of busy time spent outside the range in features without a known error.
+    """Return the fraction of busy time in steps that are outside the range in features without a
+    known error.
 
     ``outside`` maps a feature to the seconds outside its range; ``busy`` is in seconds.
     """

@@ -23,7 +23,7 @@ ErrorSide = Literal["faster", "slower"]
 StepKind = Literal["decode", "prefill", "mixed"]
 
 
-#: Largest possible underestimate of a step time, as a share of the real step time.
+#: Largest possible underestimate of a step time, as a fraction of the real step time.
 MAX_ERROR = 0.9
 
 
@@ -32,8 +32,9 @@ def compute_step_scales(
 ) -> dict[StepKind, float]:
     """Return the factor on step times, by kind of step, for one side of an interval.
 
-    Of 100 real steps, 95 lie between both sides. ``lasting`` instead makes the mean of many steps
-    lie between them. ``runs`` is the relative variation between runs and hosts.
+    Of 100 real steps, 95 have a duration between the two sides. With ``lasting``, the two sides
+    instead contain the mean duration of many steps. ``runs`` is the relative variation between runs
+    and hosts.
 
     An error is the predicted time divided by the real time, minus 1. A kind of step without
     measured error uses the error of all steps or, if that is missing, the largest error.
@@ -83,7 +84,7 @@ class ScaledExecutor:
         return found * self._decode_factors(load, len(found))
 
     def ran(self, load: StepLoad, seconds: Sequence[float]) -> None:
-        # The inner executor counts its own step times, as in `run`.
+        # The inner executor counts its own step times, as ``run`` does.
         factors = self._decode_factors(load, len(seconds))
         self.inner.ran(load, (np.asarray(seconds, np.float64) / factors).tolist())
 

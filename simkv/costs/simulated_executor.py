@@ -18,9 +18,9 @@ MIN_VECTOR_STEPS = 16
 
 
 def advance_load(load: StepLoad, steps: int) -> StepLoad:
-    """Return the work of the decode step that follows ``load`` after ``steps`` steps.
+    """Return the load of a decode step that runs ``steps`` steps after ``load``.
 
-    The same sequences decode; each gains one token of context per step.
+    The same sequences decode; the context of each grows by one token per step.
     """
     context = load.decode_context + steps * load.decode_seqs
     shortest, longest = load.shortest, load.longest
@@ -45,22 +45,24 @@ class SimulatedExecutor:
     """Executor with step times from a cost profile; records steps outside the profile's range.
 
     ``outside`` maps a feature to the total seconds of the steps in which it left the range.
-    ``extremes`` maps it to the smallest and largest value in those steps. ``busy`` is the total
-    duration of all steps in seconds, and ``outside_s`` that of steps with any feature outside.
+    ``extremes`` maps a feature to its smallest and largest value in these steps. ``busy`` is the
+    total duration of all steps in seconds, and ``outside_s`` the total duration of steps with at
+    least one feature outside the range.
 
-    ``loading`` is the time in seconds to copy a LoRA adapter from host memory to the GPU, and the
-    time to read it from disk into host memory before. Both delay the step, because the engine's
+    ``loading`` has two times in seconds: to copy a LoRA adapter from host memory to the GPU, and to
+    read it from disk into host memory before that. Both times delay the step, because the engine's
     thread loads adapters one after another (vLLM 0.33.0, ``_apply_adapters`` in
     ``vllm/lora/worker_manager.py``).
 
     Verification of a draft token costs as much as a decode without context: one more row in the
-    matrix products and one sampled token. A drafter pass takes the fraction ``drafting`` of the
-    time of a step in which the model decodes the same sequences. Neither value is calibrated.
+    matrix products and one sampled token. The duration of a drafter pass is the fraction
+    ``drafting`` of a step in which the model decodes the same sequences. These costs are not
+    calibrated.
 
     If ``layers`` is not 0, the drafter is one more layer of a model with that number of layers
-    (multi-token prediction). A pass then takes one layer's part of a step and the whole output
-    head. The first pass covers all tokens of the step, the others one token per sequence
-    (``propose`` in vllm/v1/spec_decode).
+    (multi-token prediction). The duration of a pass is then one layer's part of a step plus the
+    whole output head. The first pass computes all tokens of the step, and each further pass one
+    token per sequence (``propose`` in vllm/v1/spec_decode).
     """
 
     def __init__(
@@ -139,8 +141,8 @@ class SimulatedExecutor:
         left = False
         for feature, (low, high) in self._range:
             value = compute_feature(load, feature)
-            # A step without prefills (or decodes) is not outside the range of prefills (or
-            # decodes).
+            # A step without prefills is not outside the range of prefill features, and a step
+            # without decodes not outside the range of decode features.
             if value and not low <= value <= high:
                 left = True
                 self.outside[feature] = self.outside.get(feature, 0.0) + seconds
@@ -152,8 +154,8 @@ class SimulatedExecutor:
     def alone(self, prompt_tokens: int, output_tokens: int) -> float:
         """Return the seconds that a request takes in isolation, from its start to its last token.
 
-        It is the time of one prefill and of decodes at batch size 1, evaluated at their mean
-        context.
+        The result is the time of one prefill and of decodes at batch size 1 with the mean context
+        length.
         """
         first = self._cost(
             StepLoad(1, prompt_tokens, 0, 0, 0, count_attention_pairs(prompt_tokens, 0), 1)

@@ -20,15 +20,15 @@ class StepLoad(NamedTuple):
     ``prefill_seqs`` sequences compute ``prefill_tokens`` tokens on top of ``prefill_context``
     tokens of earlier KV; all are totals over the sequences. ``decode_seqs`` sequences compute one
     token each and read ``decode_context`` tokens of KV in total. ``prefill_pairs`` is the number of
-    pairs of a prefill token and a token that it attends to. ``emits`` is the number of sequences
-    with a sampled token. ``shortest`` and ``longest`` are the smallest and largest KV length of a
-    decode; they are 0 unless the executor needs them (``compute_step_load``).
+    attention pairs (prefill token, attended token). ``emits`` is the number of sequences for which
+    the step samples a token. ``shortest`` and ``longest`` are the smallest and largest KV length of
+    a decode; they are 0 unless the executor needs them (``compute_step_load``).
 
-    ``group_ranks`` data-parallel ranks in lockstep compute ``group_tokens`` tokens in total and at
-    most ``group_most`` each; 0 means a single engine. Before the step, ``lora_copies`` adapters are
-    copied to the GPU; ``lora_reads`` of them are first read from disk. Decodes verify
-    ``draft_tokens`` in addition to their own tokens, and the drafter runs ``draft_passes`` times
-    after the step.
+    If ``group_ranks`` data-parallel ranks step together, they compute ``group_tokens`` tokens in
+    total, and each rank computes at most ``group_most`` tokens; 0 means a single engine. Before the
+    step, ``lora_copies`` adapters are copied to the GPU; ``lora_reads`` of these are first read
+    from disk. Decodes verify ``draft_tokens`` in addition to their own tokens, and the drafter runs
+    ``draft_passes`` times after the step.
     """
 
     prefill_seqs: int
@@ -101,12 +101,16 @@ def _computed(batch: Batch) -> StepLoad:
 
 
 def _own(batch: Batch, i: int, tokens: int) -> int:
-    """Return the number of ``tokens`` of request ``i`` in this step without its draft tokens."""
+    """Return how many of the ``tokens`` tokens of request ``i`` in this step are not draft
+    tokens.
+    """
     return tokens - batch.drafted.tokens.get(i, 0) if batch.drafted else tokens
 
 
 def _with_drafts(load: StepLoad, batch: Batch, drafted: DraftedTokens) -> StepLoad:
-    """Add the draft tokens that decodes verify; the tokens of prefills already include drafts."""
+    """Add the draft tokens that decodes verify; the token counts of prefills already include draft
+    tokens.
+    """
     prefill = {
         i
         for (i, tokens), context in zip(batch.scheduled, batch.context, strict=True)
@@ -133,7 +137,7 @@ class Executor(Protocol):
         """
 
     def ran(self, load: StepLoad, seconds: Sequence[float]) -> None:
-        """Record that forecast steps after ``load`` ran.
+        """Record that forecast steps after ``load`` have run.
 
         ``seconds`` are the durations of the first ``len(seconds)`` of these steps.
         """

@@ -1,1 +1,1 @@
-"""Data on models and GPUs, and the KV capacity that follows from them."""
+"""Data on models and GPUs, and the KV cache capacity that results from them."""

@@ -10,7 +10,5 @@ __all__ = ["ExecutionSettings", "GraphMode", "find_execution_settings"]
 
 
 def find_execution_settings(config: EngineConfig) -> ExecutionSettings:
-    """Return the execution settings of a config, derived by the function of its engine's
-    specification.
-    """
+    """Return the execution settings of a config, which the engine's specification derives."""
     return find_engine_spec(config).setting(config)

@@ -39,7 +39,8 @@ _GQA = (
 )
 _MLA = ("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "glm_moe_dsa")
 _DELTA = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
-#: Multimodal model types with the decoder in ``text_config``; the vision tower is ignored.
+#: Multimodal model types whose decoder is described in ``text_config``; the vision tower is
+#: ignored.
 _WRAPPED = (
     "qwen3_5",
     "qwen3_5_moe",
@@ -57,12 +58,12 @@ _OF_WRAPPED = {
     "llama4": "llama4_text",
 }
 
-#: Fields with the maximum length in tokens, and vLLM's default if all are missing
+#: Fields that may contain the maximum length in tokens, and vLLM's default if all are missing
 #: (``vllm/config/model.py:_get_and_verify_max_len``).
 LENGTHS = ("max_position_embeddings", "max_seq_len", "model_max_length")
 NO_LENGTH = 2048
 
-#: Fields that change the layers in unsupported ways unless they have this value.
+#: Fields that change the layers in unsupported ways, with the only supported value of each.
 _NOT_MODELLED: dict[str, Any] = {
     "attention_chunk_size": None,
     "num_kv_shared_layers": 0,
@@ -73,7 +74,7 @@ _NOT_MODELLED: dict[str, Any] = {
     "attention_k_eq_v": False,
     "num_global_key_value_heads": None,
 }
-#: Fields of ``_FIXED`` that are supported for certain model types.
+#: Fields of ``_FIXED`` for which certain model types support other values.
 _OWN = {
     "llama4_text": ("attention_chunk_size",),
     "gemma4_text": ("attention_k_eq_v", "num_global_key_value_heads"),
@@ -83,7 +84,8 @@ _OWN = {
 def parse_architecture(config: Mapping[str, Any] | Path, name: str | None = None) -> Architecture:
     """Parse a ``config.json``, given as its path or its content.
 
-    Raises InputError, which names the file and the field, if it cannot be read or is unsupported.
+    Raises InputError, which names the file and the field, if the file cannot be read or the model
+    is not supported.
     """
     if isinstance(config, Path):
         try:

@@ -48,8 +48,8 @@ class HostLink(FrozenModel):
         """Estimate the duration of a ring collective on ``ranks`` GPUs, for each size in ``SIZES``.
 
         Returns pairs of size (bytes) and duration (s). An all-reduce sends all data around the ring
-        twice, and its size is the whole message. The size of another collective is the data of one
-        GPU.
+        twice, and its size is the size of the whole message. For other collectives, the size is the
+        data of one GPU.
         """
         trips = 2 * (ranks - 1) / ranks if collective == "all_reduce" else float(ranks - 1)
         return [(size, self.latency + trips * size / self.bandwidth) for size in SIZES]

@@ -1,10 +1,10 @@
 """Parsers for hybrid models: attention mixed with Mamba, chunked attention or other head shapes.
 
-A ``config.json`` specifies the kinds of layers by periods (Jamba), lists of names or a letter
-pattern (Granite 4, Nemotron-H), or layer numbers (Bamba, Kimi Linear). Every layer of Falcon-H1 has
-both attention and Mamba. Llama 4 has a flag per layer: layers with rotary positions attend within
-chunks. Gemma 4 has fewer and wider heads in layers without a sliding window. State shapes follow
-``get_mamba_state_shape_from_config`` of vLLM 0.33.0 (``vllm/model_executor/models``).
+A ``config.json`` specifies the kinds of layers by a period (Jamba), by a list of names or a letter
+pattern (Granite 4, Nemotron-H), or by layer numbers (Bamba, Kimi Linear). Every layer of Falcon-H1
+has both attention and Mamba. Llama 4 has a flag per layer: layers with rotary positions attend
+within chunks. Gemma 4 has fewer and wider heads in layers without a sliding window. State shapes
+follow ``get_mamba_state_shape_from_config`` of vLLM 0.33.0 (``vllm/model_executor/models``).
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ def _jamba(fields: ConfigFields) -> list[LayerParts]:
 
 
 def _granite(fields: ConfigFields) -> list[LayerParts]:
-    """Return the layers of Granite 4: Mamba-2 and attention, all with experts or all without."""
+    """Return the layers of Granite 4: Mamba-2 and attention; either all layers have experts or none
+    has.
+    """
     mlp: Mlp = DenseMlp(fields.number("shared_intermediate_size"))
     if experts := fields.number("num_local_experts", default=0, least=0):
         width, shared = fields.number("intermediate_size"), mlp.intermediate
@@ -82,9 +84,10 @@ def _falcon(fields: ConfigFields) -> list[LayerParts]:
 
 
 def _nemotron(fields: ConfigFields) -> list[LayerParts]:
-    """Return the layers of Nemotron-H: Mamba-2, attention and ungated MLPs as separate layers.
+    """Return the layers of Nemotron-H: Mamba-2, attention and ungated MLPs are separate layers in
+    its config.
 
-    An MLP layer is modeled as part of the layer before it.
+    This function counts an MLP layer as part of the layer before it.
     """
     if fields.config.get("moe_latent_size"):
         raise fields.field_error("moe_latent_size", "not supported: it changes the layers")

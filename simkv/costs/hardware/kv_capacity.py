@@ -1,20 +1,21 @@
-"""Number of KV blocks that an engine allocates from the GPU memory that is left over.
+"""Number of KV blocks that an engine allocates, computed from the memory of the GPU.
 
-vLLM runs the largest batch once and uses the rest of ``gpu_memory_utilization`` for KV. The peak
-memory of that run is estimated from tensor shapes. The following constants were derived from the
-start-up logs in tests/costs/hardware/recorded_blocks.csv:
+At start-up, vLLM runs the largest batch once. It then uses the memory that remains, within the
+fraction ``gpu_memory_utilization``, for KV. The peak memory of that run is estimated here from
+tensor shapes. The following constants were derived from the start-up logs in
+tests/costs/hardware/recorded_blocks.csv:
 
-- MLP: three vectors of the MLP's width (gate, up and their product) and five of the hidden size,
-  with 2 bytes per number, for each of ``max_num_batched_tokens`` tokens.
-- Sampler: 37 bytes per sequence of ``max_num_seqs`` and vocabulary entry in releases that sort the
-  logits (logits in 16 and 32 bits, sorted logits with their indices, probabilities, running sum),
-  and 14 bytes in releases that do not; in addition three vectors of the hidden size per token.
-  0.10 to 0.11.0 use FlashInfer, which does not sort, if it is installed, as it is in vLLM's images
-  (``v1/sample/ops/topk_topp_sampler.py``). 0.11.1 to 0.16 use it only on request. From 0.17 on, a
-  kernel of vLLM replaces the sort.
-- Only the larger of these two counts. A mixture of experts also needs persistent buffers: three
-  vectors of the expert's width and one of the hidden size per token and selected expert (not with
-  mxfp4).
+- MLP: for each of ``max_num_batched_tokens`` tokens, three vectors of the MLP's width (gate, up and
+  their product) and five vectors of the hidden size, with 2 bytes per number.
+- Sampler: for each of ``max_num_seqs`` sequences, 37 bytes per vocabulary entry in releases that
+  sort the logits (logits in 16 and 32 bits, sorted logits with their indices, probabilities,
+  running sum), and 14 bytes in other releases. In addition, three vectors of the hidden size per
+  token. Releases 0.10 to 0.11.0 use FlashInfer, which does not sort, if it is installed; vLLM's
+  container images include it (``v1/sample/ops/topk_topp_sampler.py``). Releases 0.11.1 to 0.16 use
+  FlashInfer only on request. From 0.17 on, a kernel of vLLM replaces the sort.
+- The peak is the larger of these two. A mixture of experts also needs persistent buffers: for each
+  token and selected expert, three vectors of the expert's width and one of the hidden size (not
+  with mxfp4).
 - Memory outside torch: 0.13 GiB, or 0.25 GiB from 0.18 on, and 1.9 GiB more if GPUs communicate.
 - CUDA graphs: 1 GB from 0.20 on.
 
@@ -55,14 +56,15 @@ NON_TORCH_GIB = {"0": 0.13, "0.18": 0.25}
 COLLECTIVES_GIB = 1.9
 #: Bytes of CUDA graphs, and the first release that reserves memory for them.
 CUDA_GRAPH_BYTES, CUDA_GRAPH_BYTES_SINCE = 1_000_000_000, "0.20"
-#: Tokens in the smallest block of attention kernels; blocks with a state are multiples of it. For
-#: latent attention the sizes depend on the release (``vllm/platforms/interface.py``).
+#: Tokens in the smallest block of attention kernels; the size of blocks with a state is a multiple
+#: of it. For latent attention, the values depend on the release (``vllm/platforms/interface.py``).
 KERNEL_BLOCK = 16
 LATENT_BLOCKS = {"0": 64, "0.27": 128}
 #: Bytes of GPU memory that an SGLang process uses before it loads weights.
 SGLANG_CONTEXT = 0.5 * GIB
-#: Default size of SGLang's largest CUDA graph, in decodes: upper limit of GPU memory in MiB, size
-#: on fewer than four GPUs, size on four or more (``server_args.py``).
+#: Default size of SGLang's largest CUDA graph, in decodes. Each row has the upper limit of GPU
+#: memory in MiB, the size on fewer than four GPUs, and the size on four or more
+#: (``server_args.py``).
 SGLANG_GRAPHS = (
     (20 * 1024, 8, 8),
     (35 * 1024, 24, 80),
@@ -118,10 +120,10 @@ class KvCapacity:
 
 
 def compute_kv_capacity(hardware: Hardware, setting: ExecutionSettings) -> KvCapacity:
-    """Compute the number and size of the KV blocks that the engine would allocate on each GPU.
+    """Return the number and size of the KV blocks that the engine would allocate on each GPU.
 
-    The method is ``EngineSpec.sizing``. An unknown engine is treated as the newest vLLM. Layers
-    that propose draft tokens count as layers of the model.
+    The computation follows the engine (``EngineSpec.sizing``). An unknown engine is treated as the
+    newest vLLM. Layers that propose draft tokens count as layers of the model.
     """
     sizing = _sizing(setting)
     hardware = add_layers(hardware, setting.draft_layers)
@@ -254,9 +256,9 @@ def kv_groups(hardware: Hardware, block_size: int = 16) -> list[int | str]:
     A group is a number (its sliding window in tokens, 0 for full attention), ``chunked-8192`` for
     layers with chunked attention, or ``mamba`` for layers with a recurrent state. All groups have
     the same number of layers and share the blocks of the KV cache; each block belongs to one group.
-    Layers with fewer bytes per token get proportionally larger blocks, so that all blocks have the
-    same number of bytes: in ``0/32``, 32 is the block size. If no such size exists, the blocks are
-    padded (``vllm/v1/core/kv_cache_planning.py`` of 0.33).
+    Layers with fewer bytes per token get more tokens per block, so that all blocks have the same
+    number of bytes: in ``0/32``, 32 is the number of tokens per block. If no such size exists, the
+    blocks are padded (``vllm/v1/core/kv_cache_planning.py`` of 0.33).
     """
     counts = _by_kind(hardware)
     if len({name for name, _ in counts}) < 2:
@@ -272,8 +274,8 @@ def kv_groups(hardware: Hardware, block_size: int = 16) -> list[int | str]:
 
 
 def can_checkpoint_states(hardware: Hardware) -> bool:
-    """Return whether all kernels with a recurrent state can save it inside a prefill chunk (Mamba-2
-    can).
+    """Return whether all kernels with a recurrent state can save the state inside a prefill chunk,
+    as Mamba-2's can.
     """
     kinds = [part.attention for part in hardware.architecture.layers]
     states = [kind for kind in kinds if isinstance(kind, Recurrent)]
@@ -293,8 +295,8 @@ def _keeps_states(hardware: Hardware, setting: ExecutionSettings) -> bool:
 def _by_kind(hardware: Hardware) -> dict[tuple[int | str, float], int]:
     """Return the number of layers for each combination of kind and KV bytes per token.
 
-    The kind is as in ``kv_groups``, without a block size. Layers with a recurrent state have 0
-    bytes per token.
+    The kind has the format of ``kv_groups``, without a block size. Layers with a recurrent state
+    have 0 bytes per token.
     """
     counts: dict[tuple[int | str, float], int] = {}
     for part in hardware.architecture.layers:
@@ -316,7 +318,8 @@ def _seen(attention: Attention) -> int | str:
 def _group_size(counts: Collection[int]) -> int:
     """Return the number of layers per group, given the number of layers of each kind.
 
-    This is the smallest number, or the largest if it is less than 1.5 times the smallest.
+    The result is the smallest of these numbers, or the largest if it is less than 1.5 times the
+    smallest.
     """
     least, most = min(counts), max(counts)
     return most if most < 1.5 * least else least

@@ -1,6 +1,6 @@
 """Layer shapes of a model, which determine its weights, its KV and the work of its kernels.
 
-``parse_architecture`` in ``hf_config.py`` reads them from a Hugging Face ``config.json``.
+``parse_architecture`` in ``hf_config.py`` reads these shapes from a Hugging Face ``config.json``.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ class Gqa:
     """Grouped-query attention: ``heads`` query heads share ``kv_heads`` KV heads of size
     ``head_dim``.
 
-    A token attends to the last ``window`` tokens, or to all if ``window`` is 0. With ``chunked``,
-    it attends only to tokens after the last multiple of ``window``, as in Llama 4. With
-    ``output_gate``, the query projection also computes an output gate, as in Qwen3.5.
+    A token attends to the last ``window`` tokens, or to all tokens if ``window`` is 0. With
+    ``chunked``, a token attends only to tokens after the last multiple of ``window``, as in Llama
+    4. With ``output_gate``, the query projection also computes an output gate, as in Qwen3.5.
     """
 
     heads: int
@@ -94,8 +94,8 @@ class GatedDeltaNet:
     """Gated delta net: stores a state of fixed size per sequence instead of KV.
 
     ``conv`` is the width of the short convolution over keys, queries and values. If ``gate_rank``
-    is set, the output gate and a decay per channel have low-rank projections of that rank (Kimi
-    Delta Attention). Otherwise the gate is projected directly and each head has one decay.
+    is set, the output gate and the per-channel decay are computed by projections of this low rank
+    (Kimi Delta Attention). Otherwise the gate has a full projection, and each head has one decay.
     """
 
     k_heads: int
@@ -127,7 +127,8 @@ class GatedDeltaNet:
     def state_bytes(self, tp: int) -> float:
         """Return the bytes of a sequence's state on each of ``tp`` GPUs.
 
-        The state has 32 bits per number; the stored inputs of the convolution have 16.
+        The state has 32 bits per number; the stored inputs of the convolution have 16 bits per
+        number.
         """
         memory = 4 * self.v_heads * self.k_dim * self.v_dim
         return (memory + 2 * (self.conv - 1) * self.channels) / tp
@@ -142,9 +143,9 @@ class GatedDeltaNet:
 class Mamba:
     """Selective state space: stores ``state`` numbers for each of ``inner`` channels instead of KV.
 
-    Each number has ``number_bytes`` bytes. Mamba-2 has ``mamba2_heads`` heads, and the heads of
-    each of ``groups`` groups share input and output matrices. Mamba-1 has no heads and projects its
-    time steps with rank ``rank``. ``conv`` is the width of the short convolution.
+    Each number has ``number_bytes`` bytes. Mamba-2 has ``mamba2_heads`` heads in ``groups`` groups;
+    the heads of a group share input and output matrices. Mamba-1 has no heads, and its time steps
+    have a projection of rank ``rank``. ``conv`` is the width of the short convolution.
     """
 
     inner: int
@@ -193,7 +194,7 @@ Attention = Gqa | Mla | GatedDeltaNet | Mamba
 class DenseMlp:
     """MLP with ``intermediate`` channels, or no MLP if this is 0.
 
-    A gated MLP has the projections gate, up and down; an ungated one has no gate.
+    A gated MLP has the projections gate, up and down; an ungated MLP has only up and down.
     """
 
     intermediate: int
@@ -245,7 +246,9 @@ class LayerSpec:
 
 @dataclass(frozen=True)
 class PublishedFormats:
-    """Number formats of the published weights; for None, the format of ``weights`` applies."""
+    """Number formats of the published weights; a field that is None means the format of
+    ``weights``.
+    """
 
     weights: FormatName = "bf16"
     attention: FormatName | None = None
@@ -293,8 +296,8 @@ class Architecture:
 
     @property
     def embeddings(self) -> int:
-        """Number of parameters of the embedding and of the output head, which are counted once if
-        tied.
+        """Number of parameters of the embedding and of the output head; shared weights are counted
+        once.
         """
         return self.vocab * self.hidden * (1 if self.tied else 2)
 

@@ -48,13 +48,13 @@ class _Entry(_Named):
 
 
 class Model(_Named):
-    """A decoder whose layers are equal: full grouped-query attention and a gated MLP or experts.
+    """A decoder with equal layers: full grouped-query attention, and either a gated MLP or experts.
 
     ``heads`` query heads share ``kv_heads`` KV heads of size ``head_dim``. If ``experts`` is not 0,
-    every layer has that number of MLPs of width ``intermediate``, and a token uses
-    ``experts_per_token`` of them. If ``tied``, the output head and the embedding share their
-    weights. ``itemsize`` is the number of bytes per weight and KV number. Models with different
-    kinds of layers are described only by an ``Architecture``.
+    every layer has ``experts`` MLPs of width ``intermediate``, and a token uses
+    ``experts_per_token`` of these. If ``tied``, the output head and the embedding share their
+    weights. ``itemsize`` is the number of bytes per weight and KV number. A model with different
+    kinds of layers has no ``Model``, only an ``Architecture``.
     """
 
     layers: Positive
@@ -103,8 +103,8 @@ class Model(_Named):
 
     @property
     def flops_per_pair(self) -> int:
-        """FLOP of attention over all layers for one pair of a token and a token that it attends
-        to.
+        """FLOP of attention over all layers for one pair of tokens, of which one attends to the
+        other.
         """
         return 4 * self.layers * self.heads * self.head_dim
 
@@ -114,13 +114,14 @@ class Gpu(_Named):
 
     ``flops_fp8`` and ``flops_fp4`` are the rates for smaller formats, or None if the GPU does not
     support them. ``nvlink`` and ``pcie`` are in bytes/s per GPU and direction, from data sheets.
-    ``system`` is the name in published measurements and operator tables. ``gpus_per_node`` is the
-    number of GPUs that the interconnect joins: the GPUs in a node or, for GB200 and GB300, in a
-    rack. ``capability`` is the CUDA compute capability, or None for GPUs without CUDA.
+    ``system`` is the name of the GPU in published measurements and operator tables.
+    ``gpus_per_node`` is the number of GPUs that the interconnect joins: the GPUs in a node or, for
+    GB200 and GB300, in a rack. ``capability`` is the CUDA compute capability, or None for GPUs
+    without CUDA.
 
     ``collectives`` maps a collective and a number of GPUs to measured pairs of bytes and seconds.
-    The bytes are the input of an all-reduce, those sent per GPU by an all-gather, and those
-    received per GPU from a reduce-scatter.
+    For an all-reduce, the bytes are its input; for an all-gather, the bytes that each GPU sends;
+    for a reduce-scatter, the bytes that each GPU receives.
     """
 
     memory_bytes: Positive
@@ -140,17 +141,18 @@ class Gpu(_Named):
         return hash(self.name)
 
     def peak_flops(self, bits: int) -> float:
-        """Return the FLOP/s for numbers of ``bits`` bits, or of the next larger size that the GPU
-        supports.
+        """Return the FLOP/s for numbers of ``bits`` bits.
+
+        If the GPU does not support this size, the next larger supported size is used.
         """
         rates = {16: self.flops, 8: self.flops_fp8, 4: self.flops_fp4}
         return next(rate for size in (4, 8, 16) if size >= bits and (rate := rates[size]))
 
     def interconnect(self, kind: str | None = None) -> Interconnect:
-        """Return the interconnect of this ``kind`` (NVLink or PCIe) with the rate of the data
+        """Return the interconnect of this ``kind`` (NVLink or PCIe) with the bandwidth of the data
         sheet.
 
-        None selects NVLink if the GPU has it. Raises InputError if the GPU lacks this kind.
+        None selects NVLink if the GPU has NVLink. Raises InputError if the GPU lacks this kind.
         """
         if kind == "NVLink" and not self.nvlink:
             raise InputError(f"interconnect: {self.name} has no NVLink; expected PCIe")
@@ -182,7 +184,9 @@ def models() -> tuple[Model, ...]:
 
 
 def _plain(entry: _Entry, known: Architecture) -> Model | None:
-    """Return the model as a ``Model``, or None if its layers differ or are not supported there."""
+    """Return a model of the catalog as a ``Model``; None if its layers differ or ``Model`` cannot
+    describe them.
+    """
     part, attention = known.layers[0], known.layers[0].attention
     if len(known.layers) > 1 or not isinstance(attention, Gqa) or attention.window:
         return None
@@ -225,8 +229,8 @@ _ENDINGS: dict[str, FormatName] = {
     "awqint4": "int4",
     "gptqint4": "int4",
 }
-#: Beginnings of names of models whose own ``-FP8`` checkpoints have one scale per 128x128 block
-#: (``quantization_config`` of Qwen/Qwen3-32B-FP8 and of the other FP8 checkpoints of Qwen3).
+#: Beginnings of the names of models whose published ``-FP8`` checkpoints have one scale per 128x128
+#: block (``quantization_config`` of Qwen/Qwen3-32B-FP8 and of the other FP8 checkpoints of Qwen3).
 BLOCK_SCALED = ("Qwen/Qwen3",)
 
 
@@ -274,7 +278,8 @@ def find_architecture(name: str) -> Architecture:
 
 
 def find_gpu(name: str) -> Gpu:
-    """Return the GPU with this name, or the GPU whose words all occur in it (``NVIDIA H100 80GB``).
+    """Return the GPU with this name; if there is none, the GPU whose words all occur in the name
+    (``NVIDIA H100 80GB``).
 
     If several GPUs match, the one with the most words is returned. Raises InputError if none
     matches.

@@ -24,8 +24,9 @@ SPARSE_FP8_TOKEN_BYTES = 656
 
 
 def weight_bytes(hardware: Hardware) -> int:
-    """Return the bytes of weights per GPU. Embedding, output head, router and norms have 16 bits
-    per number.
+    """Return the bytes of weights per GPU.
+
+    The embedding, the output head, the router and the norms have 16 bits per number.
     """
     model = hardware.architecture
     norms = 2 * (2 * model.depth + 1) * model.hidden

@@ -41,8 +41,8 @@ class ModelShape:
 
     @property
     def step_weights(self) -> int:
-        """Number of parameters that every step reads: all except the embedding, but with the output
-        head.
+        """Number of parameters that every step reads: all, including the output head, except the
+        embedding.
         """
         attention = self.hidden * self.qkv_width + self.heads * self.head_dim * self.hidden
         mlp = 3 * self.hidden * self.intermediate
@@ -59,8 +59,9 @@ class ModelShape:
 def _published(
     name: str, hub: str, rope_theta: float, norm_eps: float, *, qkv_bias: bool = False
 ) -> ModelShape:
-    """Return the shape of a catalog model; the other arguments are fields that the catalog
-    lacks.
+    """Return the shape of a catalog model.
+
+    The arguments other than ``name`` are fields that the catalog lacks.
     """
     m = find_model(hub)
     sizes = (m.layers, m.hidden, m.heads, m.kv_heads, m.head_dim, m.intermediate, m.vocab)

@@ -13,11 +13,10 @@ KvFormatName = Literal["bf16", "fp8", "nvfp4"]
 
 @dataclass(frozen=True)
 class NumberFormat:
-    """A number format of weights; ``bytes`` is the size per weight, including its part of the
-    scales.
+    """A number format of weights; ``bytes`` is the size per weight, including the scales.
 
     ``bits`` is the size of the number itself. ``activations`` is the size in bits of the operands
-    on tensor cores: 4-bit integers are multiplied as 16-bit numbers.
+    on tensor cores, which may be larger: 4-bit integers are multiplied as 16-bit numbers.
     """
 
     name: FormatName

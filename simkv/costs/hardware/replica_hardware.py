@@ -11,8 +11,8 @@ from simkv.costs.hardware.model_architecture import Architecture, Recurrent
 from simkv.costs.hardware.model_gpu_catalog import Gpu
 from simkv.costs.hardware.number_formats import FormatName, KvFormatName
 
-#: Kernels that a switch of the server selects: Marlin for mxfp4 experts, and 8-bit activations
-#: (mxfp8) of mxfp4 experts.
+#: Kernels that are selected by a switch of the server: Marlin for mxfp4 experts, and 8-bit
+#: activations (mxfp8) for mxfp4 experts.
 KernelSwitch = Literal["marlin", "mxfp8"]
 
 
@@ -71,13 +71,13 @@ def make_hardware(
     """Build a ``Hardware`` after validation, with defaults for missing values.
 
     If ``weights`` is given, it is also the default of ``attention`` and ``experts``; otherwise the
-    defaults are the formats of the published model. ``fp8`` weights of a model that is published
-    with one scale per block are ``fp8_block``. Raises InputError, which names the field, if the
-    model cannot be distributed over these GPUs.
+    defaults are the formats of the published model. If the published model has one scale per block,
+    ``fp8`` means ``fp8_block``. Raises InputError, which names the field, if the model cannot be
+    distributed over these GPUs.
     """
     published = architecture.published
     if weights == "fp8" and published.weights == "fp8_block":
-        weights = published.weights  # an engine takes the scales of the checkpoint
+        weights = published.weights  # an engine uses the scales of the checkpoint
     if weights is None:
         attention = attention or published.attention or published.weights
         experts = experts or published.experts or published.weights

@@ -1,9 +1,9 @@
 """Calibration of composed costs: factors and additional seconds for some configurations.
 
-``constants.json`` lists rules. A rule applies to some GPU systems, an engine, a range of its
-releases, a number format of the experts or another property of a ``Configuration``
-(``error_spreads.py``), and states the ``source`` of its values. The factors of all rules that apply
-are multiplied and their seconds are added. If no rule applies, costs are unchanged.
+``constants.json`` lists rules. Each rule has conditions (GPU systems, an engine, a range of its
+releases, a number format of the experts, or another property of a ``Configuration`` in
+``error_spreads.py``) and states the ``source`` of its values. The factors of all rules that apply
+are multiplied, and their seconds are added. If no rule applies, costs are unchanged.
 ``apply_constants`` applies the constants to a composed profile.
 """
 
@@ -30,7 +30,8 @@ from simkv.costs.operators.piecewise_curve import round_to_four_digits
 KindField = Literal["backend", "family", "gpu", "model", "attention", "experts", "weights", "mlp"]
 Factor = Annotated[float, Field(gt=0)]
 CONSTANTS_PATH = Path(__file__).with_name("constants.json")
-#: The constant that scales a term, by term name. In addition, all terms are scaled by kind of step.
+#: Name of the constant that scales a term, by term name. The factor of the kind of step scales all
+#: terms.
 TERM_CONSTANTS: dict[str, Literal["products", "experts", "collectives"]] = {
     "products of attention": "products",
     "products of the MLP": "products",
@@ -66,7 +67,9 @@ class CostConstants(FrozenModel):
     front_s: float = 0.0
 
     def joined(self, other: CostConstants) -> CostConstants:
-        """Return the combination of both: factors are multiplied and seconds are added."""
+        """Return the combination of two sets of constants: factors are multiplied and seconds are
+        added.
+        """
         mine, theirs = self.model_dump(), other.model_dump()
         return CostConstants(
             **{
@@ -85,7 +88,7 @@ class ConstantsRule(FrozenModel):
 
     systems: list[str] | None = None
     engine: str | None = None
-    releases: tuple[str, str] | None = None  # from the first, before the second
+    releases: tuple[str, str] | None = None  # range: from the first release, before the second
     experts: str | None = None  # a number format, or "none" for a dense model
     kind: dict[KindField, str] = Field(default={})
     constants: CostConstants
@@ -113,8 +116,8 @@ def rules() -> tuple[ConstantsRule, ...]:
 
 
 def find_constants(hardware: Hardware, setting: ExecutionSettings) -> CostConstants:
-    """Return the combined constants of all rules that apply; they change nothing if no rule
-    does.
+    """Return the combined constants of all rules that apply; without such a rule, they change
+    nothing.
     """
     found = CostConstants()
     for rule in rules():
@@ -124,7 +127,9 @@ def find_constants(hardware: Hardware, setting: ExecutionSettings) -> CostConsta
 
 
 def apply_constants(profile: CostProfile, constants: CostConstants) -> CostProfile:
-    """Return ``profile`` with the constants applied; the same object if they change nothing."""
+    """Return ``profile`` with the constants applied; if they change nothing, return the same
+    object.
+    """
     if constants == CostConstants():
         return profile
     terms = [scaled for term in profile.terms for scaled in _scaled(term, constants)]
@@ -150,8 +155,10 @@ def _grid(grid: AttentionGrid, constants: CostConstants) -> AttentionGrid:
 
 
 def _scaled(term: CostTerm, constants: CostConstants) -> Iterable[CostTerm]:
-    """Return the scaled term, or one term for each kind of step if their factors differ."""
-    if term.table is None:  # host time is not an operator
+    """Return the scaled term; if the factors of the kinds of step differ, return one term for each
+    kind.
+    """
+    if term.table is None:  # host time is not scaled as an operator
         return [term]
     kind = TERM_CONSTANTS.get(term.name)
     own = getattr(constants, kind) if kind else 1.0

@@ -1,9 +1,9 @@
-"""Packaged profiles that were composed from operator tables, for users without these tables.
+"""Packaged profiles, composed from operator tables, for users without these tables.
 
 ``packaged.json`` lists the hardware. ``make profiles`` writes the profiles with the default
-settings of vLLM, using only the tables of the package aiconfigurator-core, and removes points that
-change a time by at most ``TOLERANCE``. Hardware without tables needs no file: its profile is
-estimated from the data sheet on request.
+settings of vLLM, using only the tables of the package aiconfigurator-core. It removes points whose
+removal changes a time by at most ``TOLERANCE``. Hardware without tables needs no file, because its
+profile is estimated from the data sheet on request.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from simkv.schedulers.engine_registry import DEFAULT
 PROFILES_DIR = Path(__file__).with_name("profiles")
 #: Maximum relative error of a thinned table.
 TOLERANCE = 0.01
-#: Engine settings of the packaged profiles; for other settings, CUDA graphs and host time are
-#: replaced.
+#: Engine settings of the packaged profiles; for other settings, the CUDA graphs and the host time
+#: of the profile are replaced.
 PACKAGED_SETTING = ExecutionSettings(
     DEFAULT.name,
     "0.24.0",
@@ -78,8 +78,8 @@ def composed_profile_path(hardware: Hardware) -> Path:
 def load_composed_profile(hardware: Hardware, setting: ExecutionSettings) -> CostProfile | None:
     """Return the packaged profile for this hardware, or None if there is none.
 
-    ``setting`` determines the CUDA graphs and the host time of the result, and whether the engine
-    runs other kernels than those of the profile (``fit.unmeasured_kernels``).
+    ``setting`` determines the CUDA graphs and the host time of the result. If the engine runs
+    kernels that differ from the profile's, ``fit.unmeasured_kernels`` lists them.
     """
     path = composed_profile_path(hardware)
     if not path.is_file() or hardware.interconnect != hardware.gpu.interconnect():
@@ -119,7 +119,7 @@ def thin_profile(profile: CostProfile) -> CostProfile:
 
 
 def _thin(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Remove points whose interpolation from the remaining points has an error within
+    """Remove points that can be interpolated from the remaining points with an error of at most
     ``TOLERANCE``.
     """
     kept = [points[0]]

@@ -1,9 +1,10 @@
 """Compose a cost profile of a model on given GPUs from the times of single operators.
 
-The duration of a step is the sum over its kernels, plus host time (``host_time.py``). Matrix
-products, experts, collectives and small kernels depend on the number of tokens, padded to the size
-of a CUDA graph; attention on the grid of ``costs/attention_grid.py``; output head and sampler on
-the number of sequences that receive a token.
+The duration of a step is the sum over its kernels, plus host time (``host_time.py``). The times of
+matrix products, experts, collectives and small kernels depend on the number of tokens, padded to
+the size of a CUDA graph. The time of attention is interpolated in the grid of
+``costs/attention_grid.py``. The times of the output head and the sampler depend on the number of
+sequences that receive a token.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from simkv.costs.operators.step_parts.mixture_of_experts import moe_parts
 from simkv.costs.operators.step_parts.small_kernels import sampler_parts, small_kernel_parts
 from simkv.costs.operators.step_parts.step_part import StepPart
 
-#: Duration in seconds of a scheduler pass with nothing to run; any positive value works.
+#: Duration in seconds of a scheduler pass that runs no request; any positive value is suitable.
 IDLE_PASS_S = 1e-4
 
 

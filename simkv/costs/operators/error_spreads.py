@@ -3,8 +3,8 @@
 ``spreads.json`` is written by ``make calibrate-silicon`` and contains no measurements itself. A
 spread consists of quantiles of the ratio of measured to predicted latency, over configurations that
 were excluded from the calibration. ``groups`` contains the spreads for the same model on the same
-GPU. ``unseen`` contains the spreads for other pairs of model and GPU, by level of similarity;
-there, each pair was excluded from the calibration completely.
+GPU. ``unseen`` contains the spreads for other pairs of model and GPU, by level of similarity; for
+these spreads, each pair was excluded from the calibration completely.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ LEVEL_LABELS = (
     "{mlp} on other GPUs",
     "other kinds of models on other GPUs",
 )
-#: Extension of an interval at each end, per release between the given and the measured releases,
-#: and the maximum number of releases that count. Both are assumed.
+#: Amount by which each end of an interval is extended per release between the given and the
+#: measured releases, and the maximum number of releases that count. Both values are assumptions.
 WIDENING_PER_RELEASE, MAX_WIDENED_RELEASES = 0.02, 10
 
 
@@ -118,11 +118,12 @@ def find_gpu_family(gpu: str) -> str:
 
 @dataclass(frozen=True)
 class ErrorSpread:
-    """Intervals of log(measured / predicted) for TTFT and TPOT with 90 % of the measurements.
+    """Intervals of log(measured / predicted) that contain 90 % of the measurements, for TTFT and
+    TPOT.
 
     ``points`` is the number of measurements, which were excluded from the calibration. ``median``
-    contains the medians of the absolute relative errors of TTFT and TPOT, ``bias`` their signed
-    means. ``releases`` are the first and the last measured release of the engine.
+    contains the medians of the absolute relative errors of TTFT and TPOT, and ``bias`` the means of
+    the signed errors. ``releases`` are the first and the last measured release of the engine.
     """
 
     ttft: tuple[float, float]
@@ -133,8 +134,8 @@ class ErrorSpread:
     releases: tuple[str, str] = ("", "")
 
     def beyond(self, engine: str, release: str) -> int:
-        """Return the number of releases between ``release`` and the measured ones; 0 if it is
-        unknown.
+        """Return the number of releases between ``release`` and the measured releases; 0 if
+        ``release`` is unknown.
         """
         part = ENGINES[engine].release_part if engine in ENGINES else 1
         first, last = self.releases
@@ -148,7 +149,7 @@ class ErrorSpread:
 
 @dataclass(frozen=True)
 class ErrorSpreads:
-    """Error spreads by level of similarity, and their provenance."""
+    """Error spreads by level of similarity, with the source of the measurements."""
 
     groups: Mapping[str, ErrorSpread]
     unseen: Mapping[str, ErrorSpread]
@@ -206,8 +207,8 @@ def add_spread_error(
     The profile is unchanged if no similar configuration was measured. The TTFT spread applies to
     steps with prefills, the TPOT spread to decode steps. If the profile is a data-sheet estimate,
     the error of such estimates is added, because spreads refer to profiles composed from tables.
-    It is also added for several GPUs on another interconnect than that of the measurements, where
-    collectives are estimated.
+    The same error is added if several GPUs use an interconnect without measurements, because the
+    times of collectives are then estimated.
     """
     kind = classify_configuration(hardware, setting)
     found = packaged_spreads().of(kind)
@@ -260,7 +261,7 @@ def describe_spread(
 def _link_estimate(hardware: Hardware) -> Mapping[str, StepError]:
     """Return the error of estimated collectives; empty if they are measured or absent.
 
-    It is the error of a whole step that is estimated from the data sheet.
+    The result is the error of a whole step that is estimated from the data sheet.
     """
     measured = hardware.gpus == 1 or hardware.interconnect == hardware.gpu.interconnect()
     return {} if measured else estimate_errors()

@@ -1,10 +1,10 @@
 """Kernels that an engine's release runs on a GPU, and the operator tables that measure them.
 
-``kernels.json`` has two parts. ``rules`` map an operator, a number format, an engine, a range of
-releases, GPUs and switches of the server to the name of a kernel; the first rule that applies
-decides. ``kernels`` lists for each name the tables that measure the kernel, in order of preference.
-A kernel without tables was not measured. If no rule applies, the kernel of the table nearest to the
-release is used.
+``kernels.json`` has two parts. ``rules`` select the name of a kernel by operator, number format,
+engine, release, GPU and switches of the server; the first rule that applies decides. ``kernels``
+lists for each name the tables that measure the kernel, in order of preference. A kernel without
+tables was not measured. If no rule applies, simkv uses the table whose version is nearest to the
+release, with its kernel.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ Operator = Literal["experts", "products", "attention"]
 class KernelTable(FrozenModel):
     """Rows of operator tables that measure a kernel.
 
-    ``backend`` is the engine that was measured and ``dtype`` the number format in the table;
-    ``source`` occurs in the column ``kernel_source``.
+    ``backend`` is the engine that was measured, and ``dtype`` the number format in the table. The
+    column ``kernel_source`` of the rows contains ``source``.
     """
 
     backend: str
@@ -46,9 +46,9 @@ class Kernel(FrozenModel):
 class KernelRule(FrozenModel):
     """Conditions under which an engine runs a kernel; a condition that is None always holds.
 
-    ``releases`` and ``capability`` (compute capability of the GPU) are ranges: from the first,
-    before the second. ``model`` occurs in the name of the model. ``switch`` is one of
-    ``Hardware.kernels``. ``source`` states where the rule comes from.
+    ``releases`` and ``capability`` (compute capability of the GPU) are ranges that include the
+    first value and exclude the second. ``model`` is a part of the model's name. ``switch`` is one
+    of ``Hardware.kernels``. ``source`` states where the rule comes from.
     """
 
     operator: Operator
@@ -106,7 +106,7 @@ def find_kernel(
 
 
 def find_kernels(hardware: Hardware, setting: ExecutionSettings) -> dict[str, Kernel | None]:
-    """Return the kernels of all operators of a model, by a description of the operator."""
+    """Return the kernels of all operators of a model; the keys describe the operators."""
     model = hardware.architecture
     found = {
         f"products in {form}": find_kernel("products", form, hardware, setting)

@@ -1,9 +1,9 @@
 """Measured operator tables as published: Parquet files by system, family, backend and version.
 
 The path of a table is ``ROOT/<system>/<family>/<backend>/<version>/<table>_perf.parquet``. Times
-are in milliseconds. The package aiconfigurator-core (Apache-2.0) has this format and is only read
-as data. Custom tables of the same format may precede it: if an earlier root contains rows for a
-lookup, later roots are not used for it.
+are in milliseconds. The package aiconfigurator-core (Apache-2.0) contains tables in this format;
+simkv reads the tables and does not import the package. Custom tables in the same format can take
+precedence: if an earlier root contains rows for a lookup, later roots are not used for this lookup.
 
 ``clean_rows`` and the lookups clean the rows as follows:
 
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 TABLES_PACKAGE = "aiconfigurator_core"
 #: Tolerance for GPUs whose clock is slightly above the data sheet's peak clock.
 SLACK = 1.1
-#: Ratio above which the host was the bottleneck of a measurement. Otherwise, the times of a matrix
-#: product in two engines rarely differ by more than a third. Among the fp8_block products of H100
-#: to B300, host-bound measurements are 2 to 15 times slower.
+#: Ratio above which the host is assumed to be the bottleneck of a measurement. Without this effect,
+#: the times of a matrix product in two engines rarely differ by more than a third. Among the
+#: fp8_block products of H100 to B300, host-bound measurements are 2 to 15 times slower.
 HOST_BOUND = 2.0
 BACKENDS = ("vllm", "sglang")
 
@@ -68,7 +68,7 @@ class TableStore:
     system: str
     backend: str
     release: str
-    #: Files with rows that were returned.
+    #: Files from which rows were returned.
     seen: set[Path] = field(default_factory=set, compare=False)
 
     def has(self, table: str) -> bool:
@@ -90,7 +90,7 @@ class TableStore:
             if parts := self._parts(root, table, backends, where):
                 return pd.concat(parts, ignore_index=True)
             if anyone and self._parts(root, table, [self.backend], where):
-                return None  # later roots must not override this one
+                return None  # later roots must not override this root
         return None
 
     def _parts(
@@ -142,7 +142,7 @@ def version_key(version: str) -> tuple[int, int, int, float]:
 
 
 def select_first_ranked(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of the preferred version that occurs in ``rows`` (rule 2)."""
+    """Return the rows of the preferred version that occurs in ``rows`` (rule 2 of the module)."""
     first: pd.DataFrame = rows[rows["rank"] == rows["rank"].min()]
     return first
 
@@ -162,7 +162,8 @@ def clean_rows(
     keys: Sequence[str],
     fastest: Callable[[pd.DataFrame], pd.Series[float]] | None = None,
 ) -> dict[Any, float]:
-    """Return the time in seconds for each combination of values of ``keys``, after rules 1 to 3.
+    """Return the time in seconds for each combination of values of ``keys``, after rules 1 to 3 of
+    the module.
 
     Rule 1 applies if ``fastest`` is given, which returns the time (ms) of each row at the GPU's
     peak rate. Rule 3 applies if ``others``, the rows of other tables, are given.
@@ -177,11 +178,11 @@ def clean_rows(
 
 
 def select_plausible_curve(own: Sequence[Curve], others: Sequence[Curve]) -> Curve:
-    """Return the first curve of ``own`` that is not implausibly slow (rule 3).
+    """Return the first curve of ``own`` that is not implausibly slow (rule 3 of the module).
 
     ``own`` is in order of preference. For each point of a curve, its time is divided by the fastest
-    time of all curves there. The curve is plausible if the median of these ratios is at most
-    ``HOST_BOUND``. If no curve is plausible, the fastest curve is returned.
+    time of all curves at this point. The curve is plausible if the median of these ratios is at
+    most ``HOST_BOUND``. If no curve is plausible, the fastest curve is returned.
     """
     every = [*own, *others]
     for curve in own:
@@ -225,5 +226,5 @@ def _read(path: Path) -> pd.DataFrame:
     if "latency" not in frame:
         raise InputError(f"{path}: missing column 'latency' (milliseconds)")
     if "head_dim" in frame and "window_size" not in frame:
-        frame["window_size"] = 0  # older tables have no window column
+        frame["window_size"] = 0  # older tables have no column for the window
     return frame

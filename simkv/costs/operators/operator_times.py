@@ -79,11 +79,11 @@ class OperatorTimes(Protocol):
         """
 
     def absorbed(self, attention: Mla) -> Curve:
-        """Return the duration of both absorbed projections of MLA decodes, by tokens."""
+        """Return the duration of the two absorbed projections of MLA decodes, by tokens."""
 
     def experts(self, shape: MoeShape, form: str) -> Curve:
-        """Return the duration of a layer's routed experts, by the total tokens of all their
-        GPUs.
+        """Return the duration of a layer's routed experts, by the total number of tokens of all
+        GPUs that share the experts.
         """
 
     def delta(self, shape: DeltaNetShape, phase: Literal["context", "generation"]) -> Curve:

@@ -12,7 +12,7 @@ from simkv.costs.interpolation import interpolate
 class Curve:
     """A piecewise linear function with values ``ys`` (seconds) at increasing ``xs``.
 
-    Below the first x it is constant; beyond the last x it continues linearly.
+    The function is constant below the first x and continues linearly above the last x.
     """
 
     xs: tuple[float, ...]
@@ -26,9 +26,7 @@ class Curve:
         return Curve(self.xs, tuple(factor * y for y in self.ys))
 
     def of(self, per_x: float) -> Curve:
-        """Return the curve as a function of another variable: x is ``per_x`` times this
-        variable.
-        """
+        """Return the curve as a function of another variable, whose value times ``per_x`` is x."""
         return Curve(tuple(x / per_x for x in self.xs), self.ys)
 
     def at_least(self, seconds: float) -> Curve:
@@ -50,9 +48,9 @@ def sum_curves(curves: Iterable[Curve]) -> Curve:
 
 
 def make_nondecreasing(points: Mapping[float, float]) -> dict[float, float]:
-    """Lower each point to the minimum of its own y and of all points with larger x.
+    """Lower the y of each point to the minimum over this point and all points with larger x.
 
-    A larger size cannot be faster, because a smaller one could be padded.
+    A larger size cannot be faster, because a smaller size could be padded to it.
     """
     found: dict[float, float] = {}
     least = float("inf")

@@ -100,7 +100,8 @@ def estimate_from_data_sheet(
     """Estimate the profile from the GPU's data sheet.
 
     ``shares`` are the fractions of the data sheet's rates that operators reach. The error of the
-    profile was determined from such estimates for GPUs with operator tables.
+    profile was measured by comparing such estimates with operator tables, for GPUs that have
+    tables.
     """
     operators = Roofline(hardware.gpu, hardware.interconnect, shares)
     changed = find_constants(hardware, setting) if constants is None else constants
@@ -116,7 +117,9 @@ def estimate_from_data_sheet(
 
 
 class _Key:
-    """Cache key for hardware and engine settings, compared by their ``repr``."""
+    """Cache key for hardware and engine settings; keys are equal if the ``repr`` of both is
+    equal.
+    """
 
     def __init__(
         self, hardware: Hardware, setting: ExecutionSettings, tables: tuple[Path, ...]

@@ -1,8 +1,8 @@
 """Operator times estimated from a GPU's data sheet.
 
-An operator takes a constant time plus the longer of two times: its operations at a fraction of the
-peak rate, and its bytes at a fraction of the bandwidth. ``efficiency.json`` contains the fractions
-that were measured on several GPUs.
+An operator takes a constant time plus the longer of two times: the time of its operations at a
+fraction of the peak rate, and the time to move its bytes at a fraction of the bandwidth.
+``efficiency.json`` contains the fractions that were measured on several GPUs.
 """
 
 from __future__ import annotations
@@ -147,13 +147,13 @@ class Roofline:
         )
 
     def _sparse_products(self, attention: Mla, hidden: int, form: str) -> Curve:
-        """Return the time of the projections, which the times of sparse attention include."""
+        """Return the time of the projections that are part of the times of sparse attention."""
         if not attention.sparse:
             return Curve((1.0,), (0.0,))
         return self.gemm(form, attention.weights(hidden) // hidden, hidden)
 
     def absorbed(self, attention: Mla) -> Curve:
-        """Return the time of both absorbed projections of MLA decodes, by tokens."""
+        """Return the time of the two absorbed projections of MLA decodes, by tokens."""
         width = attention.qk_nope_head_dim + attention.v_head_dim
         nbytes = 2 * attention.heads * width * attention.kv_lora_rank
         flops = self.gpu.flops * self.shares.gemm_flops
@@ -178,7 +178,8 @@ class Roofline:
     def delta(self, shape: DeltaNetShape, phase: Literal["context", "generation"]) -> Curve:
         state = 4 * shape.v_heads * shape.k_dim * shape.v_dim
         rate = self.gpu.bandwidth * self.shares.elementwise_bytes
-        # A decode reads and writes its state; a prompt does so once per chunk of 64 tokens.
+        # A decode reads and writes its state once; a prompt reads and writes it once per chunk of
+        # 64 tokens.
         per_token = 2 * state / (1 if phase == "generation" else 64)
         return _curve(lambda m: 2 * self.shares.elementwise_s + m * per_token / rate)
 

@@ -2,11 +2,11 @@
 
 The input is a directory with ``context_attention_perf.parquet``,
 ``generation_attention_perf.parquet`` and ``gemm_perf.parquet`` (times in ms;
-github.com/ai-dynamo/aiconfigurator, systems/data). Attention times are looked up by the heads per
-GPU in bfloat16. The times of matrix products are interpolated linearly over both dimensions. Decode
-tables end at 8 KV heads: more heads are looked up as 8 heads with proportionally more KV, which is
-the same number of bytes. The tables do not include norms, activations, rotary positions,
-collectives and host time.
+github.com/ai-dynamo/aiconfigurator, systems/data). Attention times are looked up by the number of
+heads per GPU, for bfloat16. The times of matrix products are interpolated linearly in both matrix
+dimensions. Decode tables end at 8 KV heads. A larger number is looked up as 8 heads with
+proportionally longer KV, which has the same number of bytes. The tables do not include norms,
+activations, rotary positions, collectives and host time.
 """
 
 from __future__ import annotations
@@ -109,9 +109,10 @@ def _prefills(folder: Path, model: Model, tp: int) -> pd.DataFrame:
 
 
 def _decodes(folder: Path, model: Model, tp: int) -> tuple[pd.DataFrame, int]:
-    """Return the table of decode times, and a number of KV heads.
+    """Return the table of decode times, and the number of KV heads if it exceeds the maximum in the
+    tables.
 
-    The number is the number of KV heads per GPU if it exceeds the maximum in the tables, else 0.
+    The number is per GPU; it is 0 if the tables contain it.
     """
     heads, kv_heads = model.heads // tp, max(model.kv_heads // tp, 1)
     path = folder / "generation_attention_perf.parquet"
@@ -129,9 +130,7 @@ def _decodes(folder: Path, model: Model, tp: int) -> tuple[pd.DataFrame, int]:
 
 
 def _products(folder: Path, model: Model, tp: int) -> tuple[list[CostTerm], list[float]]:
-    """Return the cost terms of the matrix products, and the token counts at which they were
-    measured.
-    """
+    """Return the cost terms of the matrix products, and the token counts of the measurements."""
     path = folder / "gemm_perf.parquet"
     columns = dict.fromkeys(("m", "n", "k"), "whole")
     frame = read_table(path, {**columns, "latency": "number", "gemm_dtype": "text"})  # type: ignore[dict-item]

@@ -4,9 +4,9 @@ A step that runs as a CUDA graph takes as long as its kernels: on two hosts, dec
 by at most 0.4 ms (``simkv validate CASE --host-times``, docs/validation.md). In a step above the
 largest graph, the host launches every kernel separately, which takes additional time. On the host
 of an RTX PRO 6000, this takes 5.9 ms (standard error 0.2) for any number of tokens and decodes. On
-the host of an RTX 4090 it is 0: such steps took 1 % less than the sum of their kernels in the
-tables. Both were measured with vLLM 0.19.0 and Llama-3.1-8B. Another source reports 7.1 ms for a
-step with prefill (``operators/constants.json``).
+the host of an RTX 4090, the additional time is 0: such steps took 1 % less than the sum of their
+kernels in the tables. Both hosts were measured with vLLM 0.19.0 and Llama-3.1-8B. Another source
+reports 7.1 ms for a step with prefill (``operators/constants.json``).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from simkv.costs.hardware.model_gpu_catalog import known_gpu
 
 #: Prefix of the names of cost terms for host time.
 HOST_TERM = "host"
-#: Additional host seconds of a step above the largest CUDA graph, for GPUs without a measurement.
+#: Additional host time (s) of a step above the largest CUDA graph, on GPUs without a measurement.
 DEFAULT_LAUNCH_S = 5.9e-3
-#: Measured additional host seconds of such steps, by GPU.
+#: Measured additional host time (s) of a step above the largest CUDA graph, by GPU.
 LAUNCH_S_BY_GPU = {
     "NVIDIA RTX PRO 6000 Blackwell Server Edition": 5.9e-3,
     "NVIDIA GeForce RTX 4090": 0.0,
 }
-#: Validation cases that were used to derive these values; comparisons with these cases are not
+#: Validation cases from which these values were derived; comparisons with these cases are not
 #: independent.
 MEASURED_IN = ("lss-rtxpro6000-llama3.1-8b", "lss-rtx4090-llama3.1-8b")
 

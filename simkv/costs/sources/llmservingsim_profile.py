@@ -1,9 +1,9 @@
 """Cost profiles from the kernel tables of LLMServingSim's profiler.
 
 A bundle (``meta.yaml`` and ``tp<N>/*.csv``, plain or gzip-compressed) has the times in us of one
-layer's kernels: by tokens per step (``dense``), by sampled sequences (``per_sequence``), for
-attention on four axes (see ``costs.attention_table``), and the additional time for decodes of
-unequal length (``skew_fit``). A step is the sum over all layers
+layer's kernels: by tokens per step (``dense``), by sampled sequences (``per_sequence``), and for
+attention on four axes (see ``costs.attention_table``). ``skew_fit`` has the additional time for
+decodes of unequal length. The time of a step is the sum over all layers
 (github.com/casys-kaist/LLMServingSim, commit 5daddb2, serving/core/trace_generator.py). As in
 LLMServingSim, the skew correction applies only if the bundle enables it, and a bucket without a
 measurement uses the bundle's default.
@@ -19,7 +19,7 @@ because hosts with the same GPUs may have different links.
 
 The experts of a mixture of experts (``moe.csv``, by tokens and activated experts) are assumed to be
 selected uniformly. Their times include the router's matrix product, but not the selection of
-experts, which the profiler did itself. The ranks of an expert-parallel group exchange their tokens:
+experts, which the profiler made itself. The ranks of an expert-parallel group exchange their tokens:
 each rank computes its own experts for the tokens of all ranks that selected them.
 """
 
@@ -57,7 +57,7 @@ from simkv.costs.sources.measurement_files import (
     read_table,
 )
 
-#: Kernels that run once per step, and the number of runs per layer of other kernels.
+#: Kernels that run once per step, and the number of runs per layer of all other kernels.
 KERNELS_PER_STEP = ("embedding", "final_layernorm")
 KERNELS_PER_LAYER = {
     "layernorm": 2,
@@ -70,8 +70,8 @@ KERNELS_PER_LAYER = {
     "down_proj": 1,
 }
 SAMPLING = ("lm_head", "sampler")
-#: Kernels without which a bundle is rejected, because steps would be too fast; models differ in the
-#: other kernels.
+#: Kernels that a bundle must contain, because steps would be too fast without them; models differ
+#: in the other kernels.
 REQUIRED_KERNELS = ("embedding", "final_layernorm", "layernorm", "qkv_proj", "rotary_emb", "o_proj")
 #: Kernels also required for layers without experts.
 DENSE_MLP = ("gate_up_proj", "act_fn", "down_proj")
@@ -83,9 +83,9 @@ class Sharding:
     """Distribution of a model over GPUs, and facts about the model that the tables lack.
 
     ``layers`` is the number of layers and ``tp`` the number of tensor-parallel GPUs. ``hidden`` is
-    needed for collectives. ``experts`` and ``experts_per_token`` are needed for a mixture of
-    experts, whose experts are split equally across ``expert_ranks`` GPUs. ``link`` is the link
-    between the GPUs; None selects the times of collectives in the GPU catalog.
+    the hidden size, which determines the size of collectives. ``experts`` and ``experts_per_token``
+    describe a mixture of experts, whose experts are split equally across ``expert_ranks`` GPUs.
+    ``link`` is the link between the GPUs; None selects the times of collectives in the GPU catalog.
     """
 
     layers: int
@@ -174,8 +174,8 @@ def _dense(tables: Path, layout: Sharding) -> list[CostTerm]:
 
 
 def _collectives(gpu: str, layout: Sharding) -> tuple[list[CostTerm], str]:
-    """Return the cost terms of the collectives, and a note that names their source or missing
-    times.
+    """Return the cost terms of the collectives, and a note that names their source or states that
+    times are missing.
     """
     wanted = _wanted(layout)
     known = known_gpu(gpu)
@@ -281,8 +281,8 @@ def _check_whole(path: Path, frame: pd.DataFrame, needed: Sequence[str]) -> None
 def _terms(
     path: Path, frame: pd.DataFrame, column: str, feature: Feature, counts: Mapping[str, int]
 ) -> list[CostTerm]:
-    """Return one cost term per kernel, by the values of ``column``; ``counts`` are its runs per
-    step.
+    """Return one cost term per kernel, by the values of ``column``; ``counts`` has the number of
+    runs of each kernel per step.
     """
     terms = []
     for layer, rows in frame.groupby("layer"):

@@ -34,9 +34,9 @@ def read_table(
 ) -> pd.DataFrame:
     """Read columns of a CSV file (also gzip-compressed) or Parquet file and validate their values.
 
-    ``rows`` selects the rows to validate and return; the index of the result has their original row
-    numbers. Numbers must be finite and not negative. Raises InputError, which names file, line and
-    column.
+    ``rows`` selects the rows to validate and return; the result keeps the original row numbers as
+    its index. Numbers must be finite and not negative. Raises InputError, which names file, line
+    and column.
     """
     check_input(path, most=MAX_TABLE_BYTES)
     try:
@@ -80,9 +80,8 @@ def _checked(path: Path, column: pd.Series[Any], kind: ColumnKind) -> pd.Series[
 
 
 def check_prefills_and_decodes(path: Path, prefills: object, decodes: object) -> None:
-    """Raise InputError if an attention table lacks isolated prefills or isolated decodes.
-
-    The arguments are collections of both; neither may be empty.
+    """Raise InputError if an attention table lacks prefills without decodes, or decodes without
+    prefills.
     """
     for some, what in ((prefills, "a prefill"), (decodes, "decodes")):
         if not some:

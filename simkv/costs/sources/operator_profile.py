@@ -1,4 +1,4 @@
-"""Cost profiles from measured attention times and from cost terms of the other operators."""
+"""Cost profiles built from measured attention times and from cost terms of all other operators."""
 
 from __future__ import annotations
 

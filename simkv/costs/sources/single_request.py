@@ -25,11 +25,11 @@ MIN_OUTPUT_TOKENS = 8
 class ModelTraits:
     """Properties of a model and its engine that the fit uses.
 
-    ``kv_bytes_per_token`` and ``flops_per_pair`` (FLOP per pair of a token and a token that it
-    attends to) are totals over all layers. ``max_num_batched_tokens`` and ``block_size`` are
-    settings of the engine. ``flops_per_token`` is the FLOP per computed token without attention, or
-    0 if it is unknown. For a mixture of experts, ``expert_share`` is the fraction of all weights
-    that belongs to experts, and ``chosen`` the fraction of the experts that a token uses.
+    ``kv_bytes_per_token`` and ``flops_per_pair`` (FLOP per attention pair) are totals over all
+    layers. ``max_num_batched_tokens`` and ``block_size`` are settings of the engine.
+    ``flops_per_token`` is the FLOP per computed token without attention, or 0 if it is unknown. For
+    a mixture of experts, ``expert_share`` is the fraction of all weights that belongs to experts,
+    and ``chosen`` the fraction of the experts that a token uses.
     """
 
     kv_bytes_per_token: int
@@ -125,7 +125,7 @@ def read_isolated_requests(
 
 
 def _check(path: Path, rows: pd.DataFrame) -> None:
-    """Raise InputError for impossible times or if too few decode steps were measured for a fit."""
+    """Raise InputError if times are impossible or too few decode steps were measured for a fit."""
     long = rows["output_tokens"] >= MIN_OUTPUT_TOKENS
     wrong = {
         "prompt_tokens: must be greater than 0": rows["prompt_tokens"] <= 0,

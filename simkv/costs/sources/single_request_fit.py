@@ -9,9 +9,10 @@ and the model of a step with prefills is
 
     weights, then tokens (below) + pair x pairs + MIXED_DECODE_FACTOR x context x KV read by decodes
 
-where pairs is the number of pairs of a token and a token that it attends to. A token costs the same
-in a prefill, beside a prefill, and in a batch of decodes; isolated requests cannot show a
-difference. Errors are relative and have equal weight.
+where pairs is the number of attention pairs (token, attended token), and "weights, then tokens" is
+explained below. A token is assumed to cost the same in a prefill, in a decode beside a prefill, and
+in a batch of decodes, because isolated requests cannot show a difference. The fit minimizes
+relative errors with equal weights.
 
 **Weights, then tokens.** Every step reads the weights, which takes as long as one decode without
 its KV. A step with many tokens takes prefill step + token x tokens, and reading the weights
@@ -72,8 +73,8 @@ PREFILL_STEP_RATIO = (0.2, 1.0)
 MIXED_DECODE_FACTOR = 1.8
 #: Exponent of the transition: ``(a**POWER + b**POWER) ** (1 / POWER)``.
 POWER = 3.0
-#: Relative error of a decode step per doubling of the batch size: the mean error divided by the
-#: mean number of doublings, for 2 to 64 decodes on the devices of ``simkv validate budgets``,
+#: Relative error of a decode step per doubling of the batch size. It is the mean error divided by
+#: the mean number of doublings, for 2 to 64 decodes on the devices of ``simkv validate budgets``,
 #: without mixtures of experts. The errors were 0.2 to 1.9 %; 90 % of them are below this value.
 BATCH_DOUBLING_ERROR = 0.019
 #: Token counts at which the curve of weights and tokens is tabulated.
@@ -82,9 +83,8 @@ TOKEN_KNOTS = np.unique(np.round(2.0 ** (np.arange(113) / 8)))
 
 @dataclass(frozen=True)
 class CostCoefficients:
-    """Fitted costs in seconds per prefill step, decode step, token, pair and context token.
-
-    A pair is a token and a token that it attends to.
+    """Fitted costs in seconds per prefill step, decode step, token, attention pair and context
+    token.
     """
 
     prefill_step: float
@@ -149,7 +149,7 @@ def _weights(tokens: Floats, one: float, step: float, shape: ModelTraits) -> Flo
     """Compute the time in seconds to read the weights that are needed for each number of
     ``tokens``.
 
-    Reading all weights takes the longer of ``step`` and the time that ``one`` implies.
+    The time to read all weights is ``step`` or the time derived from ``one``, whichever is longer.
     """
     if not shape.expert_share:
         return np.full(len(tokens), one)
@@ -271,11 +271,11 @@ def _beyond(alone: IsolatedRequests, shape: ModelTraits, gpu: Gpu | None) -> dic
 def _ends(
     alone: IsolatedRequests, sizes: Floats, shape: ModelTraits, gpu: Gpu | None, *, decodes: bool
 ) -> Iterator[float]:
-    """Yield the mean error per doubling for the requests below the fitted sizes and for those
-    above.
+    """Yield the mean error per doubling, for the requests below the fitted sizes and for the
+    requests above.
 
     The mean is over all such requests, because the error of a request just outside the fitted sizes
-    is mostly its own scatter.
+    is mostly random.
     """
     low, high = np.quantile(sizes, (1 / 3, 2 / 3))
     for keep, edge in ((sizes <= high, high), (sizes >= low, low)):
@@ -325,7 +325,7 @@ def _curved(
     """Return the costs in seconds of a prefill step, a token and a pair with the least relative
     error.
 
-    ``_solve`` describes the additional observations ``aims``.
+    ``aims`` are additional observations; see ``_solve``.
     """
     scale = np.array([one, one / 300, one / 1e6])
     for column, (value, _) in aims.items():
@@ -360,7 +360,7 @@ def _decodes(alone: IsolatedRequests) -> tuple[Floats, Floats]:
 
 
 def _decoded(alone: IsolatedRequests) -> Floats:
-    """Return the mean number of KV tokens that a decode step of each request reads."""
+    """Return the mean number of KV tokens read by a decode step of each request."""
     return alone.prompt + (alone.output - 1) / 2
 
 

@@ -2,8 +2,8 @@
 
 ``mlp.csv`` has the times in ms of all operators except attention, by tokens and tensor parallelism.
 ``attention.csv`` has the times of decodes (by batch size and KV length) and of single prefills (by
-chunk size and KV length). Both may be gzip-compressed; repeated measurements are replaced by their
-median (github.com/microsoft/vidur, data/profiling/compute). The tables do not include mixed
+chunk size and KV length). These files may be gzip-compressed; repeated measurements are replaced by
+their median (github.com/microsoft/vidur, data/profiling/compute). The tables do not include mixed
 batches, the output head, collectives and host time.
 """
 

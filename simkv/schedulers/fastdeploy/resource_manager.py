@@ -149,8 +149,7 @@ class ResourceManager:
 
     @property
     def admission_is_stable(self) -> bool:
-        """Whether only a change of free blocks can change if the head of ``waiting`` is admitted.
-        """
+        """Whether only a change of free blocks can change if the head of ``waiting`` is admitted."""
         return False
 
     def growing(self, seq: FastDeployRequest, steps: int) -> Sequence[int]:

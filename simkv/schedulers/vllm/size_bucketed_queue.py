@@ -114,9 +114,10 @@ class SharedTokenIndex:
         """Return the minimum number of free blocks to admit a waiting request, whatever the cache
         contains.
 
-        This is the number of blocks of its own prompt, or fewer if other prompts reference its
-        tokens (``others``). The result is 0 for a request whose previous step is still in flight:
-        it is always tried.
+        This is the number of blocks of its own tokens, because only tokens shared with other
+        requests can be cached. If another prompt references its tokens (``others``), they can be
+        cached too and the minimum does not apply. The result is 0 for a request whose previous step
+        is still in flight: it is always tried.
         """
         if r.stale:
             return 0

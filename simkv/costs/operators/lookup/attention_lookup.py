@@ -20,13 +20,14 @@ from simkv.costs.operators.operator_times import Lookup
 if TYPE_CHECKING:
     import pandas as pd
 
-#: KV bytes that exceed the L2 cache of every GPU in the catalog.
+#: Amount of KV in bytes that exceeds the L2 cache of every GPU in the catalog.
 MIN_UNCACHED_BYTES = 128e6
 _SHAPE = ["num_heads", "num_key_value_heads", "head_dim", "window_size"]
 
 
 def prompt_pairs(length: float, window: int = 0) -> float:
-    """Return the number of pairs of a token and an attended token in a prompt of ``length`` tokens.
+    """Return the number of attention pairs (token, attended token) of a prompt of ``length``
+    tokens.
 
     ``window`` is the size of the sliding window, or 0 for full attention.
     """
@@ -40,8 +41,8 @@ def lookup_prefill(
 ) -> tuple[Lookup, str, bool] | None:
     """Return the attention time of prompts by batch and length; None if it was not measured.
 
-    The second value is a note if a similar shape or another engine replaces what was not measured,
-    else empty. The third is whether the time is that of ``kernel``.
+    The second value is a note if the time was measured with a similar shape or another engine, else
+    empty. The third value is True if the time was measured with ``kernel``.
     """
     found = _nearest(store, "context_attention", shape, kv, kernel)
     if found is None:
@@ -59,7 +60,9 @@ def lookup_prefill(
 
 
 def _windowed_prefill(plane: Lookup, window: int) -> Lookup:
-    """Return the time with a sliding window from that of full attention, by attended pairs."""
+    """Return the attention time with a sliding window: the time of full attention, scaled by the
+    number of attended pairs.
+    """
 
     def seconds(batch: float, length: float) -> float:
         pairs = prompt_pairs(length, window) / prompt_pairs(length)
@@ -73,7 +76,7 @@ def lookup_decode(
 ) -> tuple[Lookup, str, bool] | None:
     """Return the attention time of decodes by batch and context; None if it was not measured.
 
-    The second and third values are as in ``lookup_prefill``.
+    The second and third values have the same meaning as in ``lookup_prefill``.
     """
     found = _nearest(store, "generation_attention", shape, kv, kernel)
     if found is None:
@@ -101,11 +104,11 @@ def lookup_decode(
 def _nearest(
     store: TableStore, table: str, shape: Gqa, kv: str, kernel: Kernel | None
 ) -> tuple[Gqa, pd.DataFrame, str, bool] | None:
-    """Return the most similar measured shape, its rows, a note and whether the kernel is known.
+    """Return the most similar measured shape, its rows, a note, and whether the kernel is known.
 
-    Tables are searched for the shape itself first: those of the kernel, of the engine, and of
-    other engines. Otherwise the most similar shape of the first of them that exists is used. The
-    result is None if there is none.
+    The tables of the kernel, of the engine and of other engines are searched, in this order. If one
+    of them contains the shape itself, it is used. Otherwise the most similar shape of the first
+    existing table is used. The result is None if no table exists.
     """
     for dtype in ("bfloat16",) if kv == "bf16" else ("fp8", "bfloat16"):
         where = {"kv_cache_dtype": dtype}

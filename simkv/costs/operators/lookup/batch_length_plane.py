@@ -9,12 +9,13 @@ from simkv.costs.operators.piecewise_curve import Curve, make_curve, make_nondec
 
 
 class BatchLengthPlane:
-    """Duration in seconds for ``batch`` sequences of ``length`` tokens, from measured ``points``.
+    """Duration in seconds for ``batch`` sequences of ``length`` tokens, interpolated from measured
+    ``points``.
 
     Interpolation is linear in both variables. Above the largest batch, the duration is proportional
-    to the batch. Above the longest length, it is proportional to ``work(length)``: the context of a
-    decode, or the attention pairs of a prompt. A larger batch or length never takes less time than
-    a smaller one.
+    to the batch. Above the longest length, the duration is proportional to ``work(length)``: the
+    context of a decode, or the attention pairs of a prompt. The duration never decreases with batch
+    or length.
     """
 
     def __init__(

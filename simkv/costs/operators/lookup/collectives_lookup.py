@@ -15,8 +15,8 @@ def lookup_all_reduce(store: TableStore, gpus: int, *, graph: bool) -> Curve | N
     """Return the time (s) of an all-reduce by the number of 16-bit values; None if not measured.
 
     ``graph`` selects launches in a CUDA graph. A table in which most times are implausibly slow is
-    replaced, because it was measured on a host with slow links. (For L40S, two thirds of the
-    versions have a fifth of the bandwidth with four GPUs as with two.)
+    replaced, because it was measured on a host with slow links. (For L40S, the bandwidth with four
+    GPUs is only a fifth of the bandwidth with two GPUs in two thirds of the versions.)
     """
     own = _curves(store, gpus, graph=graph, anyone=False)
     if not own:
@@ -25,9 +25,10 @@ def lookup_all_reduce(store: TableStore, gpus: int, *, graph: bool) -> Curve | N
 
 
 def _curves(store: TableStore, gpus: int, *, graph: bool, anyone: bool) -> list[Curve]:
-    """Return a curve for each version of the table, in order of preference.
+    """Return one curve for each version of the table, in order of preference.
 
-    If there are no launches of the wanted kind (in a CUDA graph or not), the other kind is used.
+    If the table has no launches of the requested kind (inside or outside a CUDA graph), the other
+    kind is used.
     """
     rows = store.rows("custom_allreduce", {"num_gpus": gpus}, anyone=anyone)
     if rows is None:

@@ -15,7 +15,8 @@ from simkv.costs.operators.piecewise_curve import (
 def lookup_delta_net(
     store: TableStore, shape: DeltaNetShape, phase: str
 ) -> tuple[Curve, str] | None:
-    """Return the time (s) by tokens, and a note on substitutes; None if not measured.
+    """Return the time (s) by tokens, and a note about substituted measurements; None if not
+    measured.
 
     In the phase ``context``, tokens are the tokens of one prompt; in ``generation``, they are the
     number of decodes. The times of all kernels of the phase are summed, using the fastest kernel of

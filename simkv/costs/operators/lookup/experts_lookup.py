@@ -19,7 +19,8 @@ from simkv.costs.operators.piecewise_curve import Curve, make_curve, make_nondec
 if TYPE_CHECKING:
     import pandas as pd
 
-#: Names of number formats in the tables: for each format its own, then similar formats.
+#: Names of number formats in the tables: for each format its own names, then names of similar
+#: formats.
 DTYPES = {
     "bf16": ("bfloat16",),
     "fp8": ("fp8", "fp8_block"),
@@ -37,8 +38,8 @@ _SHAPE = ["hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "mo
 def name_expert_distribution(experts: int) -> str:
     """Return the name that the tables use for the distribution of tokens over experts.
 
-    It is a power law, flatter for many experts, as in aiconfigurator's model files: exponent 1.01
-    for models like DeepSeek-V3, 1.2 for others.
+    The distribution is a power law, with the exponents of aiconfigurator's model files: 1.01 for
+    models with many experts, such as DeepSeek-V3, and 1.2 for other models.
     """
     return "power_law_1.01" if experts >= 256 else "power_law_1.2"
 
@@ -46,9 +47,10 @@ def name_expert_distribution(experts: int) -> str:
 def lookup_experts(
     store: TableStore, shape: MoeShape, form: str, flops: float, kernel: Kernel | None = None
 ) -> tuple[Curve, str, bool] | None:
-    """Return the time (s) by number of tokens and a note on substitutes; None if not measured.
+    """Return the time (s) by number of tokens and a note about substituted measurements; None if
+    not measured.
 
-    The third value is whether the time is that of ``kernel``; it is True if ``kernel`` is None.
+    The third value is True if the time was measured with ``kernel``, or if ``kernel`` is None.
     """
     distribution = name_expert_distribution(shape.experts)
     of_kernel = []
@@ -59,7 +61,7 @@ def lookup_experts(
         if rows is not None:
             near = _nearest(shape, rows)
             of_kernel.append((_distance(shape, near), near, rows, str(table.dtype), anyone))
-    # A table with the shape itself precedes an earlier one with a similar shape.
+    # A table that contains the shape itself precedes an earlier table with a similar shape.
     if of_kernel:
         distance, near, rows, dtype, anyone = min(of_kernel, key=lambda found: found[0])
         if distance <= MAX_DISTANCE:
@@ -94,7 +96,7 @@ def _curve(rows: pd.DataFrame, others: pd.DataFrame | None, near: MoeShape, flop
 def _by_rank(rows: pd.DataFrame, near: MoeShape, flops: float) -> list[Curve]:
     """Return one curve for each table version that contains the shape, in order of preference."""
     mine = rows[(rows[_SHAPE] == [*astuple(near)]).all(axis=1)]
-    # The GPU with the most tokens computes at least an equal share.
+    # The GPU with the most tokens computes at least the mean number of tokens.
     each = 6.0 * near.hidden * near.intermediate * near.per_token / (near.tp * near.ep)
     found = []
     for _, part in mine.groupby("rank"):

@@ -26,11 +26,11 @@ def lookup_gemm(
 ) -> tuple[Curve, bool] | None:
     """Return the time (s) of a matrix product by tokens; None if the format was not measured.
 
-    The second value is whether the time is that of ``kernel``; it is True if ``kernel`` is None.
+    The second value is True if the time was measured with ``kernel``, or if ``kernel`` is None.
 
-    Times are interpolated bilinearly in ``n`` and ``k``, which is exact for operations and
-    bytes, and extrapolated beyond the measured ``n`` and ``k``. ``flops`` is the peak rate of
-    the format.
+    Times are interpolated bilinearly in ``n`` and ``k``, because the numbers of operations and
+    bytes are bilinear, and extrapolated beyond the measured ``n`` and ``k``. ``flops`` is the peak
+    rate of the format.
     """
     for table in kernel.tables if kernel else ():
         of_kernel = select_kernel(
@@ -52,7 +52,9 @@ def lookup_gemm(
 def _curve(
     rows_here: pd.DataFrame, others: pd.DataFrame | None, n: int, k: int, flops: float
 ) -> Curve | None:
-    """Return the time of a product from ``rows_here``, checked against ``others`` (rule 3)."""
+    """Return the time of a matrix product from ``rows_here``; ``others`` are used to detect
+    host-bound measurements (rule 3 of ``operator_tables.py``).
+    """
     import pandas as pd
 
     rows, columns = (

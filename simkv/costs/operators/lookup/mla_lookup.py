@@ -1,9 +1,9 @@
 """Durations of multi-head latent attention (MLA), dense and sparse.
 
-vLLM's tables cover the whole module and include host time: 95 us at one sequence, while the matrix
-products and the attention core take only 45 us. For any engine, the core is therefore read from
-SGLang's tables ``context_mla`` and ``generation_mla``, and the projections from the tables of
-matrix products. Sparse attention was measured only as a module with its projections.
+vLLM's tables cover the whole module and include host time: with one sequence it takes 95 us,
+although the matrix products and the attention core take only 45 us. For all engines, the core is
+therefore read from SGLang's tables ``context_mla`` and ``generation_mla``, and the projections from
+the tables of matrix products. Sparse attention was measured only together with its projections.
 """
 
 from __future__ import annotations
@@ -38,14 +38,17 @@ def lookup_mla_core(store: TableStore, shape: Mla, kv: str, *, context: bool) ->
         rows = select_first_ranked(rows[rows["num_heads"] == heads])
         rows = rows.assign(length=rows["isl"] + rows["step"])
         points = clean_rows(rows, None, ("batch_size", "length"))
-        # All heads read the same latent, so the time of a decode hardly depends on their number.
+        # All heads read the same latent, so the time of a decode hardly depends on the number of
+        # heads.
         scale = shape.heads / heads if context else 1.0
         return BatchLengthPlane(points, prompt_pairs if context else float, scale)
     return None
 
 
 def lookup_absorbed_projections(store: TableStore, heads: int) -> Curve | None:
-    """Return the time of both absorbed projections of decodes by tokens; None if not measured."""
+    """Return the time of the two absorbed projections of decodes, by tokens; None if not
+    measured.
+    """
     found: list[Curve] = []
     for name in ("mla_gen_pre", "mla_gen_post"):
         rows = store.rows("mla_bmm", {"op_name": name})
@@ -67,7 +70,8 @@ def lookup_sparse_mla(
 ) -> tuple[Lookup, str] | None:
     """Return the time of a layer's sparse attention with projections, by batch and length.
 
-    The second value is a note on substitutes, or empty. The result is None if it was not measured.
+    The second value is a note about substituted measurements, or empty. The result is None if
+    nothing was measured.
     """
     assert shape.sparse
     table = "dsa_context_module" if context else "dsa_generation_module"
@@ -98,7 +102,7 @@ def lookup_sparse_mla(
 def _like(
     rows: pd.DataFrame, wanted: int, hidden: int, *, context: bool
 ) -> tuple[int, pd.DataFrame]:
-    """Return the measured number of heads nearest to ``wanted`` and its rows, with a column
+    """Return the measured number of heads nearest to ``wanted``, and its rows with an added column
     ``length``.
     """
     glm = rows["architecture"].astype(str).str.contains("Glm")

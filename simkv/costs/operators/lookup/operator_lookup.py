@@ -30,12 +30,12 @@ T = TypeVar("T")
 
 
 class MeasuredOperators:
-    """Operator times from the measured tables in ``store``, or from ``sheet`` if they are missing
-    there.
+    """Operator times from the measured tables in ``store``; missing times come from ``sheet``.
 
-    ``kernels`` are the engine's kernels as in ``find_kernels``. ``notes`` lists the operators that
-    were estimated or substituted; ``points`` counts the operators found in the tables.
-    ``unmeasured`` are the kernels for which the times of another kernel were used.
+    ``sheet`` estimates times from the data sheet. ``kernels`` are the engine's kernels, as
+    ``find_kernels`` returns them. ``notes`` lists the operators that were estimated or substituted;
+    ``points`` is the number of operators found in the tables. ``unmeasured`` are the kernels for
+    which the times of another kernel were used.
     """
 
     def __init__(
@@ -64,7 +64,9 @@ class MeasuredOperators:
         return self._or(found, f"products in {form}", lambda: self._sheet.gemm(form, n, k))
 
     def _checked(self, kernel: Kernel | None, found: tuple[Any, ...] | None) -> Any:
-        """Return a lookup without its last value, which states whether the kernel was measured."""
+        """Return a lookup without its last value, which states whether the engine's kernel was
+        measured; record the kernel if it was not.
+        """
         if kernel is not None and not (found and found[-1]):
             self.unmeasured[kernel.name] = None
             self.notes[f"kernel not in the tables: {kernel.name}"] = None
@@ -116,7 +118,7 @@ class MeasuredOperators:
         )
 
     def absorbed(self, shape: Mla) -> Curve:
-        """Return the time of both absorbed projections of MLA decodes, by tokens."""
+        """Return the time of the two absorbed projections of MLA decodes, by tokens."""
         found = self._ask(mla_lookup.lookup_absorbed_projections, shape.heads)
         return self._or(found, "absorbed projections", lambda: self._sheet.absorbed(shape))
 
@@ -188,7 +190,9 @@ class MeasuredOperators:
 def _looked_up(
     store: TableStore, lookup: Callable[..., Any], args: tuple[Any, ...], named: tuple[Any, ...]
 ) -> tuple[Any, frozenset[Path]]:
-    """Return the result of a lookup and the files that it read; cached because tables are large."""
+    """Return the result of a lookup and the files that it read; cached, because the tables are
+    large.
+    """
     own = TableStore(store.roots, store.system, store.backend, store.release)
     try:
         return lookup(own, *args, **dict(named)), frozenset(own.seen)
@@ -200,8 +204,8 @@ def _looked_up(
 def _weight_only(wide: Curve, ratio: float) -> Curve:
     """Return the time of a product whose weights have ``ratio`` of the bytes and are dequantized.
 
-    A compute-bound product takes as long as in 16 bits. Any other takes ``ratio`` of that time, and
-    at least the time to read the weights.
+    A compute-bound product takes as long as with 16-bit weights. Any other product takes ``ratio``
+    times that duration, and at least the time to read the weights.
     """
     read = wide.ys[0]
     return Curve(

@@ -13,13 +13,13 @@ from simkv.costs.operators.step_parts.step_part import StepPart
 def all_reduce_parts(
     operators: OperatorTimes, hardware: Hardware, setting: ExecutionSettings
 ) -> list[StepPart]:
-    """Return the all-reduces after attention and MLP of every layer, and the all-gather of
+    """Return the all-reduces after attention and MLP of every layer, and the all-gather of the
     logits.
     """
     if hardware.tp == 1:
         return []
     model = hardware.architecture
-    # With data-parallel attention, another collective returns the experts' results.
+    # With data-parallel attention, another collective returns the results of the experts.
     count = sum(
         layers.count * (2 if hardware.dp == 1 or isinstance(layers.mlp, DenseMlp) else 1)
         for layers in model.layers

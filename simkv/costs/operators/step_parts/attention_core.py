@@ -1,5 +1,5 @@
-"""Attention of all layers without its projections: grids of prefills and decodes, and
-recurrences.
+"""Attention of all layers without its projections: grids for prefills and decodes, and recurrent
+layers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from simkv.costs.operators.piecewise_curve import round_to_four_digits
 from simkv.costs.operators.step_parts.step_part import StepPart
 
 PREFILL_TOKENS = (1, 16, 64, 128, 256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 16384, 32768)
-#: Prompt lengths; the mean number of attended tokens is half of these.
+#: Lengths of the measured prompts; the mean number of attended tokens is half the length.
 PREFILL_LENGTHS = (
     1,
     15,
@@ -123,7 +123,8 @@ def _state_space(operators: OperatorTimes, kind: Mamba, tp: int, layers: int) ->
     """Return the parts of Mamba layers, estimated from the bytes moved, because Mamba was not
     measured.
 
-    A decode reads and writes its state; a prompt does so once per chunk of ``SCAN_CHUNK_TOKENS``.
+    A decode reads and writes its state once; a prompt reads and writes it once per chunk of
+    ``SCAN_CHUNK_TOKENS`` tokens.
     """
     operators.notes["Mamba convolution and scan: estimated from the bytes moved"] = None
     state, seen = 2 * kind.state_bytes(tp), 4.0 * kind.channels(tp) / tp
@@ -177,9 +178,10 @@ def _decode(operators: OperatorTimes, hardware: Hardware, kind: Gqa | Mla) -> Lo
 def _prompt(look: Lookup, window: int, tokens: float, mean: float) -> float:
     """Return the time of ``tokens`` tokens that attend to ``mean`` tokens each, on average.
 
-    The length of a whole prompt follows from its mean. If that length is at most ``tokens``, the
-    tokens are taken as prompts of that length. Otherwise they are a chunk that follows cached
-    tokens. It costs as much as a prompt with the same number of (query, key) pairs.
+    ``mean`` determines the length of an equivalent prompt. If this length is at most ``tokens``,
+    the tokens are treated as prompts of this length. Otherwise the tokens are treated as a chunk
+    that follows cached tokens, which takes as long as a prompt with the same number of (query, key)
+    pairs.
     """
     length = 2 * mean - 1
     if length <= tokens:
@@ -191,12 +193,12 @@ def _prompt(look: Lookup, window: int, tokens: float, mean: float) -> float:
 
 
 def _length_of(pairs: float) -> float:
-    """Return the length of a prompt with this number of pairs of a token and an attended token."""
+    """Return the length of a prompt with this number of attention pairs (token, attended token)."""
     return float(((8 * pairs + 1) ** 0.5 - 1) / 2)
 
 
 def _never_falling(plane: list[list[float]]) -> list[list[float]]:
-    """Lower each value to the minimum of all values with larger indices, and round to four
+    """Lower each value to the minimum over all values with larger indices, and round to four
     digits.
     """
     for row in plane:

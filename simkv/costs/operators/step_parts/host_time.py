@@ -24,9 +24,9 @@ class HostTime(FrozenModel):
     """Host time of an engine in seconds: per step, per sequence, and per layer launched without a
     graph.
 
-    If ``asynchronous`` is None, the values apply to both scheduling modes. The launches of layers
-    with a mixture of experts overlap with the GPU, so ``mixture_layer_s`` is only a lower bound of
-    the time per layer.
+    If ``asynchronous`` is None, the values apply to synchronous and asynchronous scheduling. The
+    launches of layers with a mixture of experts overlap with the work of the GPU, so
+    ``mixture_layer_s`` only limits the time per layer from below.
     """
 
     engine: str
@@ -46,10 +46,11 @@ def host_times() -> tuple[HostTime, ...]:
 
 
 class HostTerms(NamedTuple):
-    """Cost terms of the host: ``on_top`` is added to the GPU's time, ``floor`` limits the step
-    time.
+    """Cost terms of the host: ``on_top`` is added to the GPU's time, and ``floor`` is the minimum
+    step time.
 
-    The step takes at least the sum of ``floor``. ``sources`` states where the values come from.
+    The step takes at least the sum of the terms in ``floor``. ``sources`` states where the values
+    come from.
     """
 
     on_top: list[CostTerm]

@@ -1,7 +1,7 @@
 """Matrix products: projections of attention and MLPs, and the output head.
 
-Widths are per GPU: they are split by tensor parallelism, except that each GPU has at least one KV
-head, and that the latent projections of MLA are replicated (DeepSeek-V2, arXiv 2405.04434).
+Widths are per GPU: tensor parallelism divides them, but each GPU has at least one KV head, and the
+latent projections of MLA are replicated (DeepSeek-V2, arXiv 2405.04434).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from simkv.costs.operators.operator_times import OperatorTimes
 from simkv.costs.operators.piecewise_curve import Curve
 from simkv.costs.operators.step_parts.step_part import StepPart
 
-#: Number of columns and depth of a matrix.
+#: Number of columns and inner dimension of a matrix.
 Product = tuple[int, int]
 
 

@@ -2,9 +2,9 @@
 
 Numbers have 2 bytes. Engines fuse the quantization of the next product's input into norms and
 activations. An RMS norm with its residual reads two vectors and writes two. The gated activation
-reads two and writes one. Rotary positions read and write queries and keys. The KV write reads and
-writes keys and values. The sampler converts logits to 32 bits (6 bytes per vocabulary entry) and
-reads them (4 bytes). Sorting for top-k or top-p sampling is not included.
+reads two vectors and writes one. The kernel for rotary positions reads and writes queries and keys.
+The KV write reads and writes keys and values. The sampler converts logits to 32 bits (6 bytes per
+vocabulary entry) and reads them (4 bytes). Sorting for top-k or top-p sampling is not included.
 """
 
 from __future__ import annotations
