@@ -21,9 +21,9 @@ from simkv.core.scheduler_protocol import (
     WaitReason,
 )
 
-#: Output of a worker for each slot after a step.
+#: Output of the worker after a step, with one entry per slot.
 Message = list[int]
-#: ``ends(request id, k)``: whether the k-th output token of the request is its last.
+#: ``ends(request_id, k)`` returns whether the k-th output token of the request is its last.
 IsLastToken = Callable[[int, int], bool]
 
 
@@ -33,7 +33,9 @@ class WorkerCrash(RuntimeError):
 
 @dataclass(slots=True)
 class MessageEffects:
-    """Request ids that received a token, were acknowledged or ended by a message, in slot order."""
+    """Effects of a message: the ids of requests that received a token, were acknowledged or ended,
+    in slot order.
+    """
 
     delivered: list[int] = field(default_factory=list)
     acked: list[int] = field(default_factory=list)
@@ -56,7 +58,9 @@ class ManagerThread(Protocol):
         """Make one scheduling decision and return its tasks for the worker."""
 
     def held(self) -> Held | None:
-        """Return the head of ``waiting`` and why the last ``schedule`` call skipped it, or None."""
+        """Return the head of ``waiting`` and the reason why the last ``schedule`` call skipped it,
+        or None.
+        """
 
     def put(self, tasks: Iterable[Any]) -> Any:
         """Serialize the tasks of a decision and return them as one parcel for the worker."""
@@ -65,7 +69,7 @@ class ManagerThread(Protocol):
         """Return the engine's objects for all requests that have not ended."""
 
     def fingerprint(self) -> Hashable:
-        """Return a hashable value of the whole state that determines future calls."""
+        """Return a hashable value of all state that determines the results of future calls."""
 
 
 class WorkerThread(Protocol):
@@ -77,7 +81,7 @@ class WorkerThread(Protocol):
         """Execute the tasks of one parcel. Raises WorkerCrash."""
 
     def work(self) -> list[Any]:
-        """Return the engine's work items that the next step will run."""
+        """Return the work items that the next step will run."""
 
     def stalled(self) -> list[int]:
         """Return the ids of the running requests that lack a KV block for their next token."""
@@ -86,14 +90,14 @@ class WorkerThread(Protocol):
         """Run one step and return its message with the new tokens; None if there was no work."""
 
     def fingerprint(self) -> Hashable:
-        """Return a hashable value of the whole state that determines future steps."""
+        """Return a hashable value of all state that determines future steps."""
 
 
 class ProcessorThread(Protocol):
     """The token processor's thread, which turns the worker's messages into tokens for clients."""
 
     def receive(self, message: Message) -> MessageEffects:
-        """Process one message of the worker and return which requests it affects."""
+        """Process one message of the worker and return the ids of the requests that it affects."""
 
 
 class Threads(ABC):
@@ -105,10 +109,12 @@ class Threads(ABC):
 
     @abstractmethod
     def aside(self) -> dict[int, WaitReason]:
-        """Return a mapping from the id of each request that lacks a block for its next token or
-        chunk to the reason.
+        """Return the reason, by request id, for each request that lacks a block for its next token
+        or chunk.
         """
 
     @abstractmethod
     def batch_of(self, work: list[Any], prefills: int, preempted: list[int]) -> Batch:
-        """Convert the worker's work items of a step to a batch, with its ``prefills`` first."""
+        """Convert the work items of a step to a batch; the first ``prefills`` items are
+        prefills.
+        """

@@ -72,8 +72,8 @@ def atomic_folder(folder: Path, own: Sequence[str] = ("*",)) -> Iterator[Path]:
     """Yield a new directory that replaces ``folder`` if the block succeeds.
 
     ``own`` are glob patterns of the files that simkv writes. Files in ``folder`` that match none of
-    them, such as notes or traces of the user, are copied to the new directory. Raises InputError if
-    the directory cannot be written.
+    these patterns, such as notes or traces of the user, are copied to the new directory. Raises
+    InputError if the directory cannot be written.
     """
     make_folder(folder.parent)
     with (
@@ -144,8 +144,8 @@ def check_folder(
 ) -> None:
     """Raise InputError if ``folder`` cannot be created or written, or contains unrelated files.
 
-    ``is_own`` returns whether a directory that is not empty contains an earlier ``what`` (such as a
-    report) of simkv. Without ``is_own``, any content is accepted.
+    ``what`` names the output, such as a report. ``is_own`` returns whether a directory with content
+    contains an earlier output of this kind. Without ``is_own``, any content is accepted.
     """
     with translate_disk_errors(f"{option} {folder}", "written"):
         found = _find_conflict(folder, what, is_own)

@@ -1,5 +1,7 @@
 # mypyc: compile
-"""Keys of token contents, so that prefix caching compares tokens instead of assuming a hit rate."""
+"""Keys of the contents of blocks; prefix caching compares these keys instead of assuming a hit
+rate.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,10 @@ class TokenContent:
     def __init__(self, prompt: Prompt) -> None:
         segments = prompt.segments or (Segment(f"u{prompt.id}", 0, prompt.prompt_tokens),)
         own = f"o{prompt.id}"
-        # emitted on another replica
+        # the output tokens were emitted on another replica
         emitted = segments[-1].end if segments[-1].stream == own else 0
         self._segments = _merged((*segments, Segment(own, emitted, 1 << 62)))
-        if prompt.lora is not None:  # the same tokens have different KV under another adapter
+        if prompt.lora is not None:  # the KV of equal tokens differs between adapters
             self._segments = [
                 piece._replace(stream=f"{prompt.lora}/{piece.stream}") for piece in self._segments
             ]
@@ -31,9 +33,10 @@ class TokenContent:
         self._starts = [0, *accumulate(lengths)][:-1]
 
     def slices(self, start: int, end: int) -> tuple[Segment, ...]:
-        """Return tokens ``start`` to ``end`` as segments; equal tuples mean equal tokens.
+        """Return tokens ``start`` to ``end`` as segments.
 
-        The same tokens always give the same tuple, regardless of how the prompt was split.
+        Two results are equal if and only if their tokens are equal, however the prompt was split
+        into segments.
         """
         pieces: list[Segment] = []
         index = bisect_right(self._starts, start) - 1
@@ -47,8 +50,9 @@ class TokenContent:
         return tuple(pieces)
 
     def segment_at(self, position: int) -> tuple[str, int, int]:
-        """Return the rest of the segment that contains token ``position``: stream, offset of the
-        token and end offset.
+        """Return the part of a segment from token ``position`` to its end.
+
+        The result is the stream of the segment, the offset of the token and the end offset.
         """
         starts = self._starts
         index = -1 if position >= starts[-1] else bisect_right(starts, position) - 1
@@ -57,7 +61,7 @@ class TokenContent:
 
 
 def _merged(segments: Iterable[Segment]) -> list[Segment]:
-    """Join adjacent segments of the same stream, so that their number is the smallest."""
+    """Join adjacent segments of the same stream."""
     merged: list[Segment] = []
     for segment in segments:
         before = merged[-1] if merged else None
@@ -68,7 +72,8 @@ def _merged(segments: Iterable[Segment]) -> list[Segment]:
     return merged
 
 
-#: Number of consecutive keys reserved for blocks that follow each other in a stream (a run).
+#: Number of consecutive keys reserved for a run, which is a series of blocks that follow each other
+#: in a stream.
 KEYS_PER_RUN = 32
 
 
@@ -91,12 +96,13 @@ class BlockKeys:
         self.block_size = block_size
         self.ahead = ahead
         self._runs: dict[tuple[object, ...], int] = {}
-        # Stream and offset at which each run begins; None if its only block spans several segments.
+        # Stream and offset at which each run begins; None for a run of one block that spans several
+        # segments.
         self._heads: list[tuple[str, int] | None] = [None]
 
     def extend(self, keys: list[int] | array[int], content: TokenContent, tokens: int) -> None:
-        """Append the missing keys, so that ``keys`` covers every full block of the first ``tokens``
-        tokens.
+        """Append the missing keys, so that ``keys`` has one key for every full block of the first
+        ``tokens`` tokens.
         """
         size = self.block_size
         position, end = len(keys) * size, tokens // size * size
@@ -116,12 +122,14 @@ class BlockKeys:
                     keys.append(key)
                 else:
                     keys.extend(range(key, key + min(blocks, KEYS_PER_RUN - key % KEYS_PER_RUN)))
-            else:  # this block spans several segments
+            else:  # the block spans several segments
                 keys.append(self._run(None, parent, content.slices(position, position + size)))
             position = len(keys) * size
 
     def run_left(self, keys: array[int], content: TokenContent) -> int:
-        """Return the number of next blocks that continue the run of the last key."""
+        """Return the number of blocks, from the next one on, that continue the run of the last
+        key.
+        """
         run, place = divmod(keys[-1] + 1 if keys else 0, KEYS_PER_RUN)
         stream, start, stop = content.segment_at(len(keys) * self.block_size)
         if not place or self._heads[run] != (stream, start - place * self.block_size):
@@ -129,7 +137,9 @@ class BlockKeys:
         return min(KEYS_PER_RUN - place, (stop - start) // self.block_size)
 
     def _following(self, parent: int, stream: str, start: int) -> int:
-        """Return the key of the block after ``parent``, which begins at ``start`` of ``stream``."""
+        """Return the key of the block after ``parent``; the block begins at offset ``start`` of
+        ``stream``.
+        """
         run, place = divmod(parent + 1, KEYS_PER_RUN)
         if place and self._heads[run] == (stream, start - place * self.block_size):
             return parent + 1

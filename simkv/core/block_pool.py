@@ -1,5 +1,5 @@
 # mypyc: compile
-"""The pool of KV-cache blocks: the only module that tracks free blocks and block owners."""
+"""The pool of KV-cache blocks; no other module tracks free blocks and the owners of blocks."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from mypy_extensions import mypyc_attr
 
 from simkv.core.free_queue import FreeQueue, Ints, ints_view
 
-#: Up to this number, handling blocks one by one is as fast as in bulk.
+#: Up to this number of blocks, a loop over blocks is as fast as numpy.
 SMALL_BATCH = 4
-#: A table without blocks; must not be modified.
+#: A block table without blocks; it must not be modified.
 NO_BLOCKS: array[int] = array("i")
 
 
@@ -22,13 +22,13 @@ NO_BLOCKS: array[int] = array("i")
 class BlockPool:
     """``num_blocks`` blocks of KV cache with reference counts, block tables and a prefix cache.
 
-    Blocks are numbered from 1 (0 is the null block that engines use for padding). The free queue is
-    ordered: blocks are taken from its front. A free block may still have a key in the prefix cache.
-    It is evicted from the cache, which means that it loses the key, only when it is allocated again
+    Blocks are numbered from 1 (0 is the null block that engines use for padding). Blocks are
+    allocated from the front of the free queue. A free block may still have a key in the prefix
+    cache. It loses the key, and is thereby evicted from the cache, only when it is allocated again
     or when ``forget`` is called.
 
-    Block numbers and keys are stored in arrays, so that a table of thousands of blocks takes only a
-    few operations.
+    Block numbers and keys are stored in arrays, so that an operation on thousands of blocks is
+    fast.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -36,16 +36,18 @@ class BlockPool:
         self.tables: dict[int, array[int]] = {}
         self._free = FreeQueue(num_blocks)
         self._references = array("i", bytes(4 * (num_blocks + 1)))
-        # The key of each block (0: none), and the block of each key. If several blocks have one
-        # key, ``_block_of`` has the one registered first, negated, and ``_several`` lists all of
-        # them.
+        # The key of each block (0: none), and the block of each key. If several blocks have the
+        # same key, ``_block_of`` has the negative number of the block registered first, and
+        # ``_several`` lists all of them.
         self._key_of = array("q", bytes(8 * (num_blocks + 1)))
         self._block_of = array("i", bytes(4))
         self._several: dict[int, list[int]] = {}
 
     @property
     def free(self) -> int:
-        """Number of blocks that can be allocated now, including cached but unreferenced ones."""
+        """Number of blocks that can be allocated now, including cached blocks that no table
+        contains.
+        """
         return self._free.length
 
     @property
@@ -54,11 +56,13 @@ class BlockPool:
         return len(self._key_of) - self._key_of.count(0)
 
     def keys(self) -> npt.NDArray[np.int64]:
-        """Return the current key of each block (0: none), as a view that changes with the pool."""
+        """Return the current key of each block (0: none), as a view that follows later changes of
+        the pool.
+        """
         return np.frombuffer(self._key_of, dtype=np.int64)
 
     def held(self, owner: int) -> int:
-        """Return the number of blocks in the table of ``owner``; 0 if it has none."""
+        """Return the number of blocks in the table of ``owner``; 0 if ``owner`` has no table."""
         return len(self.tables.get(owner, ()))
 
     def holdings(self) -> dict[int, int]:
@@ -72,18 +76,18 @@ class BlockPool:
         return self._references[block] == 0
 
     def count_unreferenced(self, blocks: array[int]) -> int:
-        """Return the number of ``blocks`` that no block table contains."""
+        """Return the number of blocks among ``blocks`` that no block table contains."""
         return len(blocks) - int(np.count_nonzero(ints_view(self._references)[ints_view(blocks)]))
 
     def take(self, owner: int, count: int) -> array[int]:
         """Append ``count`` blocks from the front of the free queue to the block table of ``owner``.
 
         An allocated block loses its key. Raises RuntimeError if fewer than ``count`` blocks are
-        free; callers check this first.
+        free; callers must check this beforehand.
         """
         if count > self._free.length:
             raise RuntimeError(f"{count} blocks requested, {self._free.length} free")
-        if count == 1:  # the common case: a decode
+        if count == 1:  # a decode usually takes one block
             block = self._free.pop()
             self._references[block] = 1
             if key := self._key_of[block]:
@@ -105,8 +109,8 @@ class BlockPool:
     def take_in_turns(self, owners: Sequence[int], count: int) -> None:
         """Append ``count`` blocks from the front of the free queue to the tables of ``owners``.
 
-        The owners take one block each, in their order, until none is left to take. Each of them has
-        a table. Raises RuntimeError as ``take`` does.
+        Each owner takes one block in turn, in the given order, until ``count`` blocks are taken.
+        Every owner must have a table. Raises RuntimeError if fewer than ``count`` blocks are free.
         """
         if count > self._free.length:
             raise RuntimeError(f"{count} blocks requested, {self._free.length} free")
@@ -138,8 +142,8 @@ class BlockPool:
         self.tables.setdefault(owner, array("i")).extend(_column(shared))
 
     def release(self, owner: int, *, keyless_first: bool = False) -> None:
-        """Drop the block table of ``owner``, last block first; blocks without references become
-        free.
+        """Drop the block table of ``owner``, last block first; blocks that no other table contains
+        become free.
 
         Freed blocks go to the back of the free queue. With ``keyless_first``, freed blocks without
         a key go to its front instead, in the same order (vLLM 0.33). Has no effect if ``owner`` has
@@ -149,15 +153,15 @@ class BlockPool:
             self._unreference(ints_view(table)[::-1], keyless_first=keyless_first)
 
     def release_head(self, owner: int, count: int, *, keyless_first: bool = False) -> None:
-        """Drop the first ``count`` blocks of the owner's table, last one first, as ``release``
-        does.
+        """Drop the first ``count`` blocks of the owner's table, the last of them first, as
+        ``release`` does.
         """
         head = np.array(self.tables[owner][:count], dtype=np.intc)
         del self.tables[owner][:count]
         self._unreference(head[::-1], keyless_first=keyless_first)
 
     def release_at(self, owner: int, places: Sequence[int], *, keyless_first: bool = False) -> None:
-        """Drop the blocks at the indices ``places`` of the owner's table, in this order, as
+        """Drop the blocks at the indices ``places`` of the owner's table, in the given order, as
         ``release`` does.
         """
         table = self.tables[owner]
@@ -172,8 +176,9 @@ class BlockPool:
         table.append(table.pop(place))
 
     def abandon(self, owner: int) -> None:
-        """Drop the block table of ``owner`` but never free its blocks, to reproduce leaks of real
-        engines.
+        """Drop the block table of ``owner`` without freeing its blocks.
+
+        Some engines leak blocks in this way.
         """
         self.tables.pop(owner, None)
 
@@ -219,7 +224,7 @@ class BlockPool:
         return _column(found[: misses[0]] if len(misses) else found)
 
     def find(self, keys: Sequence[int]) -> array[int]:
-        """Return the block number for each key, chosen as in ``lookup``; 0 for a key that is not
+        """Return the block number for each key, chosen as in ``lookup``; 0 for keys that are not
         cached.
         """
         return _column(self._found(keys)) if keys else array("i")
@@ -274,13 +279,13 @@ class BlockPool:
         return blocks
 
     def _extend_keys(self, key: int) -> None:
-        """Make the array of blocks by key long enough to contain ``key``."""
+        """Extend the array of blocks by key so that it contains ``key``."""
         if key >= len(self._block_of):
             longer = max(key + 1, 2 * len(self._block_of))
             self._block_of.frombytes(bytes(4 * (longer - len(self._block_of))))
 
     def forget(self, block: int) -> None:
-        """Remove the key of ``block``, if it has one."""
+        """Remove the key of ``block``, if ``block`` has a key."""
         if key := self._key_of[block]:
             self._forget_one(block, key)
 
@@ -295,7 +300,7 @@ class BlockPool:
             of_block[blocks] = 0
 
     def _forget_one(self, block: int, key: int) -> None:
-        """Remove ``key`` from ``block``; other blocks with the same key stay registered."""
+        """Remove ``key`` from ``block``; other blocks with this key stay registered."""
         self._key_of[block] = 0
         if key not in self._several:
             self._block_of[key] = 0
@@ -310,10 +315,9 @@ class BlockPool:
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class UnnumberedPool(BlockPool):
-    """A pool that counts blocks per owner but does not number them, and therefore has no prefix
-    cache.
+    """A pool that counts blocks per owner and has neither block numbers nor a prefix cache.
 
-    It makes the same decisions as a ``BlockPool`` without registered blocks, but is faster.
+    Its results equal the results of a ``BlockPool`` without registered blocks, but it is faster.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -349,7 +353,7 @@ class UnnumberedPool(BlockPool):
         return self._left
 
     def check(self) -> None:
-        """Assert the invariant of this pool: free plus held blocks equal the total."""
+        """Assert that the numbers of free and held blocks add up to the total."""
         assert self._left >= 0
         assert self._left + sum(self._held.values()) == self.num_blocks
 
@@ -362,8 +366,8 @@ def _column(blocks: Ints) -> array[int]:
 class BlockCounter:
     """A pool that only counts free blocks.
 
-    It makes the same decisions as ``BlockPool``, but is faster. It can be used if no code reads
-    block tables or uses a prefix cache, and if the caller stores the number of blocks of each
+    Its results equal the results of ``BlockPool``, but it is faster. It can be used if no code
+    reads block tables or uses a prefix cache, and if the caller stores the number of blocks of each
     owner.
     """
 
@@ -388,5 +392,5 @@ class BlockCounter:
         return self.free
 
     def check(self) -> None:
-        """Assert the invariant of this pool: between 0 and ``num_blocks`` blocks are free."""
+        """Assert that the number of free blocks is between 0 and ``num_blocks``."""
         assert 0 <= self.free <= self.num_blocks

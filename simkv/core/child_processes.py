@@ -1,8 +1,9 @@
 """Start Python processes that import nothing from the current directory and ignore Ctrl-C.
 
 A child process of ``multiprocessing`` starts as ``python -c``, which puts the current directory
-first on its module path. It would therefore run a file ``pickle.py`` in a downloaded directory. A
-terminal sends Ctrl-C to children, too; in its first second, a child would print a traceback.
+first on its module path. The child would therefore execute a file such as ``pickle.py`` in a
+downloaded directory. A terminal also sends Ctrl-C to child processes, and a child that is still
+starting would print a traceback.
 """
 
 from __future__ import annotations
@@ -18,14 +19,16 @@ _VARIABLE = "PYTHONSAFEPATH"
 
 @contextmanager
 def starting_children() -> Iterator[None]:
-    """While the block runs, start Python processes without the current directory on their module
-    path and with SIGINT blocked, which they inherit.
+    """While the block runs, start child processes safely.
+
+    The children do not have the current directory on their module path, and they inherit a blocked
+    SIGINT.
     """
     before = os.environ.get(_VARIABLE)
     os.environ[_VARIABLE] = "1"
     masks = hasattr(signal, "pthread_sigmask")  # not on Windows
     if masks:
-        resource_tracker.ensure_running()  # its start unblocks SIGINT
+        resource_tracker.ensure_running()  # the start of a child unblocks SIGINT
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if masks else None
     try:
         yield

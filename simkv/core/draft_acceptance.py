@@ -1,4 +1,6 @@
-"""Number of draft tokens that the model accepts; hidden from schedulers, like output lengths."""
+"""Number of draft tokens that the model accepts; schedulers cannot see it, as they cannot see
+output lengths.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,13 @@ SAMPLES_PER_CHUNK = 32
 
 @dataclass(frozen=True, slots=True)
 class DraftAcceptance:
-    """Samples the number of accepted draft tokens of a request for each output position.
+    """Sample the number of accepted draft tokens of a request for each output position.
 
-    If ``rates`` is a float, it is the probability that a draft is accepted given that all drafts
-    before it were accepted. If it is a tuple, it contains the fraction of accepted drafts for each
-    draft position, in non-increasing order; drafts past its end are never accepted. The result
-    depends only on ``seed`` and the output position, not on the order of calls.
+    If ``rates`` is a float, it is the probability that the model accepts a draft, given that it
+    accepted all drafts before it. If ``rates`` is a tuple, it contains the fraction of accepted
+    drafts for each draft position, in non-increasing order; drafts past the end of the tuple are
+    never accepted. The result depends only on ``seed`` and the output position, not on the order of
+    calls.
     """
 
     rates: float | tuple[float, ...]

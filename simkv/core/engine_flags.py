@@ -22,7 +22,7 @@ from typing import Any, cast, get_type_hints
 class KnobSource:
     """Source of a setting that has no command-line option: a constant, a file or a pull request.
 
-    ``note`` is additional information for readers, such as the unit or the default of the option.
+    ``note`` contains further information for readers, such as the unit or the default.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Flag(KnobSource):
     """The command-line option of the engine's server for a setting, with its dashes.
 
     ``key`` is the dotted path of the setting in the value of an option that takes JSON. ``unit`` is
-    the unit of the option's value where it differs from the unit of the setting.
+    the unit of the option's value if it differs from the unit of the setting.
     """
 
     key: str = ""

@@ -1,6 +1,7 @@
 """The specification of an engine: the facts and functions that the rest of simkv uses.
 
-Each package in ``simkv/schedulers`` declares one, so that other code does not depend on the engine.
+Each package in ``simkv/schedulers`` declares one specification, so that the rest of simkv does not
+depend on a particular engine.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from simkv.core.scheduler_protocol import (
 )
 from simkv.core.server_options import LaunchOptions
 
-#: The block numbers of each request in order; numbers start at 1. When ``schedule`` returns, they
-#: cover all tokens of the batch. A list only grows; if blocks are replaced, there is a new list.
+#: The block numbers of each request in order; numbers start at 1. When ``schedule`` returns, the
+#: blocks cover all tokens of the batch. A list only grows; if blocks are replaced, a new list is
+#: created.
 BlockTables = Mapping[int, Sequence[int]]
 
 
@@ -32,8 +34,8 @@ BlockTables = Mapping[int, Sequence[int]]
 AdmissionCheck = Callable[[int, int], Refusal | None]
 
 
-#: Called with a config and a number of prompt tokens; returns why the engine rejects such a
-#: request, or None if the prompt is within all limits.
+#: Called with a config and a number of prompt tokens. Returns the reason why the engine rejects
+#: such a request, or None if the prompt is within all limits.
 TooLong = Callable[[Any, int], str | None]
 
 
@@ -69,9 +71,10 @@ class TabledScheduler(NamedTuple):
 class KvTransferSpec:
     """The KV transfer of an engine from prefill replicas to decode replicas.
 
-    ``variants`` are the names of the variants that support it. ``in_role(config, role)`` returns
-    the config of a replica with the role ``prefill`` or ``decode``. ``build(config)`` builds the
-    scheduler for that config. Both raise ValueError if the config does not allow a transfer.
+    ``variants`` are the names of the variants that support the transfer. ``in_role(config, role)``
+    returns the config of a replica with the role ``prefill`` or ``decode``. ``build(config)``
+    builds the scheduler for this config. These functions raise ValueError if the config does not
+    allow a transfer.
     """
 
     variants: tuple[str, ...]
@@ -99,10 +102,10 @@ def _no_knobs(_: int) -> Mapping[str, Any]:
     return {}
 
 
-#: How a server sizes its KV cache. ``measured``: it profiles its largest step and uses the rest of
-#: a share of memory, with the constants of the newest vLLM; ``measured by release``: the same, with
-#: constants that depend on the release. ``static``: a share of memory without profiling. ``rest``:
-#: a share of the memory left after profiling.
+#: How a server determines the size of its KV cache. ``measured``: it profiles its largest step and
+#: uses the rest of a fraction of GPU memory, with the constants of the newest vLLM. ``measured by
+#: release``: the same, with constants that depend on the release. ``static``: it uses a fraction of
+#: GPU memory without profiling. ``rest``: it uses a fraction of the memory left after profiling.
 KvSizing = Literal["measured", "measured by release", "static", "rest"]
 
 
@@ -146,13 +149,13 @@ class EngineSpec:
     - ``drafts``: number of draft tokens per request and step
     - ``host_blocks``: number of KV blocks in host memory
 
-    ``lacks`` maps a variant to the settings that it does not support. The engine rejects or
-    ignores them.
+    ``lacks`` maps a variant to the settings that it does not support, which the engine rejects or
+    ignores.
 
     ``rules`` maps a variant to its scheduling rules, a frozen dataclass whose fields have the type
     bool or Literal. To change individual rules, pass a modified copy: ``build(config, rules)``.
     ``rules_read`` maps a variant to the names of the rules that it uses; a variant that is missing
-    there uses all of them.
+    in ``rules_read`` uses all rules.
 
     ``cache_lines`` are regular expressions for the log lines that report the size of the KV cache.
     Their groups are ``blocks`` or ``tokens`` and, if it is logged, ``size`` (tokens per block).
@@ -163,12 +166,12 @@ class EngineSpec:
     ``too_long(config, prompt_tokens)`` returns the reason if a prompt exceeds a length limit, else
     None.
 
-    ``host(config)`` returns whether the KV of prompts is copied to host memory; the field is None
-    if the engine cannot do this. ``launch`` determines the settings that the user leaves out, as
+    ``host(config)`` returns whether the KV of prompts is copied to host memory; ``host`` is None if
+    the engine cannot copy KV. ``launch`` determines the settings that the user does not specify, as
     the engine's launcher does on known hardware. ``transfer`` is None if the engine cannot send KV
-    to another replica. ``has_threads``: the scheduler, the worker and the token processor of this
-    engine run in parallel threads, timed by ``pipeline`` in a scenario. ``policy_hooks`` are the
-    decisions that a custom policy (the setting ``rule``) can replace.
+    to another replica. ``has_threads`` is true if the scheduler, the worker and the token processor
+    of the engine run in parallel threads, whose timing is specified by ``pipeline`` in a scenario.
+    ``policy_hooks`` are the decisions that a custom policy (the setting ``rule``) can replace.
     """
 
     name: str
@@ -268,7 +271,7 @@ class EngineSpec:
 
     @property
     def distinct_variants(self) -> list[str]:
-        """Names of the variants, with only one name for all variants that have equal rules."""
+        """Names of the variants; of several variants with equal rules, only one is listed."""
         return [name for name in self.variants if self.naming.like(name) == name]
 
     @property

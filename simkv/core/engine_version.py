@@ -7,7 +7,8 @@ from functools import lru_cache
 
 from packaging.version import InvalidVersion, Version
 
-#: Number of releases reported between versions that differ in an earlier component.
+#: Number of releases reported between two versions that differ in a component before the counted
+#: one.
 MANY = 10
 
 
@@ -45,10 +46,11 @@ def is_since(name: str, release: str) -> bool:
 
 
 def plain_release(name: str) -> str | None:
-    """Return the release in ``name`` without ``v``, post-release and local version, or None.
+    """Return the release in ``name`` without ``v``, post-release and local version; None if
+    ``name`` is not a release.
 
     For example, ``v0.11.0``, ``0.11.0.post1`` and ``0.11.0+cu128`` are release 0.11.0. The result
-    is None for variants and pre-releases, which contain only some changes of their release.
+    is None for variants and pre-releases, because they contain only some changes of their release.
     """
     try:
         version = Version(name)
@@ -72,7 +74,7 @@ def count_releases(older: str, newer: str, part: int) -> int:
 
     Regular releases increment component ``part`` of the version: 1 is the minor and 2 the patch
     number. If an earlier component differs, the result is ``MANY``, or ``-MANY`` if ``newer`` is
-    older. It is 0 if one of the names contains no version.
+    the older version. The result is 0 if one of the names contains no version.
     """
     first, last = find_version(older), find_version(newer)
     if first is None or last is None:
@@ -84,7 +86,9 @@ def count_releases(older: str, newer: str, part: int) -> int:
 
 
 def nearest_release(name: str, releases: Iterable[str]) -> str:
-    """Return the entry of ``releases`` nearest to the version ``name``; in a tie, the older one."""
+    """Return the entry of ``releases`` nearest to the version ``name``; of two equally near
+    entries, the older one.
+    """
     wanted = parse_version(name)
     known = sorted(releases, key=parse_version)
     older = [release for release in known if parse_version(release) <= wanted]

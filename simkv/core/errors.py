@@ -1,4 +1,4 @@
-"""The error for unusable input, spelling suggestions, and plain wording for pydantic messages."""
+"""The error for invalid input, spelling suggestions, and simpler wording for pydantic messages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ NEAREST_NAMES = 3
 
 
 class InputError(Exception):
-    """Invalid input. The message names file, line and field, the fault and the expected value."""
+    """Invalid input; the message names the file, the line, the field, the fault and the expected
+    value.
+    """
 
 
 def spelling_hint(name: str, known: Iterable[str]) -> str:
@@ -29,7 +31,9 @@ def spelling_hint(name: str, known: Iterable[str]) -> str:
 
 
 def nearest_names(name: str, known: Iterable[str]) -> str:
-    """Return ``nearest: a, b, c``; organizations of models and makers of GPUs are ignored."""
+    """Return ``nearest: a, b, c``: the names most similar to ``name``, ignoring organizations of
+    models and manufacturers of GPUs.
+    """
     short = {re.sub(r".*/|^(nvidia|amd) ", "", one.casefold()): one for one in known}
     wanted = re.sub(r".*/|^(nvidia|amd) ", "", name.casefold())
     found = [one for one in short if one.startswith(wanted)]

@@ -25,7 +25,7 @@ class ExecutionSettings:
     - ``full decode only``: steps that only decode use full graphs, other steps none.
     - ``eager``: no step uses a graph.
 
-    With ``asynchronous``, the engine schedules a step while the previous one runs. ``block_size``
+    With ``asynchronous``, the engine schedules a step while the previous step runs. ``block_size``
     is in tokens. ``memory_share`` is the fraction of GPU memory that the engine may use, or None if
     it is unknown. ``draft_layers`` is the number of additional layers of the model that propose
     draft tokens (multi-token prediction).

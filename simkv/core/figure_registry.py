@@ -16,14 +16,14 @@ from typing import Any
 from simkv.core.outcome import Outcome
 
 STATISTICS = ("mean", "median", "p90", "p95", "p99")
-#: Latencies, each a group of STATISTICS in milliseconds: short name and title.
+#: Latencies; each is a group of STATISTICS in milliseconds, with a short name and a title.
 LATENCIES = {
     "ttft_ms": ("TTFT", "Time to First Token"),
     "tpot_ms": ("TPOT", "Time per Output Token (excl. 1st token)"),
     "itl_ms": ("ITL", "Inter-token Latency"),
     "e2e_ms": ("E2E", "End-to-end Latency"),
 }
-#: For the key of a latency over finished requests: the key of this latency over all requests.
+#: Key of the latency over all requests, by the key of the latency over finished requests.
 OVER_ALL = {"ttft_ms": "ttft_all_ms", "e2e_ms": "e2e_all_ms"}
 #: Title of the latencies over all requests in a report.
 OVER_ALL_TITLE = "Latency of All Requests"
@@ -33,8 +33,8 @@ OVER_ALL_TITLE = "Latency of All Requests"
 class Metric:
     """A metric: its name in ``summary.json``, its label and its unit.
 
-    The unit of a count is "". ``more_is_better`` is False also for metrics that are neither good
-    nor bad. ``description`` adds facts that the label does not state.
+    The unit of a count is "". ``more_is_better`` is False for metrics where lower is better and for
+    metrics that are neither good nor bad. ``description`` adds facts that the label does not state.
     """
 
     key: str
@@ -57,7 +57,7 @@ class Metric:
 
     @property
     def per_second(self) -> float | None:
-        """Number of the unit per second (1,000 for ms); None if the metric is not a time."""
+        """Number of units per second (1,000 for ms); None if the metric is not a time."""
         return {"s": 1.0, "ms": 1000.0}.get(self.unit)
 
     def to_seconds(self, value: float) -> float:
@@ -76,8 +76,9 @@ def _heading(label: str, unit: str) -> str:
 
 
 def _over_all(group: str, event: str) -> tuple[Metric, ...]:
-    """Return the metrics of a latency over all requests; for requests without ``event``, the
-    latency is censored.
+    """Return the metrics of a latency over all requests.
+
+    Requests without ``event`` count with a censored latency.
     """
     short, key = LATENCIES[group][0], OVER_ALL[group]
     population = (
@@ -145,12 +146,12 @@ METRICS: Mapping[str, Metric] = {
     )
 }
 FIGURE_NAMES = tuple(METRICS)
-#: Metrics that only runs with a fleet have.
+#: Metrics that exist only in runs with a fleet.
 FLEET_METRICS: Mapping[str, Metric] = {
     "fleet.mean_in_system": Metric("fleet.mean_in_system", "mean requests in the fleet"),
     "fleet.imbalance": Metric("fleet.imbalance", "imbalance (busiest / mean)"),
 }
-#: Metrics that only runs with speculative decoding have, named as in ``vllm bench serve``.
+#: Metrics that exist only in runs with speculative decoding, named as in ``vllm bench serve``.
 SPEC_DECODE_METRICS: Mapping[str, Metric] = {
     metric.key: metric
     for metric in (
@@ -161,9 +162,9 @@ SPEC_DECODE_METRICS: Mapping[str, Metric] = {
         Metric("spec_decode.accepted_tokens", "accepted tokens", "", True),
     )
 }
-#: Metrics that only runs with KV in host memory have. The hit rates are the percentages of prompt
-#: tokens, at the first admission of each request, whose KV was found on the GPU, in host memory or
-#: on disk.
+#: Metrics that exist only in runs with KV in host memory. The hit rates are the percentages of
+#: prompt tokens, at the first admission of each request, whose KV was found on the GPU, in host
+#: memory or on disk.
 KV_TIER_METRICS: Mapping[str, Metric] = {
     metric.key: metric
     for metric in (
@@ -176,7 +177,7 @@ KV_TIER_METRICS: Mapping[str, Metric] = {
         Metric("kv_tiers.written_tokens", "tokens written to disk"),
     )
 }
-#: Metrics that only some runs have, with a description of these runs.
+#: Metrics that exist only in some runs, with a description of these runs.
 OPTIONAL_METRICS = (
     dict.fromkeys(FLEET_METRICS, "fleets")
     | dict.fromkeys(SPEC_DECODE_METRICS, "engines with speculative decoding")
@@ -206,8 +207,8 @@ def figure(figures: Mapping[str, Any], name: str) -> Any:
 
 
 def is_lower_bound(figures: Mapping[str, Any], name: str) -> bool:
-    """Return whether the real value may be higher, because some requests were not observed to their
-    end.
+    """Return whether the reported value is a lower bound because some requests were not observed to
+    their end.
     """
     group, _, statistic = name.partition(".")
     return group in OVER_ALL.values() and statistic in figures[group]["at_least"]

@@ -14,19 +14,21 @@ Ints = npt.NDArray[np.intc]
 
 
 def ints_view(column: array[int]) -> Ints:
-    """Return a numpy view of an array of ints (``array("i")``), which must not grow while the view
-    is in use.
+    """Return a numpy view of an array of ints (``array("i")``), whose length must not change while
+    the view is in use.
     """
     return np.frombuffer(column, dtype=np.intc)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class FreeQueue:
-    """A queue of the block numbers from 1 to ``size``; initially all of them, in order.
+    """A queue of the block numbers 1 to ``size``; it initially contains all of them, in ascending
+    order.
 
     The queue is the section from ``_head`` to ``_tail`` of an array with three times ``size``
-    entries. ``_place[b]`` is the index of block ``b`` in the array, or -1 if it is not in the
-    queue. An entry at any other index is stale and is skipped.
+    entries. ``_place[b]`` is the index of block ``b`` in the array, or -1 if the block is not in
+    the queue. An array entry whose index differs from ``_place`` of its block is stale and is
+    skipped.
     """
 
     def __init__(self, size: int) -> None:
@@ -101,7 +103,7 @@ class FreeQueue:
         return present
 
     def _close_up(self) -> None:
-        """Drop stale entries, which makes room at the front and the back."""
+        """Remove stale entries, which frees space at the front and the back of the array."""
         present = self._present()
         self._head = self._tail = self._size
         self._lay(present)

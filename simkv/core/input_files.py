@@ -73,8 +73,8 @@ def read_text(path: Path, encoding: str = "utf-8", most: int = MAX_FILE_BYTES) -
 class BoundedLines(io.BufferedIOBase):
     """A byte stream that rejects lines longer than ``MAX_LINE_BYTES`` bytes.
 
-    Without this limit, a line reader would load a whole file without line ends, such as a
-    compressed one, into memory.
+    Without this limit, a file without line ends, such as a compressed file, would be loaded into
+    memory as a single line.
     """
 
     def __init__(self, stream: IO[bytes], path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """The properties of a model that launchers read.
+    """Properties of a model that the launchers of engines use.
 
     ``length`` is ``max_position_embeddings``. ``rope_type``, ``rope_factor`` and ``rope_original``
     (the context length in training) describe the RoPE scaling. ``latent_width`` is True for a model
@@ -29,11 +29,11 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class LaunchTarget:
-    """The GPUs and the model that an engine is started with.
+    """The GPUs and the model with which an engine is started.
 
     ``memory_bytes`` is the memory of one ``gpu`` as reported by CUDA. ``capability`` is its compute
-    capability, or None if it is not a CUDA GPU or the capability is unknown. ``kv`` is the number
-    format of the KV cache. ``model`` is None if only the GPU is known.
+    capability; it is None if the GPU is not a CUDA GPU or the capability is unknown. ``kv`` is the
+    number format of the KV cache. ``model`` is None if only the GPU is known.
     """
 
     gpu: str
@@ -49,14 +49,17 @@ class LaunchTarget:
 
 
 class LaunchError(ValueError):
-    """Raised if the engine would not start with a default; ``field`` is the setting to specify."""
+    """Raised if the engine would not start with a default; ``field`` is the setting that the user
+    must specify.
+    """
 
     def __init__(self, field: str, why: str) -> None:
         super().__init__(why)
         self.field = field
 
 
-#: Called with the settings that the user specified and the machine; returns defaults by setting.
+#: Called with the settings that the user specified and the machine; returns the defaults of other
+#: settings.
 ChooseDefaults = Callable[[Mapping[str, Any], LaunchTarget], dict[str, Any]]
 
 
@@ -75,12 +78,12 @@ class LaunchRules:
     size. It raises LaunchError if the engine refuses to start.
 
     ``longest(section, most)`` returns the length in tokens, up to ``most``, of the longest sequence
-    that the KV cache of ``section`` can hold. The field is None if no setting limits the length of
-    sequences.
+    that the KV cache of ``section`` can hold. ``longest`` is None if no setting limits the length
+    of sequences.
 
-    ``fields`` are the settings that the user may set to ``auto``. ``fitted`` are those that the
-    engine itself fits to its memory if they are ``auto``; ``after`` receives them with the value
-    ``auto``.
+    ``fields`` are the settings that the user may set to ``auto``. ``fitted`` are the settings that
+    the engine itself fits to its memory if they are ``auto``; ``after`` receives these settings
+    with the value ``auto``.
     """
 
     before: ChooseDefaults = choose_nothing

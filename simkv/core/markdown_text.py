@@ -18,7 +18,8 @@ _ESCAPED = str.maketrans(
 
 
 def escape_markdown(text: object) -> str:
-    """Escape characters that Markdown reads as HTML, links, code, emphasis or the end of a cell.
+    """Escape the characters that Markdown interprets as HTML, links, code, emphasis or the end of a
+    cell.
 
     Line ends and control characters become spaces.
     """

@@ -9,7 +9,8 @@ class Outcome(StrEnum):
     """The outcome of a request; every request has exactly one."""
 
     FINISHED = "finished"
-    STARVED = "starved"  # the client gave up; in isolation the request would have finished in time
+    # the client gave up; without other requests, the request would have finished in time
+    STARVED = "starved"
     TIMED_OUT = "timed_out"  # the client gave up; waiting for other requests was not the cause
     REJECTED = "rejected"  # the engine refused the request
     LOST = "lost"  # the engine dropped the request from its queues
@@ -31,8 +32,8 @@ class Outcome(StrEnum):
         """Label for the waiting time of a request with this outcome, or None if the wait was not
         wasted.
 
-        None also for requests that the horizon of the simulation cut off, because they might still
-        have been served.
+        The label is also None for requests that were cut off by the horizon of the simulation,
+        because they might still have been served.
         """
         if self in (Outcome.STARVED, Outcome.TIMED_OUT):
             return str(self)

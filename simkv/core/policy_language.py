@@ -1,10 +1,11 @@
 """Custom policies as data: expressions that replace some decisions of an engine.
 
 policy = parse_policy("waiting_order = prompt_tokens - 8 * age; admit = free > 0.1", hooks)
-policy["waiting_order"](view)  # value for the request that a view describes
+policy["waiting_order"](view) # value for the request that a view describes
 
-An expression consists of numbers, names, + - * /, < and >, ``a if b else c``, min and max. It reads
-only the listed names, so untrusted policies are safe to run. Division by 0 yields 0.
+An expression consists of numbers, names, + - * /, < and >, ``a if b else c``, min and max. An
+expression can read only the listed names, so untrusted policies are safe to run. Division by 0
+yields 0.
 """
 
 from __future__ import annotations
@@ -27,22 +28,22 @@ REQUEST_VARIABLES: Mapping[str, str] = {
     "priority": "priority; smaller is more urgent",
     "bucket": "length class: number of binary digits of its tokens",
 }
-#: Variables of the engine, available where an expression does not compare two requests.
+#: Variables of the engine; they are available in expressions that do not compare two requests.
 ENGINE_VARIABLES: Mapping[str, str] = {
     "free": "fraction of the blocks that are free",
     "running": "number of running requests",
     "waiting": "number of waiting requests",
 }
-#: Variables that change from step to step while requests only decode.
+#: Variables that change from step to step even if all requests only decode.
 CHANGING_VARIABLES = frozenset(("tokens", "blocks", "bucket", "free"))
 GRAMMAR = "numbers, names, + - * /, < and >, a if b else c, min(a, b) and max(a, b)"
-#: Limits on the size of an expression; longer ones are rejected.
+#: Limits on the size of an expression; larger expressions are rejected.
 MAX_NODES, MAX_TEXT_LENGTH = 400, 4000
-#: Larger numbers are rejected as typos.
+#: Larger numbers in an expression are rejected as typos.
 MAX_NUMBER = 1e9
 
-#: Meaning of an expression's value. ``order``: smallest first; ``group``: equal values together;
-#: ``test``: true above 0; ``tokens``: a number of tokens.
+#: Meaning of an expression's value. ``order``: the smallest value is first; ``group``: requests
+#: with equal values are together; ``test``: true if above 0; ``tokens``: a number of tokens.
 HookResult = Literal["order", "group", "test", "tokens"]
 
 
@@ -50,8 +51,8 @@ HookResult = Literal["order", "group", "test", "tokens"]
 class PolicyHook:
     """A decision that a custom policy may replace.
 
-    ``sort`` is the meaning of the expression's value; ``default_rule`` describes the engine's own
-    decision.
+    ``sort`` is the meaning of the expression's value (``order``, ``group``, ``test`` or
+    ``tokens``); ``default_rule`` describes the engine's own decision.
     """
 
     name: str
@@ -80,13 +81,13 @@ class PolicyExpression:
     python: str
 
     def __call__(self, view: Any) -> float:
-        """Return the value; 0 if it is NaN."""
+        """Return the value of the expression; 0 if the value is NaN."""
         value = self.call(view)
         return value if value == value else 0.0
 
     @property
     def moves(self) -> bool:
-        """Whether the value may change in steps in which requests only decode."""
+        """Whether the value may change between steps in which requests only decode."""
         return bool(self.names & CHANGING_VARIABLES)
 
 

@@ -6,7 +6,8 @@
    tree.lock(node)                     # protects `node` and its ancestors
    tree.evict(50)                      # evicts unlocked leaves, least recent first
 
-It reproduces SGLang 0.5.23 (``mem_cache/unified_radix_cache.py``), with KV in GPU memory only.
+The tree reproduces SGLang 0.5.23 (``mem_cache/unified_radix_cache.py``), with KV in GPU memory
+only.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from simkv.core.block_keys import TokenContent
 
 class RadixNode:
     """A node with the tokens ``start`` to ``end`` of ``content``; its ancestors have the tokens
-    before.
+    before ``start``.
     """
 
     __slots__ = ("children", "content", "end", "locks", "parent", "queued", "recency", "start")
@@ -52,7 +53,7 @@ class RadixTree:
         self.evictable = 0
         self._clock = 0
         self._serial = count()
-        # Heap of all unlocked leaves, with the recency that each had when it was pushed.
+        # Heap of all unlocked leaves, each with its recency at the time it was pushed.
         self._leaves: list[tuple[int, int, RadixNode]] = []
 
     def match(self, content: TokenContent, tokens: int) -> tuple[int, RadixNode]:
@@ -72,15 +73,18 @@ class RadixTree:
                 node = self._split(child, shared)
                 break
             node = child
-        # The engine makes each ancestor 1e-5 older than its child. This changes nothing: the two
-        # are never leaves at the same time, and all other clock readings are whole numbers.
+        # The engine makes each ancestor 1e-5 older than its child. This has no effect: a node and
+        # its ancestor are never leaves at the same time, and all other clock readings are whole
+        # numbers.
         now = self._tick()
         for seen in self.path_to_root(node):
             seen.recency = now
         return node.end, node
 
     def insert(self, content: TokenContent, tokens: int) -> tuple[int, RadixNode]:
-        """Cache the first ``tokens`` tokens; return the number already cached and the last node."""
+        """Cache the first ``tokens`` tokens; return the number of tokens that were already cached
+        and the last node.
+        """
         end = tokens // self.page_size * self.page_size
         node = self.root
         while node.end < end and (child := self._child(node, content)):
@@ -99,8 +103,8 @@ class RadixTree:
         return present, node
 
     def lock(self, node: RadixNode) -> None:
-        """Protect ``node`` and its ancestors from eviction until each ``lock`` has a matching
-        ``unlock``.
+        """Protect ``node`` and its ancestors from eviction until ``unlock`` was called as often as
+        ``lock``.
         """
         for held in self.path_to_root(node):
             if held.locks == 0:
@@ -118,14 +122,14 @@ class RadixTree:
     def evict(self, tokens: int) -> int:
         """Evict unlocked leaves, least recently used first, until ``tokens`` tokens are freed.
 
-        Leaves are evicted as a whole. Return the number of freed tokens: possibly more than
-        ``tokens``, or fewer if no unlocked leaf is left.
+        Leaves are evicted as a whole. The result is the number of freed tokens, which may be larger
+        than ``tokens``, or smaller if no unlocked leaf remains.
         """
         freed = 0
         while freed < tokens and self._leaves:
             recency, _, node = heapq.heappop(self._leaves)
             node.queued = False
-            if recency != node.recency:  # refreshed since it was queued
+            if recency != node.recency:  # the leaf was used again after it was queued
                 self._offer(node)
             elif not node.children and not node.locks:
                 assert node.parent is not None
@@ -142,7 +146,7 @@ class RadixTree:
     def fingerprint(self) -> Hashable:
         """Return a hashable value of all state that determines future behavior.
 
-        Only the order of the nodes' last uses is part of it, not the clock readings.
+        The value contains the order of the nodes' last uses, but no clock readings.
         """
         nodes = sorted(self.nodes(), key=lambda node: node.recency)
         return tuple((self._name(node), node.start, node.locks) for node in nodes)
@@ -188,8 +192,8 @@ class RadixTree:
     def _split(self, node: RadixNode, tokens: int) -> RadixNode:
         """Move the first ``tokens`` tokens of ``node`` into a new parent and return the parent.
 
-        ``node`` keeps its end, so locks and references to it stay valid. Both halves count as just
-        used, the lower one last, although only the upper one was requested.
+        ``node`` keeps its end, so locks and references to it stay valid. The two nodes count as
+        just used, the lower one last, although only the upper one was requested.
         """
         assert node.parent is not None
         upper = RadixNode(node.content, node.start, node.start + tokens, node.parent)
@@ -202,8 +206,8 @@ class RadixTree:
         return upper
 
     def _shared(self, node: RadixNode, content: TokenContent, end: int) -> int:
-        """Return the number of leading tokens, in whole pages, that ``node`` and ``content`` up to
-        ``end`` have in common.
+        """Return the number of leading tokens, in whole pages, that ``node`` shares with
+        ``content`` up to ``end``.
         """
         end = min(end, node.end)
         assert node.content is not None

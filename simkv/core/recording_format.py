@@ -27,8 +27,8 @@ def read_queues(scheduler: Any) -> RecordingLine:
 
 
 def record_decision(scheduler: Any) -> tuple[Batch, RecordingLine]:
-    """Call ``scheduler.schedule()``; return the batch and an empty mapping, as there are no extra
-    fields.
+    """Call ``scheduler.schedule()``; return the batch and an empty mapping, because there are no
+    extra fields.
     """
     return scheduler.schedule(), {}
 
@@ -40,8 +40,8 @@ def no_extra_fields(_: Any) -> RecordingLine:
 
 @dataclass(frozen=True)
 class TickFormat:
-    """The recording format of an engine with concurrent threads: one line per tick of the engine
-    thread.
+    """The recording format of an engine with concurrent threads; it has one line per tick of the
+    engine thread.
 
     ``queues`` reads the state shared by the threads. ``task`` converts a task when the scheduler
     queues it, and ``token`` converts a token when it is sent.
@@ -56,9 +56,9 @@ class TickFormat:
 class RecordingFormat:
     """The recording format of one engine.
 
-    For replay, ``config`` reads the config in the header and ``prompt`` a request in the header.
-    For recording, ``knobs`` returns the settings of a config and ``shown`` the other fields of a
-    request that the engine sees.
+    For replay, ``config`` reads the config in the header, and ``prompt`` reads a request in the
+    header. For recording, ``knobs`` returns the settings of a config, and ``shown`` returns the
+    other fields of a request that are visible to the engine.
 
     ``queues`` reads the queues at the end of a step, or right after the decision if
     ``reads_queues_early`` is True. ``decide`` makes a decision and returns extra fields to record;

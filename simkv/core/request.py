@@ -1,4 +1,6 @@
-"""Client requests: the prompt that schedulers see, and the output that only the model knows."""
+"""Requests of clients: the prompt, which schedulers see, and the output, which only the model
+knows.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ class Segment(NamedTuple):
     """Tokens ``start`` (inclusive) to ``end`` (exclusive) of a named token stream.
 
     Two tokens are equal if and only if their stream and their offset are equal. A prompt is a
-    concatenation of segments; the tokens that request ``i`` emits are the stream ``o<i>``.
+    sequence of segments; the tokens that request ``i`` emits form the stream ``o<i>``.
     """
 
     stream: str
@@ -29,8 +31,8 @@ class Prompt:
     more urgent, as in vLLM. If ``segments`` is empty, the prompt shares no tokens with other
     prompts. ``lora`` is the name of the requested LoRA adapter, or None for the base model.
     ``routing_key`` is the request's key for SGLang's policy ``routing-key``. ``logprobs_from`` is
-    the index of the first token for which log probabilities are requested: -1 requests them for
-    output tokens only, None for no token.
+    the index of the first token for which log probabilities are requested; -1 means only output
+    tokens, None means no token.
     """
 
     id: int
@@ -53,7 +55,8 @@ class Request(Prompt):
     ``output_tokens`` is the number of tokens that the model emits. Schedulers accept a ``Prompt``,
     so the type checker prevents them from reading this number. ``timeout`` is the time that the
     client waits for the last token, in seconds after ``arrival``; None means no limit.
-    ``acceptance`` decides which draft tokens the model accepts; None means that it accepts none.
+    ``acceptance`` determines the draft tokens that the model accepts; None means that it accepts no
+    draft.
     """
 
     output_tokens: int = 1

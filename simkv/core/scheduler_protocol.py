@@ -1,9 +1,9 @@
 # mypyc: compile
 """The protocol between an engine's scheduler and the rest of simkv.
 
-A scheduler is pure: it knows no clock except the arrival times of its requests, does no I/O, uses
-no random numbers and never sees the output length of a request. It imports neither SimPy nor torch
-nor pandas.
+A scheduler is deterministic: it has no clock except the arrival times of its requests, does no I/O,
+uses no random numbers and never sees the output length of a request. It imports neither SimPy nor
+torch nor pandas.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from simkv.core.request import Prompt
 BatchKind = Literal["prefill", "decode", "mixed", "idle"]
 
 
-#: Larger KV caches and blocks in an engine's config are rejected as typos.
+#: Maximum size of a KV cache and of a block in an engine's config; larger values are rejected as
+#: typos.
 MAX_BLOCKS = 10_000_000
 MAX_BLOCK_SIZE = 1_000_000
-#: Larger numbers of idle passes are rejected as typos, too.
+#: Maximum number of idle passes; larger values are rejected as typos.
 MAX_PASSES = 10_000_000
 
 
@@ -38,8 +39,8 @@ class Variant:
 
 
 class BatchRow(NamedTuple):
-    """A request in a step, with ``tokens`` to compute after ``context`` tokens that already have
-    KV.
+    """A request in a step, with ``tokens`` tokens to compute after ``context`` tokens that already
+    have KV.
     """
 
     id: int
@@ -74,29 +75,29 @@ WaitReason = Literal[
 
 
 class Held(NamedTuple):
-    """The head of the waiting queue after a decision, and why it was not scheduled."""
+    """The head of the waiting queue after a decision, and the reason why it was not scheduled."""
 
     id: int
     why: WaitReason
 
 
 class Refusal(NamedTuple):
-    """Why a request is rejected: the exceeded limit (``knob``) and the engine's message."""
+    """Rejection of a request: the exceeded limit (``knob``) and the engine's message."""
 
     knob: str
     words: str
 
 
-#: Why a request was preempted: too few ``blocks``; it was outside the ``bucket`` of equal lengths
-#: that runs; or the ``patience`` of the queue's head was exhausted.
+#: Why a request was preempted: there were too few ``blocks``; only another ``bucket`` of equal
+#: lengths runs; or the ``patience`` of the queue's head was exhausted.
 PreemptionReason = Literal["blocks", "bucket", "patience"]
 
 
 class KvCopy(NamedTuple):
     """A copy of a request's KV between GPU and host memory, or between host memory and disk.
 
-    ``tokens`` is the size of the copy. ``disk`` is the number of tokens of a copy to the GPU that
-    were read from disk for the request.
+    ``tokens`` is the size of the copy. For a copy to the GPU, ``disk`` is the number of its tokens
+    that were read from disk for the request.
     """
 
     job: int
@@ -108,8 +109,8 @@ class KvCopy(NamedTuple):
 class DiskTransfers(NamedTuple):
     """Disk transfers that start with a step.
 
-    ``reads`` copy from disk to host memory, ``writes`` from host memory to disk. ``look`` is a
-    query for blocks on disk: its job number and the number of blocks.
+    ``reads`` copy from disk to host memory, and ``writes`` copy from host memory to disk. ``look``
+    is a query for blocks on disk, given as its job number and the number of blocks.
     """
 
     reads: list[KvCopy]
@@ -120,9 +121,10 @@ class DiskTransfers(NamedTuple):
 class KvCopies(NamedTuple):
     """KV copies that start with a step.
 
-    ``loads`` to the GPU start at once. ``stores`` to host memory start after the step, or at once
-    if their job is in ``flush``. The step starts only after all jobs in ``flush`` have finished;
-    some of them may have started with earlier steps. ``disk`` transfers start at once.
+    ``loads`` copy to the GPU and start at once. ``stores`` copy to host memory and start after the
+    step, or at once if their job is in ``flush``. The step starts only after all jobs in ``flush``
+    have finished; some of these jobs may have started with earlier steps. ``disk`` transfers start
+    at once.
     """
 
     loads: list[KvCopy]
@@ -132,7 +134,7 @@ class KvCopies(NamedTuple):
 
 
 class PreemptionCause(NamedTuple):
-    """The reason for a preemption and the request that caused it (None: all requests that still
+    """Reason for a preemption, and the request that caused it (None: all requests that still
     run).
     """
 
@@ -144,11 +146,11 @@ class PreemptionCause(NamedTuple):
 class DraftedTokens:
     """Draft tokens of a batch, which the model verifies.
 
-    ``tokens`` maps a request to the number of its scheduled tokens that are drafts; they are the
-    last ones. Drafts of requests in ``padding`` are fillers, and none of them is accepted.
-    ``accepted`` maps a request to its number of accepted drafts, which it receives in addition to
-    one token. The simulation sets ``accepted`` before the batch is completed, because schedulers
-    cannot know it. The drafter runs ``passes`` times after the step.
+    ``tokens`` maps a request to the number of its scheduled tokens that are drafts; drafts follow
+    the other tokens. Drafts of requests in ``padding`` are fillers and are never accepted.
+    ``accepted`` maps a request to its number of accepted drafts; the request receives these drafts
+    and one more token. The simulation sets ``accepted`` before the batch is completed, because
+    schedulers cannot know it. The drafter runs ``passes`` times after the step.
     """
 
     passes: int = 0
@@ -161,26 +163,27 @@ class DraftedTokens:
 class Batch:
     """A scheduling decision: the work of the next step.
 
-    ``scheduled`` lists ``(request id, new tokens)`` in the engine's order. ``context`` is the
-    number of tokens that already have KV for each of these requests. ``emits`` are the ids of the
+    ``scheduled`` lists ``(request id, new tokens)`` in the engine's order. ``context`` has, for
+    each of these requests, the number of tokens that already have KV. ``emits`` are the ids of the
     requests that receive a token after the step. ``preempted`` are the ids of the preempted
-    requests, in order; an id may occur twice. ``ignored`` are the ids that the engine drops,
-    ``refused`` the ids rejected because of a limit, and ``lost`` the ids that are in no queue
-    although they never ended. ``fatal`` is the reason why the real engine crashes on this batch, or
-    None. ``moves`` are copies to and from host memory, concurrent with the steps. ``loads`` are
-    ``(request id, tokens)`` for requests that have blocks and wait for that number of tokens of KV
-    from another replica. ``lora_loads`` contains two counts: the LoRA adapters that are copied to
-    the GPU before the step, and how many of them are first read into host memory.
+    requests, in order; an id may occur twice. ``ignored`` are the ids of requests that the engine
+    drops, ``refused`` the ids of requests rejected because of a limit, and ``lost`` the ids of
+    requests that are in no queue although they have not ended. ``fatal`` is the reason why the real
+    engine crashes on this batch, or None. ``moves`` are copies to and from host memory, concurrent
+    with the steps. ``loads`` are pairs ``(request id, tokens)``: the request has blocks and waits
+    for the KV of this number of tokens from another replica. ``lora_loads`` contains two counts:
+    the LoRA adapters that are copied to the GPU before the step, and the number of these adapters
+    that are first read into host memory.
 
     Three fields explain waiting. ``held`` is the head of the queue, which blocks all requests
     behind it; a request whose KV is in transfer is reported only if no other request waits.
-    ``aside`` are requests that are skipped in this step, whether or not they are in the queue.
-    ``causes`` has one entry per entry of ``preempted``.
+    ``aside`` are requests that this step skips, in the queue or running. ``causes`` has one entry
+    per entry of ``preempted``.
 
     A scheduler may keep requests that decode in lockstep as a group and report only how the group
     changes: the members that ``joined`` and ``left`` since the previous batch, the number of
     current members (``decodes``) and the total number of their tokens with KV (``decode_context``).
-    ``expand`` then returns all rows, as long as this is the newest batch.
+    ``expand`` returns all rows, but only while this is the newest batch.
     """
 
     scheduled: list[tuple[int, int]]
@@ -205,8 +208,8 @@ class Batch:
     drafted: DraftedTokens | None
     moves: KvCopies | None
 
-    # Written by hand for speed: every step creates a batch, and the ``__init__`` of a dataclass is
-    # slower, especially when compiled.
+    # This ``__init__`` is written by hand for speed: every step creates a batch, and the generated
+    # ``__init__`` of a dataclass is slower, especially when compiled.
     def __init__(
         self,
         scheduled: list[tuple[int, int]] | None = None,
@@ -311,14 +314,17 @@ class Scheduler(Protocol):
     def pipeline_depth(self) -> int:
         """Number of batches in flight.
 
-        With 1, a batch is completed before the next ``schedule`` call; with 2, after this call.
+        With 1, a batch is completed before the next ``schedule`` call. With 2, a batch is completed
+        after the next ``schedule`` call.
         """
 
     def add(self, prompt: Prompt) -> None:
         """Add a new request to the waiting queue."""
 
     def schedule(self) -> Batch:
-        """Decide the next step. Raises Livelock where the real call would never return."""
+        """Decide the next step. Raises Livelock if the call would never return in the real
+        engine.
+        """
 
     def complete(self, batch: Batch, ended: Collection[int]) -> Completion:
         """Record the results of a batch that has run; the requests ``ended`` received their last
@@ -334,7 +340,9 @@ class Scheduler(Protocol):
 
     @property
     def free_blocks(self) -> int:
-        """Number of blocks that can be allocated now, including cached but unreferenced ones."""
+        """Number of blocks that can be allocated now, including cached blocks that no request
+        holds.
+        """
 
     @property
     def num_waiting(self) -> int:
@@ -355,8 +363,8 @@ class Scheduler(Protocol):
         """Perform ``steps`` pairs of ``complete`` and ``schedule`` calls that repeat the last
         batch.
 
-        ``steps`` must be at most the result of ``leap``. Return the number of free blocks after
-        each of the ``schedule`` calls.
+        ``steps`` must be at most the result of ``leap``. Returns the number of free blocks after
+        each ``schedule`` call.
         """
 
     def waiting_ids(self) -> list[int]:
@@ -374,8 +382,8 @@ class Scheduler(Protocol):
     def fingerprint(self) -> Hashable:
         """Return a hashable value of all state that determines future ``schedule`` calls.
 
-        If the value is equal at two steps with no external event in between, the engine repeats the
-        same steps forever.
+        If the value is equal at two steps without an external event in between, the engine repeats
+        the same steps forever.
         """
 
 
@@ -393,7 +401,7 @@ class KvWaiter(Scheduler, Protocol):
 
     @property
     def awaits_kv(self) -> bool:
-        """Whether KV is in transfer; an engine without work then resumes when it arrives."""
+        """Whether KV is in transfer; an engine without other work resumes when the KV arrives."""
 
 
 class OffloadingScheduler(KvWaiter, Protocol):
@@ -401,7 +409,7 @@ class OffloadingScheduler(KvWaiter, Protocol):
 
     @property
     def has_pending_copies(self) -> bool:
-        """Whether there are copies to make that no batch has listed so far."""
+        """Whether copies are pending that no batch has listed so far."""
 
     def moved(self, jobs: Sequence[int]) -> None:
         """Report the numbers of finished copies; they take effect with the next completed batch."""
@@ -413,17 +421,17 @@ class OffloadingScheduler(KvWaiter, Protocol):
 
 
 class KvConnector(KvWaiter, Protocol):
-    """A scheduler in a disaggregated fleet: one replica retains KV until another replica has loaded
-    it.
+    """A scheduler in a disaggregated fleet: a prefill replica keeps KV until a decode replica has
+    loaded it.
     """
 
     def keep(self, request_id: int) -> None:
-        """Retain a request's blocks after it ends, until ``sent``. Must be called just before
-        ``add``.
+        """Keep a request's blocks after it ends, until ``sent`` is called. Must be called just
+        before ``add``.
         """
 
     def sent(self, request_id: int) -> None:
-        """Free the blocks of an ended request: its KV has been read or is not needed."""
+        """Free the blocks of an ended request, because its KV has been read or is not needed."""
 
     def fetch(self, request_id: int) -> None:
         """Load the KV of this request from another replica. Must be called just before ``add``."""
@@ -432,8 +440,9 @@ class KvConnector(KvWaiter, Protocol):
         """Report that the KV of a request has arrived."""
 
 
-# Custom schedulers need none of the protocols above, and wrappers forward attributes, so isinstance
-# and base classes do not work here. An engine checks once, when it is built.
+# Custom schedulers implement none of the protocols above, and wrappers forward attributes, so
+# isinstance and base classes do not work here. An engine checks these attributes once, when it is
+# built.
 
 
 def clocked(scheduler: Scheduler) -> ClockedScheduler | None:

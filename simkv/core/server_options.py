@@ -1,7 +1,8 @@
-"""Command-line options of an engine's server, as data for the reader of launch lines.
+"""Command-line options of an engine's server, as data for the parser of launch commands.
 
 A JSON file lists the options of all releases by kind: ``switches`` take no value, ``lists`` take
-one or more, ``values`` take one. ``aliases`` maps other spellings to the names in these lists.
+one or more values, and ``values`` take one value. ``aliases`` maps other spellings to the names in
+these lists.
 """
 
 from __future__ import annotations
@@ -16,27 +17,28 @@ from typing import Any
 
 from simkv.core.errors import InputError, spelling_hint
 
-#: Numbers with a unit as engines accept them: decimal (1k = 1000) or binary (1K = 1024).
+#: Suffixes of numbers that engines accept, with their factors: decimal (1k = 1000) or binary (1K =
+#: 1024).
 _UNITS = {letter: 1000**power for power, letter in enumerate("kmgt", start=1)}
 _UNITS |= {letter: 1024**power for power, letter in enumerate("KMGT", start=1)}
 _WITH_UNIT = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
 
 
 class NotModelled(ValueError):
-    """Value of an option whose effect simkv does not simulate; the message is the reason."""
+    """Raised for an option whose effect simkv does not simulate; the message is the reason."""
 
 
-#: Values of fields of a scenario by dotted path, such as ``hardware.tp``.
+#: Values of scenario fields by dotted path, such as ``hardware.tp``.
 FieldValues = Mapping[str, Any]
-#: Converts the value of an option to fields of a scenario. Raises NotModelled.
+#: Function that converts the value of an option to scenario fields. Raises NotModelled.
 Conversion = Callable[[Any], FieldValues]
 
 
 @dataclass(frozen=True)
 class RankOptions:
-    """Parallelism of a server: GPUs per rank, ranks, and the options that place them.
+    """Parallelism of a server: the GPUs per rank, the ranks, and the options that place the ranks.
 
-    ``experts``: the model is a mixture of experts. ``options`` are all options by name.
+    ``experts`` is true if the model is a mixture of experts. ``options`` are all options by name.
     """
 
     tp: int
@@ -51,19 +53,20 @@ def _no_ranks(ranks: RankOptions) -> FieldValues:
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """Options of an engine's server, and how launch lines start it.
+    """Options of an engine's server, and the commands that start it.
 
-    ``module`` is the file of the module with these options; ``server_options.json`` is beside it.
-    ``programs`` are words that start the server (``engine serve``), ``modules`` are modules for
-    ``python -m``. ``images`` are container images; those in ``serving_images`` start the server
-    with the arguments of the container. ``model`` are the options that name the model;
-    ``model_argument``: it is also the first argument without an option. ``tp`` and ``dp`` are the
-    options for tensor and data parallelism, and ``ranks`` converts them.
+    ``module`` is the path of the module that defines these options; ``server_options.json`` is in
+    the same directory. ``programs`` are words that start the server (``engine serve``), and
+    ``modules`` are modules for ``python -m``. ``images`` are container images; the images in
+    ``serving_images`` start the server with the arguments of the container. ``model`` are the
+    options that name the model; if ``model_argument`` is true, the model can also be the first
+    positional argument. ``tp`` and ``dp`` are the options for tensor and data parallelism, and
+    ``ranks`` converts them.
 
-    ``converted`` maps options to conversions, beyond those that the engine's config declares, and
-    ``variables`` environment variables.
-    ``not_modelled`` maps patterns of options to the reason why simkv does not simulate them. All
-    other options have no effect on scheduling.
+    ``converted`` maps options to conversions, in addition to the options that the engine's config
+    declares; ``variables`` does the same for environment variables. ``not_modelled`` maps patterns
+    of options to the reason why simkv does not simulate them. All other options have no effect on
+    scheduling.
     """
 
     module: str
@@ -104,9 +107,9 @@ class LaunchOptions:
     def find(self, word: str, *, negatable: bool) -> tuple[str, str, bool] | None:
         """Return an option's name, its kind, and whether the word turns it off; None if unknown.
 
-        Underscores count as dashes, and a unique beginning of a name as the name, as in argparse.
-        With ``negatable``, ``--no-X`` turns the switch ``--X`` off. Raises InputError for an
-        ambiguous beginning.
+        As in argparse, underscores count as dashes, and a name can be abbreviated to a unique
+        prefix. With ``negatable``, ``--no-X`` turns the switch ``--X`` off. Raises InputError for
+        an ambiguous prefix.
         """
         name = "--" + word[2:].replace("_", "-") if word.startswith("--") else word
         name = self._aliases.get(name, name)
@@ -125,7 +128,7 @@ class LaunchOptions:
         return (one := found.pop(), self._known[one], False) if found else None
 
     def hint(self, word: str) -> str:
-        """Return the hint on the nearest option of that name."""
+        """Return a suggestion with the option names nearest to ``word``."""
         return spelling_hint(word.replace("_", "-"), list(self._known))
 
     def reason(self, name: str) -> str | None:
@@ -137,7 +140,9 @@ class LaunchOptions:
 
 
 def parse_option_value(text: str) -> Any:
-    """Parse the text of an option: JSON, a number (also with a unit such as 8k), or plain text."""
+    """Parse the text of an option as JSON, as a number (also with a unit, such as 8k), or as plain
+    text.
+    """
     if match := _WITH_UNIT.fullmatch(text):
         return int(float(match[1]) * _UNITS[match[2]])
     if text.lower() in ("true", "false"):

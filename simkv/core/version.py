@@ -5,5 +5,7 @@ __version__ = "0.2.0"
 
 
 def is_compiled() -> bool:
-    """Whether the hot modules, including this one, are compiled (see ``make wheel``)."""
+    """Whether the performance-critical modules, including this one, are compiled (see ``make
+    wheel``).
+    """
     return not __file__.endswith(".py")

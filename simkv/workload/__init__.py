@@ -1,1 +1,3 @@
-"""Requests that clients send: workload forms, generators, length distributions, trace formats."""
+"""Requests that clients send: forms of a workload, generators, length distributions and trace
+formats.
+"""

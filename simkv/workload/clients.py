@@ -1,15 +1,15 @@
-"""Clients that send requests, including requests that wait for the end of earlier ones.
+"""Clients that send requests, including requests that wait for the end of earlier requests.
 
     clients = Clients(requests, after={1: Dependency((0,), 2.5)}, max_concurrency=8)
     clients.send(0.0)        # requests that reach the engine now
     clients.ended(0, 3.0)    # request 0 has ended; request 1 arrives 2.5 s later
     clients.next_time()      # 5.5
 
-This module has no clock: the engine loop passes the time. As in ``vllm bench serve``, an arrived
-request waits in the client, in order of arrival, until fewer than ``max_concurrency`` requests are
-in flight. Its TTFT counts from the time it is sent; the wait before that is its client queue time.
-Requests that depend on each other form a session. With ``max_sessions``, a session waits until
-fewer than that number are in progress.
+This module has no clock: the engine loop passes the current time to each call. As in ``vllm bench
+serve``, an arrived request waits in the client, in order of arrival, until fewer than
+``max_concurrency`` requests are in flight. Its TTFT counts from the time at which it is sent; its
+wait in the client is the client queue time. Requests that depend on each other form a session. With
+``max_sessions``, a new session waits until fewer than this number of sessions are in progress.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from simkv.core.request import Request
 class Dependency(NamedTuple):
     """The requests whose answers a request waits for, and the delay after the last of them.
 
-    ``before`` are ids of requests. ``think_time`` and ``tool_time`` are in seconds; the delay is
-    their sum.
+    ``before`` are the ids of these requests. ``think_time`` and ``tool_time`` are in seconds; the
+    delay is their sum.
     """
 
     before: tuple[int, ...]
@@ -41,9 +41,10 @@ class Dependency(NamedTuple):
 
 
 def find_sessions(after: Mapping[int, Dependency]) -> dict[int, int]:
-    """Return the session of each request that waits for another or is waited for.
+    """Return the session of each request that waits for another request or for which another
+    request waits.
 
-    A session is named by one of its requests, which waits for none.
+    The session is identified by one of its requests that waits for no other request.
     """
     parents: dict[int, int] = {}
 
@@ -87,7 +88,7 @@ class Clients:
         self.sent: dict[int, float] = {}
         self._by_id = {request.id: request for request in requests}
         self._followers: dict[int, list[int]] = {}
-        #: Number of answers that each dependent request still waits for.
+        #: Number of answers for which each dependent request still waits.
         self._missing: dict[int, int] = {}
         for number, dependency in self.after.items():
             self._missing[number] = len(dependency.before)
@@ -112,7 +113,7 @@ class Clients:
         return self.max_concurrency is None and self.max_sessions is None
 
     def next_time(self) -> float | None:
-        """Return the time of the next known arrival, or None."""
+        """Return the time (s) of the next known arrival, or None."""
         return self._due[0][0] if self._due else None
 
     def send(self, now: float) -> list[Request]:
@@ -154,7 +155,7 @@ class Clients:
         self._count(number, -1)
 
     def _begins(self, number: int) -> bool:
-        """Return whether the session of an arrived request is in progress or can start."""
+        """Return whether the session of an arrived request is in progress or may start now."""
         if self.max_sessions is None or number in self.after:
             return True
         session = self._session.get(number, number)
@@ -164,7 +165,9 @@ class Clients:
         return True
 
     def _count(self, number: int, change: int) -> None:
-        """Count a request of a session in progress; the end of a session starts the next."""
+        """Change the number of requests of a session in progress; at the end of a session, start
+        the next one.
+        """
         if self.max_sessions is None:
             return
         session = self._session.get(number, number)

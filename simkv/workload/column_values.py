@@ -1,4 +1,6 @@
-"""Parsers for trace fields: a whole column at once, or one field with an error message."""
+"""Parsers for the fields of traces: for a whole column at once, or for one field with an error
+message.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ ColumnArray = npt.NDArray[Any]
 
 
 def parse_whole_numbers(texts: Sequence[str]) -> Ints:
-    """Return integers from 0 to MAX_TOKEN_COUNT. Raises ValueError if a field is not one."""
+    """Return integers from 0 to MAX_TOKEN_COUNT. Raises ValueError if any field is invalid."""
     try:
         values = np.fromiter(map(int, texts), np.int64, len(texts))
     except (ValueError, OverflowError):
@@ -44,7 +46,7 @@ def parse_whole_number(text: str) -> int:
 
 
 def parse_times(texts: Sequence[str]) -> Floats:
-    """Return non-negative numbers. Raises ValueError if a field is not one."""
+    """Return non-negative numbers. Raises ValueError if any field is invalid."""
     try:
         values = np.fromiter(map(float, texts), np.float64, len(texts))
     except ValueError:
@@ -68,7 +70,7 @@ def parse_time(text: str) -> float:
 
 
 def describe_found(value: Any) -> str:
-    """Return ``found 'x'``, shortened to a readable length."""
+    """Return the text ``found 'x'``, with the value shortened to a readable length."""
     text = repr(value).encode(errors="backslashreplace").decode()
     return (
         f"found {text}"

@@ -1,4 +1,4 @@
-"""Read the columns of a CSV file and report rows that cannot be used."""
+"""Read the columns of a CSV file and report invalid rows."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from simkv.workload.column_values import ColumnArray, Parser
 from simkv.workload.request_columns import Ints
 from simkv.workload.trace_source import TraceSource
 
-#: Maximum characters in a field; the pieces of a prompt can be long.
+#: Maximum number of characters in a field; the field with the pieces of a prompt can be long.
 MAX_FIELD_CHARACTERS = 1 << 26
 
 
 @dataclass(frozen=True)
 class CsvTable:
-    """Rows of a CSV file: columns by their names in the file, and the line of each row.
+    """Rows of a CSV file: columns by their names in the file, and the line number of each row.
 
-    ``others`` are the names of unused columns, ``numbers`` the row numbers in the file.
+    ``others`` are the names of unused columns, and ``numbers`` the row numbers in the file.
     """
 
     columns: dict[str, ColumnArray]
@@ -40,10 +40,11 @@ def open_csv(
     quoted: bool = False,
     line: int = 1,
 ) -> Iterator[CsvTable]:
-    """Yield the columns ``needed``, and ``also`` where present, of a CSV file with a header.
+    """Yield the columns of a CSV file with a header: all of ``needed``, and those of ``also`` that
+    exist.
 
     Column names are case-insensitive; the next line has the number ``line``. Raises InputError if a
-    needed column is missing or a wanted column is duplicated.
+    needed column is missing or a requested column is duplicated.
     """
     line, header = read_header(lines, line)
     wanted = {**needed, **(also or {})}
@@ -62,7 +63,10 @@ def open_csv(
 
 
 def read_header(lines: Iterable[str], number: int = 1) -> tuple[int, list[str]]:
-    """Return the number of the line after the first non-empty line, and that line's CSV fields."""
+    """Return the CSV fields of the first non-empty line, and the number of the line after it.
+
+    The result is a pair: the line number, then the fields.
+    """
     for line in lines:
         number += 1
         if line.strip():
@@ -109,7 +113,7 @@ def csv_tables(
 def _all_rows(
     wanted: dict[str, Parser], places: dict[str, int], width: int, batch: list[str]
 ) -> dict[str, ColumnArray] | None:
-    """Parse the columns of all rows at once; return None if any row needs closer inspection."""
+    """Parse the columns of all rows at once; return None if any row must be checked separately."""
     try:
         fields = list(zip(*csv.reader(batch), strict=True))
         if len(fields) != width or len(fields[0]) != len(batch):
@@ -155,7 +159,7 @@ def _lines_as_rows(
 def _is_good(
     source: TraceSource, wanted: dict[str, Parser], places: dict[str, int], width: int, row: _Row
 ) -> bool:
-    """Return whether a row can be used; report it to ``source`` if not."""
+    """Return whether a row is valid; report it to ``source`` if it is not."""
     if len(row.fields) != width:
         source.bad(row.line, "row", f"should have {width} fields; found {len(row.fields)}")
         return False

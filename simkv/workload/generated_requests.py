@@ -1,7 +1,7 @@
 """Generated requests: arrival processes, with the options of ``vllm bench serve``.
 
-Every purpose (gaps, prompts, outputs, ...) has its own random stream, so that a change to one
-setting leaves the others unchanged.
+Each sampled quantity (gaps, prompts, outputs, ...) has its own random stream, so a change to one
+setting does not change the other quantities.
 """
 
 from __future__ import annotations
@@ -57,12 +57,13 @@ class Diurnal(StrictModel):
 class ArrivalProcess(StrictModel):
     """Arrival process as in vLLM 0.33 (``vllm/benchmarks/serve_throughput.py``, ``get_request``).
 
-    ``request_rate`` is in requests per second (``.inf``: all at once). Gaps are gamma distributed
-    with shape ``burstiness`` and mean 1 / rate (1: Poisson, smaller: burstier, larger: smoother,
-    ``.inf``: constant), or Weibull distributed with that shape (``gaps: weibull``). Arrivals are
-    then scaled so that the last one is at exactly n / rate, unless ``rescale`` is false. With
-    ``ramp_up_strategy`` the rate rises from ``ramp_up_start_rps`` to ``ramp_up_end_rps`` over the
-    request numbers, linearly or exponentially, without scaling.
+    ``request_rate`` is in requests per second (``.inf``: all at once). The gaps between arrivals
+    are gamma distributed with shape ``burstiness`` and mean 1 / rate (1: Poisson, smaller:
+    burstier, larger: smoother, ``.inf``: constant). With ``gaps: weibull``, they are Weibull
+    distributed with this shape. Unless ``rescale`` is false, arrival times are then scaled so that
+    the last arrival is at exactly n / rate. With ``ramp_up_strategy``, the rate increases from
+    ``ramp_up_start_rps`` for the first request to ``ramp_up_end_rps`` for the last one, linearly or
+    exponentially, without scaling.
     """
 
     request_rate: Rate | None = None
@@ -131,7 +132,7 @@ class ArrivalProcess(StrictModel):
         return random.gamma(shape, 1 / shape, count)
 
     def _ramp(self, count: int) -> Floats:
-        """Return the rate (1/s) at each request, from the start rate to the end rate."""
+        """Return the rate (1/s) for each request, between the start rate and the end rate."""
         start, end = self.ramp_up_start_rps, self.ramp_up_end_rps
         assert start is not None
         assert end is not None

@@ -1,7 +1,7 @@
 """Generated sessions: conversations and agents, whose requests wait for earlier answers.
 
-A session is a graph of requests. Each turn waits for the previous turn, or for the sub-agents that
-the previous turn started.
+A session is a graph of requests. Each turn waits for the answer to the previous turn, or for the
+sub-agents that the previous turn started.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class SessionCall:
     """A request of a session, before it has a number and a time.
 
     ``new`` and ``output`` are token counts. ``before`` are the positions in the session of the
-    calls that it waits for. ``history`` are the positions of the calls whose prompts (True) or
-    answers (False) it repeats, in order. ``rewritten`` is the number of tokens of a compacted
-    context. ``agent`` is -1 for the main agent, otherwise the position of the sub-agent's first
-    call.
+    calls that it waits for. ``history`` has the calls whose text the prompt repeats, in order: the
+    position of the call, with True for its prompt or False for its answer. ``rewritten`` is the
+    number of tokens of a compacted context. ``agent`` is -1 for the main agent; for a sub-agent it
+    is the position of the sub-agent's first call.
     """
 
     new: int
@@ -60,8 +60,9 @@ class SessionCall:
 class SubAgents(StrictModel):
     """Sub-agents that a turn starts; the next turn waits for all of them.
 
-    Each has a context of its own: ``prefix_tokens`` that all sub-agents share, then its own turns.
-    The next turn's prompt contains the last answer of each.
+    The context of a sub-agent begins with ``prefix_tokens`` tokens that all sub-agents share,
+    followed by its own turns. The prompt of the next turn contains the last answer of each
+    sub-agent.
     """
 
     count: LengthDistribution
@@ -87,8 +88,8 @@ class Sessions(SharedPrefixes, ArrivalProcess):
     seconds after the previous answer. The first prompt is the shared prefix, if any, and
     ``prompt_tokens`` new tokens. Each later prompt is the previous prompt, its answer, and
     ``prompt_tokens`` new tokens. A session ends early if prompt and answer would exceed
-    ``max_model_len``. With ``compact_at``, a longer prompt is cut to the shared prefix,
-    ``compact_to`` rewritten tokens and the new tokens.
+    ``max_model_len``. With ``compact_at``, a prompt longer than this is replaced by the shared
+    prefix, ``compact_to`` rewritten tokens and the new tokens.
     """
 
     num_sessions: Count
@@ -150,12 +151,12 @@ class Sessions(SharedPrefixes, ArrivalProcess):
 
     @cached_property
     def _counts(self) -> list[int]:
-        """Number of turns of each session before the cut at ``max_model_len``."""
+        """Number of turns of each session before it is shortened to ``max_model_len``."""
         return sample_lengths(self.turns, make_random_stream(self.seed, 1), self.num_sessions)
 
     @cached_property
     def session_calls(self) -> list[list[SessionCall]]:
-        """Requests of every session; each comes after those that it waits for."""
+        """Requests of every session; each request comes after the requests that it waits for."""
         return [self._calls(session) for session in range(self.num_sessions)]
 
     def _lengths(self, session: int, count: int) -> list[tuple[int, int]]:
@@ -178,7 +179,7 @@ class Sessions(SharedPrefixes, ArrivalProcess):
         return self.max_model_len is None or tokens <= self.max_model_len
 
     def _calls(self, session: int) -> list[SessionCall]:
-        """Return the requests of a session, cut at ``max_model_len``."""
+        """Return the requests of a session that fit into ``max_model_len``."""
         calls: list[SessionCall] = []
         history: list[tuple[int, bool]] = []
         size, rewritten = self.prefix_tokens, 0
@@ -217,7 +218,8 @@ class Sessions(SharedPrefixes, ArrivalProcess):
     def _started(
         self, session: int, turn: int, count: int, position: int
     ) -> tuple[list[SessionCall], tuple[int, ...]]:
-        """Return the calls of the sub-agents before ``turn``, and the last call of each.
+        """Return the calls of the sub-agents that precede ``turn``, and the last call of each
+        sub-agent.
 
         The first call gets ``position`` in the session; the turn before it is at ``position - 1``.
         """
@@ -269,8 +271,8 @@ class Sessions(SharedPrefixes, ArrivalProcess):
     def requests(self, timeout: float | None) -> tuple[list[Request], dict[int, Dependency]]:
         """Return the requests, and the dependencies between the turns of a session.
 
-        Requests are numbered in order of their earliest possible arrivals, which assume that
-        answers take no time.
+        Requests are numbered in order of their earliest possible arrival times, computed as if
+        answers took no time.
         """
         starts = self.times(make_random_stream(self.seed, 0), self.num_sessions).tolist()
         groups = self.sample_groups(make_random_stream(self.seed, 2), self.num_sessions)
@@ -332,7 +334,9 @@ class Sessions(SharedPrefixes, ArrivalProcess):
 
 
 def _check_sub_agents(counts: Sequence[int], most: int) -> None:
-    """Raise ValueError if a count exceeds ``most``, or their sum the limit of requests."""
+    """Raise ValueError if a count exceeds ``most``, or if the sum of counts exceeds the limit of
+    requests.
+    """
     if max(counts, default=0) > most or sum(counts) > MAX_REQUEST_COUNT:
         raise ValueError(
             f"sub_agents: at most {MAX_TURNS:,} turns per sub-agent and {MAX_REQUEST_COUNT:,} "
@@ -343,7 +347,7 @@ def _check_sub_agents(counts: Sequence[int], most: int) -> None:
 def _earliest(
     start: float, calls: list[SessionCall], delays: list[tuple[float, float]]
 ) -> list[float]:
-    """Return the earliest arrival (s) of each call if answers take no time."""
+    """Return the arrival time (s) of each call if answers took no time."""
     found: list[float] = []
     for call, (think, tool) in zip(calls, delays, strict=True):
         if call.before:

@@ -64,7 +64,7 @@ def _json_object(text: str) -> dict[str, Any]:
 
 
 def json_integer(record: dict[str, Any], name: str) -> int:
-    """Return a field with an integer from 0. Raises ValueError with the reason."""
+    """Return a field that must be an integer of at least 0. Raises ValueError with the reason."""
     value = record.get(name)
     if type(value) is int and 0 <= value <= MAX_TOKEN_COUNT:
         return value
@@ -75,7 +75,7 @@ def json_integer(record: dict[str, Any], name: str) -> int:
 
 
 def json_time(record: dict[str, Any], name: str) -> float:
-    """Return a field with a number from 0. Raises ValueError with the reason."""
+    """Return a field that must be a number of at least 0. Raises ValueError with the reason."""
     value = record.get(name)
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < np.inf:
         return value
@@ -84,7 +84,7 @@ def json_time(record: dict[str, Any], name: str) -> float:
 
 
 def json_ids(record: dict[str, Any], name: str) -> list[int]:
-    """Return a field with a list of integers. Raises ValueError with the reason."""
+    """Return a field that must be a list of integers. Raises ValueError with the reason."""
     value = record.get(name)
     if isinstance(value, list) and all(type(item) is int and abs(item) < 1 << 62 for item in value):
         return value

@@ -51,10 +51,11 @@ class Uniform(StrictModel):
 
 
 class RandomRange(StrictModel):
-    """Lengths uniform around ``len``, as in ``vllm bench serve --dataset-name random``.
+    """Lengths distributed uniformly around ``len``, as in ``vllm bench serve --dataset-name
+    random``.
 
-    Integers from ``len * (1 - range_ratio)``, rounded down, to ``len * (1 + range_ratio)``, rounded
-    up, but at least 1.
+    The range is from ``len * (1 - range_ratio)``, rounded down, to ``len * (1 + range_ratio)``,
+    rounded up; lengths are at least 1.
     """
 
     distribution: Literal["random"]
@@ -118,7 +119,8 @@ class Zipf(StrictModel):
 class Empirical(StrictModel):
     """Lengths sampled from a ``trace``, all of its requests equally likely.
 
-    ``of`` selects prompt or output lengths (default: as the field that has this distribution).
+    ``of`` selects prompt or output lengths (default: the same kind as the field that has this
+    distribution).
     """
 
     distribution: Literal["empirical"]
@@ -146,7 +148,7 @@ class Empirical(StrictModel):
 
 
 def classify_distribution(value: Any) -> str:
-    """Return the kind of a length or time: ``number``, or the name of a distribution."""
+    """Return the kind of a length or time value: ``number``, or the name of a distribution."""
     if isinstance(value, StrictModel):
         return str(getattr(value, "distribution", None))
     return str(value.get("distribution")) if isinstance(value, dict) else "number"

@@ -25,7 +25,8 @@ from simkv.workload.workload_base import (
 class RequestFields(StrictModel):
     """Fields common to all kinds of requests in a scenario.
 
-    ``max_tokens`` is the limit that the client requests; by default the output length.
+    ``max_tokens`` is the limit on output tokens that the client requests (default: the output
+    length).
     """
 
     max_tokens: Tokens | None = None
@@ -61,7 +62,7 @@ class RequestFields(StrictModel):
         return self
 
     def check_prefix(self) -> None:
-        """Raise ValueError if the fields about shared tokens are inconsistent."""
+        """Raise ValueError if the fields that describe shared tokens contradict each other."""
         if (self.prefix_group is None) != (self.prefix_tokens == 0):
             raise ValueError("prefix_group and prefix_tokens must be set together")
 
@@ -114,13 +115,15 @@ def acceptance_fields(request: Request) -> dict[str, Any]:
 
 
 def shared_prefix(group: str, tokens: int, number: int, prompt: int) -> tuple[Segment, ...]:
-    """Return the segments of a prompt that begins with ``tokens`` shared tokens of its group."""
+    """Return the segments of a prompt that begins with ``tokens`` tokens shared by its group."""
     shared = min(tokens, prompt)
     return Segment(f"g{group}", 0, shared), Segment(f"u{number}", 0, prompt - shared)
 
 
 def hashed_prompt(hash_ids: Sequence[int], block: int, prompt: int) -> tuple[Segment, ...]:
-    """Return the segments of a prompt in blocks of ``block`` tokens with ``hash_ids``."""
+    """Return the segments of a prompt that consists of blocks of ``block`` tokens, identified by
+    ``hash_ids``.
+    """
     return tuple(
         Segment(f"h{name}", 0, min(block, prompt - index * block))
         for index, name in enumerate(hash_ids)
@@ -196,7 +199,7 @@ class Burst(RequestFields):
     """Bursts of equal requests.
 
     A burst has ``num_prompts`` requests, ``interval`` seconds apart. There are ``bursts`` bursts,
-    and one starts ``every`` seconds.
+    and one burst starts every ``every`` seconds.
     """
 
     num_prompts: Count

@@ -1,4 +1,6 @@
-"""Requests as numpy columns: the output of trace readers, with a few bytes per request."""
+"""Requests as numpy columns: the output of trace readers, which needs only a few bytes per
+request.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ _PIECE = re.compile(r"([^:]+):(?:([0-9]{1,12})-)?([0-9]{1,12})")
 
 
 class NameTable:
-    """Bidirectional table of names and numbers, in order of first use."""
+    """Bidirectional mapping between names and numbers, in order of first use."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -45,8 +47,8 @@ class NameTable:
 class PromptPieces:
     """Leading pieces of prompts: row ``i`` has the pieces ``first[i]`` to ``first[i + 1]``.
 
-    A piece is the tokens ``start`` to ``end`` of the stream ``value`` of its ``kind``. Prompt
-    tokens beyond the pieces are unique to the prompt.
+    A piece consists of the tokens ``start`` to ``end`` of the stream that ``kind`` and ``value``
+    identify. Prompt tokens beyond the pieces are unique to the prompt.
     """
 
     first: Ints
@@ -65,7 +67,9 @@ class PromptPieces:
 
     @staticmethod
     def from_hashes(hashes: Sequence[Sequence[int]], block: int, prompts: Ints) -> PromptPieces:
-        """Build from the hash ids of prompt blocks of ``block`` tokens, the last one partial."""
+        """Build from the hash ids of prompt blocks of ``block`` tokens; the last block may be
+        partial.
+        """
         counts = np.array([len(ids) for ids in hashes], np.int64)
         first = _starts(counts)
         value = np.array([name for ids in hashes for name in ids], np.int64)
@@ -80,7 +84,7 @@ class PromptPieces:
         return PromptPieces.of([()] * count)
 
     def take(self, rows: Ints) -> PromptPieces:
-        """Return the pieces of ``rows``, in that order."""
+        """Return the pieces of ``rows``, in the given order."""
         counts = np.diff(self.first)[rows]
         first = _starts(counts)
         index = np.repeat(self.first[:-1][rows] - first[:-1], counts) + np.arange(first[-1])
@@ -112,7 +116,9 @@ class PromptPieces:
 
 
 def _starts(counts: npt.ArrayLike) -> Ints:
-    """Return the start offsets of parts with these lengths, and the end of the last part."""
+    """Return the start offset of each part, given the lengths of the parts, followed by the end of
+    the last part.
+    """
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
@@ -120,7 +126,7 @@ def _starts(counts: npt.ArrayLike) -> Ints:
 class RequestRows:
     """Requests as columns of equal length.
 
-    ``arrival`` (s) is on the trace's own clock, NaN if missing. In ``max_tokens``, 0 means the
+    ``arrival`` (s) is on the trace's own clock, NaN if missing. A ``max_tokens`` of 0 means the
     output length; ``timeout`` (s), ``think_time`` (s) and ``acceptance`` are NaN if missing;
     ``session`` and ``lora`` are numbers or -1; ``number`` is the row's index in its file. A column
     that is None has these defaults in every row.
@@ -145,7 +151,7 @@ class RequestRows:
         return len(self.arrival)
 
     def take(self, rows: Ints) -> RequestRows:
-        """Return the rows at these indices, in that order."""
+        """Return the rows at these indices, in the given order."""
         taken: dict[str, Any] = {
             name: column.take(rows) for name, column in self._columns() if column is not None
         }
@@ -216,8 +222,11 @@ def is_sorted(values: Floats) -> bool:
 
 
 def stream_name(kind: int, value: int, names: Sequence[str]) -> str:
-    """Return the stream name of a piece: its own name if it has one, otherwise ``h<id>`` (a block
-    identified by its hash), ``o<row>`` (output of a row) or ``u<row>`` (prompt of a row)."""
+    """Return the stream name of a piece.
+
+    A stream without a name is called ``h<id>`` (a block identified by its hash), ``o<row>`` (output
+    of a row) or ``u<row>`` (prompt of a row).
+    """
     return names[value] if kind == NAMED_STREAM else f"{_PREFIX[kind]}{value}"
 
 
@@ -247,7 +256,7 @@ def piece_from_segment(segment: Segment, names: NameTable) -> tuple[int, int, in
 
 
 def format_pieces(pieces: Sequence[tuple[int, int, int, int]], names: Sequence[str]) -> str:
-    """Format pieces for ``parse_pieces``."""
+    """Format pieces as text that ``parse_pieces`` can read."""
     words = []
     for kind, value, start, end in pieces:
         stream = stream_name(kind, value, names)

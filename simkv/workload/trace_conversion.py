@@ -14,7 +14,7 @@ from simkv.workload.trace_reader import TraceReader, sort_by_arrival
 
 
 class _Again(Exception):
-    """Raised when a trace needs more columns than expected, or must be read as a whole."""
+    """Raised if a trace has more columns than expected, or must be read as a whole."""
 
     def __init__(self, columns: Sequence[str], whole: bool) -> None:
         super().__init__()
@@ -25,8 +25,8 @@ def convert_trace(reader: TraceReader, out: Path) -> int:
     """Write the requests from ``reader`` to ``out`` in order of arrival; return their number.
 
     A few thousand rows are processed at a time. Only a trace that is unordered, or whose prompts
-    refer to other rows, is held in memory. The file is written completely or not at all. Raises
-    InputError if the trace cannot be read, is empty, or the file cannot be written.
+    refer to other rows, is loaded into memory as a whole. The file is written completely or not at
+    all. Raises InputError if the trace cannot be read, is empty, or the file cannot be written.
     """
     with atomic_file(out) as new:
 
@@ -40,7 +40,7 @@ def convert_trace(reader: TraceReader, out: Path) -> int:
 def _write(
     reader: TraceReader, target: Callable[[Iterable[RequestRows], Sequence[str]], int]
 ) -> int:
-    """Write with as few columns as possible; restart if more columns are needed."""
+    """Write the trace with as few columns as possible; restart if further columns are needed."""
     columns: Sequence[str] = ()
     whole = False
     while True:

@@ -26,7 +26,7 @@ from simkv.workload.trace_selection import Selection
 from simkv.workload.trace_source import Tally, TraceSource
 from simkv.workload.workload_base import MAX_REQUEST_COUNT, make_random_stream
 
-#: A clock that starts beyond this value in seconds (three years) is a wall clock.
+#: If a clock starts beyond this value in seconds (three years), it is a wall clock.
 MIN_WALL_CLOCK_S = 1e8
 
 
@@ -52,7 +52,7 @@ class TraceReader:
     ) -> None:
         self.selection = selection or Selection()
         from simkv.workload.formats.format_detection import (
-            detect_format,  # it imports all formats
+            detect_format,  # imported here because it imports all formats
         )
 
         self.format, self.path = detect_format(path, format, columns)
@@ -60,13 +60,13 @@ class TraceReader:
         self.source = TraceSource(self.path, self.selection, progress)
 
     def no_rows_error(self) -> InputError:
-        """Return the error for a trace with no request left, with the reasons."""
+        """Return the error for a trace of which no request is left, with the reasons."""
         left_out = "; ".join(self.tally.lines()) or f"{self.tally.rows:,} rows"
         return InputError(f"{self.path}: no requests selected from this trace ({left_out})")
 
     @property
     def tally(self) -> Tally:
-        """Rows read and left out so far."""
+        """Counts of rows read and left out so far."""
         return self.source.tally
 
     def __iter__(self) -> Iterator[RequestRows]:
@@ -117,7 +117,7 @@ def _window(
 def _sample(
     parts: Iterable[tuple[RequestRows, Floats]], wanted: Selection
 ) -> Iterator[RequestRows]:
-    """Yield the sampled rows: a fraction of them, or exactly the requested number."""
+    """Yield the sampled rows: the requested fraction, or exactly the requested number."""
     if isinstance(wanted.sample, int):
         yield _luckiest(parts, wanted.sample)
         return
@@ -172,7 +172,7 @@ class Trace:
         return not len(self.rows) or not np.isnan(self.rows.arrival[0])
 
     def after(self) -> dict[int, Dependency]:
-        """Return the preceding request and the think time (s) of each dependent request."""
+        """Return, for each dependent request, the request it waits for and the think time (s)."""
         after: dict[int, Dependency] = {}
         if self.rows.session is None or self.rows.think_time is None:
             return after
@@ -195,8 +195,8 @@ class Trace:
     ) -> list[Request]:
         """Return the requests, numbered in order of arrival.
 
-        ``timeout`` (s) and ``max_tokens`` apply to requests without their own; ``arrivals`` (s)
-        replace the trace's.
+        ``timeout`` (s) and ``max_tokens`` apply to requests for which the trace has no value;
+        ``arrivals`` (s) replace the arrival times of the trace.
         """
         rows = self.rows
         times = rows.arrival if arrivals is None else arrivals
@@ -275,7 +275,8 @@ def read_trace(
 ) -> Trace:
     """Read a whole trace as columns, sorted by arrival.
 
-    Raises InputError if it cannot be read, has no request, or has more than ``most`` requests.
+    Raises InputError if the trace cannot be read, has no request, or has more than ``most``
+    requests.
     """
     reader = TraceReader(path, selection, format, progress)
     parts, count = [], 0
@@ -302,9 +303,9 @@ def read_trace(
 
 
 def cached_trace(path: Path, selection: Selection | None = None, format: str = "auto") -> Trace:
-    """Return a trace as ``read_trace`` does, with a cache and the request limit of scenarios.
+    """Return a trace as ``read_trace`` does, cached, and with the request limit of scenarios.
 
-    The variants of a scenario usually share one trace.
+    The cache helps because the variants of a scenario usually share one trace.
     """
     stamps = tuple((p.stat().st_mtime_ns, p.stat().st_size) for p in [path] if p.exists())
     return _cached(path.resolve(), stamps, selection or Selection(), format)
@@ -325,13 +326,15 @@ def sort_by_arrival(parts: Sequence[RequestRows], source: TraceSource) -> Reques
 
 
 def shift_to_zero(rows: RequestRows) -> RequestRows:
-    """Shift arrivals so that the earliest is 0 if it is negative, as in an unordered file."""
+    """If the earliest arrival is negative, as in an unordered file, shift all arrivals so that it
+    is 0.
+    """
     first = rows.arrival[0] if len(rows) else 0.0
     return rows.with_arrival(rows.arrival - first) if first < 0 else rows
 
 
 def renumber_pieces(rows: RequestRows, source: TraceSource) -> RequestRows:
-    """Replace row numbers of the file in pieces with indices into ``rows``.
+    """Replace the file's row numbers in pieces by indices into ``rows``.
 
     References to rows that were not selected become named streams.
     """

@@ -13,11 +13,12 @@ from simkv.core.errors import InputError
 class Selection:
     """Selected requests of a trace, and their replay speed.
 
-    Steps in order: the ``duration`` seconds from ``start`` on the trace's clock; a ``sample`` with
-    random ``seed``, either a fraction (a float up to 1.0) or a number of requests (an int); the
-    first ``limit`` remaining requests. Then ``start`` becomes time 0 and arrivals are sped up by
-    ``rate_scale``. ``seed`` is also the seed of a generated trace. Bad rows are an error, or with
-    ``skip_bad`` are left out and counted.
+    The selection has three steps: the ``duration`` seconds from ``start`` on, by the trace's clock;
+    a ``sample`` with random ``seed``, which is either a fraction (a float up to 1.0) or a number of
+    requests (an int); and the first ``limit`` remaining requests. After the selection, ``start``
+    becomes time 0 and arrivals are sped up by ``rate_scale``. ``seed`` is also the seed of a
+    generated trace. A row that cannot be read is an error; with ``skip_bad``, it is left out and
+    counted.
     """
 
     start: float = 0.0

@@ -21,7 +21,7 @@ from simkv.core.input_files import BoundedLines, open_bytes
 from simkv.workload.request_columns import Flags, NameTable, RequestRows
 from simkv.workload.trace_selection import Selection
 
-#: Rows per batch: large enough for numpy, small enough for the CPU cache.
+#: Number of rows per batch: large enough for numpy, small enough for the CPU cache.
 BATCH_ROWS = 4096
 
 
@@ -30,8 +30,8 @@ class Tally:
     """Counts of rows read and left out, with reasons.
 
     ``failed`` rows are requests that failed in the recorded system; ``bad`` rows cannot be read.
-    ``first`` is the line of the first row left out for each reason. ``notes`` are remarks for
-    readers of the trace.
+    ``first`` has, for each reason, the line of the first row left out. ``notes`` are remarks about
+    the trace for the user.
     """
 
     rows: int = 0
@@ -45,7 +45,7 @@ class Tally:
         return self.failed.total() + self.bad.total()
 
     def lines(self) -> list[str]:
-        """Return the rows left out and the notes, one sentence each."""
+        """Return sentences about the rows left out, and the notes."""
         told = []
         for kind, counts in (("bad rows", self.bad), ("failed requests", self.failed)):
             if counts:
@@ -78,7 +78,7 @@ class TraceSource:
         self._origin: int | float | None = None
 
     def bad(self, line: int, column: str, what: str) -> None:
-        """Raise an error for a row that cannot be used, or count it with ``skip_bad``.
+        """Raise an error for an invalid row or, with ``skip_bad``, count it.
 
         ``what`` states the expected and the found value, with "; found " between them.
         """
@@ -99,7 +99,7 @@ class TraceSource:
             self.tally.first.setdefault(reason, lines[int(np.flatnonzero(rows)[0])])
 
     def since_first(self, times: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return times relative to the first row of the trace."""
+        """Return times relative to the time of the trace's first row."""
         if self._origin is None and len(times):
             self._origin = times[0]
         return times if self._origin is None else times - self._origin
@@ -112,9 +112,9 @@ class TraceSource:
     def text(self, path: Path | None = None, newline: str = "") -> Iterator[IO[str]]:
         """Open the file as text; bytes that are not UTF-8 are escaped.
 
-        ``newline`` is as in ``open``: with a line feed, carriage returns do not end a line.
-        Raises InputError if the file cannot be read, or if compressed data are truncated or
-        damaged.
+        ``newline`` has the same meaning as in ``open``: with a line feed, carriage returns do not
+        end a line. Raises InputError if the file cannot be read, or if compressed data are
+        truncated or damaged.
         """
         path = path or self.path
         self.line = 0

@@ -1,7 +1,7 @@
 """Statistics of a trace: rates, lengths, shared prefixes, KV demand.
 
-One pass over the rows; memory does not grow with their number (only distinct blocks of shared
-prompts and requests in flight are stored).
+The statistics are computed in one pass over the rows. Memory use does not grow with the number of
+rows, because only distinct blocks of shared prompts and requests in flight are stored.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from simkv.workload.request_columns import (
 )
 from simkv.workload.trace_reader import TraceReader, shift_to_zero
 
-#: Lengths up to this are counted in an array, larger ones in a dictionary.
+#: Maximum length that is counted in an array; larger lengths are counted in a dictionary.
 MAX_ARRAY_LENGTH = 1 << 17
-#: Number of time bins; their width doubles when a trace exceeds them.
+#: Number of time bins; the width of the bins doubles when a trace does not fit.
 BINS = 1 << 17
-#: Requests per point in the plot of shared tokens.
+#: Number of requests per point in the plot of shared tokens.
 REQUESTS_PER_POINT = 64
 QUANTILES = (0.5, 0.9, 0.99)
 
@@ -38,8 +38,8 @@ QUANTILES = (0.5, 0.9, 0.99)
 class ServiceTime(NamedTuple):
     """Assumed time for which a request holds its KV, used to estimate peak demand.
 
-    Prefill at ``prefill_rate`` tokens per s, then ``tpot`` s for each output token, without
-    waiting. KV of prompt and output is held for the whole time, and no KV is shared.
+    A request prefills at ``prefill_rate`` tokens per s and takes ``tpot`` s for each output token,
+    without waiting. It holds the KV of prompt and output for the whole time, and no KV is shared.
     """
 
     prefill_rate: float = 10_000.0
@@ -60,7 +60,7 @@ class UnsortedTrace(Exception):
 
 
 class LengthHistogram:
-    """Counts of each length."""
+    """Number of requests by length."""
 
     def __init__(self) -> None:
         self._short = np.zeros(MAX_ARRAY_LENGTH, np.int64)
@@ -93,7 +93,7 @@ class LengthHistogram:
 
 
 class BinnedAmounts:
-    """Amounts by time bins, whose width doubles when a trace exceeds them."""
+    """Amounts by time bin; the width of the bins doubles when a trace does not fit."""
 
     def __init__(self) -> None:
         self.width = 1.0
@@ -118,10 +118,11 @@ class BinnedAmounts:
 
 
 class PrefixSharing:
-    """Leading prompt tokens shared with earlier prompts, for an unlimited cache.
+    """Number of leading prompt tokens shared with earlier prompts, which is the hit rate of an
+    unlimited cache.
 
-    A trie over the pieces of prompts: the common prefix of two prompts ends where their streams
-    differ.
+    The pieces of prompts are stored in a trie; the common prefix of two prompts ends where their
+    streams differ.
     """
 
     def __init__(self) -> None:
@@ -133,7 +134,9 @@ class PrefixSharing:
         self.known = False
 
     def add(self, rows: RequestRows) -> Ints:
-        """Add prompts; return the number of leading tokens each shares with earlier prompts."""
+        """Add prompts; return, for each, the number of leading tokens shared with earlier
+        prompts.
+        """
         if rows.pieces is None:
             self.tokens += int(rows.prompt_tokens.sum())
             return np.zeros(len(rows), np.int64)
@@ -156,7 +159,7 @@ class PrefixSharing:
         return np.array(shared, np.int64)
 
     def _count_hashes(self, pieces: list[tuple[int, int, int, int]]) -> None:
-        """Count the blocks with hash ids, and the leading ones seen before."""
+        """Count the blocks with hash ids, and the leading blocks that occurred before."""
         ids = [value for kind, value, *_ in pieces if kind == HASH_STREAM]
         self.hash_blocks += len(ids)
         for value in ids:
@@ -168,7 +171,9 @@ class PrefixSharing:
     def _walk(
         self, pieces: list[tuple[int, int, int, int]], output: tuple[int, int, int, int]
     ) -> int:
-        """Return the number of leading tokens seen before, then add the prompt and its output."""
+        """Return the number of leading tokens that occurred before, then add the prompt and its
+        output.
+        """
         node, shared, same = 0, 0, True
         for index, (kind, value, start, end) in enumerate(_merged([*pieces, output])):
             place = (node, kind, value, start)
@@ -196,7 +201,9 @@ def _merged(pieces: list[tuple[int, int, int, int]]) -> list[tuple[int, int, int
 
 
 class PeakDemand:
-    """Peak number of requests and KV blocks in flight, by a sweep over arrivals and departures."""
+    """Peak number of requests and KV blocks in flight, computed by a sweep over arrivals and
+    departures.
+    """
 
     def __init__(self, service: ServiceTime, block_size: int) -> None:
         self.service = service
@@ -207,7 +214,7 @@ class PeakDemand:
         self._blocks = np.zeros(0, np.int64)
 
     def add(self, rows: RequestRows) -> None:
-        tokens = rows.prompt_tokens + rows.output_tokens - 1  # the last token needs no KV
+        tokens = rows.prompt_tokens + rows.output_tokens - 1  # the last token has no KV
         blocks = -(-tokens // self.block_size)
         ends = rows.arrival + self.service.seconds(rows.prompt_tokens, rows.output_tokens)
         self.held.add(rows.arrival, blocks)
@@ -215,7 +222,8 @@ class PeakDemand:
         all_ends = np.concatenate([self._ends, ends])
         all_blocks = np.concatenate([self._blocks, blocks])
         over = all_ends <= rows.arrival[-1]
-        times = np.concatenate([all_ends[over], rows.arrival])  # departures first at ties
+        # at equal times, departures precede arrivals
+        times = np.concatenate([all_ends[over], rows.arrival])
         order = np.argsort(times, kind="stable")
         for name, before, gone, come in (
             ("blocks", self._blocks.sum(), all_blocks[over], blocks),
@@ -270,7 +278,7 @@ class TraceStatistics:
         self.demand.add(rows)
 
     def _note_sharing(self, rows: RequestRows, shared: Ints) -> None:
-        """Record the share of tokens seen before at some of the rows, for the plot."""
+        """Record the fraction of tokens that occurred before for some of the rows, for the plot."""
         marks = np.arange(len(rows) - 1, -1, -REQUESTS_PER_POINT)[::-1]
         tokens = self.sharing.tokens - rows.prompt_tokens.sum() + np.cumsum(rows.prompt_tokens)
         hits = self.sharing.hit_tokens - shared.sum() + np.cumsum(shared)
@@ -281,11 +289,11 @@ class TraceStatistics:
 
     @property
     def span(self) -> float:
-        """Seconds from the first arrival to the last; NaN without arrivals."""
+        """Seconds from the first to the last arrival; NaN without arrivals."""
         return self.last - self.first
 
     def figures(self) -> dict[str, Any]:
-        """Return all statistics by name; None if the trace lacks the data.
+        """Return all statistics by name; None for statistics whose data are missing in the trace.
 
         ``rate`` is the number of requests per second between the first and the last arrival.
         ``gap_cv`` is the coefficient of variation of the gaps between arrivals.

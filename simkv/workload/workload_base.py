@@ -16,7 +16,8 @@ from pydantic import (
     ValidationInfo,
 )
 
-#: Larger values are rejected before anything is built: they are typos or inputs for another tool.
+#: Limits of workload fields; larger values are typos or inputs for another tool, and are rejected
+#: before any request is built.
 MAX_REQUEST_COUNT = 10_000_000
 MAX_TOKEN_COUNT = 100_000_000
 MAX_SECONDS = 1e9
@@ -34,7 +35,8 @@ def _never_rise(rates: list[float]) -> list[float]:
 
 
 Share = Annotated[float, Field(ge=0, le=1)]
-#: Acceptance probability of each draft token given the earlier ones, or rates by position.
+#: Acceptance of draft tokens: the probability for each draft given that the earlier ones were
+#: accepted, or rates by position.
 AcceptanceRates = Annotated[
     Annotated[Share, Tag("one")]
     | Annotated[list[Share], Field(min_length=1), AfterValidator(_never_rise), Tag("by position")],
@@ -43,12 +45,12 @@ AcceptanceRates = Annotated[
 
 
 def make_random_stream(seed: int, *purpose: int) -> np.random.Generator:
-    """Return a random stream that depends only on the seed and the purpose."""
+    """Return a random stream that depends only on the seed and the sampled quantity."""
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=purpose)))
 
 
 class StrictModel(BaseModel):
-    """Base of scenario models: frozen, without unknown fields or type coercion."""
+    """Base class of scenario models: immutable, without unknown fields or type coercion."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 

@@ -67,7 +67,8 @@ def find_other_form_fields(chosen: Container[str]) -> list[str]:
 def _known_format(name: str) -> str:
     if name == "auto":
         return name
-    from simkv.workload.formats.format_detection import FORMAT_NAMES  # it imports all formats
+    # imported here because it imports all formats
+    from simkv.workload.formats.format_detection import FORMAT_NAMES
 
     if name not in FORMAT_NAMES:
         raise ValueError(
@@ -81,7 +82,7 @@ def _part(value: Any) -> str:
     return "fraction" if isinstance(value, float) else "number"
 
 
-#: Number of requests (1000) or fraction of them (0.1).
+#: Number of requests (1000), or a fraction of the requests (0.1).
 SampleSize = Annotated[
     Annotated[Count, Tag("number")] | Annotated[float, Field(gt=0, le=1), Tag("fraction")],
     Discriminator(_part),
@@ -208,8 +209,8 @@ class Workload(StrictModel):
 def build_clients(workload: Workload, timeout: float | None) -> Clients:
     """Build the clients of a workload.
 
-    ``timeout`` (s) applies to requests without their own. Raises InputError if the trace cannot be
-    used.
+    ``timeout`` (s) applies to requests that have no timeout. Raises InputError if the trace cannot
+    be used.
     """
     requests, after = _requests(workload, timeout)
     return Clients(requests, after, workload.max_concurrency, workload.max_sessions)
@@ -218,8 +219,8 @@ def build_clients(workload: Workload, timeout: float | None) -> Clients:
 def generate_requests(workload: Workload, timeout: float | None) -> list[Request]:
     """Return the requests of a workload whose arrivals do not depend on how requests are served.
 
-    ``timeout`` (s) applies to requests without their own. Raises InputError if arrivals depend on
-    service (see ``build_clients``) or if the trace cannot be used.
+    ``timeout`` (s) applies to requests that have no timeout. Raises InputError if arrivals depend
+    on answers (see ``build_clients``) or if the trace cannot be used.
     """
     requests, after = _requests(workload, timeout)
     if after or workload.max_concurrency or workload.max_sessions:
@@ -239,7 +240,9 @@ def _requests(
 
 
 def _with_acceptance(workload: Workload, requests: Sequence[Request]) -> Iterable[Request]:
-    """Return the requests with acceptance rates from the request, the trace or the workload."""
+    """Return the requests with acceptance rates, taken from the request, the trace or the
+    workload.
+    """
     column = workload.loaded.rows.acceptance if workload.trace is not None else None
     if workload.acceptance is None and column is None:
         return requests
@@ -293,7 +296,7 @@ def _listed(rows: Sequence[ListedRequest], timeout: float | None) -> list[Reques
 def _replayed(
     workload: Workload, timeout: float | None
 ) -> tuple[list[Request], dict[int, Dependency]]:
-    """Return the requests of a trace, with its own arrival times or at the configured rate."""
+    """Return the requests of a trace, with the trace's arrival times or at the configured rate."""
     trace = workload.loaded
     arrivals = None
     if workload.request_rate is not None:

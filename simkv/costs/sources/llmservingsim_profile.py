@@ -19,8 +19,8 @@ because hosts with the same GPUs may have different links.
 
 The experts of a mixture of experts (``moe.csv``, by tokens and activated experts) are assumed to be
 selected uniformly. Their times include the router's matrix product, but not the selection of
-experts, which the profiler made itself. The ranks of an expert-parallel group exchange their tokens:
-each rank computes its own experts for the tokens of all ranks that selected them.
+experts, which the profiler made. The ranks of an expert-parallel group exchange their tokens: each
+rank computes its own experts for the tokens of all ranks that selected them.
 """
 
 from __future__ import annotations

@@ -149,7 +149,9 @@ class ResourceManager:
 
     @property
     def admission_is_stable(self) -> bool:
-        """Whether only a change of free blocks can change if the head of ``waiting`` is admitted."""
+        """Whether a waiting request can be admitted or refused only after the free blocks
+        change.
+        """
         return False
 
     def growing(self, seq: FastDeployRequest, steps: int) -> Sequence[int]:

@@ -1,1 +1,3 @@
-"""Trace formats, one module each; ``format_detection`` identifies a file by its content."""
+"""Trace formats, one module per format; ``format_detection`` identifies the format of a file by its
+content.
+"""

@@ -1,7 +1,7 @@
 """Reader of NVIDIA aiperf's per-request export ``profile_export.jsonl`` (JSON lines).
 
 ``metadata`` has ``request_start_ns`` (Unix time; the first request is time 0), ``benchmark_phase``
-and ``was_cancelled``. ``metrics`` has values with their unit: ``input_sequence_length`` and
+and ``was_cancelled``. ``metrics`` has values with their units: ``input_sequence_length`` and
 ``output_sequence_length`` in tokens, ``time_to_first_token``, ``inter_token_latency`` and
 ``request_latency``. Warm-up requests, cancelled requests and requests with an ``error`` are left
 out and counted (github.com/ai-dynamo/aiperf, docs/tutorials/working-with-profile-exports.md).

@@ -24,7 +24,7 @@ _TIME = re.compile(
 _ZONE = re.compile(r"(?:Z|[+-]\d\d(?::?\d\d)?)$", re.ASCII)
 #: Length of "2023-11-16 18:15:46".
 _SHORTEST = 19
-#: 64-bit nanoseconds cover the years 1677 to 2262.
+#: Range of years that 64-bit nanoseconds cover (1677 to 2262).
 _FIRST_YEAR, _LAST_YEAR = "1700", "2200"
 
 

@@ -1,7 +1,7 @@
 """Read the command line of a serving benchmark as a workload section.
 
 ``vllm bench serve``, ``benchmark_serving.py`` and ``sglang.bench_serving`` have the same options
-for arrivals; lengths depend on the dataset. Defaults are those of the tools: vLLM 0.33
+for arrivals; lengths depend on the dataset. Defaults are taken from the tools: vLLM 0.33
 (``vllm/benchmarks/serve_throughput.py``, ``vllm/benchmarks/datasets``) and SGLang 0.5.23
 (``sglang/benchmark``). Options that only affect reports or the connection are ignored.
 """
@@ -19,12 +19,13 @@ from typing import Any
 
 from simkv.core.errors import InputError, spelling_hint
 
-#: Words that start each tool, and its defaults for prompts and random lengths.
+#: Words that start each tool, with the tool's defaults for the number of prompts and random
+#: lengths.
 TOOLS: Mapping[str, tuple[str, ...]] = {
     "vllm": ("bench serve", "benchmark_serving.py"),
     "sglang": ("sglang.bench_serving", "bench_serving.py", "sglang.benchmark.serving"),
 }
-#: Options for arrivals, with the field of the arrivals section.
+#: Options for arrivals, with the corresponding field of the arrivals section.
 _ARRIVALS = {
     "--request-rate": "request_rate",
     "--burstiness": "burstiness",
@@ -60,7 +61,7 @@ _LENGTHS = (
     "--gsp-output-len",
 )
 _OTHER = ("--max-concurrency", "--dataset-name", "--dataset-path", "--ignore-eos")
-#: Options without a value, and options with several.
+#: Options without a value, and options with several values.
 _SWITCHES = frozenset(
     {
         "--ignore-eos",
@@ -117,7 +118,7 @@ _LISTS = frozenset(
         "--profile-stages",
     }
 )
-#: Options with an effect on the load that is not reproduced.
+#: Options that affect the load but are not reproduced.
 _NOT_MODELLED = {
     "--num-warmups": "warm-up requests are not simulated",
     "--warmup-requests": "warm-up requests are not simulated",
@@ -129,7 +130,7 @@ _NOT_MODELLED = {
     "--extra-request-body": "options of requests are not read",
     "--random-batch-size": "only single prompts are modelled",
 }
-#: Names of the datasets whose lengths follow from options.
+#: Names of the datasets whose lengths are determined by options.
 _SYNTHETIC = ("random", "random-ids", "sonnet", "prefix_repetition", "generated-shared-prefix")
 
 
@@ -137,7 +138,8 @@ _SYNTHETIC = ("random", "random-ids", "sonnet", "prefix_repetition", "generated-
 class BenchCommand:
     """Workload section of a benchmark's command line.
 
-    ``used``, ``ignored`` and ``not_modelled`` are the options as given; the last with reasons.
+    ``used``, ``ignored`` and ``not_modelled`` are the options as given; ``not_modelled`` also has
+    reasons.
     """
 
     workload: dict[str, Any]
@@ -156,8 +158,8 @@ class BenchCommand:
 def read_bench_command(text: str, option: str = "--load") -> BenchCommand:
     """Read a benchmark's command line. Raises InputError, naming ``option``, if it is invalid.
 
-    Without ``--dataset-name``, lengths are those of the dataset ``random``, unless the tool has
-    another default that needs a tokenizer.
+    Without ``--dataset-name``, lengths are sampled as for the dataset ``random``, unless the tool
+    has another default that needs a tokenizer.
     """
     tool, words = _after_tool(text, option)
     given = _options(words, option)
@@ -207,12 +209,12 @@ def _options(words: list[str], option: str) -> list[tuple[str, Any, str]]:
     return found
 
 
-#: Words that end a command.
+#: Words that end a command in a shell line.
 _ENDS = (">", ">>", "|", "2>&1", "&", "&&", ";")
 
 
 def _values(name: str, head: str, rest: list[str], option: str) -> list[str]:
-    """Remove the values of an option from ``rest`` and return them."""
+    """Remove the values of an option from ``rest`` and return these values."""
     if name in _SWITCHES or name.startswith("--no-"):
         return []
     values: list[str] = []
@@ -226,7 +228,7 @@ def _values(name: str, head: str, rest: list[str], option: str) -> list[str]:
 
 
 def _check_name(name: str, head: str, option: str) -> None:
-    """Raise InputError for an unknown option that resembles one with an effect."""
+    """Raise InputError for an unknown option that resembles an option with an effect."""
     known = {*_ARRIVALS, *_LENGTHS, *_OTHER, *_NOT_MODELLED, *_SWITCHES, *_LISTS}
     if name not in known and (hint := spelling_hint(name, (*_ARRIVALS, *_LENGTHS, *_OTHER))):
         raise InputError(f"{option}: {head}: unknown option{hint}")
@@ -297,7 +299,7 @@ class _Numbers:
 
 
 def _random(number: _Numbers, tool: str) -> dict[str, Any]:
-    """Return lengths of the dataset ``random``, after a shared prefix."""
+    """Return the length distributions of the dataset ``random``, after a shared prefix."""
     default = 128 if tool == "vllm" else 1024
     shared = number("--random-prefix-len", 0)
     prompt = number("--input-len", number("--random-input-len", number("--random-input", 1024)))
@@ -311,7 +313,9 @@ def _random(number: _Numbers, tool: str) -> dict[str, Any]:
 
 
 def _around(length: int, ratio: float, shared: int = 0) -> Any:
-    """Return lengths between ``1 - ratio`` and ``1 + ratio`` of one, plus shared tokens."""
+    """Return a distribution of lengths from ``1 - ratio`` to ``1 + ratio`` times ``length``, plus
+    shared tokens.
+    """
     if not ratio:
         return length + shared
     if not shared:
@@ -321,7 +325,9 @@ def _around(length: int, ratio: float, shared: int = 0) -> Any:
 
 
 def _up_to(length: int, ratio: float, shared: int = 0) -> Any:
-    """Return lengths between ``ratio`` of one and one, as SGLang's benchmark samples them."""
+    """Return a distribution of lengths from ``ratio`` times ``length`` to ``length``, as in
+    SGLang's benchmark.
+    """
     low = max(int(length * ratio), 1)
     if low >= length:
         return length + shared
@@ -362,7 +368,7 @@ def _grouped(number: _Numbers, _tool: str) -> dict[str, Any]:
 def _of_file(
     dataset: str, values: Mapping[str, Any], number: Callable[[str, Any], Any], option: str
 ) -> dict[str, Any]:
-    """Return a workload that replays the file of a dataset, if it has lengths in tokens."""
+    """Return a workload that replays the dataset file, if the file has lengths in tokens."""
     path = Path(str(values.get("--dataset-path", "")))
     if dataset not in ("mooncake", "timed_trace") or not path.is_file():
         raise InputError(

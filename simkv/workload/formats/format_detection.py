@@ -56,7 +56,7 @@ HEAD_BYTES = 1 << 18
 EMPTY_GZIP = 20
 _KEY = re.compile(r'"([A-Za-z_][A-Za-z0-9_ ]*)"\s*:')
 _YAML_KEY = re.compile(r"^([A-Za-z_]+):", re.MULTILINE)
-#: Files that are read when their directory is given.
+#: Names of the files that are read if their directory is given.
 _INSIDE = ("requests.jsonl", "requests.jsonl.gz", "requests.csv", "profile_export.jsonl")
 
 

@@ -1,9 +1,10 @@
 """Reader of genai-perf's ``profile_export.json`` (Perf Analyzer), with estimated lengths.
 
 ``experiments[].requests[]`` has ``timestamp`` and ``response_timestamps`` in ns,
-``response_outputs`` and ``request_inputs``. The file contains no lengths: genai-perf counts them
-with the model's tokenizer. This reader counts one output token for each response with text, as
-streaming servers send them, and one prompt token for every ``CHARACTERS_PER_TOKEN`` characters.
+``response_outputs`` and ``request_inputs``. The file contains no token counts, because genai-perf
+computes them later with the model's tokenizer. This reader counts one output token for each
+response with text, as streaming servers send them, and one prompt token for every
+``CHARACTERS_PER_TOKEN`` characters.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def _row(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _brings(output: Any) -> bool:
-    """Return whether a response contains more than the end of the stream."""
+    """Return whether a response contains text, not only the end of the stream."""
     text = output if isinstance(output, str) else json.dumps(output)
     return bool(text.strip()) and "[DONE]" not in text
 

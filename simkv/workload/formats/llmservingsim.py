@@ -33,7 +33,9 @@ BLOCK_TOKENS = 16
 
 
 class _Chain:
-    """Assign ids to token blocks, by their own tokens and all tokens before them."""
+    """Assign ids to blocks of tokens; an id identifies the tokens of a block and all tokens before
+    them.
+    """
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, ...], int] = {}

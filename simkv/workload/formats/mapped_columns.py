@@ -1,9 +1,10 @@
 """Reader of custom logs (CSV or JSON lines) whose columns are mapped as ``ours=theirs``.
 
-    simkv trace convert log.csv out.csv --columns arrival=ts,prompt_tokens=in,output_tokens=out
+simkv trace convert log.csv out.csv --columns arrival=ts,prompt_tokens=in,output_tokens=out
 
-Unmapped columns are read if they have simkv's own names. ``arrival`` may be seconds on any clock,
-or wall-clock times such as ``2026-05-01T12:00:00.25Z``; wall-clock times count from the first row.
+Columns that are not mapped are read if they have simkv's names. ``arrival`` may be seconds on any
+clock, or wall-clock times such as ``2026-05-01T12:00:00.25Z``; wall-clock times are converted to
+seconds after the first row.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ from simkv.workload.formats.trace_format import FileHead, TraceFormat
 from simkv.workload.request_columns import RequestRows
 from simkv.workload.trace_source import TraceSource, select_served
 
-#: Number of JSON records among which a mapped key must occur.
+#: Number of JSON records at the beginning of the file in which a mapped key must occur.
 CHECKED_LINES = 100
-#: Lengths may be 0 here: requests without an answer are counted as failed, not rejected.
+#: In these columns, 0 is allowed: requests without an answer are counted as failed instead of
+#: rejected.
 _COUNTED: dict[str, Parser] = dict.fromkeys(LENGTH_PARSERS, parse_whole_numbers)
 
 
@@ -80,7 +82,7 @@ def _rows(source: TraceSource, columns: Mapping[str, str], is_json: bool) -> Ite
 
 
 def _arrival(source: TraceSource, texts: Sequence[str]) -> ColumnArray:
-    """Return seconds; wall-clock times count from the first row."""
+    """Return arrivals in seconds; wall-clock times are converted to seconds after the first row."""
     try:
         return parse_times(texts)
     except ValueError:
@@ -92,7 +94,7 @@ def _arrival(source: TraceSource, texts: Sequence[str]) -> ColumnArray:
 def _renamed(
     source: TraceSource, lines: Iterator[str], columns: Mapping[str, str]
 ) -> Iterator[str]:
-    """Yield the lines of a CSV file with simkv's column names in the header."""
+    """Yield the lines of a CSV file, with simkv's column names in the header."""
     theirs = {name.casefold(): ours for ours, name in columns.items()}
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -113,7 +115,9 @@ def _renamed(
 
 
 def _our_name(name: str, theirs: Mapping[str, str], columns: Mapping[str, str]) -> str:
-    """Return the name of a column here; a name that is mapped from another column gets a suffix."""
+    """Return simkv's name of a column; a simkv name that is mapped from another column gets a
+    suffix.
+    """
     ours = theirs.get(name.casefold())
     if ours is not None:
         return ours
@@ -124,7 +128,7 @@ def _our_name(name: str, theirs: Mapping[str, str], columns: Mapping[str, str]) 
 def _json_as_csv(
     source: TraceSource, lines: Iterator[str], columns: Mapping[str, str]
 ) -> Iterator[str]:
-    """Yield JSON lines as CSV lines, one for one, so that line numbers stay correct."""
+    """Convert each JSON line to one CSV line, so that line numbers stay correct."""
     head = list(islice(lines, CHECKED_LINES))
     lines = chain(head, lines)
     _check_keys(source, head, columns)
@@ -144,13 +148,13 @@ def _json_as_csv(
 
 
 def _check_keys(source: TraceSource, head: Sequence[str], columns: Mapping[str, str]) -> None:
-    """Raise InputError for a mapped key that none of the first records has."""
+    """Raise InputError for a mapped key that does not occur in the first records."""
     keys: dict[str, None] = {}
     for line in head:
         try:
             record = json.loads(line) if line.strip() else {}
         except (ValueError, RecursionError):
-            return  # reported with its line number
+            return  # an invalid record is reported later, with its line number
         if isinstance(record, dict):
             keys |= dict.fromkeys(record)
     for ours, name in columns.items():

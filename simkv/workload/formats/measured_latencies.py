@@ -1,4 +1,4 @@
-"""Measured latencies of each request of a trace, for formats that record them."""
+"""Measured latencies of each request in a trace, for formats that record latencies."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def read_measured_latencies(path: Path, source: TraceSource | None = None) -> pd
     """Return one row per served request, in the order of the file.
 
     Columns: arrival_s, prompt_tokens, output_tokens; ttft_ms, tpot_ms, e2e_ms, queue_ms as measured
-    (NaN if missing); and queued_s, the start of TTFT and E2E, if the format records it. Formats
-    with a ``table`` may add start_s (since 1970), request (its id), max_tokens, prefill_ms,
-    gave_up_s, and requests without an answer (output_tokens 0).
+    (NaN if missing); and queued_s, the time from which TTFT and E2E count, if the format records
+    this time. Formats with a ``table`` may add start_s (since 1970), request (its id), max_tokens,
+    prefill_ms, gave_up_s, and requests without an answer (output_tokens 0).
 
     ``source`` is an open source for the file; by default a new one is opened. Raises InputError if
     the file cannot be used or its format has no measured times.
@@ -65,7 +65,9 @@ def read_measured_latencies(path: Path, source: TraceSource | None = None) -> pd
 
 
 def _records(source: TraceSource, path: Path) -> list[tuple[int, dict[str, object]]]:
-    """Return (line, object) of a JSON lines file, indexed as by ``RequestRows.number``."""
+    """Return pairs of line number and object of a JSON lines file, at the indices of
+    ``RequestRows.number``.
+    """
     with source.text(path) as lines:
         texts = list(enumerate(lines, start=1))
     return [(line, json.loads(text)) for line, text in texts if text.strip()]

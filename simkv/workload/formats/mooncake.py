@@ -1,10 +1,11 @@
-"""Reader of Mooncake traces and others of this form: JSON lines with hash ids of prompt blocks.
+"""Reader of Mooncake traces and other traces of this form: JSON lines with hash ids of prompt
+blocks.
 
-Each line has ``timestamp`` in ms, ``input_length``, ``output_length``, and ``hash_ids``, one for
-each block of the prompt, the last block partial (github.com/kvcache-ai/Mooncake,
-FAST25-release/traces). Equal ids mean equal tokens up to and including that block. Blocks have 512
-tokens unless the first rows show another size, as in Alibaba's Qwen traces (16 tokens, and
-``timestamp`` in s).
+Each line has ``timestamp`` in ms, ``input_length``, ``output_length``, and ``hash_ids``, one per
+block of the prompt; the last block may be partial (github.com/kvcache-ai/Mooncake,
+FAST25-release/traces). If two blocks have the same id, their tokens and all tokens before them are
+equal. Blocks have 512 tokens unless the first rows show another size, as in Alibaba's Qwen traces
+(16 tokens, and ``timestamp`` in s).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ BLOCK_SIZES = (512, 16, 32, 64, 128, 256, 1024)
 
 
 class _Checked:
-    """Check of rows; infers the block size from the first rows."""
+    """Check the rows of a file, and infer the block size from the first rows."""
 
     def __init__(self) -> None:
         self.possible = list(BLOCK_SIZES)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 SPAN_NAME = "llm_request"
 _LATENCY, _USAGE = "gen_ai.latency.", "gen_ai.usage."
-#: Columns in s, and the attributes they are read from.
+#: Columns in seconds, with the attribute that contains each.
 _TIMES = {
     "queue": "time_in_queue",
     "prefill": "time_in_model_prefill",
@@ -44,7 +44,9 @@ _NUMBERS = ("doubleValue", "intValue", "stringValue", "boolValue")
 
 
 def _documents(source: TraceSource) -> Iterator[tuple[int, Any]]:
-    """Yield the JSON values of a file with their lines: one per line, or one in the whole file."""
+    """Yield the JSON values of a file with their line numbers: one per line, or one for the whole
+    file.
+    """
     with source.text() as lines:
         begun: list[str] = []
         for start, batch in source.batches(lines):
@@ -98,7 +100,7 @@ def _spans(document: Any) -> Iterator[tuple[float, dict[str, Any]]]:
 
 
 def _float(value: Any) -> float:
-    """Return a number, or NaN for anything else."""
+    """Return a number, or NaN if ``value`` is not a number."""
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError):
@@ -113,7 +115,9 @@ def _value(attribute: dict[str, Any]) -> Any:
 
 
 def _number(attributes: dict[str, Any], *names: str) -> float:
-    """Return the first attribute present. Raises ValueError if it is not a number of at least 0."""
+    """Return the first attribute that is present. Raises ValueError if it is not a number of at
+    least 0.
+    """
     value = next((attributes[name] for name in names if name in attributes), None)
     number = _float(value)
     if not 0 <= number <= MAX_TOKEN_COUNT:

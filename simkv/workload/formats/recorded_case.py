@@ -2,10 +2,10 @@
 
 The columns are ``arrival_s``, ``prompt_tokens``, ``output_tokens``; measured results are not read.
 ``shared_prefix_tokens``, if present, is the length of a prefix shared by all prompts, or by all
-prompts of one ``stage`` if that column exists: guidellm samples a new prefix for each stage (in the
-recorded runs the first prompt of each stage is computed completely). A file
-``prefix_blocks.jsonl[.gz]`` beside it lists the full 16-token blocks of each prompt: ``{"id": 0,
-"hash_ids": [0, 1]}``.
+prompts of one ``stage`` if that column exists: guidellm samples a new prefix for each stage, so the
+first prompt of each stage in the recorded runs was computed completely. A file
+``prefix_blocks.jsonl[.gz]`` in the same directory lists the full 16-token blocks of each prompt:
+``{"id": 0, "hash_ids": [0, 1]}``.
 """
 
 from __future__ import annotations

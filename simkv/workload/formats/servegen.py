@@ -6,9 +6,10 @@ data/): ``chunk-<client>-trace.csv`` (no header; window start in s, requests per
 start -> field -> a Python dict literal of probabilities).
 
 As in ServeGen, the gaps of a client in a window are sampled from its distribution and scaled to
-fill the window, so that the rate is exact. Unlike in ServeGen, prompt and output lengths are
-sampled independently (ServeGen samples both at the same quantile). Every client, window and purpose
-has its own random stream: a later start or a removed client does not change the other requests.
+fill the window, so that the rate is exact. Unlike in ServeGen, the prompt length and the output
+length of a request are sampled independently (ServeGen uses the same quantile for both). Each
+combination of client, window and sampled quantity has its own random stream, so a later start or a
+removed client does not change the other requests.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ MAX_MEMBER_BYTES = 1 << 28
 
 @dataclass(frozen=True)
 class RateWindow:
-    """Time window of a client from ``start`` to ``end`` (s): rate (1/s) and gap distribution."""
+    """Time window of a client from ``start`` to ``end`` (s), with its rate (1/s) and the
+    distribution of gaps.
+    """
 
     index: int
     start: float
@@ -58,7 +61,9 @@ class RateWindow:
 
 @dataclass
 class ServegenClient:
-    """Client with its rate windows, and its length distributions by start time as unparsed text."""
+    """A client with its rate windows and its length distributions; the distributions are unparsed
+    text, by start time.
+    """
 
     number: int
     windows: list[RateWindow]
@@ -71,8 +76,9 @@ class ServegenClient:
     def length_distribution(self, field: str, time: float) -> tuple[Ints, Floats] | None:
         """Return the lengths and their cumulative probabilities at ``time``, or None.
 
-        A window without lengths uses the nearest earlier window, otherwise the nearest later one.
-        The result is None if the file has no lengths for the field.
+        A window without lengths uses the lengths of the nearest earlier window; if no earlier
+        window has lengths, it uses the nearest later one. The result is None if the file has no
+        lengths for the field.
         """
         starts = [start for start, _ in self.lengths]
         now = int(np.searchsorted(starts, time, side="right")) - 1

@@ -10,8 +10,8 @@ by blanks.
 
 Equal positions in the same stream are equal tokens. ``h<number>`` is a block identified by its
 hash, ``o<row>`` and ``u<row>`` are the output and the own prompt tokens of that row (the first is
-0). Any other name is an independent stream (letters, digits and ``_.-~`` as they are, others as
-%XX). Tokens after the last piece are unique to the prompt.
+0). Any other name is an independent stream; in a name, all characters except letters, digits and
+``_.-~`` are written as %XX. Tokens after the last piece are unique to the prompt.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from simkv.workload.request_columns import (
 )
 from simkv.workload.trace_source import TraceSource
 
-#: Name columns, stored as numbers, and the table of names in a source.
+#: Columns with names, which are stored as numbers, and the table in the source that maps the names.
 NAME_COLUMNS: dict[str, Callable[[TraceSource], NameTable]] = {
     "lora": attrgetter("loras"),
     "session": attrgetter("sessions"),
@@ -125,13 +125,13 @@ COLUMN_PARSERS: dict[str, Parser] = {
     "think_time": make_column_parser(_empty_or(parse_time, np.nan), np.float64),
     "prefix": make_column_parser(_check_prefix),
 }
-#: Units of times since 1970 (after 1973): name, least value and units per second.
+#: Units of times since 1970 (for times after 1973): name, smallest value and units per second.
 _EPOCH_UNITS = (
     ("nanoseconds", 1e17, 1e9),
     ("microseconds", 1e14, 1e6),
     ("milliseconds", 1e11, 1e3),
 )
-#: Row id columns are ignored: simkv numbers the rows itself.
+#: Columns with row ids; they are ignored because simkv numbers the rows itself.
 _IGNORED = {"id", "request_id"}
 
 
@@ -198,7 +198,9 @@ def _known(head: FileHead) -> bool:
 
 
 def find_missing_columns(head: FileHead) -> list[str]:
-    """Return the missing columns of a file that resembles a simkv trace; empty for other files."""
+    """Return the missing columns of a file whose header resembles a simkv trace; empty for all
+    other files.
+    """
     like_ours = head.kind == "csv" and head.names & {"arrival", *LENGTH_PARSERS}
     lacking = [name for name in ("arrival", *LENGTH_PARSERS) if name not in head.names]
     return lacking if like_ours else []
@@ -208,7 +210,9 @@ SIMKV = TraceFormat("simkv", "simkv's own traces (CSV)", _known, _rows)
 
 
 def used_columns(rows: RequestRows, already: Sequence[str] = ()) -> list[str]:
-    """Return the columns with any non-default value and those in ``already``, in order."""
+    """Return the columns in ``already`` and the columns with at least one non-default value, in
+    order.
+    """
     return [
         name
         for name in COLUMN_PARSERS

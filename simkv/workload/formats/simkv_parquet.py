@@ -1,4 +1,7 @@
-"""Reader and writer of simkv traces as Parquet: typed columns of the CSV form. Requires pyarrow."""
+"""Reader and writer of simkv traces as Parquet files with typed columns. Requires pyarrow.
+
+The columns are the same as in the CSV format.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from simkv.workload.formats.trace_format import FileHead, TraceFormat
 from simkv.workload.request_columns import RequestRows
 from simkv.workload.trace_source import TraceSource
 
-#: Rows per row group.
+#: Number of rows per row group.
 ROW_GROUP = 1 << 16
 _KINDS = {
     "arrival": "float64",
@@ -92,7 +95,9 @@ def _texts(column: Any) -> list[str]:
 
 
 def _is_good(source: TraceSource, row: int, name: str, text: str, tell: bool) -> bool:
-    """Return whether a value is valid; errors give the row number, from 1, as the line."""
+    """Return whether a value is valid; an error message gives the row number, counted from 1, as
+    the line.
+    """
     try:
         COLUMN_PARSERS[name]([text])
     except ValueError as error:
@@ -105,7 +110,9 @@ def _is_good(source: TraceSource, row: int, name: str, text: str, tell: bool) ->
 def write_parquet(
     path: Path, parts: Iterable[RequestRows], columns: Sequence[str], source: TraceSource
 ) -> int:
-    """Write a trace as Parquet and return the number of rows (parameters as for ``write_file``)."""
+    """Write a trace as Parquet and return the number of rows; the parameters are the same as for
+    ``write_file``.
+    """
     pyarrow = _pyarrow()
     schema = pyarrow.schema([(name, _KINDS.get(name, "int64")) for name in columns])
     count = 0
@@ -118,7 +125,7 @@ def write_parquet(
 
 
 def _larger(parts: Iterable[RequestRows]) -> Iterator[RequestRows]:
-    """Yield the same rows in batches large enough for a row group."""
+    """Combine batches until each is large enough for a row group."""
     kept: list[RequestRows] = []
     for rows in parts:
         kept.append(rows)

@@ -1,8 +1,8 @@
 """Reader of splitwise-sim traces: ``request_id, request_type, application_id, ...``.
 
 ``arrival_timestamp`` is in seconds, ``prompt_size`` and ``token_size`` are in tokens
-(github.com/Mutinifni/splitwise-sim, traces/). Rows with a ``batch_size`` above 1 are rejected: they
-represent several prompts at once, which a simkv request cannot.
+(github.com/Mutinifni/splitwise-sim, traces/). Rows with a ``batch_size`` above 1 are rejected,
+because they represent several prompts and a simkv request has only one.
 """
 
 from __future__ import annotations

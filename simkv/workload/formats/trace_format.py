@@ -1,4 +1,4 @@
-"""Definition of a trace format, and the beginning of a file used to detect it."""
+"""Definition of a trace format, and the part of a file from which the format is detected."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class FileHead:
 
 @dataclass(frozen=True)
 class MeasuredLatencies:
-    """Measured latencies of a request in ms, NaN if not measured.
+    """Measured latencies of a request in ms; NaN if not measured.
 
-    With ``queue_ms``, TTFT and E2E count from the arrival at the engine core, otherwise from the
-    time the client sent the request.
+    If ``queue_ms`` is given, TTFT and E2E count from the arrival at the engine core; otherwise they
+    count from the time at which the client sent the request.
     """
 
     ttft_ms: float
@@ -43,11 +43,11 @@ class MeasuredLatencies:
 
 @dataclass(frozen=True)
 class TraceFormat:
-    """Format of a trace: its detection and its readers.
+    """A trace format: how to detect it and how to read it.
 
-    ``measured`` reads the latencies of a request from its record, if the format has them; it raises
-    ValueError with ``column: expected; found …``. A format without line records has ``table``
-    instead, which returns all requests at once (see ``read_measured_latencies``).
+    ``measured`` reads the latencies of a request from its record, if the format has latencies; it
+    raises ValueError with ``column: expected; found …``. If the records of a format are not lines,
+    ``table`` returns all requests at once instead (see ``read_measured_latencies``).
     """
 
     name: str

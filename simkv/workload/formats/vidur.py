@@ -1,7 +1,8 @@
 """Reader of Vidur's traces (``arrived_at, num_prefill_tokens, num_decode_tokens``) and lengths.
 
-Files of lengths have no arrivals; the user gives a request rate. The older replay files have
-``Time, PromptTokenCount, CompletionTokenCount`` (github.com/microsoft/vidur, data/).
+Files with only lengths have no arrival times, so the user must give a request rate. The older
+replay files have ``Time, PromptTokenCount, CompletionTokenCount`` (github.com/microsoft/vidur,
+data/).
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def _rows(source: TraceSource) -> Iterator[RequestRows]:
 
 
 def _result(source: TraceSource) -> Any:
-    """Return the result in a file, or the last of several."""
+    """Return the result in a file; if the file has several results, return the last one."""
     with source.text() as lines:
         text = lines.read()
     try:
@@ -79,7 +79,7 @@ def read_request_table(source: TraceSource) -> pd.DataFrame:
 
 
 def _appended(source: TraceSource, text: str) -> list[Any]:
-    """Return the results in a file that --append-result extended, one per line."""
+    """Return the results in a file that ``--append-result`` extended, one per line."""
     try:
         return [json.loads(line) for line in text.splitlines() if line.strip()]
     except (ValueError, RecursionError) as error:
@@ -124,7 +124,9 @@ def _columns(source: TraceSource, result: Any) -> RequestRows:
 
 
 def _is_good(source: TraceSource, result: dict[str, Any], index: int) -> bool:
-    """Return whether the values of a request are valid; errors give its index in the lists."""
+    """Return whether the values of a request are valid; error messages give its index in the
+    lists.
+    """
     source.tally.rows += 1
     try:
         json_integer({"input_lens": result["input_lens"][index]}, "input_lens")
