@@ -90,7 +90,7 @@ class RunResult:
             figures = {"notes": self.notes, "fidelity": self.fidelity.to_json()}
             found[lifetime.name] = RunResult(
                 scenario,
-                ScenarioRun(record, [lifetime]),
+                ScenarioRun(record, [lifetime], self.run.clients),
                 {**summarize(record), **figures},
                 self.notes,
                 self.fidelity,

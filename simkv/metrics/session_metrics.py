@@ -5,15 +5,22 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable
-from math import inf
 from typing import Any
 
 import numpy as np
 
 from simkv.core.outcome import Outcome
 from simkv.metrics.run_metrics import Floats, Samples, prefix_hits
+from simkv.metrics.session_turns import (
+    count_resume_tax,
+    find_critical_path,
+    find_end,
+    find_first_step,
+    list_sessions,
+    number_turns,
+)
 from simkv.sim.run_record import RequestRecord, RunRecord
-from simkv.workload.clients import Clients, find_sessions
+from simkv.workload.clients import Clients
 
 
 def session_figures(
@@ -34,7 +41,7 @@ def session_figures(
     counts finished sessions whose makespan is at most ``deadline`` (s); ``met_deadline_share`` is
     their percentage of all counted sessions. These two metrics are missing without a deadline.
     """
-    sessions = _counted_sessions(record, sent, warm_up)
+    sessions = list_sessions(record, sent)[warm_up:]
     requests = [life for lives in sessions for life in lives]
     finished = [
         lives for lives in sessions if all(life.outcome is Outcome.FINISHED for life in lives)
@@ -43,10 +50,10 @@ def session_figures(
     spans = paths.sum(axis=1)
     total = float(spans.sum())
     shares = (100.0 * paths.sum(axis=0) / total).tolist() if total else [0.0] * 4
-    tax = sum(_resume_tax(record, life) for life in requests)
+    tax = sum(count_resume_tax(record, life) for life in requests)
     queried = prefix_hits(requests)[1]
     turns = [
-        _end(life) - sent.arrived[life.request.id]
+        find_end(life) - sent.arrived[life.request.id]
         for life in requests
         if life.outcome is Outcome.FINISHED
     ]
@@ -63,19 +70,6 @@ def session_figures(
     }
 
 
-def _counted_sessions(record: RunRecord, sent: Clients, warm_up: int) -> list[list[RequestRecord]]:
-    """Return the requests of every session but the first ``warm_up`` by arrival."""
-    of = find_sessions(sent.after)
-    sessions: dict[int, list[RequestRecord]] = {}
-    for i, life in record.requests.items():
-        sessions.setdefault(of.get(i, i), []).append(life)
-    ordered = sorted(
-        sessions.values(),
-        key=lambda lives: min(sent.arrived.get(life.request.id, inf) for life in lives),
-    )
-    return ordered[warm_up:]
-
-
 def _deadline_figures(spans: Floats, deadline: float, count: int) -> dict[str, float]:
     """Return the number of sessions within the deadline, and their percentage of ``count``."""
     met = int((spans <= deadline).sum())
@@ -90,52 +84,31 @@ def _critical_path(
     record: RunRecord, sent: Clients, lives: Iterable[RequestRecord]
 ) -> tuple[float, float, float, float]:
     """Return the seconds of waiting, model, tools and think time before the last answer."""
-    life = max(lives, key=_end)
     waiting = model = tools = think = 0.0
-    while True:
+    before: RequestRecord | None = None
+    for life in find_critical_path(record, sent, lives):
         i = life.request.id
-        first_step = record.steps.start[life.segments[0].first]
+        first_step = find_first_step(record, life)
+        assert first_step is not None
         waiting += first_step - sent.arrived[i]
-        model += _end(life) - first_step
-        if i not in sent.after:
-            return waiting, model, tools, think
-        dependency = sent.after[i]
-        life = max((record.requests[before] for before in dependency.before), key=_end)
-        tools += dependency.tool_time
-        think += sent.arrived[i] - _end(life) - dependency.tool_time
-
-
-def _end(life: RequestRecord) -> float:
-    assert life.ended_at is not None
-    return life.ended_at
+        model += find_end(life) - first_step
+        if before is not None:
+            tools += sent.after[i].tool_time
+            think += sent.arrived[i] - find_end(before) - sent.after[i].tool_time
+        before = life
+    return waiting, model, tools, think
 
 
 def _by_turn(record: RunRecord, sent: Clients, counted: Container[int]) -> list[dict[str, float]]:
     """Return the number of counted requests and their prefix cache hit rate (%) by turn."""
-    turns: dict[int, int] = {}
-    lives: list[list[RequestRecord]] = []
-    # each request comes after the requests whose answers it waits for
-    for request in sent.requests:
-        dependency = sent.after.get(request.id)
-        turn = 0 if dependency is None else 1 + max(turns[i] for i in dependency.before)
-        turns[request.id] = turn
-        if turn == len(lives):
-            lives.append([])
-        if request.id in counted:
-            lives[turn].append(record.requests[request.id])
+    lives: dict[int, list[RequestRecord]] = {}
+    for i, turn in number_turns(sent).items():
+        some = lives.setdefault(turn, [])
+        if i in counted:
+            some.append(record.requests[i])
     rows = []
-    for turn, some in enumerate(lives, start=1):
+    for turn, some in sorted(lives.items()):
         hits, queried = prefix_hits(some)
         rate = 100.0 * hits / queried if queried else 0.0
         rows.append({"turn": turn, "requests": len(some), "hit_rate": rate})
     return rows
-
-
-def _resume_tax(record: RunRecord, life: RequestRecord) -> int:
-    """Return the number of prompt tokens computed again although an earlier request of the session
-    had computed their KV.
-    """
-    resumed = record.resumed.get(life.request.id)
-    if resumed is None or not life.chunk_rows:
-        return 0
-    return max(resumed.tokens - life.chunks[0].context, 0)

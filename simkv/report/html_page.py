@@ -41,7 +41,7 @@ LIBRARY_FILE = Path(__file__).parent / "vendor" / "plotly-cartesian-4.1.1.min.js
 #: Scripts of the page, in the order of their dependencies.
 SCRIPTS = ("model.js", "theme.js", "lanes.js", "figures.js", "inspector.js", "main.js")
 #: Plots with a time axis, which zoom together.
-TIME_AXIS_FIGURES = ("lanes", "blocks", "queues")
+TIME_AXIS_FIGURES = ("lanes", "sessions", "blocks", "queues")
 
 
 @dataclass(frozen=True)
@@ -188,6 +188,8 @@ LIGHT_THEME: dict[str, str] = {
     "green": GREEN,
     "orange": ORANGE,
     **{f"kind-{kind}": colour for kind, (_, colour) in BARS.items()},
+    "kind-tools": "#B7D7A8",
+    "kind-think": "#E3E8C5",
     f"kind-{LedgerKind.FRONT_END}": "#D8C8E8",
     f"kind-{LedgerKind.UNSEEN}": "#EDEDED",
     f"kind-{LedgerKind.BLOCKS}": ROSE,
@@ -233,6 +235,8 @@ DARK_THEME: dict[str, str] = LIGHT_THEME | {
     "kind-gone": "#23282E",
     "kind-failed": "#C75C97",
     "kind-timed_out": "#C9833A",
+    "kind-tools": "#3F6B45",
+    "kind-think": "#4A5236",
     f"kind-{LedgerKind.FRONT_END}": "#4B3B63",
     f"kind-{LedgerKind.UNSEEN}": "#30363D",
     f"kind-{LedgerKind.BEHIND}": "#565E68",

@@ -109,6 +109,36 @@ class ExplainedRequest(_Part):
     blockers: list[BlockingRequest]
 
 
+class ExplainedTurn(_Part):
+    """A request of a session. Times that do not exist are null."""
+
+    request: int
+    turn: int = Field(description="1, or one more than the last turn that it waited for.")
+    before: list[int] = Field(description="Requests that it waited for.")
+    tool_s: Number
+    think_s: Number
+    arrival_s: Number = Field(description="Arrival at its client.")
+    waited_s: Number = Field(description="Time from its arrival to its first step.")
+    end_s: Number
+    outcome: str | None
+    prompt_tokens: int
+    cached_tokens: int
+    recomputed_tokens: int = Field(
+        description="Prompt tokens that an earlier turn had computed and that were computed again."
+    )
+    critical: bool = Field(description="Whether it is on the critical path.")
+
+
+class ExplainedSession(_Part):
+    """The turns of one session in order of arrival."""
+
+    session: int
+    turns: list[ExplainedTurn]
+    critical_seconds: Mapping[str, Number] = Field(
+        description="Time on the critical path by kind, in s."
+    )
+
+
 class ExplainedVariant(_Part):
     """Explanation of one variant."""
 
@@ -120,6 +150,9 @@ class ExplainedVariant(_Part):
     )
     request: Annotated[
         ExplainedRequest | None, Field(description="The request that was asked for, if any.")
+    ] = None
+    session: Annotated[
+        ExplainedSession | None, Field(description="The session that was asked for, if any.")
     ] = None
 
 
@@ -414,8 +447,10 @@ def build_run_answer(
     )
 
 
-def build_explain_answer(results: Mapping[str, RunResult], request: int | None) -> ExplainAnswer:
-    """Return the explanation of all variants, and of one request in each."""
+def build_explain_answer(
+    results: Mapping[str, RunResult], request: int | None, session: int | None = None
+) -> ExplainAnswer:
+    """Return the explanation of all variants, and of one request or session in each."""
     return ExplainAnswer(
         variants={
             name: ExplainedVariant(
@@ -426,6 +461,7 @@ def build_explain_answer(results: Mapping[str, RunResult], request: int | None) 
                     kind.value: spent for kind, spent in result.diagnosis.totals.items()
                 },
                 request=None if request is None else explain_request_data(result, request),
+                session=None if session is None else explain_session_data(result, session),
             )
             for name, result in results.items()
         }
@@ -457,6 +493,37 @@ def explain_request_data(result: RunResult, number: int) -> ExplainedRequest:
             BlockingRequest(request=blocker.id, seconds=blocker.seconds)
             for blocker in found.blockers_of(number)
         ],
+    )
+
+
+def explain_session_data(result: RunResult, number: int) -> ExplainedSession:
+    """Return the turns of a session and its time by kind."""
+    from simkv.metrics.session_turns import list_sessions, list_turns
+    from simkv.report.session_explanation import sum_session_time
+
+    record, clients = result.record, result.run.clients
+    turns = []
+    for turn in list_turns(record, clients, list_sessions(record, clients)[number]):
+        life = record.requests[turn.request]
+        turns.append(
+            ExplainedTurn(
+                request=turn.request,
+                turn=turn.turn,
+                before=list(turn.before),
+                tool_s=turn.tool_time,
+                think_s=turn.think_time,
+                arrival_s=turn.arrived,
+                waited_s=turn.waited,
+                end_s=turn.ended,
+                outcome=life.outcome.value if life.outcome else None,
+                prompt_tokens=life.request.prompt_tokens,
+                cached_tokens=turn.cached,
+                recomputed_tokens=turn.recomputed,
+                critical=turn.critical,
+            )
+        )
+    return ExplainedSession(
+        session=number, turns=turns, critical_seconds=sum_session_time(result, number)
     )
 
 

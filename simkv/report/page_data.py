@@ -16,6 +16,7 @@ from simkv.report import chart_data, narrative
 from simkv.report.lanes_plot import BARS
 from simkv.report.plot_style import FAILURE_MARKS, find_end_time
 from simkv.report.published_figures import PublishedComparison, compare_published
+from simkv.report.session_lanes import build_session_rows
 from simkv.schedulers.engine_registry import find_engine_spec
 
 SYMBOLS = {
@@ -57,7 +58,8 @@ def build_page_data(results: Mapping[str, RunResult], pair: Sequence[str]) -> di
             for code in chart_data.CODES
         ],
         "words": {kind: label for kind, (label, _) in BARS.items()}
-        | {kind.value: words for kind, words in KIND_LABELS.items()},
+        | {kind.value: words for kind, words in KIND_LABELS.items()}
+        | {"tools": "tool calls", "think": "think time"},
         "causes": PREEMPTION_LABELS,
         "outcomes": [_outcome(outcome) for outcome in Outcome],
         "vain": [outcome.wasted_wait_label for outcome in Outcome],
@@ -70,6 +72,7 @@ def build_page_data(results: Mapping[str, RunResult], pair: Sequence[str]) -> di
             _variant(name, result, ticks, edges)
             | {
                 "lanes": (shown := chart_data.lane_columns(result.record, lanes, ticks, most)),
+                "sessions": build_session_rows(result, ticks),
                 "steps": chart_data.step_columns(result.record, ticks),
                 "holdings": chart_data.holding_columns(
                     result.record,

@@ -37,6 +37,8 @@ CAPTIONS = {
     "lanes": "One lane per request, in order of arrival. Hover over a lane to see what the request "
     "waited for; drag a box to zoom in; use the arrow keys to step through requests. Arrows are "
     "preemptions: they point from the request that gained blocks to the request that lost its KV.",
+    "sessions": "Turns of the slowest sessions, with the tool calls and think times before them. "
+    "Turns that run at the same time, such as those of sub-agents, are in rows of their own.",
     "moment": "The step, queues and KV blocks at a time. Click in the figure above, or use the "
     "arrow keys here to go to the previous or next step (Shift: ten steps, Page keys: a hundred). "
     "The address of the page opens the same moment again. Cells of the block map are grouped by "
@@ -77,6 +79,7 @@ def build_page_text(results: Mapping[str, RunResult], pair: Sequence[str]) -> di
             "verdicts": result.diagnosis.verdicts,
         },
         "has_requests": any(found.record.requests for found in results.values()),
+        "has_sessions": any(found.run.clients.after for found in results.values()),
         "columns": [METRICS[key].heading_in_seconds for key in COLUMNS],
         "variants": [
             {

@@ -17,6 +17,7 @@ from simkv.explain.ledger_kinds import KIND_LABELS, LedgerKind, LedgerSegment
 from simkv.explain.verdicts.verdict import describe_shortfall
 from simkv.explain.wait_ledger import total_by_kind
 from simkv.metrics.run_result import RunResult
+from simkv.metrics.session_turns import find_slowest_session
 from simkv.report.narrative import (
     describe_blockers,
     describe_overtakes,
@@ -34,31 +35,35 @@ WIDTH = 100
 MAX_TIMELINE_LINES = 24
 
 
-def explain_run(name: str, result: RunResult, command: Callable[[int], str]) -> Iterator[str]:
+def explain_run(name: str, result: RunResult, command: Callable[[str], str]) -> Iterator[str]:
     """Yield the lines that explain a run.
 
-    ``command`` returns the command line that explains one request, by its id.
+    ``command`` returns the command line with these arguments added, which explains one request or
+    session.
     """
     record, found = result.record, result.diagnosis
     yield from _title(name, result)
     for verdict in found.verdicts:
-        yield from _text(verdict.text, f"{verdict.name}: ")
+        yield from wrap_text(verdict.text, f"{verdict.name}: ")
     if not found.verdicts:
         yield "No verdict: no request starved or stalled, and little work was repeated."
     total = sum(found.totals.values())
     if total:
         yield ""
         yield f"Total time of all requests: {format_seconds(total)}"
-        yield from _bars(found.totals)
+        yield from format_bars(label_kinds(found.totals))
         yield ""
-        yield from _text(" ".join(describe_blockers(record, found)))
-        yield from _text(_by_reason(found.preemptions))
-    yield from _text(describe_waste(found))
-    yield from _text(describe_overtakes(found))
+        yield from wrap_text(" ".join(describe_blockers(record, found)))
+        yield from wrap_text(_by_reason(found.preemptions))
+    yield from wrap_text(describe_waste(found))
+    yield from wrap_text(describe_overtakes(found))
     worst = _worst(record)
     if worst is not None:
         yield ""
-        yield f"Explain one request: {command(worst)}"
+        yield f"Explain one request: {command(str(worst))}"
+    if result.run.clients.after and record.requests:
+        slowest = find_slowest_session(record, result.run.clients)
+        yield f"Explain one session: {command(f'--session {slowest}')}"
 
 
 def explain_run_briefly(name: str, result: RunResult) -> Iterator[str]:
@@ -66,11 +71,11 @@ def explain_run_briefly(name: str, result: RunResult) -> Iterator[str]:
     found = result.diagnosis
     yield from _title(name, result)
     for verdict in found.verdicts[:2]:
-        yield from _text(verdict.text, f"  {verdict.name}: ", most=3)
+        yield from wrap_text(verdict.text, f"  {verdict.name}: ", most=3)
     total = sum(found.totals.values())
     shares = sorted(found.totals.items(), key=lambda item: -item[1])
     parts = [(spent, KIND_LABELS[kind]) for kind, spent in shares[:5]]
-    yield from _text(format_shares(parts, total), "  time: ")
+    yield from wrap_text(format_shares(parts, total), "  time: ")
 
 
 def explain_request(name: str, result: RunResult, request: int) -> Iterator[str]:
@@ -83,15 +88,15 @@ def explain_request(name: str, result: RunResult, request: int) -> Iterator[str]
         if asked.timeout is None
         else f"; its client gives up after {format_seconds(asked.timeout)}"
     )
-    yield from _text(
+    yield from wrap_text(
         f"Request {request} in {name}: {_end(life)}. Arrival at {asked.arrival:.3f} s, "
         f"{asked.prompt_tokens} prompt tokens, {asked.output_tokens} output tokens{gave_up}."
     )
     for verdict in found.verdicts:
         if request in verdict.requests:
-            yield from _text(verdict.text, f"{verdict.name}: ")
+            yield from wrap_text(verdict.text, f"{verdict.name}: ")
     if lacked := record.shortfalls.get(request):
-        yield from _text(
+        yield from wrap_text(
             f"Timed out, not starved: {describe_shortfall(lacked, asked.timeout or 0.0)}."
         )
     yield ""
@@ -106,19 +111,19 @@ def explain_request(name: str, result: RunResult, request: int) -> Iterator[str]
     yield f"{life.ended_at or record.end:>10.3f} s  {_end(life)}"
     yield ""
     yield f"Time of this request: {format_seconds(sum(tile.seconds for tile in tiles))}"
-    yield from _bars(total_by_kind(tiles))
+    yield from format_bars(label_kinds(total_by_kind(tiles)))
     blockers = found.blockers_of(request)
     overtaken = next((o for o in found.worst_overtakes if o.victim == request), None)
     if blockers or overtaken:
         yield ""
     if blockers:
         held = format_blockers([(blocker.id, blocker.seconds) for blocker in blockers[:6]])
-        yield from _text(f"{held}.")
+        yield from wrap_text(f"{held}.")
     if overtaken:
         later = "One request that arrived later started earlier:"
         if overtaken.others > 1:
             later = f"{overtaken.others} requests that arrived later started earlier, the first was"
-        yield from _text(
+        yield from wrap_text(
             f"{later} request {overtaken.by} ({format_seconds(overtaken.seconds)} earlier)."
         )
 
@@ -130,8 +135,8 @@ def _title(name: str, result: RunResult) -> Iterator[str]:
         f"{format_outcome_counts(result.record)}"
     )
     if figures["verdict"] != "served":
-        yield from _text(str(figures["verdict_detail"]), "  ", most=2)
-    yield from _text(might(result), "  ")
+        yield from wrap_text(str(figures["verdict_detail"]), "  ", most=2)
+    yield from wrap_text(might(result), "  ")
 
 
 def _worst(record: RunRecord) -> int | None:
@@ -164,15 +169,19 @@ def _end(life: RequestRecord) -> str:
     return f"{word} after {format_seconds(max(lasted, 0.0))}{tokens}{why}"
 
 
-def _bars(sums: Mapping[LedgerKind, float]) -> Iterator[str]:
-    """Yield one line per kind: seconds, share and a bar."""
+def label_kinds(sums: Mapping[LedgerKind, float]) -> dict[str, float]:
+    """Return seconds by the label of their kind."""
+    return {KIND_LABELS[kind]: spent for kind, spent in sums.items()}
+
+
+def format_bars(sums: Mapping[str, float]) -> Iterator[str]:
+    """Yield one line per label: seconds, share and a bar."""
     total, longest = sum(sums.values()), max(sums.values(), default=0.0)
-    width = max([36, *(len(KIND_LABELS[kind]) + 1 for kind in sums)])
-    for kind, spent in sums.items():
+    width = max([36, *(len(label) + 1 for label in sums)])
+    for label, spent in sums.items():
         bar = "█" * round(30 * spent / longest) if longest else ""
         share = 100 * spent / total if total else 0.0
-        label = f"{KIND_LABELS[kind]:<{width}}"
-        yield f"  {label}{format_seconds(spent):>10}{share:>6.1f} %  {bar}".rstrip()
+        yield f"  {label:<{width}}{format_seconds(spent):>10}{share:>6.1f} %  {bar}".rstrip()
 
 
 def _by_reason(preemptions: Sequence[Preemption]) -> str:
@@ -183,7 +192,7 @@ def _by_reason(preemptions: Sequence[Preemption]) -> str:
     return f"Preempted {reasons}."
 
 
-def _text(text: str, lead: str = "", most: int | None = None) -> Iterator[str]:
+def wrap_text(text: str, lead: str = "", most: int | None = None) -> Iterator[str]:
     """Yield a paragraph in lines of WIDTH, indented below ``lead``; at most ``most`` lines."""
     if not text:
         return

@@ -14,8 +14,10 @@ def find_resumed_prefixes(
 ) -> dict[int, ResumedPrefix]:
     """Return the prefix that each request in ``after`` could reuse from an earlier turn.
 
-    Only earlier turns in ``record`` count. If several of them share a prefix with the prompt, the
-    longest one counts. The last token of a prompt is always computed. ``block_size`` is in tokens.
+    Only earlier turns in ``record`` count. They are the turns that the request waits for and, as
+    far as it does not repeat these completely, those before them: after sub-agents, an agent
+    resumes its own last turn. If several of them share a prefix with the prompt, the longest one
+    counts. The last token of a prompt is always computed. ``block_size`` is in tokens.
     """
     found: dict[int, ResumedPrefix] = {}
     for number, dependency in after.items():
@@ -23,15 +25,21 @@ def find_resumed_prefixes(
         if life is None or not life.request.segments:
             continue
         request, best = life.request, ResumedPrefix(0, 0)
-        for i in dependency.before:
+        earlier, seen = list(dependency.before), set(dependency.before)
+        for i in earlier:
             before = record.requests.get(i)
-            if before is None or not before.segment_data:
-                continue
-            answer = Segment(f"o{i}", 0, before.tokens)
-            shared = count_shared((*before.request.segments, answer), request.segments)
+            shared = reached = 0
+            if before is not None and before.segment_data:
+                answer = Segment(f"o{i}", 0, before.tokens)
+                shared = count_shared((*before.request.segments, answer), request.segments)
+                reached = before.request.prompt_tokens + before.tokens
+            if shared < reached or not reached:
+                further = [one for one in after[i].before if one not in seen] if i in after else []
+                earlier += further
+                seen.update(further)
             # The KV of the last answer token is not computed.
-            shared = min(shared, before.request.prompt_tokens + before.tokens - 1)
-            if shared > best.tokens:
+            shared = min(shared, reached - 1)
+            if before is not None and shared > best.tokens:
                 best = ResumedPrefix(shared, before.segments[-1].last)
         tokens = min(best.tokens, request.prompt_tokens - 1) // block_size * block_size
         if tokens > 0:

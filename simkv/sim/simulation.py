@@ -60,13 +60,14 @@ class ReplicaSpec:
 
 @dataclass(frozen=True)
 class ScenarioRun:
-    """A completed run: its ``record`` and the lifetimes of its replicas.
+    """A completed run: its ``record``, the lifetimes of its replicas, and its clients.
 
     Without a ``fleet`` there is one lifetime, and ``record`` is the record of the only engine.
     """
 
     record: RunRecord
     lifetimes: Sequence[ReplicaLifetime]
+    clients: Clients
     fleet: Fleet | None = None
 
 
@@ -122,9 +123,9 @@ def simulate_scenario(
     server.resolved = resolved
     record = run_clients(server, sent, scenario.horizon)
     if isinstance(server, Fleet):
-        run = ScenarioRun(record, server.lifetimes, server)
+        run = ScenarioRun(record, server.lifetimes, sent, server)
     else:
-        run = ScenarioRun(record, [ReplicaLifetime(0, server, 0)])
+        run = ScenarioRun(record, [ReplicaLifetime(0, server, 0)], sent)
     _note_resumed(run, replicas, sent)
     return run
 

@@ -64,6 +64,17 @@ def test_shared_tokens_do_not_depend_on_how_a_stream_is_cut() -> None:
     assert count_shared(whole, (Segment("a", 1, 10),)) == 0
 
 
+def test_an_agent_resumes_its_own_last_turn_after_sub_agents() -> None:
+    first = Request(0, 20, 10, segments=(Segment("u0", 0, 20),), output_tokens=10)
+    agent = Request(1, 9, 4, segments=(Segment("u1", 0, 9),), output_tokens=4)
+    segments = (*first.segments, Segment("o0", 0, 10), Segment("o1", 0, 4), Segment("u2", 0, 5))
+    second = Request(2, 39, 4, segments=segments, output_tokens=4)
+    lives = {r.id: life(r, r.id, 0, r.id + 1.0) for r in (first, agent, second)}
+    record: Any = SimpleNamespace(requests=lives)
+    after = {1: Dependency((0,), 0.0), 2: Dependency((1,), 0.0)}
+    assert find_resumed_prefixes(record, after, 8) == {2: (24, 0)}
+
+
 def three_sessions(**options: Any) -> dict[str, Any]:
     """Return the figures of a session of two turns (10 s), one of 4 s, and one that timed out."""
     requests = [Request(i, 8, 4, output_tokens=4) for i in range(4)]

@@ -211,7 +211,7 @@ function inspect(index, placeOf) {
 function save(figure, format) {
   const name = `${PAGE.name}-${figure.id}`;
   if (format === "csv") {
-    const text = figure.csv(pairNow()).map((row) => row.map(quoted).join(",")).join("\n") + "\n";
+    const text = figure.csv(pairNow(), view).map((row) => row.map(quoted).join(",")).join("\n") + "\n";
     const link = document.createElement("a");
     link.href = URL.createObjectURL(new Blob([text], { type: "text/csv" }));
     link.download = `${name}.csv`;
@@ -340,7 +340,7 @@ function listenToControls() {
     button.addEventListener("click", () => save(figure, button.dataset.save));
   }
   for (const button of document.querySelectorAll("[data-reset]")) button.addEventListener("click", reset);
-  $("#paint").addEventListener("change", ({ target }) => { view.paint = target.value; draw(LANES); });
+  $("#paint").addEventListener("change", ({ target }) => { view.paint = target.value; [LANES, SESSIONS].forEach(draw); });
   $("#inspect").addEventListener("submit", (event) => {
     event.preventDefault();
     const index = Number($("#inspect-variant").value || 0);

@@ -1,0 +1,75 @@
+"""Rows of the session view: the turns of a session beside each other, with the gaps before them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from simkv.metrics.run_result import RunResult
+from simkv.metrics.session_turns import find_end, list_sessions
+from simkv.report.chart_data import TickScale
+from simkv.report.plot_style import sort_requests_by_arrival
+from simkv.sim.run_record import RequestRecord
+from simkv.workload.clients import Clients
+
+#: Maximum number of turns in the view; at least one session is shown.
+MAX_TURNS = 600
+
+
+def build_session_rows(result: RunResult, ticks: TickScale) -> list[dict[str, Any]]:
+    """Return the slowest sessions in order of arrival, or nothing if no request waits for another.
+
+    ``turns`` has one entry per request: its index in order of arrival, its row in the session, and
+    in ticks the time at which the last answer that it waited for ended, its tool time, and its
+    arrival at the client. Turns that overlap in time are in different rows; ``rows`` is the number
+    of rows.
+    """
+    record, clients = result.record, result.run.clients
+    if not clients.after:
+        return []
+    sessions = [
+        (number, turns)
+        for number, lives in enumerate(list_sessions(record, clients))
+        if (turns := [life for life in lives if life.request.id in clients.sent])
+    ]
+    places = {life.request.id: i for i, life in enumerate(sort_requests_by_arrival(record))}
+    return [
+        {"number": number, **_place_turns(clients, turns, places, ticks)}
+        for number, turns in sorted(_slowest(clients, sessions))
+    ]
+
+
+def _slowest(
+    clients: Clients, sessions: Sequence[tuple[int, list[RequestRecord]]]
+) -> list[tuple[int, list[RequestRecord]]]:
+    def span(turns: Sequence[RequestRecord]) -> float:
+        first = min(clients.arrived[life.request.id] for life in turns)
+        return max(map(find_end, turns)) - first
+
+    shown: list[tuple[int, list[RequestRecord]]] = []
+    left = MAX_TURNS
+    for number, turns in sorted(sessions, key=lambda one: (-span(one[1]), one[0])):
+        if shown and len(turns) > left:
+            break
+        shown.append((number, turns))
+        left -= len(turns)
+    return shown
+
+
+def _place_turns(
+    clients: Clients, turns: Sequence[RequestRecord], places: dict[int, int], ticks: TickScale
+) -> dict[str, Any]:
+    ends = {life.request.id: find_end(life) for life in turns}
+    placed = []
+    free: list[float] = []  # time from which each row is free
+    for life in sorted(turns, key=lambda life: (clients.arrived[life.request.id], life.request.id)):
+        i = life.request.id
+        arrived, tools = clients.arrived[i], 0.0
+        since = arrived
+        if dependency := clients.after.get(i):
+            since = max(ends[before] for before in dependency.before)
+            tools = dependency.tool_time
+        row = next((n for n, time in enumerate(free) if time <= since), len(free))
+        free[row : row + 1] = [ends[i]]
+        placed.append([places[i], row, ticks.of(since), ticks.of(tools), ticks.of(arrived)])
+    return {"rows": len(free), "turns": placed}
