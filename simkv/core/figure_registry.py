@@ -82,8 +82,8 @@ def _over_all(group: str, event: str) -> tuple[Metric, ...]:
     """
     short, key = LATENCIES[group][0], OVER_ALL[group]
     population = (
-        f"all requests that were sent and not rejected; for a request without {event}, the time "
-        "that it waited"
+        "all requests that were sent, and neither rejected nor cancelled; for a request without "
+        f"{event}, the time that it waited"
     )
     return (
         *(

@@ -15,6 +15,7 @@ class Outcome(StrEnum):
     REJECTED = "rejected"  # the engine refused the request
     LOST = "lost"  # the engine dropped the request from its queues
     STALLED = "stalled"  # the request can never finish, or the engine died
+    CANCELLED = "cancelled"  # its client no longer needed the answer, and left
     CUT_OFF = "cut_off"  # the horizon ended the run first
 
     @property
@@ -32,8 +33,8 @@ class Outcome(StrEnum):
         """Label for the waiting time of a request with this outcome, or None if the wait was not
         wasted.
 
-        The label is also None for requests that were cut off by the horizon of the simulation,
-        because they might still have been served.
+        None also for requests that their clients cancelled, and for those that the horizon of the
+        simulation cut off, because they might still have been served.
         """
         if self in (Outcome.STARVED, Outcome.TIMED_OUT):
             return str(self)
@@ -46,9 +47,12 @@ _LABELS = {
     Outcome.STALLED: "stalled: the engine halted",
     Outcome.LOST: "lost by the engine",
     Outcome.REJECTED: "rejected by the engine",
+    Outcome.CANCELLED: "cancelled by the client",
     Outcome.CUT_OFF: "cut off by the horizon",
 }
-#: Outcomes without a complete answer, most severe first.
+#: Outcomes of requests whose clients got all that they needed.
+SERVED = (Outcome.FINISHED, Outcome.CANCELLED)
+#: Outcomes without the complete answer that the client needed, most severe first.
 FAILURES = (
     Outcome.STALLED,
     Outcome.LOST,

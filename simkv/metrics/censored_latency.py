@@ -21,9 +21,9 @@ _SHARES = {"median": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
 
 def is_counted(life: RequestRecord) -> bool:
-    """Return whether the request was sent to the engine and not rejected."""
+    """Return whether the request was sent to the engine, and neither rejected nor cancelled."""
     was_sent = life.received_at is not None or get_waiting_time(life) > 0.0
-    return was_sent and life.outcome is not Outcome.REJECTED
+    return was_sent and life.outcome not in (Outcome.REJECTED, Outcome.CANCELLED)
 
 
 def get_waiting_time(life: RequestRecord) -> float:
@@ -86,7 +86,7 @@ class CensoredLatency:
 def compute_censored_latency(
     lives: Iterable[RequestRecord], latency: Callable[[RequestRecord], float | None]
 ) -> CensoredLatency:
-    """Collect a latency of all requests that were sent and not rejected.
+    """Collect a latency of all requests that were sent, and neither rejected nor cancelled.
 
     ``latency`` returns the latency of a request in seconds, or None if the request is censored.
     """

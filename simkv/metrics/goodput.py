@@ -44,9 +44,10 @@ def goodput(record: RunRecord, limits_ms: Mapping[str, float]) -> dict[str, Any]
     """Return the number of ``good`` requests, the ``goodput`` (1/s) and the ``goodput_share``.
 
     The goodput is the number of good requests divided by the makespan, as in
-    ``request_throughput``. The share is the fraction of good requests among all requests.
+    ``request_throughput``. The share is relative to all requests that were not cancelled.
     """
-    lives = list(record.requests.values())
+    every = record.requests.values()
+    lives = [life for life in every if life.outcome is not Outcome.CANCELLED]
     good = sum(is_good(life, limits_ms) for life in lives)
     seconds = makespan(lives)
     return {

@@ -308,6 +308,8 @@ def run_verdict(record: RunRecord) -> tuple[str, str]:
         if lives := by_outcome[outcome]:
             named = name_requests([life.request.id for life in lives])
             return outcome.value, f"{len(lives)} of {len(record.requests)}: {named}"
+    if by_outcome[Outcome.CANCELLED]:
+        return "served", "every request finished or was cancelled by its client"
     return "served", "every request finished"
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from simkv.core.outcome import Outcome
+from simkv.core.outcome import SERVED, Outcome
 from simkv.metrics.run_metrics import Floats, Samples, prefix_hits
 from simkv.metrics.session_turns import (
     count_resume_tax,
@@ -32,7 +32,7 @@ def session_figures(
     ``makespan_ms`` is the time from the arrival of a session's first request at its client until
     the last answer. ``shares`` divides this time, along the critical path, into percentages of
     waiting until the first step, model, tools and think time. These two metrics cover only finished
-    sessions. A request that waits for no other request is in turn 1. ``resume_tax_tokens`` are
+    sessions, whose requests have finished or were cancelled. A request that waits for no other request is in turn 1. ``resume_tax_tokens`` are
     prompt tokens that an earlier request of the session had computed in full blocks, and that were
     computed again; ``resume_tax`` is their percentage of the prompt tokens. ``turn_ms`` is the time
     from the arrival of a request at its client until its last token, for finished requests.
@@ -43,9 +43,7 @@ def session_figures(
     """
     sessions = list_sessions(record, sent)[warm_up:]
     requests = [life for lives in sessions for life in lives]
-    finished = [
-        lives for lives in sessions if all(life.outcome is Outcome.FINISHED for life in lives)
-    ]
+    finished = [lives for lives in sessions if all(life.outcome in SERVED for life in lives)]
     paths = np.array([_critical_path(record, sent, lives) for lives in finished]).reshape(-1, 4)
     spans = paths.sum(axis=1)
     total = float(spans.sum())

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 
+from simkv.core.outcome import Outcome
 from simkv.sim.run_record import RequestRecord, RunRecord
-from simkv.workload.clients import Clients, find_sessions
+from simkv.workload.clients import Clients, Dependency, find_sessions
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,16 +103,26 @@ def find_critical_path(
 ) -> list[RequestRecord]:
     """Return the requests that determine the end of a session, in order.
 
-    The last is the request that ended last, of those that arrived at a client. Each earlier one is
-    the request whose end the next one waited for.
+    The last is the request that ended last, of those that arrived at a client and were not
+    cancelled. Each earlier one is
+    the request whose end the next one waited for: the last to end, or the first if one is enough.
     """
     arrived = [life for life in lives if life.request.id in clients.arrived]
     if not arrived:
         return []
-    path = [max(arrived, key=find_end)]
+    answered = [life for life in arrived if life.outcome is not Outcome.CANCELLED]
+    path = [max(answered or arrived, key=find_end)]
     while dependency := clients.after.get(path[-1].request.id):
-        path.append(max((record.requests[i] for i in dependency.before), key=find_end))
+        path.append(find_awaited(record, dependency))
     return path[::-1]
+
+
+def find_awaited(record: RunRecord, dependency: Dependency) -> RequestRecord:
+    """Return the request whose answer came last, or first if one answer is enough."""
+    lives = [record.requests[i] for i in dependency.before]
+    if dependency.first_wins:
+        return min((x for x in lives if x.outcome is Outcome.FINISHED), key=find_end)
+    return max(lives, key=find_end)
 
 
 def find_end(life: RequestRecord) -> float:

@@ -136,10 +136,7 @@ def _block(variant: str, result: RunResult) -> Iterator[str]:
     yield f"{' Serving Simulation Result ':=^{WIDTH}}"
     yield _row("Variant:", variant)
     yield _row("Engine:", f"{result.scenario.engine.name} {result.scenario.engine.variant}")
-    yield _row("Successful requests:", figures["finished"])
-    yield _row("Failed requests:", _failed(result))
-    failed = [outcome for outcome in FAILURES if figures[outcome]]
-    yield from (_row(f"  {outcome.word}:", figures[outcome]) for outcome in failed)
+    yield from _outcomes(result)
     yield _row("Benchmark duration (s):", figures["makespan_s"])
     yield from _rows(figures, (*_COUNTS, *_RATES))
     for key, (_, title) in LATENCIES.items():
@@ -253,8 +250,20 @@ def _of(result: RunResult, key: str) -> str:
     return format_metric(result.summary, key, _number) + star
 
 
+def _outcomes(result: RunResult) -> Iterator[str]:
+    """Yield the numbers of successful, failed and cancelled requests."""
+    figures = result.summary
+    yield _row("Successful requests:", figures["finished"])
+    yield _row("Failed requests:", _failed(result))
+    failed = [outcome for outcome in FAILURES if figures[outcome]]
+    yield from (_row(f"  {outcome.word}:", figures[outcome]) for outcome in failed)
+    if figures["cancelled"]:
+        yield _row("Cancelled requests:", figures["cancelled"])
+
+
 def _failed(result: RunResult) -> int:
-    failed: int = result.summary["requests"] - result.summary["finished"]
+    figures = result.summary
+    failed: int = figures["requests"] - figures["finished"] - figures["cancelled"]
     return failed
 
 

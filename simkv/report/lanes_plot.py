@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from simkv.core.outcome import Outcome
+from simkv.core.outcome import SERVED, Outcome
 from simkv.explain.ledger_kinds import LedgerKind, LedgerSegment
 from simkv.explain.wait_ledger import build_ledger, find_pauses, find_wasted_segments
 from simkv.report.plot_style import (
@@ -124,8 +124,8 @@ def sample_lanes(lives: Sequence[RequestRecord], most: int = MAX_LANES) -> list[
     """
     if len(lives) <= most:
         return list(lives)
-    failed = [life for life in lives if life.outcome is not Outcome.FINISHED]
-    others = [life for life in lives if life.outcome is Outcome.FINISHED]
+    failed = [life for life in lives if life.outcome not in SERVED]
+    others = [life for life in lives if life.outcome in SERVED]
     places = max(most * len(failed) // len(lives), min(len(failed), most // 2))
     chosen = {life.request.id for life in _evenly(failed, places)}
     chosen |= {life.request.id for life in _evenly(others, most - places)}
@@ -210,8 +210,8 @@ def _draw(
 def _which(record: RunRecord, shown: Sequence[RequestRecord]) -> str:
     if len(shown) == len(record.requests):
         return "request"
-    failed = [life for life in record.requests.values() if life.outcome is not Outcome.FINISHED]
-    among = sum(life.outcome is not Outcome.FINISHED for life in shown)
+    failed = [life for life in record.requests.values() if life.outcome not in SERVED]
+    among = sum(life.outcome not in SERVED for life in shown)
     text = f"request ({len(shown)} of {len(record.requests)} shown"
     return f"{text},\n{among} of {len(failed)} without an answer)" if failed else f"{text})"
 

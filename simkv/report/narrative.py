@@ -8,7 +8,7 @@ from math import log
 from typing import Any
 
 from simkv.core.figure_registry import METRICS, figure, format_seconds, is_lower_bound
-from simkv.core.outcome import FAILURES, Outcome, humanize
+from simkv.core.outcome import FAILURES, SERVED, Outcome, humanize
 from simkv.explain.blame import PREEMPTION_LABELS
 from simkv.explain.bottleneck import find_bottleneck
 from simkv.explain.diagnosis import Diagnosis
@@ -66,7 +66,8 @@ def format_outcome_counts(record: RunRecord) -> str:
     """Return the outcomes of the requests: ``16 of 40 finished, 24 starved``."""
     count = Counter(life.outcome for life in record.requests.values())
     parts = [f"{count[Outcome.FINISHED]:,} of {len(record.requests):,} finished"]
-    parts += [f"{count[outcome]:,} {outcome.word}" for outcome in FAILURES if count[outcome]]
+    others = (*FAILURES, Outcome.CANCELLED)
+    parts += [f"{count[outcome]:,} {outcome.word}" for outcome in others if count[outcome]]
     return ", ".join(parts)
 
 
@@ -211,7 +212,7 @@ def describe_blockers(record: RunRecord, found: Diagnosis) -> list[str]:
 
     Times in seconds are sums over the affected requests.
     """
-    failed = [life for life in record.requests.values() if life.outcome is not Outcome.FINISHED]
+    failed = [life for life in record.requests.values() if life.outcome not in SERVED]
     said = []
     if blockers := _blockers(record, found, len(failed)):
         some = (
@@ -324,7 +325,7 @@ def sort_by_waiting(
 
     return sorted(
         record.requests.values(),
-        key=lambda life: (life.outcome is Outcome.FINISHED, -waited(life), life.request.id),
+        key=lambda life: (life.outcome in SERVED, -waited(life), life.request.id),
     )[:most]
 
 

@@ -26,6 +26,7 @@ SYMBOLS = {
     "D": "diamond",
     ">": "triangle-right",
     "v": "triangle-down",
+    "|": "line-ns-open",
 }
 
 

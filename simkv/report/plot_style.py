@@ -37,6 +37,7 @@ FAILURE_MARKS: dict[Outcome, Mark] = {
     Outcome.STALLED: Mark(PURPLE, "s"),
     Outcome.LOST: Mark(PURPLE, "P"),
     Outcome.REJECTED: Mark(PURPLE, "D"),
+    Outcome.CANCELLED: Mark("#777777", "|"),
     Outcome.CUT_OFF: Mark("#777777", ">"),
 }
 

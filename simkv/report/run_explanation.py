@@ -9,7 +9,7 @@ from math import inf
 from textwrap import wrap
 
 from simkv.core.figure_registry import format_seconds
-from simkv.core.outcome import Outcome
+from simkv.core.outcome import SERVED, Outcome
 from simkv.explain.blame import PREEMPTION_LABELS, Preemption
 from simkv.explain.cache_eviction import find_evictors, find_lost_prefixes
 from simkv.explain.computed_runs import compute_runs
@@ -142,7 +142,7 @@ def _title(name: str, result: RunResult) -> Iterator[str]:
 def _worst(record: RunRecord) -> int | None:
     """Return the slowest failed request, or the slowest request if none failed."""
     lives = record.requests.values()
-    failed = [life for life in lives if life.outcome is not Outcome.FINISHED]
+    failed = [life for life in lives if life.outcome not in SERVED]
     if not lives:
         return None
     worst = max(
@@ -161,6 +161,7 @@ def _end(life: RequestRecord) -> str:
         Outcome.REJECTED: "rejected",
         Outcome.LOST: "lost",
         Outcome.STALLED: "stalled permanently",
+        Outcome.CANCELLED: "cancelled: another branch ended first",
         Outcome.CUT_OFF: "cut off by the horizon",
     }
     word = ends[life.outcome] if life.outcome else "unfinished"

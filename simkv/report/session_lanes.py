@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from simkv.metrics.run_result import RunResult
-from simkv.metrics.session_turns import find_end, list_sessions
+from simkv.metrics.session_turns import find_awaited, find_end, list_sessions
 from simkv.report.chart_data import TickScale
 from simkv.report.plot_style import sort_requests_by_arrival
-from simkv.sim.run_record import RequestRecord
+from simkv.sim.run_record import RequestRecord, RunRecord
 from simkv.workload.clients import Clients
 
 #: Maximum number of turns in the view; at least one session is shown.
@@ -34,7 +34,7 @@ def build_session_rows(result: RunResult, ticks: TickScale) -> list[dict[str, An
     ]
     places = {life.request.id: i for i, life in enumerate(sort_requests_by_arrival(record))}
     return [
-        {"number": number, **_place_turns(clients, turns, places, ticks)}
+        {"number": number, **_place_turns(record, clients, turns, places, ticks)}
         for number, turns in sorted(_slowest(clients, sessions))
     ]
 
@@ -57,9 +57,12 @@ def _slowest(
 
 
 def _place_turns(
-    clients: Clients, turns: Sequence[RequestRecord], places: dict[int, int], ticks: TickScale
+    record: RunRecord,
+    clients: Clients,
+    turns: Sequence[RequestRecord],
+    places: dict[int, int],
+    ticks: TickScale,
 ) -> dict[str, Any]:
-    ends = {life.request.id: find_end(life) for life in turns}
     placed = []
     free: list[float] = []  # time from which each row is free
     for life in sorted(turns, key=lambda life: (clients.arrived[life.request.id], life.request.id)):
@@ -67,9 +70,9 @@ def _place_turns(
         arrived, tools = clients.arrived[i], 0.0
         since = arrived
         if dependency := clients.after.get(i):
-            since = max(ends[before] for before in dependency.before)
+            since = find_end(find_awaited(record, dependency))
             tools = dependency.tool_time
         row = next((n for n, time in enumerate(free) if time <= since), len(free))
-        free[row : row + 1] = [ends[i]]
+        free[row : row + 1] = [find_end(life)]
         placed.append([places[i], row, ticks.of(since), ticks.of(tools), ticks.of(arrived)])
     return {"rows": len(free), "turns": placed}

@@ -26,6 +26,9 @@ class SimulatedServer(Protocol):
     def submit(self, request: Request) -> None:
         """Receive a request now."""
 
+    def disconnect(self, request_id: int, outcome: Outcome = Outcome.STARVED) -> None:
+        """Record that the client of a submitted request has left; it ends with ``outcome``."""
+
     def run(self) -> SimProcess:
         """Return the server's SimPy process."""
 
@@ -47,7 +50,11 @@ def run_clients(
     env.process(engine.run())
     with _long_lived():
         env.run(until=horizon)
-        return engine.conclude(clients.requests, horizon)
+        record = engine.conclude(clients.requests, horizon)
+    for number in clients.cancelled - clients.sent.keys():
+        life = record.requests[number]
+        life.outcome, life.reason = Outcome.CANCELLED, "another branch ended before it was sent"
+    return record
 
 
 def _arrive(engine: SimulatedServer, requests: Iterable[Request]) -> SimProcess:
@@ -74,8 +81,9 @@ def _converse(engine: SimulatedServer, clients: Clients) -> SimProcess:
 
     engine.on_request_end = ended
     while True:
-        # a rejection may allow the next request to be sent at once
-        while sent := clients.send(env.now):
+        for number in clients.take_cancelled():
+            engine.disconnect(number, Outcome.CANCELLED)
+        while sent := clients.send(env.now):  # a rejection can allow the next request at once
             for request in sent:
                 engine.submit(request)
         following = clients.next_time()

@@ -30,6 +30,12 @@ from simkv.schedulers.engine_registry import find_engine_spec
 from simkv.sim.clock import ExactTimeout, SimProcess
 from simkv.sim.run_record import EngineHalt, RequestRecord, RunRecord
 
+#: Reasons of the outcomes of requests whose clients leave.
+LEAVING_REASONS = {
+    Outcome.STARVED: "the client gave up",
+    Outcome.CANCELLED: "another branch ended first",
+}
+
 
 class QueueLimit:
     """Apply ``admission`` to each arriving request and count the admitted requests."""
@@ -187,9 +193,9 @@ class Replica(ABC):
         self.inbox.append(message)
         self.notify(news=news)
 
-    def disconnect(self, request_id: int) -> None:
-        """Record that the client of a submitted request has left."""
-        self._give_up(self.record.requests[request_id])
+    def disconnect(self, request_id: int, outcome: Outcome = Outcome.STARVED) -> None:
+        """Record that the client of a submitted request has left; it ends with ``outcome``."""
+        self._give_up(self.record.requests[request_id], outcome)
 
     def forget(self, request_id: int) -> None:
         """Remove the record of an ended request to free memory. `conclude` then omits it."""
@@ -212,10 +218,10 @@ class Replica(ABC):
         if self.front_end is not None:
             del self.front_end.delivered[:cut]
 
-    def _give_up(self, life: RequestRecord) -> None:
-        """End the request because its client gave up."""
+    def _give_up(self, life: RequestRecord, outcome: Outcome = Outcome.STARVED) -> None:
+        """End the request because its client has left."""
         if life.outcome is None:
-            self.resolve(life, Outcome.STARVED, "the client gave up")
+            self.resolve(life, outcome, LEAVING_REASONS[outcome])
             if self.front_end is None or not self.front_end.forget(life.request.id):
                 self.inbox.append(life.request.id)
             self.notify()

@@ -15,7 +15,7 @@ wait in the client is the client queue time. Requests that depend on each other 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
@@ -26,13 +26,15 @@ from simkv.core.request import Request
 class Dependency(NamedTuple):
     """The requests whose answers a request waits for, and the delay after the last of them.
 
-    ``before`` are the ids of these requests. ``think_time`` and ``tool_time`` are in seconds; the
-    delay is their sum.
+    ``before`` are ids of requests. ``think_time`` and ``tool_time`` are in seconds; the delay is
+    their sum. With ``first_wins``, the request waits for the first answer only, and the other
+    requests, with those that only they wait for, are cancelled when that answer is complete.
     """
 
     before: tuple[int, ...]
     think_time: float
     tool_time: float = 0.0
+    first_wins: bool = False
 
     @property
     def delay(self) -> float:
@@ -86,6 +88,10 @@ class Clients:
         #: Times (s) at which each request arrived at its client and was sent.
         self.arrived: dict[int, float] = {}
         self.sent: dict[int, float] = {}
+        #: Requests that are not needed any more, because another branch has ended first.
+        self.cancelled: set[int] = set()
+        self._leaving: list[int] = []
+        self._ended: set[int] = set()
         self._by_id = {request.id: request for request in requests}
         self._followers: dict[int, list[int]] = {}
         #: Number of answers for which each dependent request still waits.
@@ -113,13 +119,17 @@ class Clients:
         return self.max_concurrency is None and self.max_sessions is None
 
     def next_time(self) -> float | None:
-        """Return the time (s) of the next known arrival, or None."""
+        """Return the time of the next known arrival, or None."""
+        while self._due and self._due[0][1] in self.cancelled:
+            heappop(self._due)
         return self._due[0][0] if self._due else None
 
     def send(self, now: float) -> list[Request]:
         """Return the requests that reach the engine at ``now`` (s), each with its send time."""
         while self._due and self._due[0][0] <= now:
             time, number = heappop(self._due)
+            if number in self.cancelled:
+                continue
             self.arrived[number] = time
             if self._begins(number):
                 self._queue.append(number)
@@ -128,6 +138,8 @@ class Clients:
         sent = []
         while self._queue and not self._is_full():
             number = self._queue.popleft()
+            if number in self.cancelled:
+                continue
             request = self._by_id[number]
             time = self.arrived[number] if self._unlimited else now
             if time != request.arrival:
@@ -146,13 +158,45 @@ class Clients:
         Without an answer, the client does not continue its session.
         """
         self._in_flight.discard(number)
+        self._ended.add(number)
         if answered:
-            for follower in self._followers.pop(number, ()):
+            self.cancelled.discard(number)  # it ended at the same time as the other branch
+            for follower in self._followers.get(number, ()):
+                if not self._missing[follower] or follower in self.cancelled:
+                    continue  # another branch has ended first
+                dependency = self.after[follower]
                 self._missing[follower] -= 1
+                if dependency.first_wins:
+                    self._missing[follower] = 0
                 if not self._missing[follower]:
-                    heappush(self._due, (now + self.after[follower].delay, follower))
+                    heappush(self._due, (now + dependency.delay, follower))
                     self._count(follower, 1)
+                if dependency.first_wins:
+                    self._cancel(other for other in dependency.before if other != number)
         self._count(number, -1)
+
+    def take_cancelled(self) -> list[int]:
+        """Return the requests in flight that were cancelled since the last call, to disconnect."""
+        leaving, self._leaving = self._leaving, []
+        return [number for number in leaving if number in self._in_flight]
+
+    def _cancel(self, branches: Iterable[int]) -> None:
+        """Cancel requests that no other request needs, and those that only they wait for."""
+        for number in branches:
+            if number in self._ended or number in self.cancelled or self._is_needed(number):
+                continue
+            self.cancelled.add(number)
+            if number in self._in_flight:
+                self._leaving.append(number)
+            elif self._missing.get(number) == 0:  # due or in the queue
+                self._count(number, -1)
+            if number in self.after:
+                self._cancel(self.after[number].before)
+
+    def _is_needed(self, number: int) -> bool:
+        """Return whether a request that has not started waits for this one."""
+        followers = self._followers.get(number, ())
+        return any(self._missing[one] and one not in self.cancelled for one in followers)
 
     def _begins(self, number: int) -> bool:
         """Return whether the session of an arrived request is in progress or may start now."""

@@ -7,7 +7,7 @@ sub-agents that the previous turn started.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Annotated, Self
 
@@ -43,10 +43,10 @@ class SessionCall:
     """A request of a session, before it has a number and a time.
 
     ``new`` and ``output`` are token counts. ``before`` are the positions in the session of the
-    calls that it waits for. ``history`` has the calls whose text the prompt repeats, in order: the
-    position of the call, with True for its prompt or False for its answer. ``rewritten`` is the
-    number of tokens of a compacted context. ``agent`` is -1 for the main agent; for a sub-agent it
-    is the position of the sub-agent's first call.
+    calls that it waits for. ``history`` are the positions of the calls whose prompts (True) or
+    answers (False) it repeats, in order. ``rewritten`` is the number of tokens of a compacted
+    context. ``agent`` is -1 for the main agent, otherwise the position of the sub-agent's first
+    call. With ``first_wins``, the call waits for the first answer only.
     """
 
     new: int
@@ -55,14 +55,15 @@ class SessionCall:
     history: tuple[tuple[int, bool], ...] = field(default=(), repr=False)
     rewritten: int = 0
     agent: int = -1
+    first_wins: bool = False
 
 
 class SubAgents(StrictModel):
     """Sub-agents that a turn starts; the next turn waits for all of them.
 
-    The context of a sub-agent begins with ``prefix_tokens`` tokens that all sub-agents share,
-    followed by its own turns. The prompt of the next turn contains the last answer of each
-    sub-agent.
+    Each has a context of its own: ``prefix_tokens`` that all sub-agents share, then its own turns.
+    The next turn's prompt contains the last answer of each. With ``first_wins``, it starts after
+    the first last answer and contains only that one.
     """
 
     count: LengthDistribution
@@ -79,6 +80,10 @@ class SubAgents(StrictModel):
     """Seconds of tool calls between two turns of a sub-agent."""
     prefix_tokens: Annotated[int, Field(ge=0, le=MAX_TOKEN_COUNT)] = 0
     """System and tool prompt that all sub-agents of all sessions share."""
+    first_wins: bool = False
+    """Whether the next turn waits only for the first sub-agent that ends. The others are cancelled
+    at that time: their clients disconnect. The last answers of sub-agents that start together then
+    have the same length, that of the shortest."""
 
 
 class Sessions(SharedPrefixes, ArrivalProcess):
@@ -189,8 +194,9 @@ class Sessions(SharedPrefixes, ArrivalProcess):
             started: list[SessionCall] = []
             if turn and turn - 1 in counts:
                 started, before = self._started(session, turn, counts[turn - 1], len(calls))
-                history += [(last, False) for last in before]
-                size += sum(started[last - len(calls)].output for last in before)
+                repeated = before[:1] if self._first_wins else before
+                history += [(last, False) for last in repeated]
+                size += sum(started[last - len(calls)].output for last in repeated)
             if self.compact_at is not None and turn and size + new > self.compact_at:
                 assert self.compact_to is not None
                 history, rewritten = [], self.compact_to
@@ -198,12 +204,19 @@ class Sessions(SharedPrefixes, ArrivalProcess):
             if turn and not self._fits(size + new + output):
                 break
             calls += started
-            calls.append(SessionCall(new, output, before, tuple(history), rewritten))
+            first = self._first_wins and bool(started)
+            calls.append(
+                SessionCall(new, output, before, tuple(history), rewritten, first_wins=first)
+            )
             own = len(calls) - 1
             history += [(own, True), (own, False)]
             size += new + output
             before = (own,)
         return calls
+
+    @property
+    def _first_wins(self) -> bool:
+        return self.sub_agents is not None and self.sub_agents.first_wins
 
     def _sub_agent_counts(self, session: int) -> dict[int, int]:
         """Return the number of sub-agents that each turn starts."""
@@ -244,6 +257,10 @@ class Sessions(SharedPrefixes, ArrivalProcess):
                 size += new + output
                 before = own
             last.append(before)
+        if rules.first_wins:
+            output = min(calls[one - position].output for one in last)
+            for one in last:
+                calls[one - position] = replace(calls[one - position], output=output)
         return calls, tuple(last)
 
     @property
@@ -295,7 +312,8 @@ class Sessions(SharedPrefixes, ArrivalProcess):
                 number = numbers[position]
                 if call.before:
                     before = tuple(numbers[one] for one in call.before)
-                    after[number] = Dependency(before, *delays[session][position])
+                    delay = delays[session][position]
+                    after[number] = Dependency(before, *delay, call.first_wins)
                 group = groups[session] if groups else self.prefix_group
                 said = self._prompt(calls, numbers, position, group)
                 requests.append(
@@ -351,6 +369,7 @@ def _earliest(
     found: list[float] = []
     for call, (think, tool) in zip(calls, delays, strict=True):
         if call.before:
+            # Also if the first wins: a request must come after all that it waits for.
             found.append(max(found[one] for one in call.before) + (think + tool))
         else:
             found.append(start)

@@ -54,7 +54,7 @@ TABLES = {
     "plan": ("evaluations.csv", "cliff.csv", "plan.json"),
 }
 #: Figures that came after the digests were taken, which leave them out; take digests anew without.
-ADDED = ("ttft_all_ms", "e2e_all_ms", "prefix_cache", "sessions")
+ADDED = ("ttft_all_ms", "e2e_all_ms", "prefix_cache", "sessions", "cancelled")
 OF_A_RUN = ("requests.csv", "steps.csv", "ledger.csv", "preemptions.csv", "summary.json")
 
 

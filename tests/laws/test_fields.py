@@ -137,7 +137,7 @@ TIED = {
     *("requests", "burst", "arrivals", "sessions", "trace", "format", "hash_ids", "segments"),
     *("ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps", "diurnal", "distribution"),
     *("prefix_group", "prefix_tokens", "prefix_groups", "name", "role", "kv_transfer", 0),
-    *("sub_agents", "compact_at", "compact_to"),
+    *("sub_agents", "compact_at", "compact_to", "first_wins"),
     *(
         "hardware",
         "pp",

@@ -84,7 +84,7 @@ COMPANIONS: list[dict[str, Any]] = [
     {"workload": {"sessions": {"num_sessions": 2, "turns": 3, "prompt_tokens": 9, "request_rate": 1,
                                "output_tokens": 5, "compact_at": 60, "compact_to": 8,
                                "sub_agents": {"count": 2, "turns": 2, "prompt_tokens": 6,
-                                              "output_tokens": 3}}}},
+                                              "output_tokens": 3, "first_wins": True}}}},
     {"workload": {"arrivals": {"num_prompts": 9, "request_rate": None, "prompt_tokens": 20,
                                "output_tokens": 6, "ramp_up_strategy": "linear",
                                "ramp_up_start_rps": 1, "ramp_up_end_rps": 5}}},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -110,3 +112,85 @@ def test_rejects_generating_requests_that_depend_on_service() -> None:
     assert {r.timeout for r in some.requests} == {30.0}
     opened = Workload.model_validate({"burst": burst})
     assert build_clients(opened, None).requests == generate_requests(opened, None)
+
+
+def race(**options: Any) -> Clients:
+    """Return clients of three branches (1; 2, then 3; 4), of which request 5 needs the first."""
+    after = {
+        1: Dependency((0,), 0.0),
+        2: Dependency((0,), 0.0),
+        3: Dependency((2,), 1.0),
+        4: Dependency((0,), 0.0),
+        5: Dependency((1, 3, 4), 2.0, first_wins=True),
+    }
+    some = Clients([request(i) for i in range(6)], after, **options)
+    some.send(0.0)
+    some.ended(0, 1.0)
+    return some
+
+
+def test_first_branch_starts_the_next_request_and_cancels_the_others() -> None:
+    some = race()
+    assert ids(some.send(1.0)) == [1, 2, 4]
+    some.ended(2, 2.0)
+    some.ended(4, 2.5)
+    assert some.take_cancelled() == [1]  # in flight; 3 is due at 3 s and is never sent
+    assert some.take_cancelled() == []
+    assert some.cancelled == {1, 3}
+    some.ended(1, 2.5, answered=False)
+    assert some.send(3.0) == []
+    assert some.next_time() == 4.5
+    assert ids(some.send(4.5)) == [5]
+    assert ids(some.unsent) == [3]
+
+
+def test_requests_that_wait_in_the_client_are_cancelled() -> None:
+    some = race(max_concurrency=1)
+    assert ids(some.send(1.0)) == [1]
+    some.ended(1, 2.0)
+    assert some.take_cancelled() == []
+    assert some.send(2.0) == []
+    assert some.cancelled == {2, 3, 4}
+    assert ids(some.send(4.0)) == [5]
+
+
+def test_branches_that_end_at_the_same_time_are_not_cancelled() -> None:
+    some = race()
+    some.send(1.0)
+    some.ended(1, 2.0)
+    some.ended(4, 2.0)
+    assert some.take_cancelled() == [2]
+    assert some.cancelled == {2, 3}
+
+
+def test_a_branch_without_an_answer_does_not_win() -> None:
+    some = race()
+    some.send(1.0)
+    some.ended(1, 2.0, answered=False)
+    assert some.take_cancelled() == []
+    some.ended(4, 5.0)
+    assert some.next_time() == 7.0
+
+
+def test_a_branch_that_another_request_needs_is_not_cancelled() -> None:
+    after = {2: Dependency((0, 1), 0.0, first_wins=True), 3: Dependency((1,), 0.0)}
+    some = Clients([request(i) for i in range(4)], after)
+    some.send(0.0)
+    some.ended(0, 1.0)
+    assert some.cancelled == set()
+
+
+def test_a_session_with_cancelled_branches_ends() -> None:
+    session = race()
+    some = Clients([*session.requests, request(6)], session.after, max_sessions=1)
+    assert ids(some.send(0.0)) == [0]
+    some.ended(0, 1.0)
+    assert ids(some.send(1.0)) == [1, 2, 4]
+    some.ended(2, 1.5)  # request 3 is due
+    some.ended(1, 2.0)
+    assert some.take_cancelled() == [4]
+    some.ended(4, 2.0, answered=False)
+    assert ids(some.send(4.0)) == [5]
+    assert ids(some.send(9.0)) == []
+    some.ended(5, 9.0)
+    assert ids(some.send(9.0)) == [6]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from simkv.core.outcome import Outcome
+from simkv.core.outcome import SERVED, Outcome
 from simkv.core.scheduler_protocol import blocks_for
 from simkv.explain.blame import Overtake
 from simkv.explain.ledger_kinds import COMPUTE_KINDS, KIND_LABELS, Ledger, LedgerKind
@@ -80,7 +80,7 @@ def find_unservable(record: RunRecord, block_size: int) -> UnservableRequests | 
     needs = {
         i: blocks_for(life.request.prompt_tokens + life.request.output_tokens - 1, block_size)
         for i, life in record.requests.items()
-        if life.outcome is not Outcome.FINISHED
+        if life.outcome not in SERVED
     }
     too_large = [i for i, blocks in needs.items() if blocks > record.num_blocks]
     if not too_large:

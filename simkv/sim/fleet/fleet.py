@@ -19,7 +19,7 @@ from simkv.sim.fleet.load_signals import LoadBoard
 from simkv.sim.fleet.recurring_tasks import RecurringTasks
 from simkv.sim.fleet.replica_lifetime import ReplicaLifetime
 from simkv.sim.fleet.routers import LoadSignal, Router
-from simkv.sim.replica_base import Replica, assign_outcomes, record_cut_off
+from simkv.sim.replica_base import LEAVING_REASONS, Replica, assign_outcomes, record_cut_off
 from simkv.sim.run_record import EngineHalt, RequestRecord, RunRecord
 
 #: Records of each request, by request id; each record has the index of the run record that contains
@@ -278,19 +278,19 @@ class Fleet:
             patience = self.env.timeout(max(life.deadline - self.env.now, 0.0))
             patience.callbacks.append(lambda _: self._give_up(life))
 
-    def _give_up(self, life: RequestRecord) -> None:
-        if self._unrouted.requests.get(life.request.id) is life:
-            life.outcome, life.reason = Outcome.STARVED, "the client gave up"
+    def _give_up(self, life: RequestRecord, outcome: Outcome = Outcome.STARVED) -> None:
+        if self._unrouted.requests.get(life.request.id) is life and life.outcome is None:
+            life.outcome, life.reason = outcome, LEAVING_REASONS[outcome]
             life.ended_at = self.env.now
             self._remove(life)
 
-    def disconnect(self, request_id: int) -> None:
-        """Record that the client of a submitted request has left."""
+    def disconnect(self, request_id: int, outcome: Outcome = Outcome.STARVED) -> None:
+        """Record that the client of a submitted request has left; it ends with ``outcome``."""
         self._ticks.notify()
         if life := self._unrouted.requests.get(request_id):
-            self._give_up(life)
+            self._give_up(life, outcome)
         else:
-            self.lifetimes[self.sent[request_id][-1]].engine.disconnect(request_id)
+            self.lifetimes[self.sent[request_id][-1]].engine.disconnect(request_id, outcome)
 
     def forget(self, request_id: int) -> None:
         """Remove all records of an ended request to free memory. `conclude` then omits it."""
