@@ -32,10 +32,11 @@ def session_figures(
     ``makespan_ms`` is the time from the arrival of a session's first request at its client until
     the last answer. ``shares`` divides this time, along the critical path, into percentages of
     waiting until the first step, model, tools and think time. These two metrics cover only finished
-    sessions, whose requests have finished or were cancelled. A request that waits for no other request is in turn 1. ``resume_tax_tokens`` are
-    prompt tokens that an earlier request of the session had computed in full blocks, and that were
-    computed again; ``resume_tax`` is their percentage of the prompt tokens. ``turn_ms`` is the time
-    from the arrival of a request at its client until its last token, for finished requests.
+    sessions, whose requests have finished or were cancelled. A request that waits for no other
+    request is in turn 1. ``resume_tax_tokens`` are prompt tokens that an earlier request of the
+    session had computed in full blocks, and that were computed again; ``resume_tax`` is their
+    percentage of the prompt tokens. ``turn_ms`` is the time from the arrival of a request at its
+    client until its last token, for finished requests.
 
     The first ``warm_up`` sessions, by arrival, are excluded from all metrics. ``met_deadline``
     counts finished sessions whose makespan is at most ``deadline`` (s); ``met_deadline_share`` is

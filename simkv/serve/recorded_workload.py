@@ -69,9 +69,8 @@ SAVE_EVERY_S = 0.5
 #: Characters reserved in each row for the time at which the client leaves: the longest float.
 TIMEOUT_WIDTH = 24
 #: Columns of a growing trace, which cannot know which of them later rows need.
-GROWING_COLUMNS = [
-    name for name in COLUMN_PARSERS if name not in ("has_images", "session", "think_time")
-]
+_UNUSED = ("has_images", "session", "think_time", "tool_time", "waits_for")
+GROWING_COLUMNS = [name for name in COLUMN_PARSERS if name not in _UNUSED]
 
 
 class GrowingTrace:

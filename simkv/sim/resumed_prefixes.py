@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from simkv.core.request import Segment
+from simkv.core.request import Request, Segment
 from simkv.sim.run_record import ResumedPrefix, RunRecord
 from simkv.workload.clients import Dependency
 
@@ -31,7 +31,7 @@ def find_resumed_prefixes(
             shared = reached = 0
             if before is not None and before.segment_data:
                 answer = Segment(f"o{i}", 0, before.tokens)
-                shared = count_shared((*before.request.segments, answer), request.segments)
+                shared = count_shared((*_segments(before.request), answer), request.segments)
                 reached = before.request.prompt_tokens + before.tokens
             if shared < reached or not reached:
                 further = [one for one in after[i].before if one not in seen] if i in after else []
@@ -45,6 +45,11 @@ def find_resumed_prefixes(
         if tokens > 0:
             found[number] = best._replace(tokens=tokens)
     return found
+
+
+def _segments(request: Request) -> tuple[Segment, ...]:
+    """Return the prompt of a request; a prompt that only later ones share has no segments."""
+    return request.segments or (Segment(f"u{request.id}", 0, request.prompt_tokens),)
 
 
 def count_shared(one: Sequence[Segment], other: Sequence[Segment]) -> int:

@@ -127,8 +127,9 @@ class RequestRows:
     """Requests as columns of equal length.
 
     ``arrival`` (s) is on the trace's own clock, NaN if missing. A ``max_tokens`` of 0 means the
-    output length; ``timeout`` (s), ``think_time`` (s) and ``acceptance`` are NaN if missing;
-    ``session`` and ``lora`` are numbers or -1; ``number`` is the row's index in its file. A column
+    output length; ``timeout`` (s), ``think_time`` (s), ``tool_time`` (s) and ``acceptance`` are NaN
+    if missing; ``session`` and ``lora`` are numbers or -1; ``number`` is the row's index in its
+    file. ``waits_for`` has tuples of the numbers of rows whose answers a row waits for. A column
     that is None has these defaults in every row.
     """
 
@@ -144,6 +145,8 @@ class RequestRows:
     acceptance: Floats | None = None
     session: Ints | None = None
     think_time: Floats | None = None
+    tool_time: Floats | None = None
+    waits_for: npt.NDArray[np.object_] | None = None
     number: Ints | None = None
     pieces: PromptPieces | None = None
 
@@ -168,6 +171,8 @@ class RequestRows:
             return column
         if name == "pieces":
             return PromptPieces.none(len(self))
+        if name == "waits_for":
+            return make_tuples([()] * len(self))
         default = COLUMN_DEFAULTS[name]
         return np.full(len(self), default, np.array(default).dtype)
 
@@ -211,9 +216,24 @@ COLUMN_DEFAULTS: dict[str, Any] = {
     "acceptance": np.nan,
     "session": -1,
     "think_time": np.nan,
+    "tool_time": np.nan,
     "number": -1,
 }
 EMPTY_COLUMNS = (np.zeros(0), np.zeros(0, np.int64), np.zeros(0, np.int64))
+
+
+def make_tuples(values: Sequence[tuple[int, ...]]) -> npt.NDArray[np.object_]:
+    """Return a column of tuples."""
+    column = np.empty(len(values), object)
+    for index, value in enumerate(values):
+        column[index] = value
+    return column
+
+
+def has_row_references(rows: RequestRows) -> bool:
+    """Return whether any row refers to tokens of another row, or waits for another row."""
+    waits = rows.waits_for is not None and any(rows.waits_for)
+    return waits or (rows.pieces is not None and rows.pieces.has_row_references())
 
 
 def is_sorted(values: Floats) -> bool:

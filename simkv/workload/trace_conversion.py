@@ -9,7 +9,7 @@ from typing import IO
 from simkv.core.atomic_files import atomic_file
 from simkv.workload.formats.simkv_csv import used_columns, write_csv, write_file
 from simkv.workload.formats.simkv_parquet import write_parquet
-from simkv.workload.request_columns import RequestRows, is_sorted
+from simkv.workload.request_columns import RequestRows, has_row_references, is_sorted
 from simkv.workload.trace_reader import TraceReader, sort_by_arrival
 
 
@@ -66,7 +66,7 @@ def _checked(
         out_of_order = rows.arrival[0] < last or not (
             is_sorted(rows.arrival) or "arrival" not in columns
         )
-        refers = rows.pieces is not None and rows.pieces.has_row_references()
+        refers = has_row_references(rows)
         if len(used) > len(columns) or (not whole and (out_of_order or refers)):
             raise _Again(used, out_of_order or refers)
         last = float(rows.arrival[-1])

@@ -20,6 +20,8 @@ from simkv.workload.request_columns import (
     Floats,
     PromptPieces,
     RequestRows,
+    has_row_references,
+    make_tuples,
     stream_name,
 )
 from simkv.workload.trace_selection import Selection
@@ -172,18 +174,22 @@ class Trace:
         return not len(self.rows) or not np.isnan(self.rows.arrival[0])
 
     def after(self) -> dict[int, Dependency]:
-        """Return, for each dependent request, the request it waits for and the think time (s)."""
+        """Return the requests that each dependent request waits for, and its delays (s)."""
+        rows = self.rows
         after: dict[int, Dependency] = {}
-        if self.rows.session is None or self.rows.think_time is None:
+        if rows.waits_for is None and (rows.session is None or rows.think_time is None):
             return after
         last: dict[int, int] = {}
-        for number, (session, think) in enumerate(
-            zip(self.rows.session.tolist(), self.rows.think_time.tolist(), strict=True)
-        ):
+        columns = (rows.column(name) for name in ("session", "think_time", "tool_time"))
+        lists = (column.tolist() for column in (*columns, rows.column("waits_for")))
+        for number, (session, think, tool, before) in enumerate(zip(*lists, strict=True)):
+            waits = before
             if session >= 0:
-                if think == think and session in last:
-                    after[number] = Dependency((last[session],), think)
+                if not before and think == think and session in last:
+                    waits = (last[session],)
                 last[session] = number
+            if waits:
+                after[number] = Dependency(waits, _or_zero(think), _or_zero(tool))
         return after
 
     def requests(
@@ -266,6 +272,10 @@ class Trace:
             yield tuple(segments)
 
 
+def _or_zero(seconds: float) -> float:
+    return 0.0 if seconds != seconds else seconds
+
+
 def read_trace(
     path: Path,
     selection: Selection | None = None,
@@ -319,7 +329,7 @@ def _cached(path: Path, _stamps: object, selection: Selection, format: str) -> T
 def sort_by_arrival(parts: Sequence[RequestRows], source: TraceSource) -> RequestRows:
     """Return all rows in order of arrival, with row references renumbered to that order."""
     return (
-        renumber_pieces(shift_to_zero(RequestRows.concat(parts).by_arrival()), source)
+        renumber_rows(shift_to_zero(RequestRows.concat(parts).by_arrival()), source)
         if parts
         else RequestRows(*EMPTY_COLUMNS)
     )
@@ -333,15 +343,21 @@ def shift_to_zero(rows: RequestRows) -> RequestRows:
     return rows.with_arrival(rows.arrival - first) if first < 0 else rows
 
 
-def renumber_pieces(rows: RequestRows, source: TraceSource) -> RequestRows:
-    """Replace the file's row numbers in pieces by indices into ``rows``.
+def renumber_rows(rows: RequestRows, source: TraceSource) -> RequestRows:
+    """Replace row numbers of the file in pieces and ``waits_for`` with indices into ``rows``.
 
-    References to rows that were not selected become named streams.
+    Pieces of rows that were not selected become named streams, and no row waits for them.
     """
-    pieces = rows.pieces
-    if pieces is None or not pieces.has_row_references():
+    if not has_row_references(rows):
         return rows
     place = dict(zip(rows.column("number").tolist(), range(len(rows)), strict=True))
+    if rows.waits_for is not None:
+        rows.waits_for = make_tuples(
+            [tuple(place[one] for one in before if one in place) for before in rows.waits_for]
+        )
+    pieces = rows.pieces
+    if pieces is None:
+        return rows
     kind, value = pieces.kind.copy(), pieces.value.copy()
     for index in np.flatnonzero((kind == OUTPUT_STREAM) | (kind == PROMPT_STREAM)).tolist():
         row = int(value[index])

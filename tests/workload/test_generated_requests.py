@@ -214,7 +214,7 @@ def test_turn_repeats_previous_turns_and_adds_new_tokens() -> None:
 
 def test_later_turns_have_their_earliest_possible_arrivals() -> None:
     requests, after = conversations()
-    for number, ((before,), think, _) in after.items():
+    for number, ((before,), think, *_) in after.items():
         assert requests[number].arrival == pytest.approx(requests[before].arrival + think)
     arrivals = [r.arrival for r in requests]
     assert arrivals == sorted(arrivals)

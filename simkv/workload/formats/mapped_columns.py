@@ -2,6 +2,9 @@
 
 simkv trace convert log.csv out.csv --columns arrival=ts,prompt_tokens=in,output_tokens=out
 
+With ``session`` and ``turn``, the rows are turns of sessions, and each prompt repeats the prompt
+and the answer of the turn before (see ``growing_turns``).
+
 Columns that are not mapped are read if they have simkv's names. ``arrival`` may be seconds on any
 clock, or wall-clock times such as ``2026-05-01T12:00:00.25Z``; wall-clock times are converted to
 seconds after the first row.
@@ -24,6 +27,7 @@ from simkv.workload.column_values import (
 )
 from simkv.workload.csv_columns import open_csv
 from simkv.workload.formats.azure import parse_timestamps
+from simkv.workload.formats.growing_turns import GrowingTurns
 from simkv.workload.formats.simkv_csv import COLUMN_PARSERS, LENGTH_PARSERS, rows_from_table
 from simkv.workload.formats.trace_format import FileHead, TraceFormat
 from simkv.workload.request_columns import RequestRows
@@ -34,6 +38,8 @@ CHECKED_LINES = 100
 #: In these columns, 0 is allowed: requests without an answer are counted as failed instead of
 #: rejected.
 _COUNTED: dict[str, Parser] = dict.fromkeys(LENGTH_PARSERS, parse_whole_numbers)
+#: Columns that can be mapped. ``turn`` is not a column of simkv's own traces.
+_KNOWN = (*COLUMN_PARSERS, "turn")
 
 
 def parse_columns(text: str) -> dict[str, str]:
@@ -43,15 +49,16 @@ def parse_columns(text: str) -> dict[str, str]:
         ours, equals, theirs = (part.strip() for part in pair.partition("="))
         if not equals or not theirs:
             raise InputError(f"--columns {text}: expected OURS=THEIRS, as in arrival=ts")
-        if ours not in COLUMN_PARSERS:
+        if ours not in _KNOWN:
             raise InputError(
-                f"--columns {text}: unknown column "
-                f"{ours!r}{spelling_hint(ours, COLUMN_PARSERS)}; expected "
-                f"{', '.join(COLUMN_PARSERS)}"
+                f"--columns {text}: unknown column {ours!r}{spelling_hint(ours, _KNOWN)}; expected "
+                f"{', '.join(_KNOWN)}"
             )
         if ours in found or theirs in found.values():
             raise InputError(f"--columns {text}: {pair.strip()}: column given twice")
         found[ours] = theirs
+    if "turn" in found and "session" not in found:
+        raise InputError(f"--columns {text}: turn requires session")
     return found
 
 
@@ -76,9 +83,14 @@ def _rows(source: TraceSource, columns: Mapping[str, str], is_json: bool) -> Ite
             **_COUNTED,
             "arrival": partial(_arrival, source),
         }
+        grown = GrowingTurns(source) if "turn" in columns else None
+        if grown:
+            parsers["turn"] = parse_whole_numbers
         needed = {name: parsers[name] for name in (*LENGTH_PARSERS, *columns)}
         for table in open_csv(source, texts, needed, parsers):
-            yield select_served(source, rows_from_table(source, table), table.lines)
+            turns = table.columns.pop("turn", None)
+            rows = select_served(source, rows_from_table(source, table), table.lines)
+            yield grown.extend(rows, table, turns) if grown and turns is not None else rows
 
 
 def _arrival(source: TraceSource, texts: Sequence[str]) -> ColumnArray:

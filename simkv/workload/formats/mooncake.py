@@ -31,8 +31,8 @@ from simkv.workload.trace_source import TraceSource, select_served
 BLOCK_SIZES = (512, 16, 32, 64, 128, 256, 1024)
 
 
-class _Checked:
-    """Check the rows of a file, and infer the block size from the first rows."""
+class BlockCheck:
+    """Check of lengths and hash ids; infers the block size from the first rows."""
 
     def __init__(self) -> None:
         self.possible = list(BLOCK_SIZES)
@@ -42,7 +42,6 @@ class _Checked:
         return self.possible[0]
 
     def __call__(self, record: dict[str, Any]) -> None:
-        json_time(record, "timestamp")
         prompt = json_integer(record, "input_length")
         json_integer(record, "output_length")
         if "hash_ids" not in record:
@@ -59,10 +58,15 @@ class _Checked:
 
 
 def _rows(source: TraceSource) -> Iterator[RequestRows]:
-    check = _Checked()
+    blocks = BlockCheck()
+
+    def check(record: dict[str, Any]) -> None:
+        json_time(record, "timestamp")
+        blocks(record)
+
     with source.text() as lines:
         for some in json_records(source, check, lines):
-            yield _of_records(source, some, check.block)
+            yield _of_records(source, some, blocks.block)
 
 
 def _of_records(source: TraceSource, some: JsonRecords, block: int) -> RequestRows:

@@ -4,7 +4,9 @@
 trace without it has lengths only), ``max_tokens``, ``priority`` (smaller is more urgent),
 ``timeout`` (s), ``ignore_eos`` and ``has_images`` (0 or 1), ``lora`` (adapter name), ``acceptance``
 (acceptance rate of each draft token after the earlier ones were accepted, 0 to 1), ``session``,
-``think_time`` (s after the end of the session's previous request; empty: at its arrival), and
+``think_time`` (s after the end of the session's previous request; empty: at its arrival),
+``tool_time`` (s in addition), ``waits_for`` (rows whose answers the request waits for, in place of
+the session's previous request: numbers of earlier rows, separated by blanks; the first is 0), and
 ``prefix``: the beginning of the prompt as pieces ``stream:end`` or ``stream:start-end``, separated
 by blanks.
 
@@ -42,6 +44,7 @@ from simkv.workload.csv_columns import CsvTable, open_csv
 from simkv.workload.formats.trace_format import FileHead, TraceFormat
 from simkv.workload.request_columns import (
     COLUMN_DEFAULTS,
+    Flags,
     NameTable,
     PromptPieces,
     RequestRows,
@@ -105,6 +108,16 @@ def _share(text: str) -> float:
     return value
 
 
+def _row_numbers(text: str) -> tuple[int, ...]:
+    try:
+        rows = tuple(map(int, text.split()))
+        if min(rows, default=0) >= 0:
+            return rows
+    except ValueError:
+        pass
+    raise ValueError(f"should be numbers of rows separated by blanks; {describe_found(text)}")
+
+
 def _check_prefix(text: str) -> str:
     parse_pieces(text, NameTable())
     return text
@@ -123,6 +136,8 @@ COLUMN_PARSERS: dict[str, Parser] = {
     "acceptance": make_column_parser(_empty_or(_share, np.nan), np.float64),
     "session": make_column_parser(str),
     "think_time": make_column_parser(_empty_or(parse_time, np.nan), np.float64),
+    "tool_time": make_column_parser(_empty_or(parse_time, np.nan), np.float64),
+    "waits_for": make_column_parser(_row_numbers),
     "prefix": make_column_parser(_check_prefix),
 }
 #: Units of times since 1970 (for times after 1973): name, smallest value and units per second.
@@ -176,20 +191,33 @@ def rows_from_table(source: TraceSource, table: CsvTable) -> RequestRows:
             number = NAME_COLUMNS[column](source).number
             numbers = [number(unquote(name)) if name else -1 for name in texts]
             setattr(rows, column, np.array(numbers, np.int64))
+    fits = _waits_for_earlier(source, table)
     if prefixes is None:
-        return rows
+        return rows.where(fits)
     pieces = [parse_pieces(text, source.streams) for text in prefixes]
     rows.pieces = PromptPieces.of(pieces)
     totals = np.array([sum(end - start for *_, start, end in row) for row in pieces], np.int64)
-    fits = totals <= rows.prompt_tokens
-    for row in np.flatnonzero(~fits).tolist():
+    short = totals <= rows.prompt_tokens
+    for row in np.flatnonzero(~short).tolist():
         source.bad(
             table.lines[row],
             "prefix",
             f"should be at most the number of prompt tokens; found {totals[row]} of "
             f"{rows.prompt_tokens[row]}",
         )
-    return rows.where(fits)
+    return rows.where(fits & short)
+
+
+def _waits_for_earlier(source: TraceSource, table: CsvTable) -> Flags:
+    """Return which rows wait only for earlier rows; report the others."""
+    fine = np.ones(len(table.lines), np.bool_)
+    for row, before in enumerate(table.columns.get("waits_for", ())):
+        number = int(table.numbers[row])
+        if before and max(before) >= number:
+            fine[row] = False
+            what = f"should be numbers of earlier rows, below {number}; found {max(before)}"
+            source.bad(table.lines[row], "waits_for", what)
+    return fine
 
 
 def _known(head: FileHead) -> bool:
@@ -228,6 +256,8 @@ def _is_used(rows: RequestRows, name: str) -> bool:
         return False
     if column.dtype == np.float64:
         return not np.isnan(column).all()
+    if column.dtype == object:
+        return any(column)
     return bool((column != COLUMN_DEFAULTS[name]).any())
 
 
@@ -270,6 +300,8 @@ def format_column(rows: RequestRows, name: str, source: TraceSource) -> Iterable
     if name in NAME_COLUMNS:
         plain = [quote(one, safe=_PLAIN) for one in NAME_COLUMNS[name](source).names]
         return ["" if value < 0 else plain[value] for value in values.tolist()]
+    if values.dtype == object:
+        return [" ".join(map(str, rows)) for rows in values]
     if values.dtype == np.float64:
         return ["" if value != value else repr(value) for value in values.tolist()]
     if name == "max_tokens":

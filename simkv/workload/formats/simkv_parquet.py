@@ -31,6 +31,8 @@ _KINDS = {
     "arrival": "float64",
     "timeout": "float64",
     "think_time": "float64",
+    "tool_time": "float64",
+    "waits_for": "string",
     "ignore_eos": "bool",
     "has_images": "bool",
     "lora": "string",

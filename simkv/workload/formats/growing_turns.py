@@ -1,0 +1,86 @@
+"""Turns of sessions in a log: each prompt repeats the prompt and the answer of the turn before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from simkv.workload.column_values import ColumnArray
+from simkv.workload.csv_columns import CsvTable
+from simkv.workload.request_columns import (
+    OUTPUT_STREAM,
+    PROMPT_STREAM,
+    PromptPieces,
+    RequestRows,
+)
+from simkv.workload.trace_source import TraceSource
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """The last turn of a session: its line, its prompt and answer as pieces, and their tokens."""
+
+    turn: int
+    line: int
+    pieces: tuple[tuple[int, int, int, int], ...]
+    tokens: int
+
+
+class GrowingTurns:
+    """Adds the prefixes of turns to the rows of a log.
+
+    Rows of a session must be in order of their turns. Without arrival times, a turn follows the
+    answer of the turn before after its think time (default: 0).
+    """
+
+    def __init__(self, source: TraceSource) -> None:
+        self._source = source
+        self._last: dict[int, _Turn] = {}
+
+    def extend(self, rows: RequestRows, table: CsvTable, turns: ColumnArray) -> RequestRows:
+        """Return the rows with their prefixes; report rows that do not continue their session.
+
+        ``turns`` are the turns of the rows of ``table``.
+        """
+        where = {int(number): index for index, number in enumerate(table.numbers)}
+        fine = np.ones(len(rows), np.bool_)
+        pieces: list[tuple[tuple[int, int, int, int], ...]] = []
+        follows = np.zeros(len(rows), np.bool_)
+        lengths = zip(rows.prompt_tokens.tolist(), rows.output_tokens.tolist(), strict=True)
+        sessions = rows.column("session").tolist()
+        for row, (prompt, output) in enumerate(lengths):
+            number = int(rows.column("number")[row])
+            index = where[number]
+            line, turn, session = table.lines[index], int(turns[index]), sessions[row]
+            before = self._last.get(session) if session >= 0 else None
+            pieces.append(before.pieces if before else ())
+            if why := _find_fault(before, turn, prompt):
+                self._source.bad(line, *why)
+                fine[row] = False
+            elif session >= 0:
+                follows[row] = before is not None
+                own = prompt - (before.tokens if before else 0)
+                grown = [*pieces[-1], (OUTPUT_STREAM, number, 0, output)]
+                if own:
+                    grown.insert(-1, (PROMPT_STREAM, number, 0, own))
+                self._last[session] = _Turn(turn, line, tuple(grown), prompt + output)
+        rows.pieces = PromptPieces.of(pieces)
+        if rows.think_time is None and len(rows) and np.isnan(rows.arrival[0]):
+            rows.think_time = np.where(follows, 0.0, np.nan)
+        return rows.where(fine)
+
+
+def _find_fault(before: _Turn | None, turn: int, prompt: int) -> tuple[str, str] | None:
+    """Return the column and the reason why a row cannot continue its session, or None."""
+    if before is None:
+        return None
+    if turn <= before.turn:
+        return "turn", f"should be above turn {before.turn} of line {before.line}; found {turn}"
+    if prompt < before.tokens:
+        return (
+            "prompt_tokens",
+            f"should be at least the {before.tokens} tokens of prompt and answer of the turn "
+            f"before, line {before.line}; found {prompt}",
+        )
+    return None
