@@ -10,6 +10,7 @@ run.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shlex
@@ -105,11 +106,13 @@ def run(command: str, folder: Path) -> tuple[int, list[str]]:
 
 
 def _simkv(argv: list[str], folder: Path) -> tuple[int, str]:
-    from simkv.cli import main
+    from simkv.cli import command_support, main
 
     out = StringIO()
     with (
         chdir(folder),
+        # Lines of progress depend on the speed of the machine.
+        mock.patch.object(command_support, "PROGRESS_LINE_S", math.inf),
         mock.patch.object(sys, "argv", argv),
         redirect_stdout(out),
         redirect_stderr(out),

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from simkv.scenario.launch_line import LaunchLine
     from simkv.scenario.yaml_document import YamlDocument
     from simkv.study.plan.capacity_plan import CapacityPlan
+    from simkv.study.plan.deployment_search import DeploymentSearch
 
 #: Word such as ``ttft:500`` in ``--goodput ttft:500 tpot:50``, which may follow the option.
 _GOOD = re.compile(r"[a-z0-9]+:\S*")
@@ -53,6 +54,23 @@ def plan(
             "results are reused.",
         ),
     ] = None,
+    tune: Annotated[
+        bool,
+        typer.Option(
+            "--tune",
+            help="Search replicas, tensor parallel size, tokens per step and prefill/decode splits "
+            "together; print the Pareto front of tok/s per GPU and TPOT.",
+        ),
+    ] = False,
+    kv_bandwidth: Annotated[
+        float | None,
+        typer.Option(
+            metavar="GB/S",
+            min=0.001,
+            help="Bandwidth per GPU between prefill and decode replicas, with --tune (default: 50, "
+            "a 400 Gb/s network).",
+        ),
+    ] = None,
     jobs: Jobs = None,
     as_json: AsJson = False,
     executor: ExecutorOption = "local",
@@ -66,17 +84,38 @@ def plan(
     Describe the deployment with a scenario file or with options. Options with several values, such
     as --gpu H100,H200 --tp 1,2,4, make one plan for each combination whose weights fit. Searches
     for the smallest fleet or cache, or the highest rate, and reports its cost. Options that are not
-    given are taken from the scenario's 'plan' section. Exit 1 if no candidate meets the objectives.
-    An interrupted plan continues when the same command is run again.
+    given are taken from the scenario's 'plan' section. With --tune, replicas, tensor parallel size,
+    tokens per step and prefill/decode splits are searched together. Exit 1 if no candidate meets
+    the objectives. An interrupted plan continues when the same command is run again.
     """
     from simkv.study.plan.capacity_plan import make_plan
     from simkv.study.plan.plan_preparation import prepare
     from simkv.study.plan.plan_request import PlanRequest, parse_plan_request
 
+    if kv_bandwidth is not None and not tune:
+        raise InputError("--kv-bandwidth: requires --tune")
     file, limits = _words(scenario or [], asked["goodput"] or [])
+    tp_given = asked.get("tp") is not None
     document, line = _document(file, asked)
+    if tune:
+        _tune_replicas(document, asked)
     fields = {name: asked[name] for name in PlanRequest.model_fields}
-    prepared = prepare(document, parse_plan_request({**fields, "goodput": limits}), print_error)
+    request = parse_plan_request({**fields, "goodput": limits})
+    if tune:
+        from simkv.study.plan.deployment_layouts import KV_BANDWIDTH, prepare_layouts
+        from simkv.study.plan.deployment_search import search_deployments
+
+        bases, tokens = prepare_layouts(document, request, tp_given, print_error)
+        warn_overruled(document, bases[0].prepared.request.overrides)
+        folder = out or Path("runs") / f"{bases[0].prepared.name}-plan"
+        check_store(folder, "plan")
+        with open_job_runner(folder, jobs, executor, address) as (runner, advance):
+            search = search_deployments(
+                *(bases, tokens, runner, print_error, kv_bandwidth or KV_BANDWIDTH, advance)
+            )
+        _show_search(search, line, folder, as_json)
+        return
+    prepared = prepare(document, request, print_error)
     warn_overruled(document, prepared[0].request.overrides)
     folder = out or Path("runs") / f"{prepared[0].name}-plan"
     check_store(folder, "plan")
@@ -101,6 +140,52 @@ def plan(
         show(*_commands(plans, line))
         show(f"Written to {folder}: {', '.join(path.name for path in written)}")
     if any(one.answer is None for one in plans):
+        raise typer.Exit(1)
+
+
+def _tune_replicas(document: YamlDocument, asked: dict[str, Any]) -> None:
+    """Search for the number of replicas unless the options or the file give its range."""
+    section = document.tree.get("plan") or {}
+    if not str(section.get("smallest")).startswith("fleet.replicas="):
+        _search_replicas(document, asked)
+
+
+def _show_search(
+    search: DeploymentSearch, line: LaunchLine | None, folder: Path, as_json: bool
+) -> None:
+    """Write and print the result of ``--tune``; exit 1 if no deployment meets the objectives."""
+    from simkv.report.deployment_files import make_front_table, write_search
+    from simkv.scenario.launch_command import describe_launch
+    from simkv.study.plan import deployment_tables
+
+    written = write_search(search, folder)
+    best = deployment_tables.find_best(search)
+    lines = []
+    for one in dict.fromkeys(one for _, one in best):
+        scenario = one.layout.prepared.case.scenario(one.candidate)
+        lines += describe_launch(scenario, line, deployment_tables.describe_layout(one))
+    if as_json:
+        from simkv.report.json_answers import PlanAnswer
+
+        rows = deployment_tables.deployment_rows(search)
+        words = {what: deployment_tables.describe_deployment(one) for what, one in best}
+        commands = [text.strip() for text in lines if text.startswith("  ")]
+        print_json(
+            PlanAnswer(
+                plans=[],
+                deployments=rows,
+                best=words,
+                launch_commands=commands,
+                folder=str(folder),
+            )
+        )
+    else:
+        show(*deployment_tables.describe_search(search))
+        if search.front:
+            show("Pareto front of tok/s per GPU and mean TPOT:", make_front_table(search))
+        show(*deployment_tables.describe_best(search), *lines)
+        show(f"Written to {folder}: {', '.join(path.name for path in written)}")
+    if not search.front:
         raise typer.Exit(1)
 
 
@@ -215,18 +300,13 @@ def _listed(text: str | None) -> list[str]:
 
 def _commands(plans: Sequence[CapacityPlan], line: LaunchLine | None) -> list[str]:
     """Return the launch command of each plan's answer, cheapest or smallest first."""
-    from simkv.scenario.launch_command import build_launch_command
+    from simkv.scenario.launch_command import describe_launch
 
     lines = []
     for plan in plans:
-        if plan.answer is None:
-            continue
-        scenario = plan.prepared.case.scenario(plan.answer)
-        command = build_launch_command(scenario, line)
-        if command:
-            size = scenario.fleet.size if scenario.fleet else 1
-            what = f" for {plan.prepared.label}" if plan.prepared.label else ""
-            lines += [f"Launch command{what}, {size} x:", f"  {command}"]
+        if plan.answer is not None:
+            scenario = plan.prepared.case.scenario(plan.answer)
+            lines += describe_launch(scenario, line, plan.prepared.label)
     return lines
 
 

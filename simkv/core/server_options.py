@@ -80,6 +80,8 @@ class LaunchOptions:
     model_argument: bool = False
     start: str = ""
     """Command that starts the server with a ``{model}``."""
+    transfer: str = ""
+    """Arguments of a server that only prefills or only decodes; empty if it cannot."""
     ranks: Callable[[RankOptions], FieldValues] = _no_ranks
     converted: Mapping[str, Conversion] = field(default_factory=dict)
     variables: Mapping[str, Conversion] = field(default_factory=dict)

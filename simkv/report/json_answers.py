@@ -163,9 +163,15 @@ class ExplainAnswer(Answer):
 
 
 class PlanAnswer(Answer):
-    """Answer of ``simkv plan``: one plan per variant and combination, as in plan.json."""
+    """Answer of ``simkv plan``: one plan per variant and combination, as in plan.json.
+
+    With ``--tune``, there are no plans but the ``deployments`` that were simulated, and the best
+    ones by what they are best in.
+    """
 
     plans: list[Values]
+    deployments: list[Values] = []
+    best: dict[str, str] = {}
     launch_commands: list[str]
     folder: str
 

@@ -9,6 +9,7 @@ from simkv.core.engine_flags import Flag, sources
 from simkv.core.errors import InputError
 from simkv.core.server_options import LaunchOptions
 from simkv.costs.hardware.model_gpu_catalog import find_architecture
+from simkv.scenario.fleet_section import ReplicaGroup
 from simkv.scenario.hardware_section import HardwareSection
 from simkv.scenario.launch_line import LaunchLine, OptionUse
 from simkv.scenario.scenario import Scenario
@@ -38,15 +39,57 @@ def build_launch_command(scenario: Scenario, line: LaunchLine | None = None) -> 
         words += _online_quantization(hardware)
         formats = ((option, getattr(hardware, name)) for name, option in _FORMATS.items())
         words += [word for option, value in formats if value for word in (option, str(value))]
-    own = _own_options(line, server) if line else []
+    own = _own_options(line, server, scenario) if line else []
     settings = _settings(scenario, {path for one in own for path in one.fields})
     return " ".join([shlex.join(words), *(one.text for one in own), *settings])
 
 
-def _own_options(line: LaunchLine, server: LaunchOptions) -> list[OptionUse]:
-    """Return the options of a launch line other than the model and its parallelism."""
+def describe_launch(scenario: Scenario, line: LaunchLine | None, label: str = "") -> list[str]:
+    """Return lines with the launch command of each kind of replica; none if it is not known.
+
+    ``label`` names the deployment.
+    """
+    command = build_launch_command(scenario, line)
+    if command is None:
+        return []
+    what = f" for {label}" if label else ""
+    groups = scenario.fleet.groups if scenario.fleet else [ReplicaGroup()]
+    server = find_engine_spec(scenario.engine).server_options
+    lines = []
+    for group in groups:
+        role, more = "", ""
+        if group.role != "both":
+            role, more = f" ({group.role})", f" {server.transfer if server else ''}"
+        lines += [f"Launch command{what}{role}, {group.count} x:", f"  {command}{more}"]
+    return lines
+
+
+def _own_options(line: LaunchLine, server: LaunchOptions, scenario: Scenario) -> list[OptionUse]:
+    """Return the options of a launch line other than the model and its parallelism.
+
+    Options whose number the scenario overrides are left out, too.
+    """
     placed = (*server.model, server.tp, server.dp)
-    return [one for one in line.options if one.text.startswith("-") and one.name not in placed]
+    return [
+        one
+        for one in line.options
+        if one.text.startswith("-")
+        and one.name not in placed
+        and not _overruled(one, line, scenario)
+    ]
+
+
+def _overruled(option: OptionUse, line: LaunchLine, scenario: Scenario) -> bool:
+    """Return whether the scenario has another number than the one that an option sets."""
+    numbers = {
+        path.removeprefix("engine."): line.fields.get(path)
+        for path in option.fields
+        if path.startswith("engine.")
+    }
+    return any(
+        isinstance(value, int) and getattr(scenario.engine, name, value) != value
+        for name, value in numbers.items()
+    )
 
 
 def _model(name: str, line: LaunchLine | None) -> str:

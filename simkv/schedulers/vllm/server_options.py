@@ -161,6 +161,8 @@ OPTIONS = LaunchOptions(
     tp="--tensor-parallel-size",
     dp="--data-parallel-size",
     start="vllm serve {model}",
+    # docs/features/nixl_connector_usage.md: both roles start with the same configuration.
+    transfer="""--kv-transfer-config '{"kv_connector":"NixlConnector","kv_role":"kv_both"}'""",
     ranks=place_ranks,
     converted={
         "--pipeline-parallel-size": lambda size: {"hardware.pp": size} if size != 1 else {},

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from simkv.metrics.fidelity import warn_mixed_bases
+from simkv.scenario.objectives import Objective
 from simkv.study.plan.capacity_plan import CapacityPlan, ObjectiveStatus
 from simkv.study.plan.plan_candidates import Number, PlanCondition
 from simkv.study.plan.plan_confidence import AnswerRange, bound_violated_share, coverage_of_range
@@ -15,15 +16,17 @@ def describe_plan(plan: CapacityPlan) -> list[str]:
     prepared, case = plan.prepared, plan.prepared.case
     superlative = "largest" if prepared.request.largest else "smallest"
     name = f"{prepared.name}, {prepared.label}" if prepared.label else prepared.name
-    held = "; ".join(
-        f"{held.objective}{' (default)' if held.objective.assumed else ''}"
-        for held in plan.objectives
-    )
+    held = describe_objectives(held.objective for held in plan.objectives)
     also = ", including with one replica failing" if prepared.request.survive else ""
     lines = [f"{name}: {superlative} {case.knob} that meets {held}{also}"]
     lines.append(_answer(plan))
     more = (*_sureness(plan), *_binding(plan), *_others(plan), *_fidelity(plan))
     return [*lines, *(f"  {line}" for line in more)]
+
+
+def describe_objectives(objectives: Iterable[Objective]) -> str:
+    """Return objectives as text, with a mark at the default ones."""
+    return "; ".join(f"{one}{' (default)' if one.assumed else ''}" for one in objectives)
 
 
 def _fidelity(plan: CapacityPlan) -> list[str]:
