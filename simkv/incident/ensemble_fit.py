@@ -96,10 +96,11 @@ def _member(
     # Do not fit an unknown cache size for each member: the members differ by more than that.
     told = replace(setup, guessed=False)
     only_lines = is_from_lines(evidence)
-    profile, fitted = calibrate_incident(
+    profile, fitted, run = calibrate_incident(
         scenario, requests, rebuilt.observed, told, steps, of_lines=only_lines
     )
-    run = simulate_with_profile(fitted, profile, requests)
+    if run is None:
+        run = simulate_with_profile(fitted, profile, requests)
     made = request_times(run.record, profile.front_s).reindex(range(len(requests)))
     made = made[rebuilt.observed["e2e_ms"].notna()]  # requests before the log have no latency
     row: dict[str, float] = {"seed": seed, "memory": kv_memory(fitted.engine)}

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +35,7 @@ from simkv.incident.server_setup import MIN_QUEUE_S, ServerSetup
 from simkv.incident.step_costs import UNIT_COST_NAMES, UnitCosts, cost_terms
 from simkv.scenario.scenario import Scenario
 from simkv.schedulers.engine_registry import find_engine_spec
-from simkv.sim.simulation import simulate_with_profile
+from simkv.sim.simulation import ScenarioRun, simulate_with_profile
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -123,6 +124,17 @@ def _log(simulated: Floats, measured: Floats) -> Floats:
         return np.asarray(np.log(simulated / measured))
 
 
+class FittedIncident(NamedTuple):
+    """Profile and scenario that reproduce the observed times.
+
+    ``run`` is the simulation of all requests with them, or None if there is none yet.
+    """
+
+    profile: CostProfile
+    scenario: Scenario
+    run: ScenarioRun | None
+
+
 def calibrate_incident(
     scenario: Scenario,
     requests: Sequence[Request],
@@ -132,7 +144,7 @@ def calibrate_incident(
     tell: Callable[[int, int], None] = lambda _done, _total: None,
     *,
     of_lines: bool = False,
-) -> tuple[CostProfile, Scenario]:
+) -> FittedIncident:
     """Return the profile that reproduces the observed times, and the scenario.
 
     If the size of the KV cache is unknown, the scenario has the size that fits best. ``requests``
@@ -152,7 +164,9 @@ def calibrate_incident(
             profile = build_profile_of_steps(guess, errors, prefills, shape, len(steps))
             name = f"{setup.engine['name']} as logged"
             server = {"model": setup.model or "unknown", "gpu": setup.gpu or "unknown"}
-            return profile.model_copy(update={"name": name, **server}), scenario
+            return FittedIncident(
+                profile.model_copy(update={"name": name, **server}), scenario, None
+            )
         aims = costs_as_priors(guess)
     elif timed:
         guess = guess_unit_costs(observed, budget)
@@ -163,7 +177,8 @@ def calibrate_incident(
             "an end, and no steps are logged"
         )
     sizes = _sizes(scenario, observed, setup)
-    rows, warm_up = choose_fitted_rows(len(observed))
+    total = len(observed)
+    rows, warm_up = choose_fitted_rows(total)
     observed = observed.iloc[rows].reset_index(drop=True)
     requests = [replace(requests[row], id=place) for place, row in enumerate(rows.tolist())]
     measured = ObservedTimes.of(observed, prefills=not of_lines)
@@ -173,8 +188,9 @@ def calibrate_incident(
     ]
     rounds = SAMPLED_ROUNDS if of_lines else ROUNDS
     found = [fitter.fitted(_between(guess, aims), rounds) for fitter in fitters]
-    best = min(range(len(found)), key=lambda place: found[place][1])
-    return fitters[best].profile(found[best][0], setup), sizes[best]
+    best = min(range(len(found)), key=lambda place: found[place].missed)
+    run = found[best].run if len(rows) == total else None
+    return FittedIncident(fitters[best].profile(found[best], setup), sizes[best], run)
 
 
 def choose_fitted_rows(count: int) -> tuple[Ints, npt.NDArray[np.bool_]]:
@@ -275,6 +291,15 @@ def build_profile_of_steps(
     )
 
 
+class _Fit(NamedTuple):
+    """A simulation with some unit costs, its request times, and their error (``missed``)."""
+
+    prices: UnitCosts
+    missed: float
+    run: ScenarioRun
+    times: pd.DataFrame
+
+
 class _Fitter:
     """Adjusts unit costs until the simulation reproduces the measured times."""
 
@@ -299,21 +324,23 @@ class _Fitter:
         self.kept, self.used = np.array(fitted) & ~warm_up, ~warm_up
         self.done = 0
 
-    def fitted(self, start: UnitCosts, rounds: int) -> tuple[UnitCosts, float]:
-        """Return the unit costs with the smallest error after ``rounds`` simulations, and that
-        error.
-        """
-        best, least, prices = start, np.inf, start
-        for _ in range(rounds):
-            simulated, frozen = self._simulated(prices)
-            missed = self._missed(simulated)
-            if missed < least:
-                best, least = prices, missed
-            moved = self._moved(prices, frozen)
+    def fitted(self, start: UnitCosts, rounds: int) -> _Fit:
+        """Return the simulation with the smallest error of ``rounds`` simulations."""
+        best, prices = None, start
+        for last in [*[False] * (rounds - 1), True]:
+            made = self._simulated(prices)
+            if best is None or made.missed < best.missed:
+                best = made
+            if last:
+                break
+            moved = self._moved(
+                prices, FixedSchedule.of(made.run, len(self.requests), prices, self.shape)
+            )
             if np.abs(np.log(np.array(astuple(moved)) / np.array(astuple(prices)))).max() < 1e-3:
                 break
             prices = moved
-        return best, least
+        assert best is not None
+        return best
 
     def _missed(self, simulated: pd.DataFrame) -> float:
         """Return the error of the simulated times relative to the measured times."""
@@ -350,20 +377,20 @@ class _Fitter:
         )
         return UnitCosts(*np.exp(found.x).tolist())
 
-    def _simulated(self, prices: UnitCosts) -> tuple[pd.DataFrame, FixedSchedule]:
+    def _simulated(self, prices: UnitCosts) -> _Fit:
         run = simulate_with_profile(self.scenario, self._draft(prices), self.requests)
         self.done += 1
-        self.tell(self.done, ROUNDS + 1)
-        count = len(self.requests)
-        frozen = FixedSchedule.of(run, count, prices, self.shape)
-        return request_times(run.record, self.front).reindex(range(count)), frozen
+        self.tell(self.done, ROUNDS)
+        times = request_times(run.record, self.front).reindex(range(len(self.requests)))
+        missed = self._missed(times)
+        return _Fit(prices, np.inf if np.isnan(missed) else missed, run, times)
 
     def _draft(self, prices: UnitCosts) -> CostProfile:
         return _draft(prices, self.shape, self.front)
 
-    def profile(self, prices: UnitCosts, setup: ServerSetup) -> CostProfile:
-        """Build the profile of these unit costs, with the errors of the held-out requests."""
-        prefill, decode = self.measured.beside(self._simulated(prices)[0])
+    def profile(self, fit: _Fit, setup: ServerSetup) -> CostProfile:
+        """Build the profile of a simulation, with the errors of the held-out requests."""
+        prefill, decode = self.measured.beside(fit.times)
         left = self.used & ~self.kept if (self.used & ~self.kept).any() else self.kept
         held_out = summarize_errors_by_kind(_named(prefill[left], decode[left]))
         few = not (self.used & ~self.kept).any()
@@ -371,7 +398,7 @@ class _Fitter:
         served = self.observed.dropna(subset=["e2e_ms"])
         low, high = _concurrency(served)
         prompts = served["prompt_tokens"]
-        return self._draft(prices).model_copy(
+        return self._draft(fit.prices).model_copy(
             update={
                 "name": f"{setup.engine['name']} as recorded",
                 "model": setup.model or "unknown",

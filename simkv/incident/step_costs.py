@@ -88,8 +88,10 @@ def seconds_without_attention(
     tokens = prefill_tokens + decodes
     if shape and shape.expert_share:
         return compute_non_attention_seconds(tokens, _plain(prices), shape)
-    pure = prices.decode_step + prices.decode_seq * decodes
-    return np.where(prefill_tokens > 0, matrix_product_seconds(tokens, prices), pure)
+    found = np.asarray(prices.decode_step + prices.decode_seq * decodes)
+    prefills = prefill_tokens > 0
+    found[prefills] = matrix_product_seconds(tokens[prefills], prices)
+    return found
 
 
 def _table(prices: UnitCosts) -> list[tuple[float, float]]:
