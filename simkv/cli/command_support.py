@@ -7,6 +7,7 @@ import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import wrap
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Literal, Protocol
 
@@ -133,16 +134,41 @@ def console(*, stderr: bool = False) -> Console:
     return Console(stderr=stderr, width=width, highlight=False, markup=False, emoji=False)
 
 
+class Verbatim(str):
+    """A line that ``show`` never wraps, such as a command to copy."""
+
+
 def show(*parts: RenderableType, on: Console | None = None) -> None:
-    """Print lines verbatim (no markup, wrapping or number colors), and tables."""
+    """Print lines without markup or number colors, and tables.
+
+    On a terminal, or if COLUMNS is set, lines are wrapped at its width; further lines are indented.
+    """
     from rich.text import Text
 
     out = on or console()
+    wraps = out.is_terminal or os.environ.get("COLUMNS", "").isdigit()
     for part in parts:
-        if isinstance(part, str):
-            out.print(Text(part), soft_wrap=True)
-        else:
+        if not isinstance(part, str):
             out.print(part)
+        elif wraps and not isinstance(part, Verbatim):
+            out.print(Text(wrap_lines(part, out.width)), soft_wrap=True)
+        else:
+            out.print(Text(part), soft_wrap=True)
+
+
+def wrap_lines(text: str, width: int) -> str:
+    """Wrap each line of a text at spaces, and indent its further lines by two columns more."""
+    lines = []
+    for line in text.split("\n"):
+        indent = " " * (len(line) - len(line.lstrip()) + 2)
+        lines += wrap(
+            line,
+            width,
+            subsequent_indent=indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+        ) or [line]
+    return "\n".join(lines)
 
 
 def print_json(answer: Answer) -> None:

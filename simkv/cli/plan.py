@@ -17,6 +17,7 @@ from simkv.cli.command_support import (
     Jobs,
     Source,
     Trust,
+    Verbatim,
     check_store,
     open_job_runner,
     print_error,
@@ -137,7 +138,7 @@ def plan(
         for one in plans:
             show(*describe_plan(one))
         show(*compare_plans(plans))
-        show(*_commands(plans, line))
+        show(*_copyable(_commands(plans, line)))
         show(f"Written to {folder}: {', '.join(path.name for path in written)}")
     if any(one.answer is None for one in plans):
         raise typer.Exit(1)
@@ -183,7 +184,7 @@ def _show_search(
         show(*deployment_tables.describe_search(search))
         if search.front:
             show("Pareto front of tok/s per GPU and mean TPOT:", make_front_table(search))
-        show(*deployment_tables.describe_best(search), *lines)
+        show(*deployment_tables.describe_best(search), *_copyable(lines))
         show(f"Written to {folder}: {', '.join(path.name for path in written)}")
     if not search.front:
         raise typer.Exit(1)
@@ -308,6 +309,11 @@ def _commands(plans: Sequence[CapacityPlan], line: LaunchLine | None) -> list[st
             scenario = plan.prepared.case.scenario(plan.answer)
             lines += describe_launch(scenario, line, plan.prepared.label)
     return lines
+
+
+def _copyable(lines: Sequence[str]) -> list[str]:
+    """Return lines with launch commands, which are indented, so that ``show`` wraps no command."""
+    return [Verbatim(text) if text.startswith("  ") else text for text in lines]
 
 
 def _words(words: list[str], goodput: list[str]) -> tuple[str | None, tuple[str, ...]]:

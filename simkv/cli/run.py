@@ -16,6 +16,7 @@ from simkv.cli.command_support import (
     Perfetto,
     Source,
     Trust,
+    Verbatim,
     check_variant,
     print_json,
     progress,
@@ -213,7 +214,7 @@ def _launch_command(built: BuiltScenario | None, variants: Mapping[str, Scenario
     from simkv.scenario.launch_command import build_launch_command
 
     command = build_launch_command(next(iter(variants.values())), built.line)
-    return [f"Launch command: {command}"] if command else []
+    return [Verbatim(f"Launch command: {command}")] if command else []
 
 
 def _select(variants: dict[str, Scenario], name: str | None) -> dict[str, Scenario]:
