@@ -17,6 +17,7 @@ from simkv.incident.incident_folder import ENSEMBLE
 from simkv.incident.incident_simulation import rank_records, request_times
 from simkv.incident.observed_comparison import series_distance
 from simkv.incident.server_setup import ServerSetup, kv_memory
+from simkv.incident.step_costs import UnitCosts
 from simkv.incident.workload_ensemble import MEMBERS, interval, select_likely_members
 from simkv.incident.workload_rebuild import RebuiltWorkload, is_from_lines, rebuild
 from simkv.scenario.scenario import Scenario
@@ -69,8 +70,10 @@ def fit_members(
     member can be simulated.
     """
     rows, profiles = [], {}
+    first: UnitCosts | None = None
     for seed in range(MEMBERS):
-        row, profile = _member(evidence, setup, scenario, steps, seed)
+        row, profile, costs = _member(evidence, setup, scenario, steps, seed, first)
+        first = first or (costs if is_from_lines(evidence) else None)
         rows.append(row)
         profiles[seed] = profile
         tell(seed + 1, MEMBERS)
@@ -86,7 +89,8 @@ def _member(
     scenario: Scenario,
     steps: pd.DataFrame | None,
     seed: int,
-) -> tuple[dict[str, float], CostProfile]:
+    near: UnitCosts | None,
+) -> tuple[dict[str, float], CostProfile, UnitCosts | None]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "workload.csv"
         source = TraceSource(path)
@@ -96,8 +100,8 @@ def _member(
     # Do not fit an unknown cache size for each member: the members differ by more than that.
     told = replace(setup, guessed=False)
     only_lines = is_from_lines(evidence)
-    profile, fitted, run = calibrate_incident(
-        scenario, requests, rebuilt.observed, told, steps, of_lines=only_lines
+    profile, fitted, run, costs = calibrate_incident(
+        scenario, requests, rebuilt.observed, told, steps, of_lines=only_lines, near=near
     )
     if run is None:
         run = simulate_with_profile(fitted, profile, requests)
@@ -109,7 +113,7 @@ def _member(
         row[f"{name}_observed"] = wanted.of(rebuilt.observed)
     if only_lines and evidence.series is not None:
         row["apart"] = series_distance(rank_records(run), evidence.series, rebuilt.origin)
-    return row, profile
+    return row, profile, costs
 
 
 def write_members(
