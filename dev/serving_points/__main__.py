@@ -27,7 +27,8 @@ def fit(
         ),
     ],
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Directory of constants.json and spreads.json.")
+        Path,
+        typer.Argument(metavar="DIR", help="Directory of constants.json and error_sources.json."),
     ],
     report: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a report to this Markdown file.")
@@ -48,7 +49,7 @@ def fit(
     show(*_fit_lines(found))
     make_folder(folder)
     write(folder, found)
-    show(f"Written to {folder}: constants.json, spreads.json")
+    show(f"Written to {folder}: constants.json, error_sources.json")
     if report:
         make_folder(report.parent)
         command = f"make calibrate-silicon ROWS={path.name}"

@@ -11,15 +11,14 @@ constants whose summed error is close to the best is chosen.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.optimize import least_squares
 
 from dev.serving_points.fit_samples import NONE, Residual
-from simkv.core.engine_version import find_version, parse_version
-from simkv.costs.operators.error_spreads import Configuration, ErrorSpread
+from simkv.costs.operators.configuration_kind import Configuration
 from simkv.validation.serving_points.latency_gradients import FITTED_CONSTANTS, Floats
 
 FOLDS = 5
@@ -33,9 +32,6 @@ HIGH = np.array([5.0, 2.5, 0.2, 0.02, 0.001, 0.5])
 #: Relative and absolute tolerance to the best total error (in units of ``SCALE``) within which the
 #: ladder with fewer constants is preferred.
 BETTER, WORTH = 0.02, 0.05
-#: Minimum number of held-out points for quantiles of their own, and of pairs of model and GPU for
-#: quantiles of unseen pairs.
-ENOUGH, PAIRS = 20, 3
 
 Values = dict[str, Floats]
 
@@ -240,112 +236,3 @@ def choose(samples: Sequence[Residual]) -> Fitted:
     enough = min(t.total for t in able) * (1 + BETTER) + WORTH
     best = min((t for t in able if t.total <= enough), key=lambda t: t.number)
     return Fitted(fit(samples, LADDERS[best.name]), best.name, tried, *logs[best.name])
-
-
-def spreads(
-    samples: Sequence[Residual], fitted: Fitted
-) -> tuple[dict[str, ErrorSpread], dict[str, ErrorSpread]]:
-    """Return the error spreads of measured groups, and of wider kinds for unmeasured groups."""
-    seen, unseen = _pools(samples, fitted.configurations), _pools(samples, fitted.groups)
-    groups = {}
-    for kind in {s.kind for s in samples}:
-        own = next((name for name in kind.levels() if len(seen[name]) >= ENOUGH), kind.levels()[-1])
-        groups[kind.levels()[0]] = replace(
-            spread_of(seen[own]), releases=_releases(samples, kind.levels()[0])
-        )
-    wider = {
-        name: replace(spread_of(unseen[name]), releases=_releases(samples, name))
-        for kind in {s.kind for s in samples}
-        for name in kind.levels()[1:]
-        if len({s.group for s in samples if name in s.kind.levels()}) >= PAIRS
-    }
-    return dict(sorted(groups.items())), dict(sorted(wider.items()))
-
-
-def _releases(samples: Sequence[Residual], level: str) -> tuple[str, str]:
-    """Return the first and the last measured release of a level."""
-    found = sorted(
-        {s.release for s in samples if find_version(s.release) and level in s.kind.levels()},
-        key=parse_version,
-    )
-    return (found[0], found[-1]) if found else ("", "")
-
-
-def _pools(samples: Sequence[Residual], logs: Floats) -> dict[str, list[Floats]]:
-    pools: dict[str, list[Floats]] = {}
-    for sample, row in zip(samples, logs, strict=True):
-        for name in sample.kind.levels():
-            pools.setdefault(name, []).append(row)
-    return pools
-
-
-def spread_of(logs: Iterable[Floats]) -> ErrorSpread:
-    """Return the quantiles that contain a further exchangeable residual with 90 % probability."""
-    rows = np.sort(np.array(list(logs)), axis=0)
-    count = len(rows)
-    # Given n exchangeable values, a new one lies below the k-th with probability k / (n + 1).
-    below = max(int(0.05 * (count + 1)) - 1, 0)
-    low, high = rows[below], rows[count - 1 - below]
-    ttft, tpot = (
-        (round(float(min(a, 0.0)), 4), round(float(max(b, 0.0)), 4))
-        for a, b in zip(low, high, strict=True)
-    )
-    signed = np.exp(-rows) - 1.0
-    median, bias = (
-        (round(float(both[0]), 4), round(float(both[1]), 4))
-        for both in (np.median(np.abs(signed), axis=0), signed.mean(axis=0))
-    )
-    return ErrorSpread(ttft, tpot, count, median, bias)
-
-
-def ends(
-    samples: Sequence[Residual], logs: Floats, part_of: Callable[[Residual], object], *, seen: bool
-) -> Floats:
-    """Return the ends of each sample's interval, taken from the spreads of the other parts.
-
-    Logarithms, shape (samples, 2 latencies, 2 ends); NaN where no level has enough points. With
-    ``seen``, points of the same pair of model and GPU may be used; otherwise at least ``PAIRS``
-    other pairs are required.
-    """
-    found = np.full((len(samples), 2, 2), np.nan)
-    labels = [part_of(s) for s in samples]
-    for label in set(labels):
-        known = [i for i, other in enumerate(labels) if other != label]
-        pools = _pools([samples[i] for i in known], logs[known])
-        pairs: dict[str, set[object]] = {}
-        for sample in (samples[i] for i in known):
-            for level in sample.kind.levels():
-                pairs.setdefault(level, set()).add(sample.group)
-        for i in (i for i, other in enumerate(labels) if other == label):
-            for level in samples[i].kind.levels()[0 if seen else 1 :]:
-                pool = pools.get(level, ())
-                if len(pool) >= ENOUGH and (seen or len(pairs[level]) >= PAIRS):
-                    spread = spread_of(pool)
-                    found[i] = spread.ttft, spread.tpot
-                    break
-    return found
-
-
-def coverage(samples: Sequence[Residual], fitted: Fitted) -> dict[str, tuple[float, float, int]]:
-    """Return the fractions of held-out points (TTFT, TPOT) inside spreads made without their part,
-    and the number of points."""
-    found = {}
-    for name, logs, sides in (
-        ("configurations", fitted.configurations, fold_ends(samples, fitted)),
-        ("groups", fitted.groups, pair_ends(samples, fitted)),
-    ):
-        told = ~np.isnan(sides[:, 0, 0])
-        inside = (sides[told, :, 0] <= logs[told]) & (logs[told] <= sides[told, :, 1])
-        shares = inside.mean(axis=0) if told.any() else (0.0, 0.0)
-        found[name] = (float(shares[0]), float(shares[1]), int(told.sum()))
-    return found
-
-
-def fold_ends(samples: Sequence[Residual], fitted: Fitted) -> Floats:
-    """Return the interval ends of held-out configurations."""
-    return ends(samples, fitted.configurations, fold, seen=True)
-
-
-def pair_ends(samples: Sequence[Residual], fitted: Fitted) -> Floats:
-    """Return the interval ends of held-out pairs of model and GPU."""
-    return ends(samples, fitted.groups, lambda s: s.group, seen=False)

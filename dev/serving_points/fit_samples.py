@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from simkv.costs.operators.calibration_rules import CostConstants
-from simkv.costs.operators.error_spreads import Configuration
+from simkv.costs.operators.configuration_kind import Configuration
 from simkv.validation.serving_points.closed_loop_replay import PointReplay
 from simkv.validation.serving_points.latency_gradients import FITTED_CONSTANTS, Floats
+from simkv.validation.serving_points.launch_recipe import INFERENCEMAX_PROTOCOL
 from simkv.validation.serving_points.measured_rows import MeasuredRow
 from simkv.validation.serving_points.serving_point import ServingPoint
 
@@ -32,6 +33,8 @@ class Residual:
 
     ``slopes`` has shape (2, constants). ``start`` are the constants of the replay, ``release``
     is the engine's release and ``source`` the export that lists the measurement first.
+    ``unmeasured`` states that kernels of the release were not measured on the GPU. ``concurrency``
+    is the number of clients if it is unknown how often they repeated their requests, else 0.
     """
 
     kind: Configuration
@@ -43,6 +46,8 @@ class Residual:
     start: Floats
     release: str = ""
     source: str = ""
+    unmeasured: bool = False
+    concurrency: int = 0
 
     def predicted(self, values: Floats) -> Floats:
         """Return TTFT and TPOT (ms) under these constants, at least one fifth of the replayed
@@ -79,5 +84,7 @@ def samples_of(
             (start or {}).get(point.kind, NONE),
             row.version,
             row.source,
+            run.unmeasured,
+            0 if row.protocol == INFERENCEMAX_PROTOCOL else row.concurrency,
         )
     return list(found.values())

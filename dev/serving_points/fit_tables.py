@@ -11,7 +11,7 @@ from rich.console import Group
 
 from dev.serving_points.constant_fit import Fitted
 from dev.serving_points.fit_samples import Residual
-from simkv.costs.operators.error_spreads import Configuration
+from simkv.costs.operators.configuration_kind import Configuration
 from simkv.report.adaptive_table import make_adaptive_table
 from simkv.validation.serving_points.latency_gradients import FITTED_CONSTANTS, Floats
 from simkv.validation.serving_points.point_tables import percent, signed, titled
@@ -49,7 +49,7 @@ def fit_table(fitted: Fitted) -> Group:
 def left_out_table(title: str, samples: Sequence[Residual], logs: Floats) -> Group:
     """Return the errors of held-out measurements, by class and by group, for the console."""
     rows = []
-    names = [(_class_of(s.kind), s.kind.levels()[0]) for s in samples]
+    names = [(_class_of(s.kind), s.kind.pair) for s in samples]
     for column in (0, 1):
         for name in sorted({n[column] for n in names}):
             own = logs[[n[column] == name for n in names]]

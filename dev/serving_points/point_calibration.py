@@ -1,4 +1,4 @@
-"""Calibrate the packaged constants and error spreads from measured rows."""
+"""Calibrate the packaged constants and sources of error from measured rows."""
 
 from __future__ import annotations
 
@@ -10,18 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from dev.serving_points.constant_fit import (
-    Fitted,
-    choose,
-    coverage,
-    fold_ends,
-    pair_ends,
-    spreads,
-)
+from dev.serving_points.constant_fit import Fitted, choose
 from dev.serving_points.fit_samples import NONE, Residual, samples_of
+from dev.serving_points.source_fit import WAYS, HeldOut, fit_sources, hold_out, left_out_ends
 from simkv.core.atomic_files import write_text
 from simkv.costs.operators.calibration_rules import CostConstants
-from simkv.costs.operators.error_spreads import ErrorSpreads
+from simkv.costs.operators.error_sources import ErrorSources
 from simkv.validation.serving_points.closed_loop_replay import PointReplay
 from simkv.validation.serving_points.latency_gradients import FITTED_CONSTANTS, Floats
 from simkv.validation.serving_points.measured_rows import Latency, MeasuredRow
@@ -33,12 +27,12 @@ from simkv.validation.serving_points.point_prediction import (
 )
 from simkv.validation.serving_points.serving_point import ServingPoint
 
-RULES, SPREADS = "constants.json", "spreads.json"
+RULES, SOURCES = "constants.json", "error_sources.json"
 
 
 @dataclass(frozen=True)
 class Calibrated:
-    """Result of a calibration: samples, fitted constants, spreads and coverage of the intervals.
+    """Result of a calibration: samples, constants, sources of error and coverage of the intervals.
 
     ``left_out`` are predictions of all rows, each with constants and an interval made without its
     configuration; ``unseen`` are those made without its pair of model and GPU.
@@ -46,7 +40,7 @@ class Calibrated:
 
     samples: list[Residual]
     fitted: Fitted
-    spreads: ErrorSpreads
+    sources: ErrorSources
     covered: dict[str, tuple[float, float, int]]
     left_out: list[Prediction]
     unseen: list[Prediction]
@@ -86,22 +80,33 @@ def learn(
     """Fit constants to replays that were made without fitted constants."""
     samples = samples_of(rows, points, replayed)
     fitted = choose(samples)
-    groups, unseen = spreads(samples, fitted)
+    held_out = hold_out(samples, fitted.ladder)
     provenance = {
         "from": source,
         "measurements": len(samples),
         "configurations": len({s.configuration for s in samples}),
+        "exports": sorted({s.source for s in samples}),
         "constants by": fitted.chosen,
         "constants": next(t.number for t in fitted.tried if t.name == fitted.chosen),
     }
+    predicted, covered = [], {}
+    for way in ("configuration", "pair"):
+        own = held_out.of(way)
+        ends = left_out_ends(samples, held_out, own, WAYS[way])
+        predicted.append(predictions_of(rows, points, samples, own.logs, ends))
+        covered[f"{way}s"] = coverage(own, ends)
     return Calibrated(
-        samples,
-        fitted,
-        ErrorSpreads(groups, unseen, provenance),
-        coverage(samples, fitted),
-        predictions_of(rows, points, samples, fitted.configurations, fold_ends(samples, fitted)),
-        predictions_of(rows, points, samples, fitted.groups, pair_ends(samples, fitted)),
+        samples, fitted, fit_sources(samples, held_out, provenance), covered, *predicted
     )
+
+
+def coverage(own: HeldOut, ends: Floats) -> tuple[float, float, int]:
+    """Return the shares of residuals (TTFT, TPOT) inside the intervals, and their number."""
+    told = ~np.isnan(ends[:, 0, 0])
+    logs = own.logs[told]
+    inside = (ends[told, :, 0] <= logs) & (logs <= ends[told, :, 1])
+    shares = inside.mean(axis=0) if told.any() else (0.0, 0.0)
+    return float(shares[0]), float(shares[1]), int(told.sum())
 
 
 def predictions_of(
@@ -129,11 +134,12 @@ def predictions_of(
 
 
 def write(folder: Path, found: Calibrated) -> None:
-    """Write ``constants.json`` and ``spreads.json`` into an existing folder."""
-    source = "; ".join(f"{k}: {v}" for k, v in found.spreads.provenance.items())
+    """Write ``constants.json`` and ``error_sources.json`` into an existing folder."""
+    told = {k: v for k, v in found.sources.provenance.items() if k != "exports"}
+    source = "; ".join(f"{k}: {v}" for k, v in told.items())
     rules = rules_of(found.samples, found.fitted, source)
     write_text(folder / RULES, json.dumps(rules, indent=1) + "\n")
-    write_text(folder / SPREADS, json.dumps(found.spreads.to_json(), indent=1) + "\n")
+    write_text(folder / SOURCES, json.dumps(found.sources.to_json(), indent=1) + "\n")
 
 
 def rules_of(samples: Sequence[Residual], fitted: Fitted, source: str) -> list[dict[str, Any]]:

@@ -67,7 +67,7 @@ def write_page(path: Path, found: Calibrated, command: str) -> list[str]:
         refused=[f"{sum(p.why == why for p in refused)} rows ({why})" for why in whys],
         apart=len(apart),
         noise=list(noise_lines(noise([p.row for p in found.left_out]))),
-        provenance=dict(found.spreads.provenance),
+        provenance=dict(found.sources.provenance),
         classes="\n".join(markdown(CLASS_HEAD, _class_rows(found), 1)),
         seen=found.covered["configurations"],
         tried="\n".join(markdown(FIT_HEAD, fit_rows(found.fitted), 1)),

@@ -7,19 +7,20 @@ for TTFT, TPOT and throughput, once for each set of constants, so that one sees 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import RenderableType
 
-from dev.serving_points.constant_fit import LADDERS, ends, left_out
-from dev.serving_points.fit_samples import Residual, samples_of
+from dev.serving_points.constant_fit import LADDERS
+from dev.serving_points.fit_samples import samples_of
 from dev.serving_points.point_calibration import predictions_of, replay_points
+from dev.serving_points.source_fit import WAYS, hold_out, left_out_ends
 from simkv.cli.command_support import progress, show
 from simkv.core.errors import InputError, spelling_hint
-from simkv.costs.operators.error_spreads import packaged_spreads
+from simkv.costs.operators.error_sources import packaged_sources
 from simkv.validation.serving_points.closed_loop_replay import PointReplay
 from simkv.validation.serving_points.measured_rows import MeasuredRow, read_rows
 from simkv.validation.serving_points.point_prediction import Prediction, points_of
@@ -27,12 +28,8 @@ from simkv.validation.serving_points.point_scores import score_groups
 from simkv.validation.serving_points.point_tables import score_table
 from simkv.validation.serving_points.serving_point import ServingPoint
 
-#: For each way to leave out: the part that a measurement belongs to, and whether its pair of model
-#: and GPU may occur in the remaining parts.
-WAYS: dict[str, tuple[Callable[[Residual], object], bool]] = {
-    "model": (lambda s: s.kind.model, False),
-    "source": (lambda s: s.source, True),
-}
+#: Ways to leave out that say how constants and intervals transfer.
+JUDGED = ("model", "source")
 
 
 def judge(
@@ -53,7 +50,7 @@ def judge(
     ] = None,
 ) -> None:
     """Score predictions that leave out the model, and predictions that leave out the source."""
-    names = constants or ["none", str(packaged_spreads().provenance["constants by"])]
+    names = constants or ["none", str(packaged_sources().provenance["constants by"])]
     for name in names:
         if name not in LADDERS:
             hint = spelling_hint(name, LADDERS)
@@ -74,7 +71,7 @@ def judge_lines(
     names: Sequence[str],
 ) -> Iterator[RenderableType]:
     """Yield a score table for each way to leave out and each set of constants."""
-    for way in WAYS:
+    for way in JUDGED:
         for name in names:
             found = score_groups(predict_left_out(rows, points, replayed, way, name))["class"]
             yield score_table(f"{way} left out, constants: {name}, in percent", found)
@@ -88,11 +85,11 @@ def predict_left_out(
     name: str,
 ) -> list[Prediction]:
     """Predict each row with constants and an interval from the other models or sources."""
-    part_of, seen = WAYS[way]
     samples = samples_of(rows, points, replayed)
-    logs = left_out(samples, LADDERS[name], part_of)
-    sides = ends(samples, logs, part_of, seen=seen)
-    return predictions_of(rows, points, samples, logs, sides)
+    found = hold_out(samples, LADDERS[name])
+    own = found.of(way)
+    ends = left_out_ends(samples, found, own, WAYS[way])
+    return predictions_of(rows, points, samples, own.logs, ends)
 
 
 if __name__ == "__main__":

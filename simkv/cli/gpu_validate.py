@@ -122,6 +122,9 @@ def validate(
         return
     begin = perf_counter()
     budget_s = parse_duration(budget)
+    stages = {"--plan-only": plan_only, "--serve-only": serve_only, "--evaluate-only": evaluate_only}
+    if len(given := [name for name, chosen in stages.items() if chosen]) > 1:
+        raise InputError(f"{given[1]}: cannot be combined with {given[0]}")
     if repeats < 1:
         raise InputError(f"--repeats {repeats}: expected 1 or more")
     plan = _find_plan(folder, profile, budget_s, seed, kv_tokens, on_cpu=device == "cpu")

@@ -284,15 +284,13 @@ def validate_silicon(
     the engine's scheduler and the lengths and flags of the benchmark. Without measured columns,
     only predictions are printed.
     """
-    from simkv.costs.operators.error_spreads import read_spreads
     from simkv.validation.serving_points.measured_rows import read_rows
     from simkv.validation.serving_points.point_prediction import predict
 
     _check(out, jobs)
     found = read_rows(rows)
-    spreads = read_spreads()
     with progress("points", None) as advance:
-        predictions = predict(found, spreads, jobs=jobs, advance=advance)
+        predictions = predict(found, jobs=jobs, advance=advance)
     show(*_lines(found, predictions))
     if out:
         from simkv.validation.serving_points.prediction_file import write_points

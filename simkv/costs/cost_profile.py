@@ -132,14 +132,26 @@ class StepError(FrozenModel):
         return min(self.p95, abs(self.bias) + self.p95 / sqrt(self.points))
 
 
+class ErrorSource(FrozenModel):
+    """A source of error of step times, such as kernels that nobody measured.
+
+    ``ends`` maps a kind of step to the ends of log(real / predicted) that contain 90 % of real
+    times if this source is the only one.
+    """
+
+    name: str
+    ends: dict[str, tuple[float, float]]
+
+
 class FitQuality(FrozenModel):
     """Quality of the fit of the terms.
 
     ``rms_s`` is the root mean square error in seconds over ``points`` measurements. ``held_out``
     maps a kind of step to the errors on steps excluded from the fit. ``beyond`` maps a feature to
-    the relative step error that each doubling of the feature outside the range adds. This error was
-    measured by extrapolation to excluded data at the ends of the range. ``unmeasured_kernels`` are
-    kernels of the engine whose times were replaced by those of another kernel.
+    the relative step error added per doubling of the feature outside the range. It was measured by
+    extrapolating to excluded data at the ends of the range. ``unmeasured_kernels`` are kernels of
+    the engine whose times were replaced by those of another kernel. ``sources`` are the sources of
+    error of composed costs; they replace ``held_out`` in intervals.
     """
 
     points: int
@@ -148,6 +160,7 @@ class FitQuality(FrozenModel):
     held_out: dict[str, StepError] = Field(default={})
     beyond: dict[Feature, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = Field(default={})
     unmeasured_kernels: list[str] = Field(default=[])
+    sources: list[ErrorSource] = Field(default=[])
 
 
 class CostProfile(FrozenModel):

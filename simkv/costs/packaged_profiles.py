@@ -22,9 +22,8 @@ from simkv.costs.hardware.model_gpu_catalog import (
 from simkv.costs.hardware.replica_hardware import make_hardware
 from simkv.costs.operators.composed_profiles import PACKAGED_SETTING, combinations
 from simkv.costs.operators.composition import describe_layout
-from simkv.costs.operators.error_spreads import describe_spread
+from simkv.costs.operators.error_sources import describe_error
 from simkv.costs.operators.operator_tables import find_installed_tables
-from simkv.costs.operators.roofline import estimate_errors
 from simkv.schedulers.engine_registry import DEFAULT
 
 DATA_SHEET_BASIS = "estimated from the data sheet"
@@ -112,13 +111,13 @@ def _combined(wanted: Sequence[str]) -> Iterator[KnownCost]:
         also = " ".join((*other_names(model), *gpu.also, gpu.system or "", rest))
         basis = f"composed of measured operators, packaged: {rest}"
         if _has(wanted, "", model, gpu.name, basis, also):
-            error = describe_spread(hardware, PACKAGED_SETTING) or "not known"
+            error = describe_error(hardware, PACKAGED_SETTING) or "not known"
             yield KnownCost("", model, gpu.name, hardware.tp, basis, error)
 
 
 def _error(model: Architecture, gpu: Gpu, basis: str) -> str:
-    estimate = estimate_errors() if basis == DATA_SHEET_BASIS else None
-    return describe_spread(make_hardware(gpu, model), PACKAGED_SETTING, estimate) or "not known"
+    hardware, estimated = make_hardware(gpu, model), basis == DATA_SHEET_BASIS
+    return describe_error(hardware, PACKAGED_SETTING, data_sheet=estimated) or "not known"
 
 
 def _packaged(name: str) -> KnownCost:

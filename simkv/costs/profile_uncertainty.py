@@ -1,28 +1,31 @@
 """Uncertainty of a profile over a whole run, and its growth outside the profile's range.
 
-A metric of a run depends on many steps. If the errors were measured on single steps on the same
-device (basis ``measured``), they cancel out over many steps except for their bias. If the errors
-come from other devices or configurations, they do not cancel out: all steps may have the same
-error. Variation between runs and hosts is added in each case. Outside the range, an error per
-doubling is added, which was measured by extrapolating to excluded data at the ends of the range.
+The uncertainty has named sources (``ErrorSource``), which are independent: on each side of the
+interval the squares of their ends add up. A metric of a run depends on many steps. If the errors
+were measured on single steps on the same device (basis ``measured``), they cancel out except for
+their bias. If they come from other devices or configurations, all steps have the same error.
+Outside the range, an error per doubling is added, which was measured by extrapolating to excluded
+data at the ends of the range.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from math import inf, log2, sqrt
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import exp, hypot, inf, log2, sqrt
 
 from simkv.core.errors import InputError
-from simkv.costs.cost_profile import CostProfile, Feature
+from simkv.costs.cost_profile import CostProfile, ErrorSource, Feature, StepError
 from simkv.costs.cost_terms import compute_feature
 from simkv.costs.scaled_executor import (
     ErrorSide,
     ScaledExecutor,
     StepKind,
-    compute_step_scales,
+    error_end,
 )
 from simkv.costs.step_load import Executor, StepLoad
 
+#: Kinds of steps with an error of their own.
+STEP_KINDS: tuple[StepKind, ...] = ("decode", "prefill", "mixed")
 #: Relative variation of step times between runs and hosts, which a profile from one run on one host
 #: does not show. Repeated runs on the same GPUs with the same settings differ by 2 to 4 %.
 RUN_VARIATION = 0.03
@@ -58,14 +61,61 @@ class OutOfRangeMargin:
         return sqrt(squares)
 
 
+def error_ends(
+    errors: Mapping[str, StepError], *, lasting: bool = False
+) -> dict[str, tuple[float, float]]:
+    """Return the ends of log(real / predicted) by kind of step.
+
+    Of 100 real steps, 95 lie between the ends. ``lasting`` instead makes the mean of many steps lie
+    between them. A kind of step without measured error uses the error of all steps or, if that is
+    missing, the largest error.
+    """
+    worst = max(errors.values(), key=lambda error: error.p95)
+    found: dict[str, tuple[float, float]] = {}
+    for kind in STEP_KINDS:
+        error = errors.get(kind) or errors.get("all") or worst
+        size = error.lasting if lasting else error.p95
+        found[kind] = (error_end(size, "faster"), error_end(size, "slower"))
+    return found
+
+
+def combine_ends(ends: Iterable[tuple[float, float]]) -> tuple[float, float]:
+    """Combine the ends of independent sources of error: add their squares on each side."""
+    lows, highs = zip(*ends, strict=True)
+    return -hypot(*lows), hypot(*highs)
+
+
+def find_sources(profile: CostProfile) -> list[ErrorSource]:
+    """Return the sources of error of a profile; empty if no error is known.
+
+    A profile that was measured has two: the costs (its error on held-out steps) and the host.
+    """
+    if profile.fit.sources or not profile.fit.held_out:
+        return profile.fit.sources
+    costs = error_ends(profile.fit.held_out, lasting=profile.basis == "measured")
+    host = error_end(RUN_VARIATION, "faster"), error_end(RUN_VARIATION, "slower")
+    return [
+        ErrorSource(name="costs", ends=costs),
+        ErrorSource(name="host", ends=dict.fromkeys(STEP_KINDS, host)),
+    ]
+
+
+def compute_scales(sources: Sequence[ErrorSource], side: ErrorSide) -> dict[StepKind, float]:
+    """Return the factor on step times, by kind of step, for one side of the interval."""
+    index = 0 if side == "faster" else 1
+    return {
+        kind: exp(combine_ends([source.ends[kind] for source in sources])[index])
+        for kind in STEP_KINDS
+    }
+
+
 def compute_profile_scales(profile: CostProfile, side: ErrorSide) -> dict[StepKind, float]:
     """Return the factor on step times, by kind of step, for one ``side`` of the profile's error
     (faster or slower).
 
     The factors apply to steps within the range of the profile.
     """
-    lasting = profile.basis == "measured"
-    return compute_step_scales(profile.fit.held_out, side, RUN_VARIATION, lasting=lasting)
+    return compute_scales(find_sources(profile), side)
 
 
 def make_scaled_executor(profile: CostProfile, side: ErrorSide) -> Callable[[Executor], Executor]:

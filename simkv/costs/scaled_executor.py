@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from math import hypot
+from math import copysign, exp, hypot, log, log1p
 from typing import Literal
 
 import numpy as np
 
-from simkv.costs.cost_profile import StepError
 from simkv.costs.simulated_executor import advance_load
 from simkv.costs.step_load import (
     Executor,
@@ -27,29 +26,12 @@ StepKind = Literal["decode", "prefill", "mixed"]
 MAX_ERROR = 0.9
 
 
-def compute_step_scales(
-    errors: Mapping[str, StepError], side: ErrorSide, runs: float = 0.0, *, lasting: bool = False
-) -> dict[StepKind, float]:
-    """Return the factor on step times, by kind of step, for one side of an interval.
+def error_end(error: float, side: ErrorSide) -> float:
+    """Return the end of log(real / predicted) on one side.
 
-    Of 100 real steps, 95 have a duration between the two sides. With ``lasting``, the two sides
-    instead contain the mean duration of many steps. ``runs`` is the relative variation between runs
-    and hosts.
-
-    An error is the predicted time divided by the real time, minus 1. A kind of step without
-    measured error uses the error of all steps or, if that is missing, the largest error.
+    ``error`` is the predicted time divided by the real time, minus 1.
     """
-    worst = max(errors.values(), key=lambda error: error.p95)
-    found: dict[StepKind, float] = {}
-    kinds: tuple[StepKind, ...] = ("decode", "prefill", "mixed")
-    for kind in kinds:
-        error = errors.get(kind) or errors.get("all") or worst
-        found[kind] = _factor(hypot(error.lasting if lasting else error.p95, runs), side)
-    return found
-
-
-def _factor(error: float, side: ErrorSide) -> float:
-    return 1.0 / (1.0 + error) if side == "faster" else 1.0 / (1.0 - min(error, MAX_ERROR))
+    return -log1p(error if side == "faster" else -min(error, MAX_ERROR))
 
 
 def classify_step(load: StepLoad) -> StepKind:
@@ -102,4 +84,5 @@ class ScaledExecutor:
         extra = self._wider(load) if self._wider else 0.0
         if not extra:
             return scale
-        return _factor(hypot(1.0 - 1.0 / scale, extra), "faster" if scale < 1.0 else "slower")
+        side: ErrorSide = "faster" if scale < 1.0 else "slower"
+        return exp(copysign(hypot(log(scale), error_end(extra, side)), scale - 1.0))

@@ -14,8 +14,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from simkv.costs.cost_profile import CostProfile, StepError
-from simkv.costs.profile_uncertainty import MAX_UNKNOWN_SHARE, RUN_VARIATION, make_scaled_executor
+from simkv.costs.cost_profile import CostProfile, ErrorSource, StepError
+from simkv.costs.profile_uncertainty import (
+    MAX_UNKNOWN_SHARE,
+    RUN_VARIATION,
+    find_sources,
+    make_scaled_executor,
+)
 from simkv.costs.scaled_executor import ErrorSide
 from simkv.costs.step_load import Executor
 from simkv.metrics.intervals import (
@@ -23,6 +28,7 @@ from simkv.metrics.intervals import (
     FigureInterval,
     MeasuredRun,
     compute_interval,
+    find_saturation,
 )
 
 #: Names of the run and its re-runs in the reasons for unbounded intervals.
@@ -74,10 +80,11 @@ def warn_mixed_bases(marks: Iterable[str]) -> list[str]:
 class Fidelity:
     """Known errors of a run's metrics.
 
-    ``outside`` is the fraction of busy time outside the profile's range, and ``errors`` are the
-    errors of step times by kind of step. ``intervals`` maps a metric to its interval; it is empty
-    if the profile has no error estimate. ``reasons`` maps a metric to the reason for an unbounded
-    end. ``note`` is a summary sentence.
+    ``outside`` is the share of busy time outside the profile's range, and ``errors`` are the errors
+    of step times by kind of step. ``intervals`` maps a metric to its interval; it is empty if the
+    profile has no error estimate. ``reasons`` maps a metric to the reason for an unbounded end.
+    ``saturated`` maps a latency to the re-run in which a queue grows, so that the upper end depends
+    on the length of the run. ``note`` is a summary sentence. ``sources`` are the sources of error.
     """
 
     profile: str
@@ -87,6 +94,8 @@ class Fidelity:
     intervals: dict[str, FigureInterval]
     note: str
     reasons: dict[str, str] = field(default_factory=dict)
+    saturated: dict[str, str] = field(default_factory=dict)
+    sources: tuple[ErrorSource, ...] = ()
 
     def of(self, name: str, show: Callable[[float], str]) -> str:
         """Return the interval of the metric ``name`` as text; empty if the metric has no interval.
@@ -94,7 +103,8 @@ class Fidelity:
         ``show`` formats the values.
         """
         found = self.intervals.get(name)
-        return "" if found is None else found.text(show, self.reasons.get(name, ""))
+        reason = self.reasons.get(name) or self.saturated.get(name, "")
+        return "" if found is None else found.text(show, reason)
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry ``fidelity`` of ``summary.json``."""
@@ -105,6 +115,8 @@ class Fidelity:
             "step_errors": {kind: error.model_dump() for kind, error in self.errors.items()},
             "intervals": {name: list(ends) for name, ends in self.intervals.items()},
             "not_bounded": self.reasons,
+            "saturated": self.saturated,
+            "error_sources": {source.name: source.ends for source in self.sources},
             "note": self.note,
         }
 
@@ -126,12 +138,15 @@ def estimate_fidelity(
     errors = profile.fit.held_out
     intervals: dict[str, FigureInterval] = {}
     reasons: dict[str, str] = {}
+    saturated: dict[str, str] = {}
     if errors and again and unknown <= MAX_UNKNOWN_SHARE:
         faster, slower = map(again, RERUNS.values(), scaled_executors(profile))
         for name in INTERVAL_FIGURES:
             intervals[name], reason = compute_interval(name, [faster, run, slower])
             if reason:
                 reasons[name] = reason
+            if grown := find_saturation(name, [run, slower]):
+                saturated[name] = grown
     return Fidelity(
         profile.name,
         profile.basis,
@@ -140,6 +155,8 @@ def estimate_fidelity(
         intervals,
         _note(profile, outside, unknown, bool(intervals)),
         reasons,
+        saturated,
+        tuple(find_sources(profile)),
     )
 
 
@@ -163,7 +180,9 @@ def _note(profile: CostProfile, outside: float, unknown: float, computed: bool) 
     said = f"step times by {profile.name} ({profile.basis}), error of 95 % of steps at most {worst}"
     if profile.fit.note:
         said += f" ({profile.fit.note})"
-    if computed:
+    if computed and profile.fit.sources:
+        said += "; intervals are from re-runs with all step times scaled by these errors together"
+    elif computed:
         scale = "mean error" if profile.basis == "measured" else "error"
         said += (
             f"; intervals are from re-runs with all step times scaled by ± ({scale} + "

@@ -21,6 +21,7 @@ from simkv.core.figure_registry import (
 from simkv.core.outcome import Outcome
 from simkv.metrics.censored_latency import compute_censored_latency, is_counted
 from simkv.metrics.run_metrics import e2e, summarize, ttft
+from simkv.metrics.steady_state import check_steady_state
 from simkv.sim.run_record import RunRecord
 
 #: Metrics with an interval, named as in ``summary.json``.
@@ -63,11 +64,12 @@ class FigureInterval(NamedTuple):
     def text(self, show: Callable[[float], str], reason: str = "") -> str:
         """Return the interval as text, with values formatted by ``show``.
 
-        The result is like ``from 2 to 3``, ``at least 2 (reason)`` or ``not determined (reason)``.
+        The result is like ``from 2 to 3 (reason)``, ``at least 2 (reason)`` or ``not determined
+        (reason)``.
         """
         why = f" ({reason})" if reason else ""
         if self.low is not None and self.high is not None:
-            return f"from {show(self.low)} to {show(self.high)}"
+            return f"from {show(self.low)} to {show(self.high)}{why}"
         if self.low is not None:
             return f"at least {show(self.low)}{why}"
         return f"not determined{why}"
@@ -94,9 +96,10 @@ class MeasuredRun:
 
     ``name`` identifies the run in reasons, and ``figures`` is its summary. ``finished`` are the
     finished requests, and ``counted`` the requests included in latencies of all requests.
-    ``at_most`` contains upper bounds of these latencies in ms, computed as if no censored request
-    ever ended (None if infinite). ``left_open`` is the number of requests without an answer at the
-    end of the run, and ``halted`` is the number of these requests that stalled or were lost.
+    ``at_most`` contains upper bounds of these latencies in ms, for the case that no censored
+    request ever ends (None if infinite). ``left_open`` is the number of requests without an answer
+    at the end of the run; ``halted`` of them stalled or were lost. ``saturated`` states that the
+    number of requests in flight grew while requests arrived.
     """
 
     name: str
@@ -106,6 +109,7 @@ class MeasuredRun:
     at_most: Mapping[str, float | None]
     left_open: int
     halted: int
+    saturated: bool = False
 
     @classmethod
     def of(
@@ -128,6 +132,7 @@ class MeasuredRun:
             at_most,
             sum(life.outcome in _OPEN for life in lives.values()),
             sum(life.outcome in _HALTED for life in lives.values()),
+            check_steady_state(record).grows,
         )
 
     def value(self, name: str) -> float | None:
@@ -164,6 +169,18 @@ def compute_interval(name: str, runs: Sequence[MeasuredRun]) -> tuple[FigureInte
     if None in highs:
         return FigureInterval(low, None), why
     return FigureInterval(low, max(value for value in highs if value is not None)), ""
+
+
+def find_saturation(name: str, runs: Sequence[MeasuredRun]) -> str:
+    """Return a reason if the upper end of a latency is that of a growing queue, else an empty text.
+
+    Such an end grows with the length of the run.
+    """
+    group = name.partition(".")[0]
+    if group not in (*LATENCIES, *OVER_ALL.values()):
+        return ""
+    grown = [run.name for run in runs if run.saturated]
+    return f"saturates {grown[0]}" if grown else ""
 
 
 def _reason(what: str, runs: Sequence[MeasuredRun], count: Callable[[MeasuredRun], int]) -> str:

@@ -30,12 +30,14 @@ STANDARD_ERRORS = 2.0
 
 @dataclass(frozen=True)
 class SteadyState:
-    """Whether a run reached a steady state (None: not applicable), with a sentence of
-    explanation.
+    """Whether a run reached a steady state (None: not applicable), and a sentence about it.
+
+    ``grows`` states that the number of requests in flight grew while requests arrived.
     """
 
     steady: bool | None
     text: str
+    grows: bool = False
 
 
 def check_steady_state(record: RunRecord) -> SteadyState:
@@ -57,7 +59,9 @@ def check_steady_state(record: RunRecord) -> SteadyState:
     shown = f"{middle.mean():.3g} requests in flight in the middle third, {last.mean():.3g} in the "
     if grown > MAX_GROWTH and last.mean() - middle.mean() > STANDARD_ERRORS * error:
         return SteadyState(
-            False, f"not reached; {shown}last: the load exceeds the capacity or still builds up"
+            False,
+            f"not reached; {shown}last: the load exceeds the capacity or still builds up",
+            grows=True,
         )
     if span < MIN_DURATIONS * duration:
         return SteadyState(

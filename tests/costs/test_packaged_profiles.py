@@ -34,7 +34,7 @@ def test_reports_models_that_fit_no_gpu_count(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(packaged_profiles, "find_installed_tables", lambda: None)
     (one,) = find_known_costs(["Kimi-K2.5", "RTX 3090"])
     assert (one.fits, one.basis) == (None, "estimated from the data sheet")
-    assert one.error.endswith("(mixtures of experts on other GPUs)")
+    assert one.error.endswith("(not measured: model, release, GPU)")
 
 
 def test_command_states_how_to_use_a_listed_profile() -> None:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from math import hypot, inf
+from math import exp, hypot, inf, log
 from typing import Any
 
 import pytest
 
 from simkv.costs.attention_table import AttentionRow, AttentionSlice, AttentionTable
-from simkv.costs.cost_profile import CostProfile, StepError
+from simkv.costs.cost_profile import CostProfile, ErrorSource
 from simkv.costs.held_out_errors import compute_extrapolation_errors
-from simkv.costs.profile_uncertainty import OutOfRangeMargin, doublings, unknown_share
-from simkv.costs.scaled_executor import ScaledExecutor, compute_step_scales
+from simkv.costs.profile_uncertainty import (
+    OutOfRangeMargin,
+    combine_ends,
+    compute_scales,
+    doublings,
+    error_ends,
+    find_sources,
+    unknown_share,
+)
+from simkv.costs.scaled_executor import ScaledExecutor, error_end
 from simkv.costs.simulated_executor import SimulatedExecutor, advance_load
 from simkv.costs.step_load import StepLoad
 
@@ -62,21 +70,46 @@ def test_leaps_count_the_same_busy_time_as_single_steps() -> None:
 
 
 def test_steps_outside_the_range_have_larger_errors() -> None:
-    errors = {"decode": StepError(points=9, median=0.0, p95=0.03, bias=0.0)}
     wider = OutOfRangeMargin(profile(beyond={"decode_seqs": 0.1, "decode_context": 0.1}))
-    for side, sign in (("faster", 1.0), ("slower", -1.0)):
-        dear = ScaledExecutor(
-            SimulatedExecutor(profile()), compute_step_scales(errors, side, 0.04), wider
-        )  # type: ignore[arg-type]
-        assert dear.run(StepLoad(0, 0, 0, 4, 400)) == pytest.approx(0.01 / (1 + sign * 0.05))
-        assert dear.run(StepLoad(0, 0, 0, 8, 800)) == pytest.approx(
-            0.01 / (1 + sign * hypot(0.05, 0.1))
+    source = ErrorSource(name="costs", ends=dict.fromkeys(("decode", "prefill"), (-0.05, 0.05)))
+    source = source.model_copy(update={"ends": {**source.ends, "mixed": (-0.05, 0.05)}})
+    for side, sign in (("faster", -1.0), ("slower", 1.0)):
+        scaled = ScaledExecutor(
+            SimulatedExecutor(profile()),
+            compute_scales([source], side),
+            wider,  # type: ignore[arg-type]
+        )
+        assert scaled.run(StepLoad(0, 0, 0, 4, 400)) == pytest.approx(0.01 * exp(sign * 0.05))
+        extra = error_end(0.1, side)  # type: ignore[arg-type]
+        assert scaled.run(StepLoad(0, 0, 0, 8, 800)) == pytest.approx(
+            0.01 * exp(sign * hypot(0.05, extra))
         )
         start = StepLoad(0, 0, 0, 4, 796)
-        assert dear.forecast_steps(start, 3) == pytest.approx(
-            [dear.run(StepLoad(0, 0, 0, 4, context)) for context in (800, 804, 808)]
+        assert scaled.forecast_steps(start, 3) == pytest.approx(
+            [scaled.run(StepLoad(0, 0, 0, 4, context)) for context in (800, 804, 808)]
         )
-        assert abs(dear.forecast_steps(start, 3)[2] / 0.01 - 1) > 0.047
+        assert abs(scaled.forecast_steps(start, 3)[2] / 0.01 - 1) > 0.047
+
+
+def test_sources_combine_on_each_side_by_themselves() -> None:
+    assert combine_ends([(-0.3, 0.1), (-0.4, 0.0)]) == pytest.approx((-0.5, 0.1))
+    one = ErrorSource(name="a", ends=dict.fromkeys(("decode", "prefill", "mixed"), (-0.3, 0.1)))
+    two = ErrorSource(name="b", ends=dict.fromkeys(("decode", "prefill", "mixed"), (-0.4, 0.0)))
+    assert compute_scales([one, two], "faster")["mixed"] == pytest.approx(exp(-0.5))
+    assert compute_scales([one, two], "slower")["decode"] == pytest.approx(exp(0.1))
+
+
+def test_own_sources_replace_the_error_of_held_out_steps() -> None:
+    error = {"points": 9, "median": 0.0, "p95": 0.25, "bias": 0.0}
+    measured = profile(held_out={"all": error})
+    assert [source.name for source in find_sources(measured)] == ["costs", "host"]
+    ends = error_ends(measured.fit.held_out)["decode"]
+    assert ends == pytest.approx((-log(1.25), -log(0.75)))
+    composed = profile(
+        held_out={"all": error}, sources=[{"name": "model", "ends": {"decode": [-0.1, 0.2]}}]
+    )
+    assert [source.name for source in find_sources(composed)] == ["model"]
+    assert find_sources(profile()) == []
 
 
 def test_unknown_share_excludes_features_with_known_errors() -> None:

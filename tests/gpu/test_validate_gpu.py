@@ -204,6 +204,8 @@ def test_rejects_bad_input(folder, tmp_path):
         invoke(folder, "--repeats", "0")
     with pytest.raises(InputError, match="expected a time such as 90s"):
         invoke(folder, "--budget", "soon")
+    with pytest.raises(InputError, match="--evaluate-only: cannot be combined with --plan-only"):
+        invoke(folder, "--plan-only", "--evaluate-only")
     with pytest.raises(InputError, match="--model small: the profile is of tiny"):
         invoke(folder, "--model", "small")
     with pytest.raises(InputError, match="has no plan yet"):

@@ -13,12 +13,14 @@ from typer.testing import CliRunner
 from simkv.cli import app
 from simkv.core.errors import InputError
 from simkv.core.figure_registry import figure
-from simkv.costs.cost_profile import CostProfile, StepError
-from simkv.costs.scaled_executor import ScaledExecutor, classify_step, compute_step_scales
+from simkv.costs.cost_profile import CostProfile, ErrorSource, StepError
+from simkv.costs.profile_uncertainty import compute_scales, error_ends
+from simkv.costs.scaled_executor import ErrorSide, ScaledExecutor, StepKind, classify_step
 from simkv.costs.simulated_executor import SimulatedExecutor
 from simkv.costs.step_load import StepLoad
 from simkv.metrics.fidelity import (
     INTERVAL_FIGURES,
+    Fidelity,
     find_step_errors,
     mark_step_times,
     warn_mixed_bases,
@@ -155,15 +157,15 @@ def test_note_is_printed_and_written(tmp_path: Path) -> None:
 
 def test_scale_prefers_the_error_of_the_step_kind() -> None:
     errors = {"decode": StepError(**error(0.25)), "all": StepError(**error(0.6))}
-    assert compute_step_scales(errors, "faster")["decode"] == pytest.approx(1 / 1.25)
-    assert compute_step_scales(errors, "slower")["decode"] == pytest.approx(1 / 0.75)
-    assert compute_step_scales(errors, "slower")["mixed"] == pytest.approx(1 / 0.4)
-    assert compute_step_scales({"decode": errors["decode"]}, "faster")["prefill"] == pytest.approx(
-        1 / 1.25
-    )
-    assert compute_step_scales({"all": StepError(**error(3.0))}, "slower")[
-        "prefill"
-    ] == pytest.approx(10.0)
+
+    def scales(errors: dict[str, StepError], side: ErrorSide) -> dict[StepKind, float]:
+        return compute_scales([ErrorSource(name="costs", ends=error_ends(errors))], side)
+
+    assert scales(errors, "faster")["decode"] == pytest.approx(1 / 1.25)
+    assert scales(errors, "slower")["decode"] == pytest.approx(1 / 0.75)
+    assert scales(errors, "slower")["mixed"] == pytest.approx(1 / 0.4)
+    assert scales({"decode": errors["decode"]}, "faster")["prefill"] == pytest.approx(1 / 1.25)
+    assert scales({"all": StepError(**error(3.0))}, "slower")["prefill"] == pytest.approx(10.0)
 
 
 def test_scaled_executor_leaps_as_it_steps() -> None:
@@ -223,3 +225,21 @@ def test_mark_names_the_basis_and_the_typical_error() -> None:
     assert warn_mixed_bases([composed, "composed ±30 %"]) == []
     (line,) = warn_mixed_bases([composed, assumed])
     assert "(assumed, composed)" in line
+
+
+def test_upper_end_of_a_growing_queue_says_that_it_saturates(tmp_path: Path) -> None:
+    """With slower steps the load exceeds the capacity, so the end depends on the run's length."""
+
+    def fidelity(rate: float) -> Fidelity:
+        text = SCENARIO.replace("num_prompts: 30", "num_prompts: 400")
+        (tmp_path / "s.yaml").write_text(text.replace("request_rate: 9.0", f"request_rate: {rate}"))
+        profile = {**PROFILE, "fit": {"points": 9, "held_out": {"all": error(0.6)}}}
+        (tmp_path / "p.json").write_text(json.dumps(profile))
+        return run_file(tmp_path / "s.yaml")["run"].fidelity
+
+    calm, full = fidelity(0.05), fidelity(9.0)
+    show = "{:.0f} ms".format
+    assert calm.saturated == {}
+    assert "saturates" not in calm.of("ttft_ms.p99", show)
+    assert full.of("ttft_ms.p99", show).endswith(" ms (saturates with slower steps)")
+    assert "saturates" not in full.of("makespan_s", show)

@@ -18,7 +18,6 @@ from dev.serving_points.constant_fit import (
     choose,
     fit,
     left_out,
-    spread_of,
     transfers,
     values_for,
 )
@@ -26,14 +25,17 @@ from dev.serving_points.fit_samples import NONE, Residual
 from dev.serving_points.fit_tables import left_out_table
 from dev.serving_points.point_calibration import rules_of
 from dev.serving_points.points_page import constants_table
-from dev.serving_points.transfer_judge import WAYS
+from dev.serving_points.source_fit import WAYS, fit_sources, fit_widths, hold_out, left_out_ends
 from simkv.cli import app
 from simkv.core.errors import InputError
 from simkv.costs.cost_profile import CostProfile
+from simkv.costs.operators import error_sources
 from simkv.costs.operators.calibration_rules import CostConstants
-from simkv.costs.operators.error_spreads import Configuration, ErrorSpread, ErrorSpreads
+from simkv.costs.operators.configuration_kind import Configuration
+from simkv.costs.operators.error_sources import ErrorSources, Measured, MeasuredPair
 from simkv.schedulers.sglang.config import SglangConfig
 from simkv.schedulers.vllm.config import VllmConfig
+from simkv.validation.serving_points import point_prediction
 from simkv.validation.serving_points.client_lengths import sample_lengths
 from simkv.validation.serving_points.closed_loop_replay import ClosedLoop, replay_point
 from simkv.validation.serving_points.latency_gradients import FITTED_CONSTANTS
@@ -41,7 +43,6 @@ from simkv.validation.serving_points.launch_recipe import count_warm_up_requests
 from simkv.validation.serving_points.measured_rows import Latency, MeasuredRow, read_rows
 from simkv.validation.serving_points.point_prediction import (
     CLIENT_MS,
-    WIDENING_PER_RELEASE,
     Prediction,
     predict,
 )
@@ -336,6 +337,7 @@ PAIRS = LADDERS["and pair, six each"]
 HOPPER = Configuration("vllm", "hopper", "H100", "m1", "gqa", "none", "fp8")
 OTHER = replace(HOPPER, gpu="H200", model="m2")
 BLACKWELL = replace(HOPPER, family="blackwell", gpu="B200")
+BLACKWELL_MOE = replace(BLACKWELL, model="m3", experts="fp8")
 
 
 def test_constants_that_made_the_points_are_found() -> None:
@@ -375,33 +377,48 @@ def test_a_level_changes_only_what_it_may() -> None:
         assert own[FITTED_CONSTANTS.index(name)] == wide[FITTED_CONSTANTS.index(name)]
 
 
-def test_a_spread_holds_ninety_of_a_hundred_of_the_like() -> None:
-    draws = np.random.default_rng(0).normal(0, 0.1, (4000, 2))
-    spread = spread_of(list(draws[:200]))
-    inside = (draws[200:, 0] >= spread.ttft[0]) & (draws[200:, 0] <= spread.ttft[1])
+def noisy_samples(size: float, kind: Configuration, count: int, seed: int) -> list[Residual]:
+    """Points whose latencies differ from the prediction by a random factor of this size."""
+    draws = np.exp(np.random.default_rng(seed).normal(0, size, (count, 2)))
+    made = made_samples(1.0, kind, count, 1000 * seed)
+    return [replace(s, real=s.at * draw) for s, draw in zip(made, draws, strict=True)]
+
+
+def test_widths_of_the_sources_contain_ninety_of_a_hundred() -> None:
+    samples = noisy_samples(0.1, HOPPER, 200, 1) + noisy_samples(0.3, BLACKWELL_MOE, 200, 2)
+    found = hold_out(samples, LADDERS["none"], ["configuration"])
+    widths = fit_widths(found)
+    # The 95 % quantile of a normal distribution lies 1.645 standard deviations above the mean.
+    assert widths["costs of vllm dense"] == pytest.approx(np.full((2, 2), 0.1645), rel=0.25)
+    assert widths["costs of vllm moe"] == pytest.approx(np.full((2, 2), 0.4935), rel=0.25)
+    ends = left_out_ends(samples, found, found.of("configuration"), WAYS["configuration"])
+    inside = (ends[:, :, 0] <= found.logs) & (found.logs <= ends[:, :, 1])
     assert 0.85 < inside.mean() < 0.95
-    assert spread.points == 200
 
 
-def test_a_pair_that_was_never_seen_has_the_interval_of_its_kind() -> None:
-    own, wide = (
-        ErrorSpread((-0.1, 0.1), (-0.05, 0.05), 30),
-        ErrorSpread((-0.4, 0.4), (-0.2, 0.2), 90),
+def test_a_model_that_was_not_measured_has_a_source_of_its_own() -> None:
+    """Constants of two pairs repair their errors; a left-out pair keeps its error."""
+    samples = made_samples(1.3, HOPPER, 60, 0) + made_samples(0.7, OTHER, 60, 100)
+    found = hold_out(samples, LADDERS["pair, two each"], ["configuration", "model"])
+    assert set(found.factors) == {"costs of vllm dense", "model"}
+    widths = fit_widths(found)
+    assert widths["costs of vllm dense"].max() < 0.05
+    assert widths["model"][1] == pytest.approx([math.log(1 / 0.7), math.log(1.3)], rel=0.2)
+    sources = fit_sources(samples, found, {}).find(OTHER, "", kernels=False)
+    assert [source.name for source in sources] == ["costs", "card", "client"]
+    assert not fit_sources(samples, found, {}).find(
+        replace(OTHER, backend="sglang"), "", kernels=False
     )
-    known = ErrorSpreads({HOPPER.levels()[0]: own}, {HOPPER.levels()[2]: wide}, {})
-    assert known.of(HOPPER) == (own, HOPPER.levels()[0])
-    assert known.of(OTHER) == (wide, HOPPER.levels()[2])
-    assert known.of(replace(HOPPER, backend="sglang")) is None
 
 
 def test_a_left_out_model_gets_nothing_from_its_own_measurements() -> None:
     one, two = made_samples(1.3, HOPPER, 30, 0), made_samples(0.9, OTHER, 30, 100)
     one = [replace(s, source="a") for s in one]
     two = [replace(s, source="b" if i % 2 else "a") for i, s in enumerate(two)]
-    by_model = left_out(one + two, PAIRS, WAYS["model"][0])[:, 1]
+    by_model = left_out(one + two, PAIRS, WAYS["model"])[:, 1]
     assert np.median(by_model[:30]) == pytest.approx(np.log(1.3 / 0.9), abs=0.03)
     assert np.median(by_model[30:]) == pytest.approx(np.log(0.9 / 1.3), abs=0.03)
-    by_source = left_out(one + two, PAIRS, WAYS["source"][0])[:, 1]
+    by_source = left_out(one + two, PAIRS, WAYS["source"])[:, 1]
     assert np.abs(by_source[30:]).max() < 0.05
 
 
@@ -427,18 +444,33 @@ def test_predictions_need_nothing_measured_and_no_tables_of_the_extra(tmp_path: 
     assert sorted(path.name for path in out.iterdir()) == ["points.csv"]
 
 
-def test_equal_configurations_come_out_the_same(tmp_path: Path) -> None:
-    row = one_row(tmp_path)
+def know(monkeypatch: pytest.MonkeyPatch, kind: Configuration, **provenance: object) -> None:
+    """Replace the packaged sources of error; one pair is measured in release 0.10.2."""
+    widths = {
+        f"costs of {kind.class_name}": ((-0.1, 0.2), (0.0, 0.1)),
+        "release": ((-0.02, 0.02), (-0.02, 0.02)),
+        "host of vllm": ((-0.3, 0.3), (-0.3, 0.3)),
+        "client": ((-0.5, 0.5), (0.0, 0.0)),
+    }
+    pairs = {kind: MeasuredPair(("0.10.2", "0.10.2"))}
+    found = ErrorSources(Measured(pairs), widths, (0.4, 0.4), provenance)
+    monkeypatch.setattr(error_sources, "packaged_sources", lambda: found)
+    monkeypatch.setattr(point_prediction, "packaged_sources", lambda: found)
+
+
+def test_equal_configurations_come_out_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = replace(one_row(tmp_path), source="export")
     rows = [row, replace(row, id="b", measured=None), replace(row, id="c", concurrency=8)]
-    known = ErrorSpreads(
-        {point_of(row).kind.levels()[0]: ErrorSpread((-0.1, 0.2), (0, 0.1), 9)}, {}, {}
-    )
-    first, second, third = predict(rows, known, lambda _: CostConstants(), jobs=1)
+    know(monkeypatch, point_of(row).kind, exports=["export"])
+    first, second, third = predict(rows, lambda _: CostConstants(), jobs=1)
     assert first.latency == second.latency
     assert first.latency != third.latency
     assert first.latency is not None
     assert first.high is not None
     assert first.high.ttft == pytest.approx(first.latency.ttft * math.exp(0.2))
+    assert "sources of error: costs" in first.why
 
 
 def test_a_fit_needs_measured_columns(tmp_path: Path) -> None:
@@ -463,19 +495,19 @@ def test_rules_give_back_the_constants_of_each_kind_and_none_to_other_families()
             assert getattr(found, name) == pytest.approx(value, abs=1e-4)
 
 
-def test_far_releases_widen_the_interval_of_a_pair_that_was_never_seen(tmp_path: Path) -> None:
-    near = replace(one_row(tmp_path), backend="vllm", version="0.11.0")
-    far = replace(near, id="b", version="0.15.0")
-    released = point_of(far).releases
-    level = point_of(near).kind.levels()[-1]
-    known = ErrorSpreads({}, {level: ErrorSpread((-0.1, 0.1), (-0.1, 0.1), 50)}, {})
-    first, second = predict([near, far], known, lambda _: CostConstants(), jobs=1)
-    for found, apart in ((first, 0), (second, released)):
-        assert found.latency is not None
-        assert found.high is not None
-        wider = 0.1 + WIDENING_PER_RELEASE * apart
-        assert found.high.tpot == pytest.approx(found.latency.tpot * math.exp(wider))
-        assert "not measured" in found.why
+def test_other_releases_and_exports_widen_the_interval(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    near = replace(one_row(tmp_path), source="export")
+    far = replace(near, id="b", version="0.14.0")
+    other = replace(near, id="c", source="another export")
+    know(monkeypatch, point_of(near).kind, exports=["export"])
+    found = predict([near, far, other], lambda _: CostConstants(), jobs=1)
+    ends = (0.1, math.hypot(0.1, 0.02 * math.sqrt(4)), math.hypot(0.1, 0.3))
+    for one, end in zip(found, ends, strict=True):
+        assert one.latency is not None
+        assert one.high is not None
+        assert one.high.tpot == pytest.approx(one.latency.tpot * math.exp(end))
 
 
 def test_the_page_has_the_constants_that_come_with_simkv() -> None:

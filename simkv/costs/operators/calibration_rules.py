@@ -1,9 +1,9 @@
 """Calibration of composed costs: factors and additional seconds for some configurations.
 
-``constants.json`` lists rules. Each rule has conditions (GPU systems, an engine, a range of its
-releases, a number format of the experts, or another property of a ``Configuration`` in
-``error_spreads.py``) and states the ``source`` of its values. The factors of all rules that apply
-are multiplied, and their seconds are added. If no rule applies, costs are unchanged.
+``constants.json`` lists rules. A rule applies to some GPU systems, an engine, a range of its
+releases, a number format of the experts or another property of a ``Configuration``, and states the
+``source`` of its values. The factors of all rules that apply are multiplied and their seconds are
+added. If no rule applies, costs are unchanged.
 ``apply_constants`` applies the constants to a composed profile.
 """
 
@@ -22,7 +22,7 @@ from simkv.costs.cost_profile import CostProfile, CostTerm, Feature, StepFilter
 from simkv.costs.frozen_model import FrozenModel
 from simkv.costs.hardware.execution_settings_lookup import ExecutionSettings
 from simkv.costs.hardware.replica_hardware import Hardware
-from simkv.costs.operators.error_spreads import classify_configuration
+from simkv.costs.operators.configuration_kind import classify_configuration
 from simkv.costs.operators.operator_tables import version_key
 from simkv.costs.operators.piecewise_curve import round_to_four_digits
 

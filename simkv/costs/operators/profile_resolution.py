@@ -24,7 +24,7 @@ from simkv.costs.operators.calibration_rules import (
 )
 from simkv.costs.operators.composed_profiles import load_composed_profile
 from simkv.costs.operators.composition import compose
-from simkv.costs.operators.error_spreads import add_spread_error
+from simkv.costs.operators.error_sources import add_error_sources
 from simkv.costs.operators.kernel_table import find_kernels
 from simkv.costs.operators.lookup.operator_lookup import MeasuredOperators
 from simkv.costs.operators.operator_tables import BACKENDS, TableStore, find_installed_tables
@@ -140,4 +140,4 @@ def _profile_for(key: _Key) -> CostProfile:
     if found is None and (ready := load_composed_profile(key.hardware, key.setting)) is not None:
         found = apply_constants(ready, find_constants(key.hardware, key.setting))
     found = found or estimate_from_data_sheet(key.hardware, key.setting)
-    return add_spread_error(found, key.hardware, key.setting)
+    return add_error_sources(found, key.hardware, key.setting)

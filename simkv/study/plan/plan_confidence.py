@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from simkv.costs.cost_profile import CostProfile, StepError
-from simkv.costs.profile_uncertainty import RUN_VARIATION, compute_profile_scales
-from simkv.costs.scaled_executor import ErrorSide, StepKind, compute_step_scales
+from simkv.costs.cost_profile import CostProfile, ErrorSource, StepError
+from simkv.costs.profile_uncertainty import (
+    RUN_VARIATION,
+    compute_profile_scales,
+    compute_scales,
+    error_ends,
+)
+from simkv.costs.scaled_executor import ErrorSide, StepKind
 from simkv.metrics.fidelity import mark_step_times
 
 
@@ -71,7 +76,8 @@ def find_profile_error(profile: CostProfile, given: float | None) -> ProfileErro
     sides: tuple[ErrorSide, ...] = ("faster", "slower")
     if given is not None:
         one = StepError(points=0, median=given, p95=given, bias=0.0)
-        factors = {side: compute_step_scales({"all": one}, side) for side in sides} if given else {}
+        source = ErrorSource(name="given", ends=error_ends({"all": one}))
+        factors = {side: compute_scales([source], side) for side in sides} if given else {}
         note = f"error of {100 * given:g} % per step, as specified"
         return ProfileError(factors, note, mark=mark_step_times(profile.basis, {"all": one}))
     errors = profile.fit.held_out

@@ -14,7 +14,7 @@ import simpy
 
 from simkv.core.outcome import Outcome
 from simkv.core.request import Request, Segment
-from simkv.costs.cost_profile import CostProfile
+from simkv.costs.cost_profile import CostProfile, ErrorSource
 from simkv.costs.simulated_executor import SimulatedExecutor
 from simkv.metrics.run_metrics import tpot, ttft
 from simkv.scenario.fleet_section import FleetSettings, LeastLoadedConfig
@@ -82,13 +82,16 @@ class PointReplay:
     """Mean latencies of a simulated run, or the reason (``why``) if there are none.
 
     ``moved`` has the derivatives of mean TTFT and mean TPOT with respect to each constant in
-    ``FITTED_CONSTANTS``, in ms per unit of the constant.
+    ``FITTED_CONSTANTS``, in ms per unit of the constant. ``sources`` are the sources of error of
+    the step costs; ``unmeasured`` states that times of other kernels were used.
     """
 
     latency: Latency | None
     preemptions: int = 0
     why: str = ""
     moved: Floats | None = None
+    sources: tuple[ErrorSource, ...] = ()
+    unmeasured: bool = False
 
 
 def replay_point(

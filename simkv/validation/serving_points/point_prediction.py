@@ -11,17 +11,14 @@ from simkv.core.execution_settings import ExecutionSettings
 from simkv.costs.cost_profile import CostProfile
 from simkv.costs.hardware.replica_hardware import Hardware
 from simkv.costs.operators.calibration_rules import CostConstants
-from simkv.costs.operators.error_spreads import (
-    MAX_WIDENED_RELEASES,
-    WIDENING_PER_RELEASE,
-    Configuration,
-    ErrorSpreads,
-)
+from simkv.costs.operators.configuration_kind import Configuration
+from simkv.costs.operators.error_sources import ALWAYS, add_error_sources, packaged_sources
 from simkv.costs.operators.profile_resolution import (
     compose_from_tables,
     estimate_from_data_sheet,
     resolve_profile,
 )
+from simkv.costs.profile_uncertainty import combine_ends
 from simkv.study.worker_pool import open_executor
 from simkv.validation.serving_points.closed_loop_replay import PointReplay, replay_point
 from simkv.validation.serving_points.measured_rows import Latency, MeasuredRow
@@ -74,7 +71,6 @@ def points_of(rows: Sequence[MeasuredRow]) -> list[ServingPoint | str]:
 
 def predict(
     rows: Sequence[MeasuredRow],
-    spreads: ErrorSpreads,
     constants: Callable[[Configuration], CostConstants | None] = lambda _: None,
     *,
     jobs: int | None = None,
@@ -82,9 +78,8 @@ def predict(
 ) -> list[Prediction]:
     """Return a prediction for each row, in the order of ``rows``.
 
-    ``spreads`` gives the error intervals. ``constants`` returns cost constants for a kind of
-    configuration, or None for simkv's own. ``jobs`` is the number of processes; ``advance`` is
-    called after each simulation.
+    ``constants`` returns cost constants for a kind of configuration, or None for simkv's own.
+    ``jobs`` is the number of processes; ``advance`` is called after each simulation.
     """
     points = points_of(rows)
     wanted = [None if isinstance(p, str) else PointJob(p, constants(p.kind)) for p in points]
@@ -92,7 +87,7 @@ def predict(
     return [
         Prediction(row, None, why=str(point))
         if isinstance(point, str) or job is None
-        else _prediction(row, point, found[job.key], spreads)
+        else _prediction(row, point, found[job.key])
         for row, point, job in zip(rows, points, wanted, strict=True)
     ]
 
@@ -143,7 +138,8 @@ def _costs(
         if constants is None:
             return resolve_profile(hardware, setting)
         found = compose_from_tables(hardware, setting, constants=constants)
-        return found or estimate_from_data_sheet(hardware, setting, constants=constants)
+        found = found or estimate_from_data_sheet(hardware, setting, constants=constants)
+        return add_error_sources(found, hardware, setting)
     except InputError as error:
         return str(error)
 
@@ -156,33 +152,31 @@ def _run(point: ServingPoint, costs: CostProfile | str) -> PointReplay:
         return replayed
     ttft, tpot = replayed.latency
     front = CLIENT_MS + 1e3 * costs.front_s
-    return replace(replayed, latency=Latency(ttft + front, tpot), why=costs.basis)
+    return replace(
+        replayed,
+        latency=Latency(ttft + front, tpot),
+        why=costs.basis,
+        sources=tuple(costs.fit.sources),
+        unmeasured=bool(costs.fit.unmeasured_kernels),
+    )
 
 
-def _prediction(
-    row: MeasuredRow, point: ServingPoint, replayed: PointReplay, spreads: ErrorSpreads
-) -> Prediction:
+def _prediction(row: MeasuredRow, point: ServingPoint, replayed: PointReplay) -> Prediction:
     if replayed.latency is None:
         return Prediction(row, None, why=replayed.why)
-    spread = spreads.of(point.kind)
+    # The client and the cards are those of the fit, and perhaps the hosts.
+    known = row.source in packaged_sources().provenance.get("exports", ())
+    sources = [s for s in replayed.sources if s.name not in (*ALWAYS, *["host"] * known)]
     notes = [replayed.why, *point.notes]
-    if spread is None:
-        notes.append("no interval: no similar measurements")
+    if not sources:
+        notes.append("no interval: no measurement of this engine")
         return Prediction(row, replayed.latency, why="; ".join(notes))
-    quantiles, level = spread
-    more = 0.0
-    if level != point.kind.levels()[0]:
-        notes.append(f"not measured: interval from {level}, each pair excluded from its fit")
-        more = WIDENING_PER_RELEASE * min(point.releases, MAX_WIDENED_RELEASES)
+    notes.append(f"sources of error: {', '.join(source.name for source in sources)}")
+    ends = [
+        combine_ends([source.ends[step] for source in sources]) for step in ("prefill", "decode")
+    ]
     low, high = (
-        Latency(
-            *(
-                value * math.exp(ends[side] + (more if side else -more))
-                for value, ends in zip(
-                    replayed.latency, (quantiles.ttft, quantiles.tpot), strict=True
-                )
-            )
-        )
+        Latency(*(v * math.exp(e[side]) for v, e in zip(replayed.latency, ends, strict=True)))
         for side in (0, 1)
     )
     return Prediction(row, replayed.latency, low, high, "; ".join(notes))

@@ -18,10 +18,7 @@ from simkv.core.errors import InputError
 from simkv.core.execution_settings import ExecutionSettings
 from simkv.costs.hardware.model_gpu_catalog import find_architecture, find_gpu
 from simkv.costs.hardware.replica_hardware import Hardware, make_hardware
-from simkv.costs.operators.error_spreads import (
-    Configuration,
-    classify_configuration,
-)
+from simkv.costs.operators.configuration_kind import Configuration, classify_configuration
 from simkv.schedulers.engine_registry import ENGINES
 from simkv.schedulers.sglang.config import SglangConfig
 from simkv.schedulers.vllm.config import VllmConfig

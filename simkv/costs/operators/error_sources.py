@@ -1,0 +1,269 @@
+"""Sources of error of composed costs: which of them apply, and how much each adds to an interval.
+
+Predicted times differ from measured ones for several reasons, such as kernels or a model that
+nobody measured. Each source has a width: ends of log(measured / predicted) that contain 90 % of
+measurements if the source is the only one. The sources are independent, so the ends of an interval
+are the roots of the sums of their squares. ``error_sources.json`` has the widths, which ``make
+calibrate-silicon`` fits to predictions of held-out measurements, and the measured configurations.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from simkv.core.engine_version import count_releases, find_version, parse_version
+from simkv.core.execution_settings import ExecutionSettings
+from simkv.costs.cost_profile import CostProfile, ErrorSource, FitQuality, StepError
+from simkv.costs.hardware.replica_hardware import Hardware
+from simkv.costs.operators.configuration_kind import Configuration, classify_configuration
+from simkv.costs.operators.roofline import estimate_errors
+from simkv.costs.profile_uncertainty import combine_ends, error_ends
+from simkv.schedulers.engine_registry import ENGINES
+
+SOURCES_PATH = Path(__file__).with_name("error_sources.json")
+#: Sources that apply to every prediction for a user's server: its card may be warmer or at its
+#: power limit, and the client and the API server are others than those of the measurements.
+ALWAYS = ("card", "client")
+#: What was not measured if a source applies.
+UNMEASURED = {name: name for name in ("model", "kernels", "release", "link")}
+UNMEASURED["data sheet"] = "GPU"
+#: Maximum number of releases that count.
+MAX_RELEASES = 10
+#: Kinds of steps to which the latencies TTFT and TPOT refer.
+STEP_KINDS = {"prefill": 0, "mixed": 0, "decode": 1}
+
+
+@dataclass(frozen=True)
+class MeasuredPair:
+    """A measured configuration: first and last measured release of the engine, and the scale of the
+    error of its costs (TTFT, TPOT) relative to that of its class.
+    """
+
+    releases: tuple[str, str]
+    scale: tuple[float, float] = (1.0, 1.0)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """All measured configurations."""
+
+    pairs: Mapping[Configuration, MeasuredPair]
+
+    def beyond(self, kind: Configuration, release: str) -> int:
+        """Return the number of releases between ``release`` and the measured ones.
+
+        The measured ones are those of this configuration, else of this GPU family, else of the
+        engine. It is 0 if a release is unknown.
+        """
+        part = ENGINES[kind.backend].release_part if kind.backend in ENGINES else 1
+        engine = [(o, p.releases) for o, p in self.pairs.items() if o.backend == kind.backend]
+        family = [(o, ends) for o, ends in engine if o.family == kind.family]
+        own = [(o, ends) for o, ends in family if o == kind]
+        apart = [
+            max(count_releases(release, first, part), count_releases(last, release, part), 0)
+            for _, (first, last) in own or family or engine
+            if first
+        ]
+        return min(*apart, MAX_RELEASES) if apart and find_version(release) else 0
+
+
+def find_release_range(names: Iterable[str]) -> tuple[str, str]:
+    """Return the first and the last release; empty names if none is known."""
+    known = sorted(filter(find_version, names), key=parse_version)
+    return (known[0], known[-1]) if known else ("", "")
+
+
+def applicable_sources(
+    measured: Measured, kind: Configuration, release: str, *, kernels: bool
+) -> dict[str, tuple[float, float]]:
+    """Return the sources of error of a configuration, with factors on the squares of their widths.
+
+    ``kernels`` states that some kernels of the release were not measured on this GPU. The factors
+    are for TTFT and TPOT. The result is empty if nothing was measured with this engine.
+    """
+    if all(other.backend != kind.backend for other in measured.pairs):
+        return {}
+    own = measured.pairs.get(kind)
+    ttft, tpot = own.scale if own else (1.0, 1.0)
+    found = {f"costs of {kind.class_name}": (ttft**2, tpot**2)}
+    if own is None:
+        found["model"] = (1.0, 1.0)
+    if kernels:
+        found["kernels"] = (1.0, 1.0)
+    if beyond := measured.beyond(kind, release):
+        found["release"] = (float(beyond), float(beyond))
+    return found
+
+
+def new_model_factor(measured: Measured, kind: Configuration) -> float:
+    """Return the factor on the squares of all widths for a model that was not measured.
+
+    The widths come from few models, so those of a further model are larger: by 1 / n for n models,
+    as for the prediction of a further value from the mean of n values.
+    """
+    if kind in measured.pairs:
+        return 1.0
+    models = {other.model for other in measured.pairs if other.backend == kind.backend}
+    return 1.0 + 1.0 / max(len(models), 1)
+
+
+def protocol_factor(concurrency: int) -> float:
+    """Return the factor on the square of the width of ``protocol``.
+
+    The source applies where it is unknown how often the clients repeated their requests. All
+    clients start at once, so the mean TTFT contains a burst of unknown weight, which grows with the
+    number of clients.
+    """
+    return math.log1p(concurrency / 64) ** 2
+
+
+@dataclass(frozen=True)
+class ErrorSources:
+    """Content of ``error_sources.json``.
+
+    ``widths`` maps a source to the ends of log(measured / predicted) for TTFT and TPOT. ``typical``
+    is the median absolute error as a share of the half-width, for both.
+    """
+
+    measured: Measured
+    widths: Mapping[str, tuple[tuple[float, float], tuple[float, float]]]
+    typical: tuple[float, float]
+    provenance: Mapping[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of the file."""
+        return {
+            "provenance": dict(self.provenance),
+            "typical": list(self.typical),
+            "widths": {name: [list(one) for one in ends] for name, ends in self.widths.items()},
+            "measured": [
+                {**asdict(kind), **asdict(pair)}
+                for kind, pair in sorted(self.measured.pairs.items())
+            ],
+        }
+
+    def find(self, kind: Configuration, release: str, *, kernels: bool) -> list[ErrorSource]:
+        """Return the sources of error of a configuration with their ends by kind of step.
+
+        The result is empty if nothing was measured with this engine.
+        """
+        applicable = applicable_sources(self.measured, kind, release, kernels=kernels)
+        new = new_model_factor(self.measured, kind)
+        applicable = {n: (new * ttft, new * tpot) for n, (ttft, tpot) in applicable.items()}
+        applicable |= dict.fromkeys(ALWAYS, (1.0, 1.0)) if applicable else {}
+        if kind in self.measured.pairs:  # its constants are from other hosts
+            applicable[f"host of {kind.backend}"] = (1.0, 1.0)
+        return [
+            ErrorSource(
+                name=name.partition(" of ")[0],
+                ends={
+                    step: _scaled(self.widths[name][i], factors[i])
+                    for step, i in STEP_KINDS.items()
+                },
+            )
+            for name, factors in applicable.items()
+            if name in self.widths
+        ]
+
+
+def _scaled(ends: tuple[float, float], factor: float) -> tuple[float, float]:
+    return round(ends[0] * math.sqrt(factor), 4), round(ends[1] * math.sqrt(factor), 4)
+
+
+def read_sources(path: Path = SOURCES_PATH) -> ErrorSources:
+    """Read the sources of error from a file."""
+    data = json.loads(path.read_text(encoding="utf-8"))
+    measured = {}
+    for row in data["measured"]:
+        (first, last), (ttft, tpot) = row.pop("releases"), row.pop("scale")
+        measured[Configuration(**row)] = MeasuredPair((first, last), (ttft, tpot))
+    widths = {name: (tuple(ttft), tuple(tpot)) for name, (ttft, tpot) in data["widths"].items()}
+    ttft, tpot = data["typical"]
+    return ErrorSources(Measured(measured), widths, (ttft, tpot), data["provenance"])
+
+
+@lru_cache(maxsize=1)
+def packaged_sources() -> ErrorSources:
+    """Return the sources of error packaged with simkv."""
+    return read_sources()
+
+
+def add_error_sources(
+    profile: CostProfile, hardware: Hardware, setting: ExecutionSettings
+) -> CostProfile:
+    """Return a composed profile with the sources of its error.
+
+    The profile is unchanged if no configuration of this engine was measured. Data-sheet estimates
+    and collectives over a link that was not measured have the error of data-sheet estimates.
+    """
+    kind = classify_configuration(hardware, setting)
+    packaged = packaged_sources()
+    kernels = bool(profile.fit.unmeasured_kernels)
+    sources = packaged.find(kind, setting.release, kernels=kernels)
+    if not sources:
+        return profile
+    if profile.fit.held_out:
+        sources.append(ErrorSource(name="data sheet", ends=error_ends(profile.fit.held_out)))
+    elif link := _link_estimate(hardware):
+        sources.append(ErrorSource(name="link", ends=error_ends(link)))
+    count = sum(other.backend == kind.backend for other in packaged.measured.pairs)
+    errors = {}
+    for step, i in STEP_KINDS.items():
+        low, high = combine_ends([source.ends[step] for source in sources])
+        errors[step] = StepError(
+            points=count,
+            median=packaged.typical[i] * (high - low) / 2,
+            p95=max(math.exp(-low) - 1.0, 1.0 - math.exp(-high)),
+            bias=math.exp(-(low + high) / 2) - 1.0,
+        )
+    note = "; ".join(filter(None, [profile.fit.note, _describe(sources)]))
+    fit = profile.fit.model_copy(update={"held_out": errors, "sources": sources, "note": note})
+    return profile.model_copy(update={"fit": fit})
+
+
+def _describe(sources: Sequence[ErrorSource]) -> str:
+    """Return the sources and what each adds, such as ``model -20 to +34 % (prefill), ...``."""
+    parts = []
+    for source in sources:
+        prefill, decode = (_percent(source.ends[step]) for step in ("prefill", "decode"))
+        parts.append(f"{source.name} {prefill} (prefill), {decode} (decode)")
+    return f"sources of error: {'; '.join(parts)}"
+
+
+def _percent(ends: tuple[float, float]) -> str:
+    low, high = (100 * math.expm1(end) for end in ends)
+    return f"{low:+.0f} to {high:+.0f} %"
+
+
+def describe_error(
+    hardware: Hardware, setting: ExecutionSettings, *, data_sheet: bool = False
+) -> str:
+    """Describe the step error on this hardware in a few words; empty if it is unknown.
+
+    ``data_sheet`` states that the GPU has no operator tables.
+    """
+    bare = CostProfile.model_construct(
+        fit=FitQuality(points=0, held_out=estimate_errors() if data_sheet else {})
+    )
+    fit = add_error_sources(bare, hardware, setting).fit
+    if not fit.sources:
+        return ""
+    prefill, decode = (100 * fit.held_out[step].p95 for step in ("prefill", "decode"))
+    names = [UNMEASURED[source.name] for source in fit.sources if source.name in UNMEASURED]
+    whose = f"not measured: {', '.join(names)}" if names else "measured pair"
+    return f"prefill {prefill:.0f} %, decode {decode:.0f} % ({whose})"
+
+
+def _link_estimate(hardware: Hardware) -> Mapping[str, StepError]:
+    """Return the error of estimated collectives; empty if they are measured or absent.
+
+    It is the error of a whole step that is estimated from the data sheet.
+    """
+    measured = hardware.gpus == 1 or hardware.interconnect == hardware.gpu.interconnect()
+    return {} if measured else estimate_errors()
