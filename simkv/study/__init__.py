@@ -1,1 +1,1 @@
-"""Studies of many runs: job runner, sweeps, capacity plans, what-ifs and policy search."""
+"""Studies of many runs: job runner, sweeps, capacity plans, what-if analyses and policy search."""

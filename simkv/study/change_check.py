@@ -1,7 +1,7 @@
 """Compare two deployments on the same requests: which requests get worse, and by how much.
 
-Both are simulated with the same seeds and the same errors of step times; changes are computed in
-pairs, so that what they share cancels out.
+The deployments are simulated with the same seeds and the same errors of step times. Changes are
+computed in pairs, so that common variation cancels out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from simkv.study.plan.plan_confidence import ProfileError, find_profile_error
 from simkv.study.random_seeds import find_seed, reseed_scenario
 from simkv.study.simulation_job import RunsFailed, SimulationJob, Summary, make_job
 
-#: Figures that decide: latencies of all requests, time per token, and throughput.
+#: Metrics that decide: latencies of all requests, time per token, and throughput.
 FIGURES = (
     "ttft_all_ms.mean",
     "ttft_all_ms.p99",
@@ -39,10 +39,10 @@ LEAST_CHANGE_S = 0.01
 
 @dataclass(frozen=True)
 class FigureChange:
-    """A figure before and after, as means over seeds, and its relative change.
+    """Values of a metric before and after the change, as means over seeds, and the relative change.
 
     ``low`` and ``high`` are the smallest and largest change over seeds and errors of step times.
-    ``worse`` is the part of the change that is a worsening, at least 0.
+    ``worse`` is the size of the change if the metric worsens, otherwise 0.
     """
 
     name: str
@@ -54,13 +54,13 @@ class FigureChange:
 
     @property
     def worse(self) -> float:
-        """Relative worsening; 0 if the figure improves."""
+        """Relative worsening; 0 if the metric improves."""
         return max(-self.change if METRICS[self.name].more_is_better else self.change, 0.0)
 
 
 @dataclass(frozen=True)
 class RequestChange:
-    """A request with another latency or outcome; latencies in s, None without an answer."""
+    """A request whose latency or outcome changes; latencies are in s, None without an answer."""
 
     id: int
     before: float | None
@@ -70,7 +70,7 @@ class RequestChange:
 
     @property
     def failed(self) -> bool:
-        """Whether the request finished before and no longer does."""
+        """Whether the request finished before the change and does not finish after it."""
         return self.outcome_before == Outcome.FINISHED and self.outcome_after != Outcome.FINISHED
 
     @property
@@ -111,7 +111,8 @@ def check_change(
     """Simulate both scenarios for all seeds and errors of step times.
 
     A request counts as worse if its end-to-end latency grows by more than ``tolerance`` (a
-    fraction). With several seeds, raises InputError if nothing is random; raises RunsFailed.
+    fraction). Raises InputError if several seeds are given and nothing in the scenario is random,
+    and RunsFailed if a run fails.
     """
     if seeds > 1 and find_seed(before.workload) is None:
         raise InputError(
@@ -166,7 +167,9 @@ def _job(
 def _figure_change(
     name: str, nominal: Sequence[tuple[Summary, Summary]], all_: Sequence[tuple[Summary, Summary]]
 ) -> FigureChange | None:
-    """Return the change of a figure; None if a run has no sample of it, or it is always 0."""
+    """Return the change of a metric; None if a run has no sample of the metric, or if it is always
+    0.
+    """
 
     def values(pairs: Sequence[tuple[Summary, Summary]]) -> list[tuple[float, float]]:
         return [(figure(one, name), figure(other, name)) for one, other in pairs]

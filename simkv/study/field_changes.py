@@ -1,4 +1,4 @@
-"""Change a field of a loaded scenario by its path, as in ``--set``."""
+"""Change a field of a loaded scenario, given its path as in ``--set``."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ def with_knobs(scenario: Scenario, folder: Path | None = None, /, **knobs: Any) 
 
 
 class NoSuchField(InputError):
-    """Error: a path names a field that the scenario does not have."""
+    """Raised if a path names a field that the scenario does not have."""
 
 
 def with_field(scenario: Scenario, path: str, value: Any, folder: Path) -> Scenario:
-    """Return the scenario with another value at a path such as ``workload.burst.num_prompts``.
+    """Return the scenario with the field at a path, such as ``workload.burst.num_prompts``, set to
+    ``value``.
 
     Paths of traces are relative to ``folder``. Raises NoSuchField if there is no such field, and
     InputError if the value is invalid.

@@ -26,7 +26,7 @@ from simkv.study.simulation_job import (
 )
 from simkv.study.worker_pool import open_executor
 
-#: Runs a function on jobs and yields the results as they arrive.
+#: Function that runs another function on jobs and yields the results as they arrive.
 JobExecutor = Callable[
     [Callable[[SimulationJob], JobResult], Sequence[SimulationJob]], Iterable[JobResult]
 ]
@@ -61,10 +61,9 @@ class JobRunner:
         advance: ProgressCallback | None = None,
         execute: JobExecutor | None = None,
     ) -> dict[str, Exception]:
-        """Run those ``jobs`` that have no stored result; return the errors of failed jobs by
-        digest.
+        """Run the jobs that have no stored result; return the errors of failed jobs by digest.
 
-        ``execute`` replaces the runner's own executor.
+        ``execute`` replaces the runner's executor.
         """
         wanted = {job.digest: job for job in jobs}
         todo = [job for digest, job in wanted.items() if digest not in self.done]
@@ -86,7 +85,9 @@ class JobRunner:
 
 @contextmanager
 def open_runner(execute: JobExecutor, file: Path | None = None) -> Iterator[JobRunner]:
-    """Yield a runner that writes each result to ``file`` at once, so that it survives a crash."""
+    """Yield a runner that writes each result to ``file`` at once, so that results survive a
+    crash.
+    """
     with ResultFile(file) as store:
         yield JobRunner(execute, store)
 
@@ -106,9 +107,9 @@ def open_pooled_runner(
 class ResultFile:
     """File with the summaries of finished jobs; ``done`` has them by digest.
 
-    The file is created with the first result; without a ``path`` there is none. Incomplete lines,
-    which a crash can leave, are ignored. Raises InputError if the file cannot be read or written.
-    Use it as a context manager, which closes the file.
+    The file is created with the first result; without a ``path``, no file is written. Incomplete
+    lines, which a crash can leave, are ignored. Raises InputError if the file cannot be read or
+    written. Use it as a context manager, which closes the file.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -135,7 +136,7 @@ class ResultFile:
         if self._file < 0:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
-            # An incomplete line stays in the file, but nothing is appended to it.
+            # An incomplete line stays in the file, and nothing is appended to it.
             if os.lseek(self._file, 0, os.SEEK_END):
                 os.lseek(self._file, -1, os.SEEK_END)
                 if os.read(self._file, 1) != b"\n":

@@ -1,4 +1,4 @@
-"""Find whether a workload is random, and derive scenarios with other seeds."""
+"""Determine whether a workload is random, and derive scenarios with other seeds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from simkv.workload.workload_section import Workload
 
 
 def find_seed(workload: Workload) -> int | None:
-    """Return the seed of a workload, or None if nothing in it is random."""
+    """Return the seed of a workload, or None if nothing in the workload is random."""
     form = workload.arrivals or workload.sessions
     if form is not None:
         return form.seed
@@ -23,7 +23,8 @@ def find_seed(workload: Workload) -> int | None:
 def reseed_scenario(scenario: Scenario, repeat: int) -> Scenario:
     """Return the scenario with the seed of a ``repeat``, derived from its own seed.
 
-    Repeat 0 is the scenario itself. If nothing is random, every repeat is.
+    Repeat 0 is the scenario itself. If nothing in the workload is random, every repeat is the
+    scenario itself.
     """
     workload = scenario.workload
     seed = find_seed(workload)
@@ -35,10 +36,10 @@ def reseed_scenario(scenario: Scenario, repeat: int) -> Scenario:
 
 
 def with_form(workload: Workload, **fields: Any) -> dict[str, Any]:
-    """Return the section of a workload that samples requests, with changed ``fields``.
+    """Return the section of a workload that samples requests, with its ``fields`` changed.
 
-    The result is empty if the workload has no such section. The section is built from its fields
-    because a copy would keep the requests that were already sampled.
+    The result is empty if the workload has no such section. The section is built again from its
+    fields, because a copy would keep the requests that were already sampled.
     """
     for name in ("arrivals", "sessions"):
         form = getattr(workload, name)
@@ -49,7 +50,7 @@ def with_form(workload: Workload, **fields: Any) -> dict[str, Any]:
 
 
 def make_unseeded_error(repeats: int) -> InputError:
-    """Return the error for several ``repeats`` of a workload that is not random."""
+    """Return the error for a request of several ``repeats`` if the workload is not random."""
     return InputError(
         f"--repeats {repeats}: the workload has no randomness, so all repeats would be equal; "
         "expected 1"

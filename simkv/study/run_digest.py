@@ -1,8 +1,8 @@
 """Compute a digest of everything that affects the result of a run, and of nothing else.
 
-It covers the scenario's fields that affect a run, the contents of its profiles, its trace and its
-custom schedulers, and the source code that a run uses. Other packages (reports, the command line)
-can change without an effect on the digest.
+The digest covers the scenario's fields that affect a run, the contents of its profiles, its trace
+and its custom schedulers, and the source code that a run uses. Other packages (reports, the command
+line) can change without an effect on the digest.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from simkv.scenario.scenario_costs import ReplicaCosts, list_replica_costs
 from simkv.workload.workload_section import Workload
 
 PACKAGE = Path(__file__).parent.parent
-#: Packages that a run uses. They import none of the others.
+#: Packages that a run uses. They import no other packages of simkv.
 RUN_PACKAGES = (
     "core",
     "schedulers",
@@ -35,7 +35,7 @@ RUN_PACKAGES = (
     "metrics",
     "native",
 )
-#: Module of this package that a run uses, with all its imports.
+#: Module of ``simkv.study`` that a run uses, with all its imports.
 ENTRY = "simkv.study.simulation_job"
 PROFILES = PACKAGED.relative_to(PACKAGE)
 
@@ -60,7 +60,7 @@ def compute_digest(scenario: Scenario, folder: Path, **more: Any) -> str:
 
 @lru_cache(maxsize=1)
 def hash_code() -> str:
-    """Return a hash of the source code that takes part in a run."""
+    """Return a hash of the source code that a run uses."""
     digest = hashlib.sha256()
     for path in list_source_files(PACKAGE):
         digest.update(f"{path.relative_to(PACKAGE).as_posix()}\n".encode() + path.read_bytes())
@@ -82,7 +82,7 @@ def list_source_files(package: Path) -> list[Path]:
 
 
 def _used(package: Path, module: str) -> set[Path]:
-    """Return the file of a module and the files in ``package`` that it imports, recursively."""
+    """Return the file of a module and, recursively, the files in ``package`` that it imports."""
     found, left = set[Path](), [module]
     while left:
         path = package.parent.joinpath(*left.pop().split(".")).with_suffix(".py")
@@ -93,7 +93,9 @@ def _used(package: Path, module: str) -> set[Path]:
 
 
 def _imports(path: Path) -> Iterator[str]:
-    """Yield the names of all imports of a file; for ``from a import b`` both ``a`` and ``a.b``."""
+    """Yield the names of all imports in a file; for ``from a import b``, yield ``a`` and
+    ``a.b``.
+    """
     for node in ast.walk(ast.parse(path.read_bytes())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -103,14 +105,14 @@ def _imports(path: Path) -> Iterator[str]:
 
 
 def _costs(costs: ReplicaCosts, folder: Path) -> str:
-    """Return a hash of a profile: its file, or the profile composed for the hardware."""
+    """Return a hash of a profile: of its file, or of the profile composed for the hardware."""
     if costs.profile is not None:
         return _contents(profile_path(costs.profile, folder))
     return _made(_Same(costs.load(folder)))
 
 
 class _Same:
-    """A composed profile as a cache key, compared by identity."""
+    """Cache key for a composed profile; two keys are equal if they hold the same object."""
 
     def __init__(self, profile: CostProfile) -> None:
         self.profile = profile

@@ -1,4 +1,4 @@
-"""Runs of a scenario with several seeds, and intervals of its figures over them."""
+"""Runs of a scenario with several seeds, and intervals of its metrics over the seeds."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from simkv.study.job_runner import open_pooled_runner
 from simkv.study.random_seeds import find_seed, reseed_scenario
 from simkv.study.simulation_job import RunsFailed, Summary, make_job
 
-#: Probability of the intervals.
+#: Confidence level of the intervals.
 CONFIDENCE = 0.9
-#: Figures that are shown with an interval.
+#: Metrics that are shown with an interval.
 FIGURES = (
     "ttft_ms.mean",
     "ttft_ms.p99",
@@ -33,7 +33,9 @@ FIGURES = (
 
 @dataclass(frozen=True)
 class SeedInterval:
-    """Mean of a figure over seeds, the interval of that mean, and the range of the runs."""
+    """Mean of a metric over seeds, the confidence interval of the mean, and the range of the
+    runs.
+    """
 
     mean: float
     low: float
@@ -43,7 +45,9 @@ class SeedInterval:
 
     @staticmethod
     def of(values: Sequence[float]) -> SeedInterval:
-        """Return the interval by Student's t distribution; one value has no width."""
+        """Return the interval by Student's t distribution; for a single value, the interval has
+        zero width.
+        """
         mean = fmean(values)
         half = 0.0
         if len(values) > 1:
@@ -61,9 +65,9 @@ def run_seeds(
     jobs: int | None = None,
     advance: Callable[..., Any] | None = None,
 ) -> list[Summary]:
-    """Return the summaries of all seeds but the scenario's own.
+    """Return the summaries of all seeds except the scenario's own seed.
 
-    Raises InputError if nothing in the scenario is random, and RunsFailed.
+    Raises InputError if nothing in the scenario is random, and RunsFailed if a run fails.
     """
     if find_seed(scenario.workload) is None:
         raise InputError(
@@ -83,7 +87,7 @@ def run_seeds(
 def intervals_over_seeds(
     summaries: Sequence[Mapping[str, Any]], names: Sequence[str] = FIGURES
 ) -> dict[str, SeedInterval]:
-    """Return the interval of each figure that all runs have."""
+    """Return the interval of each metric that all runs have."""
     found = {}
     for name in names:
         values = [figure(summary, name) for summary in summaries]
@@ -95,7 +99,9 @@ def intervals_over_seeds(
 def describe_seeds(
     variant: str, result: RunResult, summaries: Sequence[Mapping[str, Any]]
 ) -> Iterator[str]:
-    """Yield a heading and one line per figure: seeds, and beside them the step times' error."""
+    """Yield a heading and one line per metric, with the spread over seeds and the error from step
+    times.
+    """
     named = "" if variant == "run" else f"{variant}, "
     yield (
         f"{named}{len(summaries)} seeds: mean with its {100 * CONFIDENCE:.0f} % interval, range of "

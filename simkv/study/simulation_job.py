@@ -1,6 +1,6 @@
 """A job: one fully specified run of a scenario, identified by a digest.
 
-Two jobs with the same digest have the same result, so finished jobs need not be repeated.
+Two jobs with the same digest have the same result, so a finished job need not be repeated.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from simkv.scenario.scenario import Scenario
 from simkv.schedulers.engine_registry import find_engine_spec
 from simkv.study.run_digest import compute_digest
 
-#: The metrics of a run as in ``summary.json``, and the additional results of its job.
+#: The metrics of a run as in ``summary.json``, with the additional results that its job requests.
 Summary = dict[str, Any]
 
 
 class RunsFailed(Exception):
-    """Error: some runs failed; the results of the others are stored."""
+    """Raised if some runs failed; the results of the other runs are stored."""
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,10 @@ class SimulationJob:
     """A scenario to run; paths of its files are relative to ``folder``.
 
     ``rules`` replace the rules of the engine variant (see ``EngineSpec``). The other fields extend
-    the summary. ``limits`` (ms, by ``ttft``, ``tpot`` or ``e2el``, in that order) add goodput;
-    ``peak`` adds the time with the most requests in flight. ``endings`` adds, for each request in
-    order of id, its id, its outcome and the seconds from arrival to last token (None if it did not
-    finish).
+    the summary. ``limits`` adds the goodput for these latency limits (ms, with the keys ``ttft``,
+    ``tpot`` and ``e2el``, in this order). ``peak`` adds the time with the most requests in flight.
+    ``endings`` adds, for each request in order of id, its id, its outcome and the seconds from
+    arrival to last token (None if the request did not finish).
     """
 
     scenario: Scenario
@@ -48,7 +48,7 @@ class SimulationJob:
     digest: str = ""
 
     def compute_digest(self) -> str:
-        """Compute the job's digest. Raises InputError if its files are unusable."""
+        """Return the job's digest. Raises InputError if its files cannot be used."""
         return compute_digest(
             self.scenario,
             self.folder,
@@ -61,7 +61,7 @@ class SimulationJob:
 
 @dataclass(frozen=True)
 class JobResult:
-    """Result of a job: its summary, or an ``error`` and no summary."""
+    """Result of a job: either its summary, or an ``error`` and no summary."""
 
     digest: str
     summary: Summary | None
@@ -73,17 +73,17 @@ def make_job(
 ) -> SimulationJob:
     """Return the job that runs ``scenario``; ``more`` are fields of ``SimulationJob``.
 
-    Raises InputError if its files are unusable.
+    Raises InputError if its files cannot be used.
     """
     job = SimulationJob(scenario, folder, tuple(sorted((limits or {}).items())), **more)
     return replace(job, digest=job.compute_digest())
 
 
 def run_job(job: SimulationJob) -> JobResult:
-    """Run a job, in this or another process; an error is returned as part of the result.
+    """Run a job and return its result; an error is returned as part of the result.
 
-    The job fails if this process has a different simkv, profile or trace than the process that
-    created the job, because the result would differ, too.
+    The job may have been created in another process. It fails if simkv, the profile or the trace
+    differ between the two processes, because the result would differ as well.
     """
     try:
         if job.compute_digest() != job.digest:

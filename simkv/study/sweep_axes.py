@@ -1,4 +1,4 @@
-"""Parse the settings of sweeps and their values, as in ``--over``.
+"""Parse the settings of a sweep and their values, in the syntax of ``--over``.
 
 Example:
 
@@ -23,9 +23,10 @@ from ruamel.yaml import YAML
 
 from simkv.core.errors import InputError
 
-#: Maximum number of combinations; more are probably a typo, or need several sweeps.
+#: Maximum number of combinations; a larger number is probably a typo, or should be split into
+#: several sweeps.
 MAX_POINTS = 100_000
-#: The axis that selects variants of the scenario instead of setting a field.
+#: Name of the axis that selects variants of the scenario instead of setting a field.
 VARIANTS_AXIS = "variants"
 
 KnobValue = str | int | float | bool | None
@@ -50,7 +51,7 @@ class ValueRange:
 
     @property
     def ends(self) -> tuple[float, float]:
-        """Both ends, as integers if ``whole``."""
+        """Lowest and highest value; integers if ``whole``."""
         return (int(self.low), int(self.high)) if self.whole else (self.low, self.high)
 
     def at(self, share: float) -> float:
@@ -64,7 +65,7 @@ class ValueRange:
 class Axis:
     """A setting, by its path as in ``--set``, and its ``values``.
 
-    For samples and searches it may have a continuous ``span`` instead of values.
+    In samples and searches, an axis may have a continuous ``span`` instead of values.
     """
 
     path: str
@@ -79,10 +80,10 @@ class Axis:
 def parse_axis(text: str) -> Axis:
     """Parse ``path=values``: a list ``a,b,c`` of YAML scalars, or a range of numbers.
 
-    A range is ``LOW..HIGH`` (for samples, or all integers), ``LOW..HIGH:log`` (for samples),
-    ``LOW..HIGH:STEP``, ``LOW..HIGH:n=COUNT`` or ``LOW..HIGH:log=COUNT``, both ends included. If
-    both ends are written as integers, n, log and samples give integers. Raises InputError for
-    invalid text.
+    A range includes both ends and has one of the forms ``LOW..HIGH`` (for samples, or all
+    integers), ``LOW..HIGH:log`` (for samples), ``LOW..HIGH:STEP``, ``LOW..HIGH:n=COUNT`` and
+    ``LOW..HIGH:log=COUNT``. If both ends are written as integers, all values of the range are
+    integers. Raises InputError for invalid text.
     """
     path, equals, values = text.partition("=")
     path, values = path.strip(), values.strip()
@@ -94,7 +95,7 @@ def parse_axis(text: str) -> Axis:
 
 
 def make_axis(path: str, values: float | str | Iterable[Any]) -> Axis:
-    """Build an axis from a Python value, several values, or text as on the command line.
+    """Build an axis from a Python value, several values, or text in the syntax of the command line.
 
     Raises InputError if there is no value, a duplicate, or a value that is not a YAML scalar.
     """
@@ -122,7 +123,7 @@ def _checked(axis: Axis, text: str) -> Axis:
 def _scalars(values: str, text: str) -> tuple[KnobValue, ...]:
     try:
         found = YAML(typ="safe", pure=True).load(f"[{values}]")
-    except Exception as error:  # the parser raises many types of errors
+    except Exception as error:  # the parser can raise many types of errors
         raise InputError(f"--over {text}: the values are not valid YAML") from error
     if not all(isinstance(value, KnobValue) for value in found):
         raise InputError(f"--over {text}: expected a list a,b,c of scalars, or {_FORMS}")
@@ -156,7 +157,9 @@ def _range(path: str, text: str, first: str, last: str, form: str | None) -> Axi
 def _between(
     low: Decimal, high: Decimal, count: int, log: bool, whole: bool, text: str
 ) -> list[float]:
-    """Return ``count`` values from ``low`` to ``high``, evenly spaced, by logarithm if ``log``."""
+    """Return ``count`` values from ``low`` to ``high``, spaced evenly or, with ``log``, evenly by
+    logarithm.
+    """
     if not 2 <= count <= MAX_POINTS:
         raise InputError(f"--over {text}: expected a count from 2 to {MAX_POINTS:,}")
     shares = [Decimal(step) / (count - 1) for step in range(count)]
@@ -245,7 +248,8 @@ def parse_sample(text: str) -> SampleSpec:
 def sample_points(axes: Sequence[Axis], sample: SampleSpec, seed: int) -> list[KnobSettings]:
     """Sample combinations of values, independently or as a Latin hypercube.
 
-    Of n samples of a Latin hypercube, exactly one lies in each n-th part of every axis.
+    In a Latin hypercube of n samples, every axis is divided into n equal parts, and each part
+    contains exactly one sample.
     """
     shares = _shares(len(axes), sample, seed)
     return [

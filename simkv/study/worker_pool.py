@@ -1,7 +1,7 @@
 """Executors for jobs: this process, all cores of this machine, or a Ray cluster.
 
-Each executor takes a function of one argument and its arguments, and yields the results in order of
-completion. If a worker dies, its unfinished work is repeated.
+Each executor takes a function of one argument and a list of arguments, and yields the results in
+order of completion. If a worker dies, its unfinished work is repeated.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def open_executor(
     jobs: int | None = None,
     address: str | None = None,
 ) -> Iterator[Callable[..., Iterator[Any]]]:
-    """Yield a function like ``WorkerPool.run`` or ``run_on_ray``; its calls share the workers.
+    """Yield a function with the arguments of ``WorkerPool.run``; all calls of the function use the
+    same workers.
 
     Raises InputError if Ray is not installed, or there is no cluster at ``address``.
     """
@@ -61,7 +62,8 @@ def open_executor(
 
 
 class WorkerPool:
-    """Worker processes on this machine, started on first use; there are none if ``jobs`` is 1.
+    """Worker processes on this machine, started on first use; no process is started if ``jobs`` is
+    1.
 
     Use the pool as a context manager, which ends its processes.
     """
@@ -83,7 +85,7 @@ class WorkerPool:
         return self._pool is not None
 
     def run(self, function: Callable[[Item], Product], items: Sequence[Item]) -> Iterator[Product]:
-        """Yield the function's results for the items as they arrive.
+        """Yield the results of ``function`` for the items, in order of completion.
 
         Raises RunsFailed if workers die repeatedly (usually out of memory) without a result.
         """
@@ -129,7 +131,7 @@ class WorkerPool:
     def _close(self, kill: bool) -> None:
         if self._pool is None:
             return
-        if kill:  # an interrupt does not wait for long runs
+        if kill:  # after an interrupt, do not wait for long runs
             for child in set(active_children()) - self._others:
                 child.kill()
         self._pool.shutdown(cancel_futures=True)
@@ -143,7 +145,8 @@ def _check_script() -> None:
     """
     main = sys.modules["__main__"]
     script = getattr(main, "__file__", None)
-    if script is None or getattr(main, "__spec__", None) is not None:  # a notebook; python -m
+    # in a notebook, or with ``python -m``
+    if script is None or getattr(main, "__spec__", None) is not None:
         return
     path = Path(script)
     if path.suffix == ".py" and path.is_file() and "__name__" not in path.read_text("utf-8"):
@@ -154,7 +157,7 @@ def _check_script() -> None:
 
 
 def _end_with_parent() -> None:
-    """In a worker process: ignore Ctrl-C and exit when the parent process ends."""
+    """Ignore Ctrl-C in a worker process, and exit when the parent process ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = parent_process()
     assert parent is not None
@@ -172,10 +175,11 @@ def run_on_ray(
     address: str | None = None,
     jobs: int | None = None,
 ) -> Iterator[Product]:
-    """Run on the Ray cluster at ``address`` (or RAY_ADDRESS), else on a new one on this machine.
+    """Run on the Ray cluster at ``address`` (default: RAY_ADDRESS, otherwise a new cluster on this
+    machine).
 
-    A new cluster has ``jobs`` workers. Every node needs the same version of simkv, and the
-    scenarios' traces and profiles at the same paths. Raises InputError if Ray or the cluster is
+    A new cluster has ``jobs`` workers. Every node needs the same version of simkv, and the traces
+    and profiles of the scenarios at the same paths. Raises InputError if Ray or the cluster is
     missing, and RunsFailed if workers die repeatedly on the same work.
     """
     with _session(address, jobs) as ray:
@@ -198,7 +202,9 @@ def run_on_ray(
 
 @contextmanager
 def _session(address: str | None, jobs: int | None) -> Iterator[Any]:
-    """Yield the module ``ray``, connected to a cluster; end the connection if it was made here."""
+    """Yield the module ``ray``, connected to a cluster; end the connection if this function made
+    it.
+    """
     try:
         import ray
     except ImportError as error:
@@ -216,10 +222,12 @@ def _session(address: str | None, jobs: int | None) -> Iterator[Any]:
 
 
 def _connect(address: str, jobs: int | None) -> None:
-    """Connect to a cluster, or start one here. Raises InputError if there is none."""
+    """Connect to a cluster, or start one on this machine. Raises InputError if there is none at
+    ``address``.
+    """
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     try:
-        if colon:  # Ray itself would retry for minutes
+        if colon:  # without this check, Ray would retry for minutes
             socket.create_connection((host, int(port)), timeout=10).close()
         import ray
 

@@ -1,1 +1,3 @@
-"""Search for a better scheduler: settings, policies of the policy language, or external code."""
+"""Search for a better scheduler: engine settings, policies in the policy language, or external
+code.
+"""

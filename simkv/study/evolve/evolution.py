@@ -1,4 +1,4 @@
-"""Run a policy search: evaluate candidates, choose a winner and judge it on held-out trials.
+"""Run a policy search: evaluate candidates, choose a winner and evaluate it on held-out trials.
 
 Example:
 
@@ -39,7 +39,7 @@ from simkv.study.field_changes import NoSuchField, with_field
 from simkv.study.job_runner import JobRunner, ProgressCallback
 from simkv.study.sweep_axes import VARIANTS_AXIS, Axis, parse_axis
 
-#: Evaluates candidates in a tournament.
+#: Function that evaluates candidates in a tournament.
 _Look = Callable[[ProgressCallback | None], None]
 
 
@@ -47,10 +47,11 @@ _Look = Callable[[ProgressCallback | None], None]
 class EvolutionRequest:
     """Request for a search in ``scenarios`` for ``objectives`` with ``budget`` candidates.
 
-    ``over`` are the settings to search, as for ``--over``; ``propose`` is a command that writes
-    schedulers; without both, policies are searched. With ``random``, policies are sampled instead
-    of evolved. ``train``, ``final`` and ``test`` are the numbers of seeds (or time windows of a
-    trace) for the search, the final round and the evaluation of the winner.
+    ``over`` are the settings to search, in the syntax of ``--over``. ``propose`` is a command that
+    writes schedulers. If ``over`` and ``propose`` are not given, policies are searched. With
+    ``random``, policies are sampled instead of evolved. ``train``, ``final`` and ``test`` are the
+    numbers of seeds (or time windows of a trace) for the search, the final round and the evaluation
+    of the winner.
     """
 
     scenarios: tuple[Path, ...]
@@ -73,8 +74,9 @@ class EvolutionRequest:
 class Evolution:
     """Result of a search. ``kind`` names what was searched, such as ``policies``.
 
-    If there was a final round, ``final`` has its scores and ``winner`` has its score from it. There
-    is none if the workload has no randomness or the budget is too small.
+    If there was a final round, ``final`` has its scores, and the score in ``winner`` is from the
+    final round. There is no final round if the workload has no randomness or the budget is too
+    small.
     """
 
     name: str
@@ -104,7 +106,9 @@ class Evolution:
 
     @property
     def holds(self) -> bool:
-        """Whether there is a winner and it holds under all evaluation conditions."""
+        """Whether there is a winner that is significantly better under all evaluation
+        conditions.
+        """
         return bool(self.winner.candidate.change) and all(one.holds for one in self.evaluations)
 
 
@@ -114,7 +118,8 @@ def run_evolution(
     folder: Path | None = None,
     advance: ProgressCallback | None = None,
 ) -> Evolution:
-    """Search for a better scheduler, and store studies and proposals in ``folder``.
+    """Search for a better scheduler, store studies and proposals in ``folder``, and return the
+    result.
 
     Raises InputError for an invalid search and RunsFailed if the shipped scheduler cannot be run.
     """
@@ -153,7 +158,9 @@ def run_evolution(
 
 
 def _scenario(path: Path, search: EvolutionRequest) -> tuple[Scenario, Path]:
-    """Return the requested variant of a scenario file (default: the first), and its folder."""
+    """Return the requested variant of a scenario file (default: the first), and the directory of
+    the file.
+    """
     variants = load(path, search.overrides)
     if search.variant is not None and search.variant not in variants:
         raise InputError(
@@ -209,18 +216,18 @@ def _axis(text: str, trial: TrialScenario) -> Axis:
     except NoSuchField as error:
         raise InputError(f"--over {text}: {error}") from error
     except InputError:
-        pass  # one of its values is incompatible with the others; the search will find out
+        pass  # a value is incompatible with another setting; the search handles such candidates
     return axis
 
 
 def _name(search: EvolutionRequest, axes: Sequence[Axis]) -> str:
-    """Return a name for the study that differs for other scenarios, settings or objectives."""
+    """Return a name of the study that is unique for its scenarios, settings and objectives."""
     asked = (search.scenarios, search.objectives, search.variant, search.overrides, axes)
     return hashlib.sha256(repr((asked, search.train, search.goodput)).encode()).hexdigest()[:16]
 
 
-#: Fraction of the budget for the final, and fraction of that for the finalists; the rest is for
-#: pruning the winner.
+#: Fraction of the budget for the final round, and fraction of the final round for the finalists;
+#: the rest of the final round is used to shorten the winner.
 FINAL_SHARE, FINALIST_SHARE = 0.1, 0.6
 
 
@@ -235,7 +242,8 @@ def run_final(
 ) -> tuple[CandidateScore, list[CandidateScore]]:
     """Return the winner and the scores of the final round.
 
-    Without ``seats`` in a final round, the winner is the best candidate of the search.
+    ``seats`` is the number of candidates in the final round; if it is 0, the winner is the best
+    candidate of the search.
     """
     if not seats:
         return prune_policy(tournament, tournament.front()[0]), []

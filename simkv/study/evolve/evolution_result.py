@@ -48,8 +48,8 @@ _CONSTANT = {
 def write_evolution(found: Evolution, folder: Path) -> list[str]:
     """Write ``candidates.csv``, ``evolve.md`` and ``winner.yaml``; return their names.
 
-    ``winner.yaml`` has the shipped scheduler and the winner as variants of the first trial;
-    profiles and schedulers that are files are copied beside it.
+    ``winner.yaml`` has the shipped scheduler and the winner as variants of the first trial; files
+    of profiles and schedulers are copied to the same directory.
     """
     write_rows(folder / "candidates.csv", candidate_rows(found))
     write_text(folder / "evolve.md", "\n".join(summarize_evolution(found)) + "\n")
@@ -67,10 +67,10 @@ def write_evolution(found: Evolution, folder: Path) -> list[str]:
 
 
 def candidate_rows(found: Evolution) -> list[dict[str, Any]]:
-    """Return a row per candidate, the shipped one first.
+    """Return one row per candidate, the shipped scheduler first.
 
     ``final`` is the score in the final round. The metrics come from the search, or from the final
-    round if the candidate ran only there.
+    round if the candidate ran only in the final round.
     """
     final = {one.candidate.key: one for one in found.final}
     tried = final | {one.candidate.key: one for one in found.standings}
@@ -109,7 +109,7 @@ class EvolutionResult:
 
     @property
     def winner(self) -> dict[str, Any]:
-        """Fields that the winner changes, with their values; empty if nothing is better."""
+        """Fields that the winner changes, with their values; empty if no candidate is better."""
         return dict(self.evolution.winner.candidate.change)
 
     @property
@@ -119,7 +119,7 @@ class EvolutionResult:
 
     @cached_property
     def candidates(self) -> pd.DataFrame:
-        """A row per candidate, as in candidates.csv."""
+        """One row per candidate, as in candidates.csv."""
         return pd.DataFrame(candidate_rows(self.evolution))
 
     def __str__(self) -> str:
@@ -178,7 +178,7 @@ def _winner(found: Evolution) -> list[str]:
 
 
 def _same_for_all(found: Evolution) -> list[str]:
-    """Return notes on variables of the winning policy that are equal for all requests.
+    """Return notes on variables of the winning policy that have the same value for all requests.
 
     A constant could replace such a variable.
     """
@@ -263,7 +263,7 @@ def _judged(found: Evolution) -> list[str]:
 
 
 def describe_evaluation(judged: WinnerEvaluation) -> list[str]:
-    """Return lines of text for the evaluation under one condition."""
+    """Return lines of text for the evaluation of the winner under one condition."""
     name = judged.condition.description
     if judged.why:
         return [f"{name}: cannot be run: {judged.why}"]

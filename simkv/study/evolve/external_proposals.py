@@ -1,8 +1,9 @@
 """Try schedulers written by an external program, one proposal at a time.
 
-The program is started once for each proposal. Its stdin describes the objectives, the candidates
-tried so far and their results. Its stdout is the complete file of a custom scheduler (see
-docs/how-to/custom-scheduler.md), plain or in a Markdown code block. simkv executes the file.
+simkv starts the program once for each proposal. On stdin, the program receives the objectives, the
+candidates tried so far and their results. On stdout, it writes the complete file of a custom
+scheduler (see docs/how-to/custom-scheduler.md), as plain text or in a Markdown code block. simkv
+then executes this file.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from simkv.study.job_runner import ProgressCallback
 PROPOSAL_TIMEOUT_S = 600.0
 #: Engine name of a proposed scheduler.
 PROPOSED_NAME = "proposed"
-#: Maximum number of earlier candidates in the text for the program; the best are included.
+#: Maximum number of earlier candidates in the text for the program; the best candidates are
+#: included.
 MAX_REPORTED_CANDIDATES = 8
 #: Settings that a custom scheduler does not inherit from the engine.
 EXCLUDED_KNOBS = ("name", "file", "rule")
@@ -41,13 +43,14 @@ _FENCED = re.compile(r"^```(?:python)?\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 @dataclass(frozen=True)
 class Proposer:
-    """Runs ``command`` for each proposal and stores the files that it writes in ``folder``."""
+    """Run ``command`` for each proposal, and store its output in ``folder``."""
 
     command: str
     folder: Path
 
     def request(self, told: str, number: int) -> Path:
-        """Run the command with this text as its stdin and store its output; return the file.
+        """Run the command with the text ``told`` as its stdin, store its output, and return the
+        file.
 
         Raises InputError if the command fails or prints nothing.
         """
@@ -78,7 +81,9 @@ class Proposer:
 def propose(
     tournament: Tournament, proposer: Proposer, budget: int, advance: ProgressCallback | None = None
 ) -> None:
-    """Request and try ``budget`` proposals; each request contains the results of earlier ones."""
+    """Request and try ``budget`` proposals; each request includes the results of earlier
+    proposals.
+    """
     last: CandidateScore | None = None
     for number in range(1, budget + 1):
         told = "\n".join(_letter(tournament, last, number, budget))
@@ -98,7 +103,7 @@ def propose(
 
 
 def make_code_candidate(file: Path, trial: TrialScenario) -> Candidate | str:
-    """Return a scheduler file as a candidate with the engine's settings that it supports.
+    """Return a candidate with the scheduler in a file and the engine's settings that it supports.
 
     If the file is invalid, return the reason instead.
     """
@@ -119,7 +124,7 @@ def make_code_candidate(file: Path, trial: TrialScenario) -> Candidate | str:
 
 
 def _broken_law(candidate: Candidate, tournament: Tournament) -> str:
-    """Return the invariant that a proposal violates in the first trial, or an empty string."""
+    """Return the scheduler law that a proposal violates in the first trial, or an empty string."""
     trial = tournament.trials[0]
     try:
         scenario = candidate.apply_to(trial)
@@ -191,7 +196,7 @@ def _line(tournament: Tournament, one: CandidateScore) -> list[str]:
 
 
 def _why(scenario: Any, folder: Path) -> list[str]:
-    """Run a scenario and return its verdicts and its wait ledger, as lines."""
+    """Run a scenario and return its verdicts and wait ledger as lines."""
     found = run_scenario(scenario, folder, intervals=False)
     seconds = sorted(found.diagnosis.totals.items(), key=lambda one: -one[1])
     ledger = ", ".join(f"{kind} {spent:.4g}" for kind, spent in seconds if spent)

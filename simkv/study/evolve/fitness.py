@@ -20,7 +20,7 @@ from simkv.scenario.objectives import (
     UNSERVED_FIGURES,
 )
 
-#: Loss of a run without the metric: it served no requests, or failed.
+#: Loss of a run that lacks the metric because it served no requests or failed.
 NO_FIGURE = 10.0
 _MORE = ("good", "goodput", "goodput_share")
 
@@ -36,9 +36,10 @@ class FigureGoal:
         return f"{self.figure} ({'higher' if self.more_is_better else 'lower'} is better)"
 
     def loss(self, value: float | None, shipped: float | None) -> float:
-        """Return the loss as a fraction of the shipped value; negative if better.
+        """Return the loss as a fraction of the shipped scheduler's value; negative if the run is
+        better.
 
-        If the shipped value is 0, the loss has the unit of the metric.
+        If the shipped scheduler's value is 0, the loss has the unit of the metric.
         """
         if value is None or shipped is None:
             return 0.0 if value is shipped else NO_FIGURE if value is None else -NO_FIGURE

@@ -19,7 +19,7 @@ from typing import Any, Self
 from simkv.core.errors import InputError
 from simkv.core.policy_language import HookResult, PolicyHook
 
-#: A policy: expression trees by the name of their hook.
+#: A policy: an expression tree for each hook, by the name of the hook.
 PolicyTrees = dict[str, Any]
 #: Format of an operation and its number of operands.
 OPERATIONS = {
@@ -44,7 +44,7 @@ class PolicyGenerator:
     """Samples, crosses and mutates policies for a set of hooks, with one random stream.
 
     DEAP uses Python's global random generator. Within the context, the global generator continues
-    this stream; the state that it had before is restored afterwards.
+    the stream of this object; on exit, its previous state is restored.
     """
 
     def __init__(self, hooks: Sequence[PolicyHook], seed: int) -> None:
@@ -82,7 +82,9 @@ class PolicyGenerator:
         return {name: self._tree(name) for name in said or [random.choice(self._hooks)]}
 
     def crossover(self, one: PolicyTrees, other: PolicyTrees) -> PolicyTrees:
-        """Return a child that has, for each hook, the tree of a parent or a crossover of both."""
+        """Return a child that has, for each hook, the tree of one parent or a crossover of both
+        trees.
+        """
         child: PolicyTrees = {}
         for name in self._hooks:
             ours, theirs = one.get(name), other.get(name)
@@ -112,7 +114,7 @@ class PolicyGenerator:
         return child
 
     def choose(self, among: Sequence[int]) -> int:
-        """Return one of the given numbers with equal probability."""
+        """Return one of the given numbers at random, each with equal probability."""
         return random.choice(among)
 
     def chance(self, share: float) -> bool:
@@ -145,7 +147,9 @@ def _copy(tree: Any) -> Any:
 
 
 def _primitives(gp: Any, hook: PolicyHook) -> Any:
-    """Return the DEAP primitives of expressions at this hook: operations, variables and numbers."""
+    """Return the DEAP primitives for expressions of this hook: operations, variables and
+    numbers.
+    """
     pset = gp.PrimitiveSet(hook.name, 0)
     for name, (form, arity) in OPERATIONS.items():
         pset.addPrimitive(len, arity, name=name)
@@ -202,7 +206,9 @@ def simplify_for_hook(text: str, sort: HookResult) -> str:
 
 
 def _within(node: ast.expr) -> ast.expr | None:
-    """Return the operand that this expression only shifts or scales by a constant, or None."""
+    """If the expression only shifts or scales an operand by a constant, return the operand, else
+    None.
+    """
     if not isinstance(node, ast.BinOp):
         return None
     ours, theirs = _value(node.left), _value(node.right)

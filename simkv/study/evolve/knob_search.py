@@ -12,7 +12,7 @@ from simkv.study.evolve.tournament import Candidate, Tournament
 from simkv.study.job_runner import ProgressCallback
 from simkv.study.sweep_axes import Axis, KnobValue
 
-#: Number of settings requested at a time, to run in parallel.
+#: Number of settings requested at a time; they run in parallel.
 BATCH_SIZE = 8
 
 
@@ -25,7 +25,7 @@ def tune(
     name: str,
     advance: ProgressCallback | None = None,
 ) -> None:
-    """Try settings until the study ``name`` in ``store`` contains ``budget`` of them.
+    """Try settings until the study ``name`` in ``store`` contains ``budget`` trials.
 
     Raises InputError if Optuna is not installed.
     """

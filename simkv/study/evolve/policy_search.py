@@ -16,13 +16,14 @@ from simkv.study.evolve.genetic_operators import (
 from simkv.study.evolve.tournament import Candidate, CandidateScore, Tournament
 from simkv.study.job_runner import ProgressCallback
 
-#: Number of policies that survive a generation, and number of policies tried in each.
+#: Number of policies that survive a generation, and number of policies tried per generation.
 POPULATION = GENERATION_SIZE = 20
 #: Number of random policies before the first crossover or mutation.
 INITIAL_POPULATION = 40
-#: Fraction of children that are random policies, and fraction of the others with two parents.
+#: Fraction of children that are random policies, and fraction of all other children with two
+#: parents.
 RANDOM_SHARE, CROSSOVER_SHARE = 0.1, 0.4
-#: Number of consecutive duplicates that ends the search, because few policies are left.
+#: Number of consecutive duplicates after which the search ends, because few new policies remain.
 MAX_DUPLICATES = 500
 
 
@@ -51,7 +52,9 @@ def evolve_policies(
     seed: int,
     advance: ProgressCallback | None = None,
 ) -> None:
-    """Try ``budget`` policies: first random ones, then children of the best (NSGA-II)."""
+    """Try ``budget`` policies: first random policies, then children of the best policies
+    (NSGA-II).
+    """
     from deap import base, tools
 
     kind = type("Less", (base.Fitness,), {"weights": (-1.0,) * len(tournament.goals)})
@@ -81,7 +84,10 @@ def sample_policies(
 def prune_policy(
     tournament: Tournament, winner: CandidateScore, most: int = MAX_DUPLICATES
 ) -> CandidateScore:
-    """Remove unneeded decisions of the winning policy, as far as ``most`` runs allow."""
+    """Remove unneeded decisions of the winning policy and return its score.
+
+    ``most`` limits the number of runs.
+    """
     lines = str(dict(winner.candidate.change).get("engine.rule", "")).splitlines()
     for line in lines[:most] if len(lines) > 1 else []:
         most -= 1
@@ -94,7 +100,9 @@ def prune_policy(
 
 @dataclass
 class _Search:
-    """Common part of both searches, which try at most ``budget`` policies and none twice."""
+    """Common part of both search methods; a search tries at most ``budget`` policies and no policy
+    twice.
+    """
 
     tournament: Tournament
     generator: PolicyGenerator

@@ -17,9 +17,9 @@ from simkv.study.field_changes import with_field
 from simkv.study.job_runner import JobRunner
 from simkv.study.simulation_job import RunsFailed, SimulationJob, make_job
 
-#: Loss per fraction of requests that are unserved: 0.1 more unserved counts like a loss of 1.
+#: Loss per fraction of unserved requests: an increase by 0.1 counts like a loss of 1.
 UNSERVED_WEIGHT = 10.0
-#: Loss for each part of a candidate, such as a term of a policy.
+#: Loss for each part of a candidate; a part is, for example, a term of a policy.
 PART_PENALTY = 0.0005
 #: A candidate advances to the next round if fewer than this number of candidates beat it.
 HEAT_SURVIVORS = 10
@@ -58,8 +58,8 @@ class CandidateScore:
 
     ``losses`` has a row per trial that was run and a column per goal. ``left_out`` is, for each of
     these trials, the fraction of requests that the candidate leaves unserved in excess of the
-    shipped scheduler. ``trials`` is the number of all trials; those not run count as equal to the
-    shipped scheduler. ``why`` is the reason if the candidate could not be run.
+    shipped scheduler. ``trials`` is the number of all trials; trials that were not run count as
+    equal to the shipped scheduler. ``why`` is the reason if the candidate could not be run.
     """
 
     candidate: Candidate
@@ -94,7 +94,9 @@ class CandidateScore:
 
     @property
     def improves(self) -> bool:
-        """Whether any goal, or the number of served requests, is better than as shipped."""
+        """Whether any goal, or the number of served requests, is better than with the shipped
+        scheduler.
+        """
         return not self.why and (self.unserved < 0 or any(loss < 0 for loss in self.loss))
 
     @property
@@ -105,7 +107,7 @@ class CandidateScore:
 
 @dataclass
 class Tournament:
-    """Evaluates candidates on trials; ``standings`` has their scores in order of evaluation.
+    """Evaluate candidates on trials; ``standings`` has their scores in order of evaluation.
 
     The first ``scenarios`` trials belong to different scenarios.
     """
@@ -167,8 +169,8 @@ class Tournament:
         """Evaluate candidates and return their scores; earlier results are reused.
 
         Unless ``thorough``, there are up to three rounds: on the first trial, on the first trial of
-        each scenario, and on all trials. A candidate does not advance if it has not improved
-        anything so far, or if ``HEAT_SURVIVORS`` others beat it on the trials that it ran.
+        each scenario, and on all trials. A candidate does not advance if it has not improved any
+        goal so far, or if ``HEAT_SURVIVORS`` other candidates beat it on the trials that it ran.
         """
         left = list({one.key: one for one in candidates if one.key not in self.standings}.values())
         every = len(self.trials)
@@ -210,20 +212,24 @@ class Tournament:
         )
 
     def _shipped(self, goal: FigureGoal, trial: int) -> float | None:
-        """Return the shipped value in a trial; if there is none, the mean over the other trials."""
+        """Return the shipped scheduler's value in a trial; if the trial has none, the mean over the
+        other trials.
+        """
         values = [one[goal.figure] for one in self.standings[SHIPPED.key].values]
         known = [value for value in values if value is not None]
         return values[trial] if values[trial] is not None or not known else mean(known)
 
     def front(self) -> list[CandidateScore]:
-        """Return the Pareto front of the candidates, the best overall first."""
+        """Return the Pareto front of the candidates, in order of their score."""
         ran = [one for one in self.standings.values() if not one.why]
         free = [one for one in ran if not any(_beats(other, one) for other in ran)]
         return sorted(free, key=lambda one: (one.score, one.candidate.parts))
 
 
 def _figures(summary: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return the metrics of a run; if it served nothing, only metrics of unserved requests."""
+    """Return the metrics of a run; if it served no request, only the metrics of unserved
+    requests.
+    """
     found = compute_objective_figures(summary)
     return (
         found

@@ -1,4 +1,6 @@
-"""Trials of a search: some to select candidates, and held-out ones to judge the winner."""
+"""Trials of a search: some trials to select candidates, and held-out trials to evaluate the
+winner.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,9 @@ from simkv.study.field_changes import with_field
 from simkv.study.plan.plan_confidence import find_profile_error
 from simkv.study.random_seeds import find_seed, reseed_scenario, with_form
 
-#: First seeds of the final round and of the evaluation; lower seeds are for the search.
+#: First seeds of the final round and of the evaluation; the search uses lower seeds.
 FIRST_FINAL_SEED, FIRST_TEST_SEED = 500, 1000
-#: Factors on cache sizes and request rates for judging the winner.
+#: Factors on cache sizes and request rates in the evaluation of the winner.
 CACHE_FACTORS, RATE_FACTORS = (0.75, 1.25), (0.8, 1.25)
 
 
@@ -29,7 +31,7 @@ CACHE_FACTORS, RATE_FACTORS = (0.75, 1.25), (0.8, 1.25)
 class TrialScenario:
     """A scenario on which candidates are tried, such as one seed or one time window of a trace.
 
-    Paths of its files are relative to ``folder``.
+    Paths in the scenario are relative to ``folder``.
     """
 
     name: str
@@ -39,7 +41,9 @@ class TrialScenario:
 
 @dataclass(frozen=True)
 class EvaluationCondition:
-    """A condition under which the winner is judged, and the held-out trials changed to it."""
+    """A condition under which the winner is evaluated, with the held-out trials changed
+    accordingly.
+    """
 
     description: str
     trials: tuple[TrialScenario, ...]
@@ -47,11 +51,11 @@ class EvaluationCondition:
 
 @dataclass(frozen=True)
 class TrialSplit:
-    """Trials for the search, for the final round, and for judging the winner.
+    """Trials for the search, for the final round, and for the evaluation of the winner.
 
     The first ``scenarios`` search trials belong to different scenarios. ``held_out`` describes how
-    the trials for judging differ from the others. It is None if the workload has no randomness;
-    then there is no final round, and no trial is held out.
+    the trials for the evaluation differ from the others. It is None if the workload has no
+    randomness; in that case there is no final round, and no trial is held out.
     """
 
     train: tuple[TrialScenario, ...]
@@ -64,7 +68,9 @@ class TrialSplit:
 def split_trials(
     scenarios: Sequence[tuple[Scenario, Path]], train: int, final: int, test: int
 ) -> TrialSplit:
-    """Return trials of each scenario for three purposes, with different seeds or trace windows."""
+    """Return separate trials for the search, the final round and the evaluation, with different
+    seeds or trace windows.
+    """
     parts = [_split(scenario, folder, train, final, test) for scenario, folder in scenarios]
     words = dict.fromkeys(part.held_out for part in parts)
     in_turn = zip_longest(*(part.train for part in parts))
@@ -121,7 +127,9 @@ def _windows(scenario: Scenario, folder: Path, count: int) -> list[TrialScenario
 def build_evaluation_conditions(
     ground: TrialSplit, given_error: float | None
 ) -> tuple[list[EvaluationCondition], list[str]]:
-    """Return the conditions for judging the winner, and notes on conditions that are impossible."""
+    """Return the conditions for the evaluation of the winner, and notes on conditions that are
+    impossible.
+    """
     found = [EvaluationCondition("as configured", ground.test)]
     changes: list[tuple[str, Callable[[TrialScenario], Scenario]]] = [
         *((f"cache x {x:g}", partial(_sized, by=x)) for x in CACHE_FACTORS),
@@ -149,7 +157,9 @@ def _sized(trial: TrialScenario, by: float) -> Scenario:
 
 
 def _paced(trial: TrialScenario, by: float) -> Scenario:
-    """Return the scenario at ``by`` times its rate; random arrivals are sampled at that rate."""
+    """Return the scenario at ``by`` times its request rate; random arrivals are sampled at the new
+    rate.
+    """
     workload = trial.scenario.workload
     changed: dict[str, Any] = {}
     form = workload.arrivals or workload.sessions
@@ -172,7 +182,7 @@ def _paced(trial: TrialScenario, by: float) -> Scenario:
 
 
 def _on(trial: TrialScenario, side: ErrorSide, given: float | None) -> Scenario:
-    """Return the scenario with all steps faster or slower by the profile's error."""
+    """Return the scenario with all steps faster or slower (``side``) by the profile's error."""
     scenario = trial.scenario
     profile = next(costs for _, costs in list_replica_costs(scenario)).load(trial.folder)
     error = find_profile_error(profile, given)

@@ -1,4 +1,6 @@
-"""Compare the winner with the shipped scheduler on held-out trials, by condition and class."""
+"""Compare the winner with the shipped scheduler on held-out trials, by condition and request
+class.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,11 @@ MIN_TIME_CHANGE = 0.05
 
 @dataclass(frozen=True)
 class Improvement:
-    """Gain in one goal relative to the shipped scheduler, as a fraction: the mean over trials.
+    """Gain in one goal relative to the shipped scheduler, as a fraction; the mean over trials.
 
-    ``low`` to ``high`` is the 95 % interval of the mean by Student's t; None for one trial.
-    ``shipped`` and ``evolved`` are the mean values of the metric; None if it is missing in a trial.
+    ``low`` to ``high`` is the 95 % interval of the mean by Student's t; None for a single trial.
+    ``shipped`` and ``evolved`` are the mean values of the metric with the shipped scheduler and the
+    winner; None if the metric is missing in a trial.
     """
 
     goal: FigureGoal
@@ -63,7 +66,8 @@ class WinnerEvaluation:
 
     @property
     def holds(self) -> bool:
-        """Whether a goal is surely better, none surely worse, and no more requests are unserved.
+        """Whether at least one goal is surely better, no goal is surely worse, and no more requests
+        are unserved.
 
         Fewer unserved requests also count as better.
         """
@@ -99,7 +103,9 @@ def evaluate_winner(
     limits: Mapping[str, float],
     runner: JobRunner,
 ) -> tuple[list[WinnerEvaluation], list[RequestClassCost]]:
-    """Judge the winner under all conditions; return its effect by class for the first one."""
+    """Evaluate the winner under all conditions; return the results, and its effect by request class
+    under the first condition.
+    """
     found: list[WinnerEvaluation] = []
     costs: list[RequestClassCost] = []
     for stand in stands:

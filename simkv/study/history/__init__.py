@@ -1,1 +1,3 @@
-"""Search of an engine's history for the commit or release that changes the result of a scenario."""
+"""Search the history of an engine for the commit or release that changes the result of a
+scenario.
+"""

@@ -1,7 +1,7 @@
 """Find the neighbouring revisions of a history between which the result of a scenario changes.
 
-A revision that cannot be run is skipped: the search continues with revisions around it, and the
-change is then known only up to the skipped revisions.
+A revision that cannot be run is skipped, and the search continues with nearby revisions. The
+skipped revisions may then also have caused the change.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True)
 class SkippedRevision:
-    """Result of a revision that cannot be run: the reason."""
+    """A revision that cannot be run, with the reason."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class HistoryChange(Generic[Found]):
-    """Two revisions with different states and no other result between them.
+    """Two revisions with different states, where no revision between them has a result.
 
-    ``before`` and ``after`` are indices; those between them were skipped.
+    ``before`` and ``after`` are indices; the revisions between them were skipped.
     """
 
     before: int
@@ -35,13 +35,13 @@ class HistoryChange(Generic[Found]):
 
     @property
     def candidates(self) -> range:
-        """Indices of the revisions that may have made the change."""
+        """Indices of the revisions that may have caused the change."""
         return range(self.before + 1, self.after + 1)
 
 
 @dataclass(frozen=True)
 class HistorySearch(Generic[Found]):
-    """Results and reasons of skipped revisions by index, and the changes in order."""
+    """Results, and reasons of skipped revisions, by index; and the changes in order."""
 
     results: dict[int, Found]
     skipped: dict[int, SkippedRevision]
@@ -56,8 +56,8 @@ def find_changes(
 ) -> HistorySearch[Found]:
     """Return the changes of ``state`` among revisions 0 to ``count - 1``.
 
-    ``samples`` revisions, which include both ends, are run first; every pair of them with different
-    states is bisected. A change that is undone between two of them is not detected.
+    ``samples`` revisions, including both ends, are run first; every pair of neighbors with
+    different states is bisected. A change that is undone between two neighbors is not detected.
     """
     results: dict[int, Found] = {}
     skipped: dict[int, SkippedRevision] = {}
@@ -88,8 +88,10 @@ def find_changes(
 
 
 def _between(low: int, high: int) -> Iterator[int]:
-    """Yield all indices between two others: the middle, then at distances 1, 2, 4, …, then the
-    rest, so that a long stretch of unusable revisions is left after a few runs.
+    """Yield all indices between two others, in an order that needs few runs to leave a long stretch
+    of unusable revisions.
+
+    The order is the middle, then the indices at distances 1, 2, 4, … from it, then the rest.
     """
     middle, seen = (low + high) // 2, set[int]()
     distances = [0] + [2**power for power in range((high - low).bit_length())]

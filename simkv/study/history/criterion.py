@@ -11,15 +11,15 @@ from simkv.study.change_check import FIGURES
 from simkv.study.history.revision_run import RevisionResult
 from simkv.study.whatif.outcome_predicate import RunCondition, parse_condition
 
-#: Figures that decide if verdict and expectations are equal, in addition to `FIGURES`.
+#: Metrics that decide, in addition to ``FIGURES``, if verdict and expectations are equal.
 MORE_FIGURES = ("preemptions", "recomputed_tokens", "makespan_s")
 
 
 @dataclass(frozen=True)
 class Criterion:
-    """The property of a result that changes: ``state`` returns it as text.
+    """The property of a result that is compared between revisions; ``state`` returns it as text.
 
-    ``figure`` is the metric that it is about, or None.
+    ``figure`` is the metric that is compared, or None.
     """
 
     about: str
@@ -30,10 +30,11 @@ class Criterion:
 def choose_criterion(
     good: RevisionResult, bad: RevisionResult, when: str | None, tolerance: float
 ) -> Criterion | None:
-    """Return the criterion in which two results differ, or None if they are the same.
+    """Return the first criterion in which two results differ, or None if they are equal.
 
-    ``when`` is a condition or a metric; without it, the verdict decides, then the expectations,
-    then the figure that differs most by more than ``tolerance``, a fraction.
+    ``when`` is a condition or a metric to compare. Without ``when``, the verdict is compared first,
+    then the expectations, then the metric that differs most by more than ``tolerance`` (a
+    fraction).
     """
     if when is not None:
         criterion = _given(good, when, tolerance)
@@ -82,7 +83,7 @@ def _figure(good: RevisionResult, name: str, tolerance: float) -> Criterion:
 
 
 def _difference(one: RevisionResult, other: RevisionResult, name: str) -> float:
-    """Return the relative difference of a figure; infinite if only one run has it."""
+    """Return the relative difference of a metric; infinite if only one run has the metric."""
     a, b = one.figures[name], other.figures[name]
     if isnan(a) or isnan(b):
         return 0.0 if isnan(a) and isnan(b) else inf

@@ -1,7 +1,7 @@
 """Commits of a local clone, and a temporary worktree to check them out.
 
-No command writes to the user's files or reaches a network: hooks are disabled, and objects that a
-partial clone lacks are an error.
+No command changes the user's files or uses the network: hooks are disabled, and an object that a
+partial clone lacks is an error.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Commit:
 
 
 def find_repository(folder: Path) -> Path:
-    """Return the top directory of the clone. Raises InputError if there is none."""
+    """Return the top directory of the clone. Raises InputError if ``folder`` is not in a clone."""
     if not folder.is_dir():
         raise InputError(f"--git {folder}: no such directory; expected a local clone")
     try:
@@ -46,7 +46,7 @@ def find_repository(folder: Path) -> Path:
 
 
 def parse_range(text: str) -> tuple[str, str]:
-    """Return both ends of ``GOOD..BAD``; an end that is left out is HEAD."""
+    """Return both ends of ``GOOD..BAD``; a missing end means HEAD."""
     ends = text.split("..")
     if len(ends) != 2 or ends[1].startswith(".") or ends == ["", ""]:
         raise InputError(f"{text}: expected a range of commits such as v0.19.0..main")
@@ -54,7 +54,7 @@ def parse_range(text: str) -> tuple[str, str]:
 
 
 def find_commit(repository: Path, name: str) -> Commit:
-    """Return the commit that a name, tag or hash stands for. Raises InputError for another name."""
+    """Return the commit for a name, tag or hash. Raises InputError if there is no such commit."""
     try:
         found = _git(
             repository, "rev-parse", "--verify", "--quiet", "--end-of-options", name + "^{commit}"
@@ -91,7 +91,9 @@ def list_commits(repository: Path, old: Commit, new: Commit) -> list[Commit]:
 
 
 def changed_lines(repository: Path, commit: Commit, paths: Sequence[str]) -> str:
-    """Return the diff of a commit to its first parent, in files that match one of ``paths``."""
+    """Return the diff between a commit and its first parent, in files that match one of
+    ``paths``.
+    """
     shown = ["show", "--first-parent", "-m", "--format=", "--no-ext-diff", "--no-textconv"]
     return _git(repository, *shown, "--no-color", "--unified=1", commit.hash, "--", *paths)
 
@@ -141,7 +143,7 @@ def _commits(repository: Path, *words: str) -> list[Commit]:
 
 def _git(folder: Path, *words: str) -> str:
     """Return the output of a git command. Raises InputError with its last line if it fails."""
-    # Variables such as GIT_DIR, which a hook sets, would select another repository.
+    # A hook sets variables such as GIT_DIR, which would select another repository.
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
         ran = subprocess.run(

@@ -19,7 +19,7 @@ from simkv.study.history.git_history import Commit, list_commits, merge_base
 from simkv.study.history.revision_run import DIED, RevisionResult
 
 Revision = TypeVar("Revision")
-#: Runs the scenario on a revision.
+#: Function that runs the scenario on a revision.
 RunRevision = Callable[[Revision], RevisionResult | SkippedRevision]
 
 
@@ -27,8 +27,8 @@ RunRevision = Callable[[Revision], RevisionResult | SkippedRevision]
 class Bisection(Generic[Revision]):
     """Result of a bisection.
 
-    ``revisions`` are in order of history; ``search`` has their results by index. ``criterion`` is
-    None if GOOD and BAD have the same result, ``good`` and ``bad``.
+    ``revisions`` are in order of history; ``search`` has their results by index. ``good`` and
+    ``bad`` are the results of both ends. ``criterion`` is None if they are equal.
     """
 
     revisions: Sequence[Revision]
@@ -51,8 +51,8 @@ def bisect_revisions(
 ) -> Bisection[Revision]:
     """Find the change between the first revision (GOOD) and the last (BAD).
 
-    Raises InputError if one of them cannot be run. For ``when`` and ``tolerance`` see
-    ``choose_criterion``, for ``samples`` ``find_changes``.
+    Raises InputError if one of these two cannot be run. ``choose_criterion`` describes ``when`` and
+    ``tolerance``; ``find_changes`` describes ``samples``.
     """
     ends = _Ends(revisions[0], revisions[-1], run, when, tolerance)
     return ends.search(revisions, run, samples)
@@ -113,7 +113,7 @@ class _Ends(Generic[Revision]):
             found = run(revisions[index])
             if isinstance(found, SkippedRevision) or found.figures.verdict != DIED or DIED in dead:
                 return found
-            # A different defect.
+            # the range contains another change than the one between its ends
             return SkippedRevision(f"the engine died: {found.figures.detail}")
 
         found = find_changes(len(revisions), at, state, samples)

@@ -18,9 +18,9 @@ from simkv.schedulers.engine_registry import list_variants
 def parse_releases(text: str, engine: str, package: str, folder: Path) -> list[str]:
     """Return the releases of ``LOW..HIGH``, or the releases of a comma-separated list.
 
-    The range has the releases that simkv knows, those in ``folder``, and both ends if they have
-    three components. A range from a newer to an older release is in that order. Raises InputError
-    if there are fewer than two.
+    The range consists of the releases that simkv knows, the releases in ``folder``, and both ends
+    if they have three components. If ``LOW`` is newer than ``HIGH``, the order is reversed. Raises
+    InputError if there are fewer than two.
     """
     if ".." not in text:
         found = [plain_release(name.strip()) or name.strip() for name in text.split(",")]
@@ -48,7 +48,7 @@ def _parse(end: str, text: str) -> Version:
 
 
 def _between(names: Iterable[str], low: Version, high: Version) -> list[str]:
-    """Return the releases in a range; an upper end 0.33 includes 0.33.1."""
+    """Return the releases in a range; an upper end of 0.33 includes 0.33.1."""
     found = {name: parse_version(name) for name in names if find_version(name)}
     return sorted(
         (

@@ -1,7 +1,7 @@
-"""Run a scenario on one revision of an engine's code, in a process of its own.
+"""Run a scenario on one revision of an engine's code, in a separate process.
 
-The process is ``simkv run``, so a revision is loaded exactly as on the command line, and module
-globals of one revision never reach the next.
+The process runs ``simkv run``, so a revision is loaded exactly as on the command line, and module
+globals of one revision never affect the next.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from simkv.study.whatif.trial_evaluation import RunFigures, parse_run_figures
 
 #: Time limit of a run in seconds; a slower revision is skipped.
 LONGEST_S = 1800.0
-#: Verdict of a run in which the scheduler raised an error or broke a law.
+#: Verdict of a run in which the scheduler raised an error or violated a law.
 DIED = "engine died"
 
 
 @dataclass(frozen=True)
 class RevisionResult:
-    """Figures of a run, and its expectations: text and whether it holds."""
+    """Metrics of a run, and its expectations as pairs of a text and whether it holds."""
 
     figures: RunFigures
     expectations: tuple[tuple[str, bool], ...]
@@ -47,9 +47,10 @@ class RevisionResult:
 
 @dataclass(frozen=True)
 class ScenarioRunner:
-    """Runs one variant of a scenario on revisions, each once; ``store`` has earlier results.
+    """Run one variant of a scenario on revisions, each once; ``store`` has earlier results.
 
-    ``ignored`` is a directory whose files differ between revisions.
+    ``ignored`` is a directory whose files differ between revisions and therefore do not identify a
+    run.
     """
 
     document: YamlDocument
@@ -61,9 +62,10 @@ class ScenarioRunner:
     def run(
         self, revision: str, arguments: Sequence[str], folder: Path
     ) -> RevisionResult | SkippedRevision:
-        """Return the result on a revision, or why it has none.
+        """Return the result on a revision, or the reason why it cannot be run.
 
-        ``revision`` identifies the code; ``arguments`` make ``simkv run`` load it from ``folder``.
+        ``revision`` identifies the code; ``arguments`` make ``simkv run`` load the code from
+        ``folder``.
         """
         digest = self._digest(revision)
         if digest not in self.store.done:
@@ -77,7 +79,7 @@ class ScenarioRunner:
         return RevisionResult(parse_run_figures(summary), checks)
 
     def is_stored(self, revision: str) -> bool:
-        """Return whether an earlier run has the result of a revision."""
+        """Return whether the result of a revision is stored from an earlier run."""
         return self._digest(revision) in self.store.done
 
     def _summary(self, arguments: Sequence[str]) -> dict[str, Any]:
@@ -100,7 +102,7 @@ class ScenarioRunner:
         return hashlib.sha256(json.dumps(whole).encode()).hexdigest()[:32]
 
     def _files(self) -> Iterator[tuple[str, str]]:
-        """Yield the scenario file and the files that it names, each with a hash."""
+        """Yield the scenario file and the files that it names, each with a hash of its content."""
         path = self.document.path
         named = {path.parent / text for text in _strings(self.document.tree)}
         for file in {path, *named}:
@@ -111,11 +113,12 @@ class ScenarioRunner:
 
 
 class _CannotRun(InputError):
-    """A revision whose scheduler cannot be loaded or driven."""
+    """Raised if the scheduler of a revision cannot be loaded or run."""
 
 
 def _simkv(*words: list[str]) -> subprocess.CompletedProcess[str]:
-    # Python trusts compiled files by time and size, which a checkout within a second repeats.
+    # Python identifies compiled files by time and size, which can be equal after two checkouts
+    # within a second.
     environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONSAFEPATH": "1"}
     command = [sys.executable, "-m", "simkv.cli", *(word for part in words for word in part)]
     try:
@@ -134,7 +137,9 @@ def _simkv(*words: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 def _reason(stderr: str, code: int) -> str:
-    """Return the error message of a run that failed: its last line with the program's name."""
+    """Return the error message of a failed run: the last line that begins with the program's
+    name.
+    """
     lines = [line for line in stderr.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("simkv: ") and "note: " not in line]
     last = (errors or lines or [f"exit code {code}"])[-1]
@@ -147,7 +152,7 @@ def _expectations(junit: Path) -> list[tuple[str, bool]]:
 
 
 def _is_file(path: Path) -> bool:
-    """Return whether a text of the scenario, such as its summary, is the path of a file."""
+    """Return whether a text in the scenario is the path of a file."""
     try:
         return path.is_file()
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Results of candidates under their conditions, and the runs that are still needed."""
+"""Results of candidates under the conditions of a plan, and the runs that are still needed."""
 
 from __future__ import annotations
 
@@ -35,15 +35,16 @@ class CandidateResults:
     def verdict(self, candidate: int, conditions: Sequence[PlanCondition]) -> bool | None:
         """Return whether the candidate meets all objectives under all conditions.
 
-        False if it fails under any condition that was run; otherwise None if some were not run.
+        The result is False if the candidate fails under any condition that was run; otherwise it is
+        None if some conditions were not run.
         """
         found = [self.holds(candidate, condition) for condition in conditions]
         return False if False in found else None if None in found else True
 
     def missing(self, candidate: int, conditions: Sequence[PlanCondition]) -> list[PlanCondition]:
-        """Return the conditions that are to be run next for a verdict.
+        """Return the conditions under which the candidate must be run next to obtain a verdict.
 
-        A run with a failure needs the run without it first.
+        A run with a replica failure requires the corresponding run without a failure first.
         """
         if self.verdict(candidate, conditions) is not None:
             return []
@@ -63,9 +64,9 @@ class CandidateResults:
 
 @dataclass(frozen=True)
 class PlanQuestion:
-    """Question which candidate is the first to meet the objectives under all ``conditions``.
+    """The question which candidate is the first to meet the objectives under all ``conditions``.
 
-    The search starts at candidate ``hint``, if there is one.
+    The search starts at candidate ``hint``, if given.
     """
 
     results: CandidateResults
@@ -74,7 +75,7 @@ class PlanQuestion:
 
     @property
     def known(self) -> dict[int, bool]:
-        """Verdicts of the candidates for which there is one."""
+        """Verdicts of all candidates that have a verdict."""
         verdicts = {
             candidate: self.results.verdict(candidate, self.conditions)
             for candidate in range(len(self.results.case.candidates))
@@ -82,7 +83,7 @@ class PlanQuestion:
         return {i: verdict for i, verdict in verdicts.items() if verdict is not None}
 
     def wanted(self, neighbours: int, exhaustive: bool) -> list[tuple[int, PlanCondition]]:
-        """Return the candidates to try next, each with a condition to run it under.
+        """Return the candidates to try next, each with a condition under which to run it.
 
         The list is empty if the question is answered.
         """
@@ -105,9 +106,9 @@ def answer_questions(
     exhaustive: bool = False,
     advance: ProgressCallback | None = None,
 ) -> None:
-    """Run candidates until all questions have answers; each batch has runs of all questions.
+    """Run candidates until all questions have answers; each batch contains runs for all questions.
 
-    ``advance`` gets the number of finished runs and the total. Raises RunsFailed.
+    ``advance`` is called with the number of finished runs and the total. Raises RunsFailed.
     """
     while True:
         rounds = [(q.results, *one) for q in questions for one in q.wanted(neighbours, exhaustive)]

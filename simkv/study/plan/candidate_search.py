@@ -1,19 +1,19 @@
 """Search for the first candidate that meets the objectives.
 
-Candidates are numbered 0, 1, 2 … so that later ones should do better: more replicas, a larger
-cache, a lower rate. ``known`` maps each candidate tried to whether it meets the objectives. Nothing
-here runs a simulation, and the next candidates depend on ``known`` alone, so an interrupted search
-resumes with the same steps.
+Candidates are numbered 0, 1, 2 … in an order in which later candidates should do better: more
+replicas, a larger cache, a lower rate. ``known`` maps each candidate tried to whether it meets the
+objectives. This module runs no simulation, and the next candidates depend only on ``known``, so an
+interrupted search resumes with the same steps.
 
     known = {}
     while probes := next_probes(known, 20):
         known |= {probe: meets(probe) for probe in probes}
     find_edge(known)
 
-A larger cache may starve a request that a smaller one served, so results are not monotone in
-general. Therefore a candidate that meets the objectives counts only if its next ``neighbours``
-candidates do, too. The neighbours before it are tried as well; if one contradicts monotonicity, the
-number of neighbours doubles.
+A larger cache may starve a request that a smaller cache served, so the results need not be
+monotone. Therefore a candidate that meets the objectives counts only if the next ``neighbours``
+candidates meet them, too. The same number of candidates before it is also tried; if one of these
+contradicts monotonicity, the number of neighbours doubles.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ KnownAnswers = Mapping[int, bool]
 
 #: Number of candidates tried on each side of an answer.
 NEIGHBOURS = 2
-#: Number of candidates tried at a time where one would suffice, to use several cores. It does not
-#: depend on the number of cores, so that all machines try the same candidates.
+#: Number of candidates tried at a time, so that several cores are used. It does not depend on the
+#: number of cores, so that all machines try the same candidates.
 PROBES_AT_ONCE = 2
-#: Number of further candidates to try in between if none tried so far meets the objectives.
+#: Number of additional candidates, spread over the range, to try if no candidate tried so far meets
+#: the objectives.
 SCAN_PROBES = 5
 
 
@@ -40,10 +41,11 @@ def next_probes(
 ) -> tuple[int, ...]:
     """Return the candidates, out of ``count``, to try next; empty when the search has ended.
 
-    The search brackets the answer, bisects and checks the neighbours. The ends of a bracket may lie
-    outside the candidates: the position before the first one fails, the position after the last one
-    succeeds. With a ``hint`` the search starts there and continues in growing strides: for hint 0
-    with 0, then 1 and 3, then 7 and 15.
+    The search brackets the answer, bisects and checks the neighbours. The ends of the bracket may
+    lie outside the candidates: the position before the first candidate counts as failing, and the
+    position after the last candidate as meeting the objectives. With a ``hint``, the search starts
+    at this candidate and continues in growing strides: for hint 0 with 0, then 1 and 3, then 7 and
+    15.
     """
     if not known:
         if hint is None:
@@ -72,7 +74,9 @@ def _between(low: int, high: int, width: int) -> tuple[int, ...]:
 
 
 def find_edge(known: KnownAnswers, neighbours: int = NEIGHBOURS) -> int | None:
-    """Return the first candidate that meets the objectives together with its next neighbours."""
+    """Return the first candidate that meets the objectives and whose next neighbours meet them too,
+    or None.
+    """
     reach = _reach(known, neighbours)
     bad = [i for i in known if not known[i]]
     for found in sorted(i for i in known if known[i]):
@@ -82,7 +86,7 @@ def find_edge(known: KnownAnswers, neighbours: int = NEIGHBOURS) -> int | None:
 
 
 def find_nonmonotone_candidates(known: KnownAnswers) -> list[int]:
-    """Return candidates that fail the objectives although an earlier one meets them."""
+    """Return candidates that fail the objectives although an earlier candidate meets them."""
     first = min((i for i in known if known[i]), default=None)
     return sorted(i for i in known if first is not None and i > first and not known[i])
 
@@ -96,18 +100,22 @@ def _unknown(known: KnownAnswers, wanted: list[int], most: int) -> tuple[int, ..
 
 
 def _spread(count: int) -> list[int]:
-    """Return evenly spaced candidates between the first and the last, the highest first."""
+    """Return evenly spaced candidates between the first and the last, in descending order."""
     return [count - 1 - count * step // (SCAN_PROBES + 1) for step in range(1, SCAN_PROBES + 1)]
 
 
 def _upwards(known: KnownAnswers, count: int) -> tuple[int, ...]:
-    """Return the next candidates above the known ones, in growing strides; all known ones fail."""
+    """Return the next candidates above the known candidates, in growing strides; all known
+    candidates fail.
+    """
     highest, stride = max(known), max(known) - min(known) + 1
     steps = {min(highest + stride, count - 1), min(highest + 3 * stride, count - 1)}
     return tuple(sorted(steps - {highest}))
 
 
 def _downwards(known: KnownAnswers) -> tuple[int, ...]:
-    """Return the next candidates below the known ones, in growing strides; none of them fails."""
+    """Return the next candidates below the known candidates, in growing strides; no known candidate
+    fails.
+    """
     lowest, stride = min(known), max(known) - min(known) + 1
     return tuple(sorted({max(lowest - stride, 0), max(lowest - 3 * stride, 0)}))

@@ -30,9 +30,10 @@ from simkv.study.plan.rate_cliff import RateResult, cliff
 class ObjectiveStatus:
     """An objective at the answer of a plan: its worst ``value``, and the ``slack`` to its limit.
 
-    ``slack`` is a fraction of the limit. ``value_before`` and ``slack_before`` belong to the
-    candidate before the answer, which fails the objectives. The objective binds if ``slack_before``
-    is negative; ``by_failure`` is true if it is negative only while a replica fails.
+    ``slack`` is a fraction of the limit. ``value_before`` and ``slack_before`` are the values for
+    the candidate before the answer, which fails the objectives. The objective binds if
+    ``slack_before`` is negative; ``by_failure`` is true if it is negative only in runs with a
+    replica failure.
     """
 
     objective: Objective
@@ -52,10 +53,11 @@ class ObjectiveStatus:
 class CapacityPlan:
     """Result of a plan. Answers are indices of candidates; ``value`` converts them to settings.
 
-    ``answers`` are the answers for the individual seeds, ``by_error`` is the range of answers
+    ``answers`` are the answers for the individual seeds, and ``by_error`` is the range of answers
     within the profile's error. ``isolated_answers`` are candidates that meet the objectives
-    although a later candidate in ``failing`` does not. ``held_back`` has, for the held-out
-    scenario: whether the answer holds there, the answer that it would have itself, and the results.
+    although a later candidate in ``failing`` does not. ``held_back`` has three results for the
+    held-out scenario: whether the answer also meets the objectives there, the answer of a plan for
+    the held-out scenario itself, and the results of its runs.
     """
 
     prepared: PreparedPlan
@@ -99,7 +101,7 @@ def make_plan(
 ) -> CapacityPlan:
     """Make a plan; runs whose results are stored are not repeated. Raises RunsFailed.
 
-    ``advance`` gets the number of finished runs and the total of the current batch.
+    ``advance`` is called with the number of finished runs and the total of the current batch.
     """
     board = CandidateResults(prepared.case)
 
@@ -108,7 +110,7 @@ def make_plan(
             questions, runner, prepared.request.neighbours, prepared.request.exhaustive, advance
         )
 
-    # For --smallest, start with the cheapest candidate and go up in growing strides.
+    # For --smallest, start with the cheapest candidate and continue upwards in growing strides.
     first = 0 if prepared.request.smallest else None
     nominal = PlanQuestion(board, prepared.nominal, first)
     single = [
@@ -172,7 +174,9 @@ def make_plan(
 def _held(
     objective: Objective, board: CandidateResults, answer: int | None, prepared: PreparedPlan
 ) -> ObjectiveStatus:
-    """Return the status of an objective at the answer; without an answer, at the last candidate."""
+    """Return the status of an objective at the answer or, without an answer, at the last
+    candidate.
+    """
     last = len(prepared.case.candidates) - 1
     here = last if answer is None else answer
     before = last if answer is None else answer - 1
@@ -193,7 +197,7 @@ def _worst(
     candidate: int,
     conditions: Sequence[PlanCondition],
 ) -> float | None:
-    """Return the worst value of an objective's metric under the conditions that were run."""
+    """Return the worst value of an objective's metric over the conditions that were run."""
     found: list[Mapping[str, float | None]] = [
         board.values[candidate, one] for one in conditions if (candidate, one) in board.values
     ]
@@ -201,7 +205,9 @@ def _worst(
 
 
 def _cost(prepared: PreparedPlan, board: CandidateResults, answer: int | None) -> PlanCost | None:
-    """Return the cost of the answer with the first seed; None without an answer or a price."""
+    """Return the cost of the answer, computed with the first seed; None without an answer or a
+    price.
+    """
     if prepared.price is None or answer is None:
         return None
     summary = board.summaries[answer, PlanCondition()]

@@ -32,8 +32,8 @@ Number = int | float
 class PlanCondition:
     """Condition under which a candidate is run.
 
-    ``side`` is the side of the profile's error (None: no error), ``failing`` is whether one replica
-    fails, and ``repeat`` is the number of the seed.
+    ``side`` is the side of the profile's error (None: no error), ``failing`` is true if one replica
+    fails, and ``repeat`` is the index of the seed.
     """
 
     side: ErrorSide | None = None
@@ -42,7 +42,7 @@ class PlanCondition:
 
     @property
     def without_failure(self) -> PlanCondition:
-        """Condition that differs from this one only by having no failure."""
+        """The same condition without a replica failure."""
         return PlanCondition(self.side, False, self.repeat)
 
 
@@ -50,11 +50,11 @@ class PlanCondition:
 class PlanCandidates:
     """A variant of a scenario with one setting, ``knob``, at each of the ``candidates``.
 
-    ``candidates`` are values in search order: later ones should do better. ``limits`` (ms) are the
-    goodput limits. ``factors`` are the factors on step durations for the profile's error; if
-    ``own_error``, the profile applies its own error, including outside its range. With ``survive``,
-    runs record the worst time for a failure. ``option`` is the command option that named the
-    setting.
+    ``candidates`` are the values in search order: later values should do better. ``limits`` (ms)
+    are the goodput limits. ``factors`` are the factors on step durations for the profile's error;
+    if ``own_error``, the error of the profile itself is used, which also grows outside its range.
+    With ``survive``, runs record the time at which a failure would be worst. ``option`` is the
+    command option in which the setting was given.
     """
 
     document: YamlDocument
@@ -95,7 +95,7 @@ class PlanCandidates:
     ) -> SimulationJob:
         """Return the job that runs a candidate under a condition.
 
-        If the condition has a failure, ``calm`` is the summary of the run without it.
+        If the condition has a failure, ``calm`` is the summary of the run without a failure.
         """
         scenario = self.with_condition(self.scenario(candidate), condition)
         if condition.failing:
@@ -122,7 +122,7 @@ class PlanCandidates:
 
 
 def parse_candidates(text: str, largest: bool) -> tuple[str, tuple[Number, ...]]:
-    """Parse a setting and its candidates, written as for ``--over``.
+    """Parse a setting and its candidates, in the syntax of ``--over``.
 
     Returns the path of the setting and its values in search order. Raises InputError if the text is
     invalid or a value is not a number.
@@ -146,7 +146,8 @@ def parse_candidates(text: str, largest: bool) -> tuple[str, tuple[Number, ...]]
 def select_variants(
     document: YamlDocument, overrides: Sequence[str], wanted: Sequence[str]
 ) -> list[str]:
-    """Return the variants of a scenario file to plan for; all if ``wanted`` is empty.
+    """Return the variants of a scenario file for which to plan; all variants if ``wanted`` is
+    empty.
 
     Raises InputError for an unknown name.
     """
@@ -161,11 +162,11 @@ def select_variants(
 
 
 def with_failure(scenario: Scenario, peak: Mapping[str, Any]) -> Scenario:
-    """Return the scenario with one replica failing permanently at the ``peak`` of an earlier run.
+    """Return the scenario in which one replica fails permanently at the ``peak`` of an earlier run.
 
-    The peak is the time with the most requests in flight in the run without a failure. The failing
-    replica is the one with the most of them. The fleet's ``on_failure`` determines what happens to
-    its requests.
+    The peak is the time with the most requests in flight in the run without a failure. The replica
+    that fails is the one with the most requests in flight at this time. The fleet's ``on_failure``
+    determines what happens to its requests.
     """
     fleet = scenario.fleet
     assert fleet is not None

@@ -1,4 +1,6 @@
-"""Uncertainty of a plan's answer: randomness of the workload and error of the profile."""
+"""Uncertainty of a plan's answer, due to the randomness of the workload and the error of the
+profile.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from simkv.metrics.fidelity import mark_step_times
 class AnswerRange:
     """Range of answers, as indices of candidates from ``low`` to ``high``.
 
-    None stands for no answer, which is above all candidates.
+    None means no answer and counts as larger than all candidates.
     """
 
     low: int | None
@@ -28,17 +30,18 @@ class AnswerRange:
 
 
 def find_answer_range(answers: Sequence[int | None]) -> AnswerRange:
-    """Return the range of some answers; None (no answer) is above all candidates."""
+    """Return the range of some answers; None (no answer) counts as larger than all candidates."""
     known = [answer for answer in answers if answer is not None]
     low = min(known, default=None)
     return AnswerRange(low, max(known) if len(known) == len(answers) and known else None)
 
 
 def coverage_of_range(repeats: int) -> float:
-    """Return the probability that the range of independent answers contains their median.
+    """Return the probability that the range of independent answers contains the median of their
+    distribution.
 
-    For any distribution, all n values lie on one side of its median with probability at most
-    2**(1-n) (the interval of the sign test).
+    For any distribution, the probability that all n values lie on the same side of the median is at
+    most 2**(1-n) (the interval of the sign test).
     """
     return 1.0 - 2.0 * 0.5**repeats if repeats > 1 else 0.0
 
@@ -46,8 +49,8 @@ def coverage_of_range(repeats: int) -> float:
 def bound_violated_share(repeats: int, confidence: float = 0.95) -> float:
     """Return the upper bound on the fraction of seeds that violate an objective.
 
-    All ``repeats`` seeds met it. The bound is the upper end of the one-sided Clopper-Pearson
-    interval.
+    All ``repeats`` seeds that were simulated met the objective. The bound is the upper end of the
+    one-sided Clopper-Pearson interval.
     """
     return float(1.0 - (1.0 - confidence) ** (1.0 / repeats))
 
@@ -56,9 +59,9 @@ def bound_violated_share(repeats: int, confidence: float = 0.95) -> float:
 class ProfileError:
     """Error of a profile: factors on step durations by side and kind of step.
 
-    ``note`` describes the source of the factors. ``factors`` is empty if no error is known. If
-    ``own``, the error is the profile's own and grows outside its range. ``mark`` is the basis of
-    the step times with their typical error, such as ``composed ±11 %``.
+    ``note`` describes the source of the factors. ``factors`` is empty if no error is known. ``own``
+    is true if the error is the profile's own, which grows outside its range. ``mark`` is the basis
+    of the step times with their typical error, such as ``composed ±11 %``.
     """
 
     factors: dict[ErrorSide, dict[StepKind, float]]
@@ -70,8 +73,8 @@ class ProfileError:
 def find_profile_error(profile: CostProfile, given: float | None) -> ProfileError:
     """Return the profile's own error, or the relative error ``given`` by the user.
 
-    The profile's own error also gives the intervals in ``simkv.metrics.fidelity``. All steps
-    deviate in the same direction.
+    The profile's own error is also used for the intervals in ``simkv.metrics.fidelity``. The error
+    has the same direction in all steps.
     """
     sides: tuple[ErrorSide, ...] = ("faster", "slower")
     if given is not None:

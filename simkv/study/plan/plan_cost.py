@@ -1,6 +1,6 @@
 """Compute the cost of a plan from a table of prices given by the user.
 
-The table has the price per hour of one GPU, in YAML or CSV; simkv has no prices of its own:
+The table has the price per hour of one GPU, in YAML or CSV; simkv itself has no prices:
 
     H100: 2.49
     L4: 0.71
@@ -26,8 +26,9 @@ from simkv.scenario.yaml_document import YamlDocument, read_document
 class PlanCost:
     """Cost of ``gpus`` GPUs, in the currency of the price table.
 
-    ``per_hour`` is the cost per hour. The other two are the costs per million output tokens, and
-    per million prompt and output tokens, at the rate of the run; None if nothing was served.
+    ``per_hour`` is the cost per hour. The other two fields are the costs per million output tokens,
+    and per million prompt and output tokens, at the throughput of the run; None if no request was
+    served.
     """
 
     gpu: str
@@ -56,7 +57,9 @@ def read_prices(path: Path) -> dict[str, float]:
 
 
 class Prices(NamedTuple):
-    """Prices per GPU hour by GPU, their source, and the entry to use if one is selected."""
+    """Prices per GPU hour by GPU, the source of the prices, and the name of the entry to use, if
+    one is selected.
+    """
 
     table: dict[str, float]
     source: str
@@ -64,9 +67,10 @@ class Prices(NamedTuple):
 
 
 def find_prices(prices: str | None, given: Iterable[str]) -> Prices | None:
-    """Return the prices of ``FILE`` or ``FILE#NAME`` and those given as ``GPU=PRICE``.
+    """Return the prices of ``FILE`` or ``FILE#NAME``, combined with prices given as ``GPU=PRICE``.
 
-    The latter take precedence. None if there are none. Raises InputError.
+    The latter take precedence. Returns None if no prices are given. Raises InputError for invalid
+    prices.
     """
     direct = parse_prices(given)
     if prices is None:
@@ -76,7 +80,7 @@ def find_prices(prices: str | None, given: Iterable[str]) -> Prices | None:
 
 
 def parse_prices(texts: Iterable[str]) -> dict[str, float]:
-    """Return prices given as ``GPU=PRICE``. Raises InputError naming the option."""
+    """Return prices given as ``GPU=PRICE``. Raises InputError, which names the option."""
     prices: dict[str, float] = {}
     for text in texts:
         gpu, _, price = text.rpartition("=")
@@ -93,7 +97,10 @@ def parse_prices(texts: Iterable[str]) -> dict[str, float]:
 
 
 def split_label(prices: str) -> tuple[Path, str | None]:
-    """Return file and entry of ``FILE#NAME``; a file of that whole name takes precedence."""
+    """Return the file and the entry of ``FILE#NAME``.
+
+    If a file with this whole name exists, it is used without an entry.
+    """
     if Path(prices).exists() or "#" not in prices:
         return Path(prices), None
     file, _, label = prices.rpartition("#")
@@ -137,7 +144,9 @@ def _is_price(value: float) -> bool:
 
 
 def find_price(gpu: str, prices: dict[str, float], path: str) -> float:
-    """Return the price per hour of a GPU, found by any of its names. Raises InputError."""
+    """Return the price per hour of a GPU, looked up by all of its names. Raises InputError if there
+    is none.
+    """
     by_name = {_one_name(name): price for name, price in prices.items()}
     if _one_name(gpu) in by_name:
         return by_name[_one_name(gpu)]
@@ -148,7 +157,9 @@ def find_price(gpu: str, prices: dict[str, float], path: str) -> float:
 
 
 def _one_name(gpu: str) -> str:
-    """Return the name of a GPU in the GPU catalog, or in lower case if it is not there."""
+    """Return the name of a GPU in the GPU catalog or, if it is not in the catalog, in lower
+    case.
+    """
     known = known_gpu(gpu)
     return known.name if known else gpu.casefold()
 

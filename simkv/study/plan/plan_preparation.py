@@ -1,4 +1,4 @@
-"""Check a plan request and everything that it needs before any run."""
+"""Check a plan request, and everything that the plan needs, before any run starts."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from simkv.study.plan.plan_request import PlanRequest
 from simkv.study.random_seeds import find_seed, make_unseeded_error
 from simkv.study.sweep_axes import format_assignment, grid, parse_axis
 
-#: Default number of repeats of a random workload: the smallest number whose range of answers
-#: contains the median with 95 % confidence.
+#: Default number of repeats of a random workload: the smallest number for which the range of
+#: answers contains the median with 95 % confidence.
 REPEATS = 6
 
 
@@ -35,7 +35,7 @@ class PreparedPlan:
     """A checked request for a plan of one variant, with everything that the plan needs.
 
     ``repeats`` is 1 if the workload has no randomness. ``price`` is the price per hour of one
-    ``gpu``. ``point`` has the values of ``each`` for this plan.
+    ``gpu``. ``point`` has the values of the settings in ``each`` for this plan.
     """
 
     name: str
@@ -50,7 +50,9 @@ class PreparedPlan:
 
     @property
     def label(self) -> str:
-        """Label that distinguishes plans of one request: the variant and the values of ``each``."""
+        """Label that distinguishes the plans of one request: the variant and the values of the
+        settings in ``each``.
+        """
         own = [] if self.case.variant == "run" else [self.case.variant]
         return " ".join([*own, self.point] if self.point else own)
 
@@ -62,7 +64,9 @@ class PreparedPlan:
     def seed_conditions(
         self, repeat: int, side: ErrorSide | None = None
     ) -> tuple[PlanCondition, ...]:
-        """Return the conditions of one seed: without a failure and, if requested, with one."""
+        """Return the conditions for one seed: without a replica failure and, if requested, with a
+        failure.
+        """
         calm = PlanCondition(side, False, repeat)
         return (calm, replace(calm, failing=True)) if self.request.survive else (calm,)
 
@@ -76,10 +80,12 @@ class PreparedPlan:
 def prepare(
     source: Path | YamlDocument, request: PlanRequest, left_out: Callable[[str], None] | None = None
 ) -> list[PreparedPlan]:
-    """Check the request; return one plan per variant and combination of ``each``.
+    """Check the request; return one plan for each variant and each combination of the settings in
+    ``each``.
 
-    Raises InputError for invalid input. An impossible combination, such as weights that do not fit,
-    is reported to ``left_out``, unless all combinations are impossible.
+    Raises InputError for invalid input, or if all combinations are impossible. If only some
+    combinations are impossible, for example because the weights do not fit, they are reported to
+    ``left_out``.
     """
     whole = read_document(source) if isinstance(source, Path) else source
     asked = request.with_defaults(
@@ -148,7 +154,7 @@ def _prepared(
 
 
 def _overridden(source: YamlDocument, overrides: Sequence[str]) -> YamlDocument:
-    """Return the scenario with the overrides that apply to all candidates."""
+    """Return the scenario with the overrides of the request, which apply to all candidates."""
     document = source.copy()
     for override in overrides:
         document.override(override)

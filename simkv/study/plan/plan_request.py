@@ -1,4 +1,6 @@
-"""Fields of a plan request, shared by the command, ``simkv.plan`` and the ``plan`` section."""
+"""Fields of a plan request, which are shared by the command, ``simkv.plan`` and the ``plan``
+section.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from simkv.study.sweep_axes import format_assignment
 
 
 class PlanRequest(PlanSection):
-    """A plan request; missing or empty fields come from the scenario's ``plan`` section.
+    """A plan request; missing or empty fields are taken from the scenario's ``plan`` section.
 
     ``held_back`` are overrides that define a held-out scenario, on which the answer is checked.
     """
@@ -106,7 +108,7 @@ def _given(section: PlanSection) -> dict[str, Any]:
 def parse_plan_request(given: Mapping[str, Any]) -> PlanRequest:
     """Return the request with these fields; None means that a field is not given.
 
-    Raises InputError that names the command option of an invalid field.
+    Raises InputError, which names the command option of an invalid field.
     """
     fields = {name: value for name, value in given.items() if value is not None}
     try:

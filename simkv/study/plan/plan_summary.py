@@ -12,7 +12,9 @@ from simkv.study.plan.plan_confidence import AnswerRange, bound_violated_share, 
 
 
 def describe_plan(plan: CapacityPlan) -> list[str]:
-    """Return lines of text on the answer, its uncertainty, binding objectives and cost."""
+    """Return lines of text that describe the answer, its uncertainty, binding objectives and
+    cost.
+    """
     prepared, case = plan.prepared, plan.prepared.case
     superlative = "largest" if prepared.request.largest else "smallest"
     name = f"{prepared.name}, {prepared.label}" if prepared.label else prepared.name
@@ -30,7 +32,7 @@ def describe_objectives(objectives: Iterable[Objective]) -> str:
 
 
 def _fidelity(plan: CapacityPlan) -> list[str]:
-    """Return the notes and the accuracy that ``simkv run`` reports at the answer with the first
+    """Return the notes and the accuracy that ``simkv run`` reports for the answer with the first
     seed.
     """
     last = len(plan.prepared.case.candidates) - 1
@@ -42,7 +44,9 @@ def _fidelity(plan: CapacityPlan) -> list[str]:
 
 
 def compare_plans(plans: Sequence[CapacityPlan]) -> list[str]:
-    """Return lines of text that rank several plans by cost or, without prices, by GPUs."""
+    """Return lines of text that rank several plans by cost or, without prices, by number of
+    GPUs.
+    """
     met = [plan for plan in plans if plan.answer is not None]
     if len(plans) < 2 or not plans[0].prepared.point or not met:
         return []
@@ -156,5 +160,5 @@ def _others(plan: CapacityPlan) -> list[str]:
 
 
 def format_value(value: Number | None) -> str:
-    """Format a value of the setting that is planned."""
+    """Format a value of the planned setting."""
     return "none" if value is None else f"{value:.12g}"

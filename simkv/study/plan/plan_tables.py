@@ -19,11 +19,12 @@ from simkv.study.sweep.sweep_table import flatten_figures, make_typed_frame
 
 
 def evaluations(plan: CapacityPlan) -> pd.DataFrame:
-    """Return a row per run of the search, in order of the setting that is planned.
+    """Return one row per run of the search, in order of the planned setting.
 
-    Columns: ``variant``, the setting, ``repeat``, ``side`` of the profile's error and whether one
-    replica was ``failing``; ``holds`` and ``misses`` (the violated objectives); the metrics of
-    summary.json and those derived from them; ``held_back`` marks runs of the held-out scenario.
+    The columns are ``variant``, the setting, ``repeat``, ``side`` (of the profile's error),
+    ``failing`` (whether one replica failed), ``holds``, ``misses`` (the violated objectives), the
+    metrics of summary.json and metrics derived from them. ``held_back`` marks runs of the held-out
+    scenario.
     """
     rows = _evaluated(plan.results, held_back=False)
     if plan.held_back:
@@ -32,7 +33,9 @@ def evaluations(plan: CapacityPlan) -> pd.DataFrame:
 
 
 def _labelled(plan: CapacityPlan, row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row with the values of ``each``, if the request has several plans."""
+    """Return a row that also has the values of the settings in ``each``, if the request has several
+    plans.
+    """
     return {"over": plan.prepared.point, **row} if plan.prepared.point else row
 
 
@@ -60,9 +63,10 @@ def _evaluated(board: CandidateResults, held_back: bool) -> list[dict[str, Any]]
 
 
 def cliff_table(plan: CapacityPlan) -> pd.DataFrame:
-    """Return a row per run at another request rate.
+    """Return one row per run at another request rate.
 
-    ``rate`` is the rate in requests per second; the table of ``evaluations`` has the other columns.
+    ``rate`` is the request rate in requests per second; the other columns are the same as in
+    ``evaluations``.
     """
     return make_typed_frame([_labelled(plan, _at_rate(plan, point)) for point in plan.points])
 

@@ -1,4 +1,6 @@
-"""Simulate the planned fleet at other request rates, to find where it fails the objectives."""
+"""Simulate the planned fleet at other request rates to find the rate at which it fails the
+objectives.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ from simkv.workload.workload_section import Workload, build_clients
 
 #: Multiples of the scenario's rate, tried in order until an objective fails.
 RATE_FACTORS_UP = (1.25, 1.6, 2.5, 4.0, 6.4)
-#: Multiples tried in order, if an objective fails at once, until all objectives hold.
+#: Multiples tried in order until all objectives hold, if an objective already fails at the
+#: scenario's rate.
 RATE_FACTORS_DOWN = (0.8, 0.5)
 
 
@@ -38,7 +41,7 @@ class RateResult:
 def scale_rate(scenario: Scenario, factor: float) -> Scenario | None:
     """Return the scenario with the same requests at ``factor`` times the rate.
 
-    Return None if its clients have no rate: a burst, a list, or all requests at once.
+    Returns None if the workload has no rate: a burst, a list of requests, or all requests at once.
     """
     workload = scenario.workload
     changed = _faster(workload, factor)
@@ -65,8 +68,8 @@ def _faster(workload: Workload, factor: float) -> dict[str, Any] | None:
 def compute_rate(scenario: Scenario) -> float:
     """Return the rate in requests per second.
 
-    It is the configured rate, or else the rate from the first to the last arrival, without requests
-    that wait for an answer.
+    The result is the configured rate. Without a configured rate, it is computed from the first to
+    the last arrival, excluding requests that wait for an answer.
     """
     workload = scenario.workload
     for asked in (workload.request_rate, getattr(workload.arrivals, "request_rate", None)):
@@ -85,11 +88,12 @@ def cliff(
     runner: JobRunner,
     advance: ProgressCallback | None = None,
 ) -> list[RateResult]:
-    """Run a candidate at other rates; return nothing if its clients have no rate.
+    """Run a candidate at other request rates; return an empty list if the workload has no rate.
 
-    The rate increases until an objective fails. If one fails at the scenario's own rate, the rate
-    decreases until all hold. The two sides of the profile's error are tried separately, but only at
-    rates up to the first failure of the profile without an error. Raises RunsFailed.
+    The rate increases until an objective fails. If an objective already fails at the scenario's
+    rate, the rate decreases until all objectives hold. The two sides of the profile's error are
+    tried separately, but only up to the rate at which an objective first fails without the error.
+    Raises RunsFailed.
     """
     base = case.scenario(candidate)
     if scale_rate(base, 1.0) is None:

@@ -1,4 +1,5 @@
-"""Parameter sweeps: one scenario with many combinations of settings, in one table.
+"""Parameter sweeps: run one scenario with many combinations of settings, and collect the results in
+one table.
 
 ``simkv.study.sweep_axes`` defines the combinations, ``sweep`` builds and runs them, and
 ``sweep_table`` tabulates the results.

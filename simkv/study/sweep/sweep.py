@@ -1,4 +1,4 @@
-"""Build and run a sweep: check all combinations of settings and run the missing ones.
+"""Build and run a sweep: check all combinations of settings, and run those without stored results.
 
 Example:
 
@@ -39,7 +39,7 @@ from simkv.study.sweep_axes import (
     sample_points,
 )
 
-#: Maximum number of errors in a message; one mistake may cause an error for every run.
+#: Maximum number of errors in a message, because one mistake may cause an error for every run.
 MAX_SHOWN_ERRORS = 50
 
 
@@ -48,7 +48,7 @@ class SweepRun:
     """A run of a sweep, which is a row of its table.
 
     ``point`` is the number of its combination of settings (``knobs``). ``variant_knobs`` are the
-    settings that the variant itself defines, with its values.
+    settings that the variant itself defines, with the variant's values.
     """
 
     point: int
@@ -78,7 +78,7 @@ class Sweep:
 
     @property
     def idle_knobs(self) -> list[str]:
-        """Settings that have no effect in any pair of runs that differ only in them."""
+        """Settings that have no effect in any pair of runs that differ only in this setting."""
         return [knob for knob in self.knobs if self._is_idle(knob)]
 
     def _is_idle(self, knob: str) -> bool:
@@ -102,9 +102,9 @@ def build_sweep(
     """Build and check all runs of a sweep over ``axes`` without running them.
 
     ``overrides`` apply to all runs, before the axes. Without a ``sample``, all combinations are
-    included. Every combination is run with each variant (only the listed ones if there is an axis
-    ``variants``), and ``repeats`` times if its workload is random. Raises one InputError with all
-    errors.
+    included. Every combination is run with each variant (only with the listed variants if there is
+    an axis ``variants``), and ``repeats`` times if its workload is random. Raises one InputError
+    with all errors.
     """
     document = read_document(path)
 
@@ -152,7 +152,7 @@ def build_sweep(
 
 
 def _own(document: YamlDocument, paths: Sequence[str]) -> dict[str, KnobSettings]:
-    """Return, for each variant, its own values of settings at ``paths``."""
+    """Return, for each variant, the values that it defines for settings at ``paths``."""
     own: dict[str, KnobSettings] = {}
     for path in paths:
         for variant, value in find_overriding_variants(document, path).items():
@@ -210,7 +210,9 @@ def run_sweep(
 
 
 def _failures(sweep: Sweep, failed: Mapping[str, Exception]) -> str:
-    """Return a line for each distinct error, with the number of its runs and the first of them."""
+    """Return a line for each distinct error, with the number of affected runs and the first of
+    these runs.
+    """
     by_error: dict[str, list[SweepRun]] = {}
     for run in sweep.runs:
         if run.job.digest in failed:

@@ -1,4 +1,4 @@
-"""Build the table of a sweep: a row per run, with its settings and all metrics."""
+"""Build the table of a sweep: one row per run, with its settings and all metrics."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from simkv.study.sweep.sweep import Sweep
 
 
 def build_sweep_table(sweep: Sweep, summaries: Mapping[str, Summary]) -> pd.DataFrame:
-    """Return a row per run: ``point``, settings, ``variant``, ``repeat``, ``seed`` and all metrics.
+    """Return one row per run, with ``point``, settings, ``variant``, ``repeat``, ``seed`` and all
+    metrics.
 
-    The metrics are those in summary.json; nested ones have dotted names, such as ``e2e_ms.p99``. If
-    no request has a latency, for example because nothing finished, its cell is empty: 0 would be
-    the best value. ``step_times`` is the basis and the typical error of the step times. A setting
-    that a variant defines itself has the variant's value.
+    The metrics are taken from summary.json; nested metrics have dotted names, such as
+    ``e2e_ms.p99``. If no request has a latency, for example because no request finished, its cell
+    is empty, because 0 would be the best value. ``step_times`` is the basis and the typical error
+    of the step times. A setting that a variant defines itself has the variant's value.
     """
     rows = [
         {
@@ -50,19 +51,21 @@ def _mark(summary: Summary) -> str:
 
 
 def make_typed_frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """Return rows as a table whose integer columns stay integers, even if values are missing."""
+    """Return rows as a table in which integer columns stay integers even if values are missing."""
     frame = pd.DataFrame(list(rows), dtype=object)
     return pd.DataFrame({name: _typed(frame[name]) for name in frame})
 
 
 def list_knobs(frame: pd.DataFrame) -> list[str]:
-    """Return the settings of a sweep, which are columns of its table."""
+    """Return the settings of a sweep; each of them is a column of its table."""
     names = [str(name) for name in frame]
     return names[names.index("point") + 1 : names.index("variant")]
 
 
 def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested values by dotted names; the strings of a list become the lines of one text."""
+    """Return nested values by dotted names; a list of strings becomes one text with a line per
+    string.
+    """
     flat: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, dict):
@@ -78,7 +81,7 @@ def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
 def flatten_figures(summary: Summary) -> dict[str, Any]:
     """Return the metrics of a variant by dotted names.
 
-    A latency without any sample is None. The strings of a list become the lines of one text.
+    A latency without any sample is None. A list of strings becomes one text with a line per string.
     """
     flat = _flat(summary)
     return flat | {name: figure(summary, name) for name in METRICS if name in flat}
@@ -107,7 +110,7 @@ def write_table(frame: pd.DataFrame, folder: Path, name: str = "table") -> list[
 
 
 def _of_one_kind(column: pd.Series[Any]) -> pd.Series[Any]:
-    """Convert a column of mixed types to text, because Parquet does not support it."""
+    """Convert a column of mixed types to text, because Parquet does not support mixed types."""
     if column.dtype != object or len({type(v) for v in column if v is not None}) <= 1:
         return column
     return column.map(lambda value: None if value is None else str(value))

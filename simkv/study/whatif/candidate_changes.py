@@ -1,4 +1,6 @@
-"""Generate the changes that a what-if tries: one scheduling rule, setting or variant at a time."""
+"""Generate the changes that a what-if analysis tries: one scheduling rule, setting or variant at a
+time.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ ChangeKind = Literal["rule", "knob", "variant", "memory"]
 #: Values to try for a setting that is 0, off or without a limit.
 LIMIT_CANDIDATES = (1, 4, 16, 64, 256)
 SHARE_CANDIDATES = (0.01, 0.1, 0.5)
-#: Values to try for a share that the engine chooses if it is not set, such as the share of memory.
+#: Values to try for a fraction that the engine chooses by default, such as the fraction of GPU
+#: memory.
 CHOSEN_SHARE_CANDIDATES = (0.8, 0.9, 0.95)
 
 
@@ -34,7 +37,8 @@ class Change:
     """A single change of ``field`` from ``before`` to ``after``.
 
     ``kind`` is ``rule`` for a field of the variant's rules (see ``EngineSpec``), ``knob`` for a
-    setting of the engine, and ``memory`` for the size of the KV cache, which needs other hardware.
+    setting of the engine, and ``memory`` for the size of the KV cache, whose change may require
+    other hardware.
     """
 
     kind: ChangeKind
@@ -44,7 +48,9 @@ class Change:
 
     @property
     def limits(self) -> bool:
-        """Whether the change is one of several limits tried for a setting without a limit."""
+        """Whether the change is one of several limits tried for a setting that is not limited
+        now.
+        """
         among = type(self.after) is int and self.after in LIMIT_CANDIDATES
         return among and not self.before and self.kind != "rule"
 
@@ -58,8 +64,8 @@ def generate_changes(
 ) -> Iterator[tuple[Change, SimulationJob | InputError]]:
     """Yield every ``wanted`` change with its job, or with the engine's reason for rejecting it.
 
-    Only the engine is changed; changing the workload is not a fix. Paths are relative to
-    ``folder``.
+    Changes affect only the engine, because a change of the workload is not a fix. Paths are
+    relative to ``folder``.
     """
     for change, rules in _rules(scenario.engine):
         if wanted(change):
@@ -72,7 +78,7 @@ def generate_changes(
 
 
 def apply_change(scenario: Scenario, folder: Path, change: Change) -> Scenario:
-    """Return the scenario with a change that is not of the kind ``rule``.
+    """Return the scenario with a change applied; the change must not be of the kind ``rule``.
 
     Raises InputError if the engine rejects it.
     """
@@ -105,7 +111,9 @@ def _too_long(scenario: Scenario) -> list[Request]:
 
 
 def length_cause(scenario: Scenario) -> str | None:
-    """Return the limit exceeded by the longest prompt (``prompt 20,000 > max_model_len 8,192``)."""
+    """Return a description of the limit that the longest prompt exceeds, such as ``prompt 20,000 >
+    max_model_len 8,192``, or None.
+    """
     prompts = [request.prompt_tokens for request in _too_long(scenario)]
     engine = scenario.engine
     return find_engine_spec(engine).too_long(engine, max(prompts)) if prompts else None
@@ -114,7 +122,7 @@ def length_cause(scenario: Scenario) -> str | None:
 def _admitting(scenario: Scenario) -> Iterator[int]:
     """Yield the smallest length limit that admits all requests whose prompts are too long.
 
-    The limit includes their output and is bounded by the model and the KV cache.
+    The limit includes the outputs of these requests. It is bounded by the model and the KV cache.
     """
     engine, spec = scenario.engine, find_engine_spec(scenario.engine)
     hold = spec.launch.longest
@@ -150,7 +158,7 @@ def _rules(engine: EngineConfig) -> Iterator[tuple[Change, Any]]:
 
 
 def _given(scenario: Scenario) -> Iterator[str | None]:
-    """Yield settings that must stay, because the workload determines them.
+    """Yield settings that must not be changed, because the workload requires them.
 
     Requests with adapters need adapter support, and drafts are not enabled unless the workload
     states an acceptance rate.
@@ -175,7 +183,7 @@ def _knobs(
 
 
 def _others(kind: Any, value: Any) -> tuple[Any, ...]:
-    """Return other values for a setting: toggled, halved, doubled, or switched on or off."""
+    """Return other values for a setting: toggled, halved, doubled, enabled or disabled."""
     if get_origin(kind) is Literal:
         return get_args(kind)
     if value is None and get_args(kind):
@@ -194,7 +202,7 @@ def _others(kind: Any, value: Any) -> tuple[Any, ...]:
 
 
 def _values_of_unset(kinds: Sequence[Any]) -> tuple[Any, ...]:
-    """Return values for a setting that is not set, from the types that it may have."""
+    """Return values for a setting that is not set, based on its possible types."""
     found: list[Any] = []
     for kind in kinds:
         if get_origin(kind) is Literal:
@@ -209,9 +217,9 @@ def _values_of_unset(kinds: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _same_memory(engine: EngineConfig, knob: str, value: int) -> dict[str, int]:
-    """Return the number of blocks that keeps the capacity in tokens when the block size changes.
+    """Return the number of blocks that keeps the capacity in tokens if ``knob`` is the block size.
 
-    The result is empty for a change of any other setting.
+    The result is empty for any other setting.
     """
     spec = find_engine_spec(engine)
     if knob != spec.block or spec.memory_in_tokens:

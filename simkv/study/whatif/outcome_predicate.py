@@ -21,7 +21,7 @@ from simkv.scenario.expectations import VerdictName
 from simkv.study.whatif.trial_evaluation import RunFigures
 
 VERDICTS: tuple[str, ...] = get_args(VerdictName)
-#: Verdicts also called ``stalled``: no further progress is possible.
+#: Verdicts for which ``stalled`` is another name: no further progress is possible.
 STALLED = ("livelock", "deadlock", "engine died")
 Sign = Literal[">=", "<=", "="]
 
@@ -37,7 +37,7 @@ class VerdictCondition:
         return figures.verdict in self.words
 
     def describe(self, figures: RunFigures) -> str:
-        """Return the run's verdict and the requests affected."""
+        """Return the run's verdict and the affected requests."""
         return figures.summary
 
     @property
@@ -56,7 +56,7 @@ class VerdictCondition:
 class FigureCondition:
     """Condition that a metric of the run is at least, at most or equal to a number.
 
-    It is never met if the metric is missing.
+    The condition is never met if the metric is missing.
     """
 
     text: str
@@ -89,7 +89,7 @@ RunCondition = VerdictCondition | FigureCondition
 
 
 def parse_condition(text: str, option: str = "--keep") -> RunCondition:
-    """Parse a condition. Raises InputError that names ``option``."""
+    """Parse a condition. Raises InputError, which names ``option``."""
     if bound := re.fullmatch(r"\s*([A-Za-z0-9_.]+)\s*(>=|<=|=)=?\s*([-+0-9.eE]+)\s*", text):
         return _bound(text.strip(), bound[1], bound[2], bound[3], option)
     word = re.sub(r"[\s_-]+", " ", text.strip().lower())

@@ -29,9 +29,10 @@ def write_shrunk(
 ) -> str:
     """Return the text of a shrunk scenario file; write it to ``out`` if given.
 
-    ``command`` is the command that created it. Paths of profiles, given relative to ``folder``,
-    become relative to ``out``. The new file is loaded and run for verification before it replaces
-    ``out``, so ``out`` is written completely or not at all. Raises InputError if that fails.
+    ``command`` is the command line that created the file. Paths of profiles, given relative to
+    ``folder``, become relative to ``out``. The new file is loaded and run for verification before
+    it replaces ``out``, so ``out`` is written completely or not at all. Raises InputError if the
+    verification fails.
     """
     lines = [f"simkv run {'FILE' if out is None else out.name}", *header(shrunk, wanted, command)]
     comment = "".join(f"# {' '.join(line.split())}\n" for line in lines)
@@ -98,7 +99,7 @@ def header(shrunk: ShrunkScenario, wanted: RunCondition, command: str) -> list[s
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Format 0, 1, 2, 3, 7 as ``0 to 3, 7``."""
+    """Format numbers as ranges: 0, 1, 2, 3, 7 becomes ``0 to 3, 7``."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:

@@ -1,4 +1,4 @@
-"""Evaluate many scenarios, each only once, and in several processes if that is faster.
+"""Evaluate many scenarios, each once, in several processes if that is faster.
 
 Example:
 
@@ -32,7 +32,7 @@ from simkv.study.worker_pool import WorkerPool
 
 
 class RequestEnding(NamedTuple):
-    """End of a request: its outcome, and seconds from arrival to last token if it finished."""
+    """End of a request: its outcome and, if it finished, the seconds from arrival to last token."""
 
     id: int
     outcome: str
@@ -63,12 +63,14 @@ class RunFigures:
 
 
 def make_trial_job(scenario: Scenario, folder: Path, rules: Any = None) -> SimulationJob:
-    """Return the job that runs a scenario, with all endings in its summary; see ``make_job``."""
+    """Return the job that runs a scenario and adds the ends of all requests to its summary (see
+    ``make_job``).
+    """
     return make_job(scenario, folder, endings=True, rules=rules)
 
 
 def evaluate_job(job: SimulationJob) -> RunFigures:
-    """Run a job, without reusing results. Raises InputError if its files are unusable."""
+    """Run a job without using stored results. Raises InputError if its files cannot be used."""
     done = run_job(job)
     if done.error:
         raise done.error
@@ -77,7 +79,7 @@ def evaluate_job(job: SimulationJob) -> RunFigures:
 
 
 def parse_run_figures(summary: Summary) -> RunFigures:
-    """Return the result of a run from a summary with endings."""
+    """Return the result of a run from a summary that has the ends of all requests."""
     return RunFigures(
         summary["verdict"],
         summary["verdict_detail"],
@@ -87,16 +89,17 @@ def parse_run_figures(summary: Summary) -> RunFigures:
 
 
 class TooManyRuns(InputError):
-    """Error: the limit on the number of runs is reached."""
+    """Raised if the limit on the number of runs is reached."""
 
 
 class _Memory:
-    """Results of finished jobs (``done``) by digest; the oldest are dropped.
+    """Results of finished jobs (``done``) by digest; the oldest results are dropped if there are
+    too many.
 
     ``tick`` is called for each new result.
     """
 
-    #: Maximum number of stored endings of all runs (about 100 bytes each).
+    #: Maximum number of stored ends of requests over all runs (about 100 bytes each).
     MOST = 5_000_000
 
     def __init__(self, tick: Callable[[], None]) -> None:
@@ -112,17 +115,18 @@ class _Memory:
 
 
 class Evaluator:
-    """Evaluates jobs, each once. ``workers`` affects only the duration, not the results.
+    """Evaluate jobs, each once.
 
-    Paths of profiles are relative to ``folder``. Worker processes are started if the pending jobs
-    would take longer than ``POOL_PAYS`` seconds. ``runs`` counts distinct jobs; the first one
-    beyond ``most_runs`` raises TooManyRuns. ``tick`` is called after every run.
+    ``workers`` affects only the duration, not the results. Paths of profiles are relative to
+    ``folder``. Worker processes are started if the pending jobs would take longer than
+    ``POOL_PAYS`` seconds. ``runs`` is the number of distinct jobs; if it would exceed
+    ``most_runs``, TooManyRuns is raised. ``tick`` is called after every run.
 
     Use the evaluator as a context manager, which ends its processes.
     """
 
     POOL_PAYS = 3.0
-    #: Minimum duration in seconds of runs that are sent to other processes.
+    #: Minimum total duration in seconds of jobs that are sent to worker processes.
     POOL_LEAST = 0.02
 
     def __init__(
@@ -161,7 +165,7 @@ class Evaluator:
         return len(self._asked | self._batch) if self._batch else None
 
     def job(self, scenario: Scenario, rules: Any = None) -> SimulationJob:
-        """Return the job that runs a scenario. Raises InputError if its files are unusable."""
+        """Return the job that runs a scenario. Raises InputError if its files cannot be used."""
         return make_trial_job(scenario, self.folder, rules)
 
     def evaluate(self, job: SimulationJob) -> RunFigures:
@@ -181,7 +185,8 @@ class Evaluator:
         self._batch = {job.digest for job in jobs}
         new = {job.digest: job for job in jobs if job.digest not in self._memory.done}
         if len(new) > 1:
-            self.evaluate(new.pop(next(iter(new))))  # its duration predicts the others'
+            # the duration of the first job predicts the duration of the others
+            self.evaluate(new.pop(next(iter(new))))
             if self._pays(len(new)):
                 self._run(list(new.values()))
         found = [self.evaluate(job) for job in jobs]
@@ -202,7 +207,9 @@ class Evaluator:
                 yield self.evaluate(job)
 
     def _pays(self, jobs: int, *, likely_more: bool = False) -> bool:
-        """Return whether worker processes are faster, estimated from the last run's duration."""
+        """Return whether worker processes would be faster, estimated from the duration of the last
+        run.
+        """
         if self._workers < 2 or jobs < 2 or self._seconds < self.POOL_LEAST:
             return False
         expected = jobs * (10 if likely_more else 1)

@@ -1,7 +1,8 @@
-"""Find where the verdict flips over the range of a setting, or across variants.
+"""Find the values of a setting, or the variants, between which the verdict flips.
 
-The verdict need not be monotone. Therefore a grid is sampled first, and every interval whose ends
-differ is bisected down to neighbouring values. Flips between two equal samples are not detected.
+The verdict need not be monotone. Therefore a grid of values is tried first, and every interval
+whose ends differ is bisected down to neighbouring values. If the verdict is equal at both ends of
+an interval, flips inside it are not detected.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from simkv.study.whatif.outcome_predicate import RunCondition
 from simkv.study.whatif.trial_evaluation import Evaluator, RunFigures, TooManyRuns
 
 REFUSED = "not allowed"
-#: Minimum ratio of the ends for a logarithmic grid.
+#: Minimum ratio of the highest to the lowest value for a logarithmic grid.
 MIN_LOG_RATIO = 16
-#: Default number of steps of a range of fractions.
+#: Default number of steps if the ends of a range are fractions.
 DEFAULT_STEPS = 1000
 #: Maximum number of values in a range.
 MAX_VALUES = 10_000_000
@@ -61,7 +62,8 @@ class SteppedRange:
 
 @dataclass(frozen=True)
 class TriedValue:
-    """A value that was tried, with the result of its run or the reason why the scenario rejects it.
+    """A value that was tried, with the result of its run or the reason why the scenario rejects the
+    value.
 
     ``state`` is the property that may flip: the verdict, or whether a condition holds.
     """
@@ -84,9 +86,9 @@ class Flip:
 class Flips:
     """The values that were tried, in ascending order, and the flips among them.
 
-    ``values`` is the number of possible values and ``sampled`` the number sampled first.
-    ``complete`` is false if the limit on runs was reached before every flip was narrowed down to
-    neighbours.
+    ``values`` is the number of possible values and ``sampled`` the number of values in the first
+    grid. ``complete`` is false if the limit on runs was reached before every flip was narrowed down
+    to neighbouring values.
     """
 
     path: str
@@ -130,9 +132,9 @@ def find_flips(
 ) -> Flips:
     """Find where the verdict changes over the values of the field at ``path``.
 
-    With ``when``, find where that condition starts or stops to hold. For a range, ``samples``
-    values are tried first and every flip is narrowed down to neighbours; for a list, every value is
-    tried. Raises InputError if there is no such field.
+    With ``when``, find where this condition starts or stops to hold. For a range, ``samples``
+    values are tried first and every flip is narrowed down to neighbouring values. For a list, every
+    value is tried. Raises InputError if there is no such field.
     """
     try_ = partial(_try, scenario, path, evaluator, when)
     if not isinstance(values, SteppedRange):
@@ -194,7 +196,7 @@ def _try(
                 figures = next(found)
                 samples.append(TriedValue(value, _state(figures, when), figures))
     except TooManyRuns:
-        pass  # the caller detects missing samples
+        pass  # the caller detects values without a result
     return samples
 
 

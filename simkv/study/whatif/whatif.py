@@ -1,4 +1,4 @@
-"""Find the single change that would help, with the requests it helps and hurts.
+"""Find the single change that helps most, and the requests that it helps and hurts.
 
 Example:
 
@@ -6,8 +6,9 @@ Example:
     print(answer.best.sentence)
 
 Every scheduling rule, setting and variant is changed separately. The changes are ranked by the
-number of requests that finish. Changes that make many requests slower come after those that make
-few slower. Then all latencies count: TTFT, TPOT and E2E of the run, and E2E of each request.
+number of requests that finish. Among changes with equal numbers, a change that makes many requests
+slower ranks lower. The next criterion is the latencies: TTFT, TPOT and E2E of the run, and E2E of
+each request.
 """
 
 from __future__ import annotations
@@ -29,12 +30,14 @@ from simkv.study.whatif.trial_evaluation import Evaluator, RequestEnding, RunFig
 Judgement = Literal["fixes", "helps", "changes little", "changes nothing", "hurts"]
 #: Minimum relative change of a latency that counts as a difference.
 MIN_LATENCY_CHANGE = 0.05
-#: The same for the longest stall and for preemptions.
+#: Minimum relative change of the longest stall and of the number of preemptions that counts as a
+#: difference.
 MIN_STALL_CHANGE = 0.2
-#: Among changes with similar results, the simpler kind comes first.
+#: Order of the kinds of changes by simplicity; among changes with similar results, the simpler one
+#: ranks first.
 KIND_PREFERENCE = ("rule", "knob", "variant", "memory")
 TIE_RATIO = 1.25
-#: Maximum number of slower requests per faster request of a change that is ranked among the first.
+#: Maximum number of slower requests per faster request for a change that ranks among the first.
 MAX_SLOWER_SHARE = 0.1
 #: Latencies of the run that count in the rank of a change.
 RANKED_LATENCIES = ("ttft_ms.median", "ttft_ms.p99", "tpot_ms.mean", "e2e_ms.mean", "e2e_ms.p99")
@@ -55,8 +58,9 @@ class Effect:
     of requests that finish in both runs and take at least 5 % less time (``faster``) or more time
     (``slower``) with the change. ``e2e_ratio`` is the mean E2E latency of requests that finish in
     both runs, divided by the mean without the change (1 if there are none). ``latency_ratio`` is
-    the geometric mean of latencies with the change divided by those without it: the latencies of
-    the ranking, and the mean of all requests' E2E ratios. ``sentence`` describes the effect.
+    the geometric mean of the ratios of latencies with and without the change: the latencies of the
+    run that count in the rank, and the mean E2E ratio of the requests. ``sentence`` describes the
+    effect.
     """
 
     change: Change
@@ -72,7 +76,7 @@ class Effect:
 
     @property
     def is_mixed(self) -> bool:
-        """Whether many requests get worse compared with those that get better."""
+        """Whether many requests get worse compared with the number that get better."""
         worse = len(self.slower) + len(self.newly_failed)
         return worse > MAX_SLOWER_SHARE * (len(self.faster) + len(self.newly_finished))
 
@@ -82,9 +86,9 @@ class WhatIfResult:
     """The changes that were tried, the best first; ``by`` is the metric to rank by, or None.
 
     ``refused`` are changes that the engine rejects, with the reason. ``skipped`` are limits that
-    were not tried, because two less strict ones had each served fewer requests than the one before.
-    ``cause`` is the limit that the longest prompt exceeds, or None. ``best`` is the first effect
-    that fixes or helps, or None.
+    were not tried, because the number of served requests had decreased twice in a row as the limit
+    was tightened. ``cause`` is the limit that the longest prompt exceeds, or None. ``best`` is the
+    first effect that fixes or helps, or None.
     """
 
     base: RunFigures
@@ -113,9 +117,10 @@ def run_whatif(
     also: Iterable[tuple[Change, SimulationJob]] = (),
     wanted: Callable[[Change], bool] = lambda _: True,
 ) -> WhatIfResult:
-    """Try every ``wanted`` single change and those in ``also``, and rank them.
+    """Try every ``wanted`` single change and the changes in ``also``, and rank them.
 
-    They are ranked ``by`` a metric of ``summary.json``, or by finished requests and E2E latency.
+    Changes are ranked ``by`` a metric of ``summary.json`` or, without it, by finished requests and
+    E2E latency.
     """
     base = evaluator.evaluate(evaluator.job(scenario))
     tried: list[tuple[Change, SimulationJob]] = []
@@ -144,9 +149,10 @@ def run_whatif(
 def _by_turns(
     tried: list[tuple[Change, SimulationJob]], base: RunFigures, evaluator: Evaluator
 ) -> dict[Change, RunFigures]:
-    """Return the results by change. Values of one limit are tried one by one, the mildest first.
+    """Return the results by change.
 
-    If two of them have each served fewer requests than the one before, stricter ones are skipped.
+    The values of a limit are tried one by one, the least strict first. If the number of served
+    requests decreases twice in a row, stricter values are skipped.
     """
     found: dict[Change, RunFigures] = {}
     limits: dict[str, list[tuple[Change, SimulationJob]]] = {}
@@ -154,7 +160,8 @@ def _by_turns(
     for change, job in tried:
         (limits.setdefault(change.field, []) if change.limits else turn).append((change, job))
     while turn or any(limits.values()):
-        turn += [row.pop() for row in limits.values() if row]  # each row begins with the tightest
+        # the strictest value is first in each row
+        turn += [row.pop() for row in limits.values() if row]
         jobs = [job for _, job in turn]
         found.update(zip((c for c, _ in turn), evaluator.evaluate_all(jobs), strict=True))
         for field, row in limits.items():
@@ -169,7 +176,7 @@ def _by_turns(
 
 
 def _ever_fewer(figures: list[RunFigures]) -> bool:
-    """Return whether there are three runs and each served fewer requests than the one before."""
+    """Return whether there are three runs, and each served fewer requests than the previous run."""
     served = [run["finished"] for run in figures]
     return len(served) == 3 and served[0] > served[1] > served[2]
 
@@ -177,7 +184,9 @@ def _ever_fewer(figures: list[RunFigures]) -> bool:
 def evaluate_change(
     change: Change, base: RunFigures, figures: RunFigures, by: str | None = None
 ) -> Effect:
-    """Return the effect of a change from the results without it (``base``) and with it."""
+    """Return the effect of a change, given the results without it (``base``) and with it
+    (``figures``).
+    """
     before = {ending.id: ending for ending in base.endings}
     after = {ending.id: ending for ending in figures.endings}
     both = [(before[i], after[i]) for i in sorted(before.keys() & after.keys())]
@@ -200,9 +209,10 @@ def evaluate_change(
 
 
 def _latency_ratio(base: RunFigures, figures: RunFigures, e2e_ratios: list[float]) -> float:
-    """Return the geometric mean of latencies with the change divided by those without it.
+    """Return the geometric mean of the ratios of latencies with and without the change.
 
-    All requests together have the weight of one latency of the run. Returns 1 if there are none.
+    All requests together have the weight of one latency of the run. Returns 1 if there are no
+    latencies.
     """
     pairs = [(base[name], figures[name]) for name in RANKED_LATENCIES]
     logs = [log(after / before) for before, after in pairs if before > 0 and after > 0]
@@ -214,7 +224,7 @@ def _latency_ratio(base: RunFigures, figures: RunFigures, e2e_ratios: list[float
 def _mean_ratio(both: list[tuple[RequestEnding, RequestEnding]]) -> float:
     """Return the mean E2E latency with the change, divided by the mean without it.
 
-    Both are over the requests that finish both times; 1 if there are none.
+    The means are over the requests that finish in both runs; the result is 1 if there are none.
     """
     pairs = [(a.e2e_s, b.e2e_s) for a, b in both if a.e2e_s is not None and b.e2e_s is not None]
     before, after = sum(a for a, _ in pairs), sum(b for _, b in pairs)
@@ -232,11 +242,12 @@ def _judge(base: RunFigures, figures: RunFigures, ratio: float, by: str | None) 
         return "fixes"
     if figures["finished"] != base["finished"]:
         return "helps" if figures["finished"] > base["finished"] else "hurts"
-    if moved:  # others may be faster only because these were rejected
+    if moved:  # other requests may be faster only because these requests were rejected
         return "changes little"
     by_latency = _compare(ratio, 1.0)
     if by_latency != "changes little" or base["finished"] < base["requests"]:
-        return by_latency  # with failures, fewer preemptions may only mean an earlier end
+        # if requests fail, fewer preemptions may only mean that they ended earlier
+        return by_latency
     by_stall = _compare(figures["longest_stall_s"], base["longest_stall_s"], share=MIN_STALL_CHANGE)
     if by_stall != "changes little":
         return by_stall
@@ -244,7 +255,9 @@ def _judge(base: RunFigures, figures: RunFigures, ratio: float, by: str | None) 
 
 
 def _fail_otherwise(base: RunFigures, figures: RunFigures) -> bool:
-    """Return whether no more requests finish, and more of them have some failure outcome."""
+    """Return whether the number of finished requests does not increase and some kind of failure
+    becomes more frequent.
+    """
     if figures["finished"] > base["finished"]:
         return False
     return any(figures[name] > base[name] for name in FAILURES)
@@ -253,7 +266,7 @@ def _fail_otherwise(base: RunFigures, figures: RunFigures) -> bool:
 def _compare(
     after: float, before: float, *, share: float = MIN_LATENCY_CHANGE, more_is_better: bool = False
 ) -> Judgement:
-    if isnan(after) or isnan(before):  # no request has this latency: worse than any value
+    if isnan(after) or isnan(before):  # no request has this latency, which is worse than any value
         return _compare(isnan(after), isnan(before))
     if abs(after - before) < share * abs(before) or after == before:
         return "changes little"
@@ -261,8 +274,8 @@ def _compare(
 
 
 def _ranked(effects: list[Effect], by: str | None) -> list[Effect]:
-    """Return effects, best first: by the metric, or by finished requests, judgement, the share of
-    slower requests and latency.
+    """Return effects, best first: by the metric ``by`` or, without it, by finished requests,
+    judgement, fraction of slower requests, and latency.
     """
     if by is not None:
         sign = -1 if METRICS[by].more_is_better else 1
@@ -284,8 +297,8 @@ def _by_latency(effects: list[Effect]) -> list[Effect]:
     """Rank effects near the shortest latency by simplicity of the change, then all others by
     latency.
 
-    Among equally simple changes, the shorter stall (in classes of 20 %) comes first, then fewer
-    preemptions.
+    Equally simple changes are ordered by the longest stall (in classes of 20 %), then by the number
+    of preemptions.
     """
     shortest = min(effect.latency_ratio for effect in effects)
 

@@ -1,4 +1,6 @@
-"""List the requests of a workload as rows, and change rows without breaking shared prefixes."""
+"""List the requests of a workload as rows, and change rows while keeping their shared prefixes
+consistent.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from simkv.sim.run_record import RequestRecord
 from simkv.workload.listed_requests import ListedRequest, acceptance_fields
 from simkv.workload.workload_section import Workload, build_clients
 
-#: Fields of a prompt that shares nothing with any other.
+#: Values of the prefix fields for a prompt that shares no tokens with other prompts.
 NOTHING_SHARED: dict[str, Any] = {
     "prefix_group": None,
     "prefix_tokens": 0,
@@ -29,8 +31,8 @@ NOTHING_SHARED: dict[str, Any] = {
 def list_requests(scenario: Scenario, folder: Path) -> dict[int, ListedRequest]:
     """Return the requests of a scenario by id, as rows of a listed workload with fixed arrivals.
 
-    If arrivals depend on how requests are served, they are taken from a run, without the requests
-    that were not sent by its end.
+    If arrivals depend on how requests are served, the arrival times of a run are used, and requests
+    that it did not send are left out.
     """
     workload, timeout = scenario.workload, scenario.timeout
     if workload.requests is not None and workload.max_concurrency is None:
@@ -80,7 +82,9 @@ def _shared(r: Request) -> dict[str, Any]:
 
 
 def change_row(row: ListedRequest, **fields: Any) -> ListedRequest:
-    """Return the row with changed fields; if its prompt is shortened, the end is removed."""
+    """Return the row with changed fields; if its prompt becomes shorter, its last tokens are
+    removed.
+    """
     data = {name: getattr(row, name) for name in ListedRequest.model_fields} | fields
     prompt = data["prompt_tokens"]
     if data["hash_ids"] is not None:
@@ -103,7 +107,7 @@ def _beginning(segments: Sequence[tuple[str, int, int]], tokens: int) -> list[tu
 def renumber_rows(rows: Sequence[ListedRequest], numbers: Sequence[int]) -> list[ListedRequest]:
     """Number rows from 0 and rename the streams in their segments accordingly.
 
-    ``numbers`` are the present numbers of the rows.
+    ``numbers`` are the current numbers of the rows.
     """
     new = {str(number): str(index) for index, number in enumerate(numbers)}
 
@@ -150,7 +154,9 @@ class WorkloadDraft:
     def with_rows(
         self, change: Callable[[ListedRequest], ListedRequest], only: Collection[int] | None = None
     ) -> WorkloadDraft:
-        """Return the draft with ``change`` applied to all rows, or to those at indices ``only``."""
+        """Return the draft with ``change`` applied to all rows, or only to the rows at the indices
+        ``only``.
+        """
         rows = (
             change(row) if only is None or index in only else row
             for index, row in enumerate(self.rows)
@@ -159,7 +165,7 @@ class WorkloadDraft:
 
 
 def halve_fields(names: Iterable[str]) -> Callable[[ListedRequest], ListedRequest]:
-    """Return a function that halves the fields with these names, rounded up."""
+    """Return a function that halves the fields with these names, rounding up."""
     return lambda row: change_row(row, **{name: -(-getattr(row, name) // 2) for name in names})
 
 
@@ -169,9 +175,10 @@ def set_fields(values: dict[str, Any]) -> Callable[[ListedRequest], ListedReques
 
 
 def round_arrivals(digits: int | None) -> Callable[[ListedRequest], ListedRequest]:
-    """Return a function that rounds arrivals down to ``digits`` decimals, or to 0 if it is None.
+    """Return a function that rounds arrivals down to ``digits`` decimals; if ``digits`` is None, it
+    sets them to 0.
 
-    An arrival that would not become earlier or shorter in digits stays unchanged.
+    An arrival stays unchanged if rounding would make it neither earlier nor shorter to write.
     """
 
     def change(row: ListedRequest) -> ListedRequest:

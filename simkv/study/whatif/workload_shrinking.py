@@ -6,10 +6,10 @@ outputs, rounder arrivals. This may make more requests unnecessary, so both step
 nothing changes.
 
 A simpler case must not show the verdict for a different reason. Therefore the verdict must affect
-one of the requests that it affected before, and a request in isolation must not show it. Engine
-settings other than sizes stay, and a size is reduced only if the verdict disappears with a large
-size. With another policy, or in a cache that was large enough before and is not now, the same
-verdict would have a different cause.
+one of the requests that it affected before, and it must not appear for a request in isolation.
+Engine settings other than sizes are not changed. A size is reduced only if the verdict disappears
+when the size is large; otherwise a cache that was large enough could become the cause of the
+verdict.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ from simkv.study.whatif.workload_rows import (
 )
 from simkv.workload.listed_requests import ListedRequest
 
-#: Factors for the test with a large size; the first that the engine allows is used.
+#: Factors on a size for the test with a large size; the first factor that the engine allows is
+#: used.
 KNOB_FACTORS = (256, 16, 4, 2)
-#: Maximum number of rows for row-by-row steps.
+#: Maximum number of rows for steps that treat each row separately.
 ONE_BY_ONE = 100
 
 
@@ -52,9 +53,9 @@ class ShrunkScenario:
     ``scenario`` is ``original`` with a listed workload; ``numbers`` are the original ids of its
     requests. ``count_before_simplifying`` is the number of requests that sufficed with the original
     engine and lengths; ``knobs`` are the settings (name, before, after) that were changed after
-    that. ``served_in_isolation`` is whether each request, before and after shrinking, would be
-    served in isolation and not show the verdict. ``minimal`` is whether the verdict disappears
-    without any single request; it is false if the limit on runs was reached first.
+    that. ``served_in_isolation`` is true if each request, before and after shrinking, is served in
+    isolation without the verdict. ``minimal`` is true if the verdict disappears when any one
+    request is removed; it is false if the limit on runs was reached first.
     """
 
     original: Scenario
@@ -77,10 +78,10 @@ def shrink(
     knobs: bool = True,
     tell: Callable[[str], None] = lambda _: None,
 ) -> ShrunkScenario:
-    """Return the smallest scenario found that still shows ``wanted``.
+    """Return the smallest scenario found that still shows the verdict ``wanted``.
 
-    If ``knobs``, sizes of the engine are reduced, too, unless a large engine shows ``wanted`` as
-    well. Costs, timeouts and the variant stay. ``tell`` receives progress lines. Raises InputError
+    If ``knobs``, sizes of the engine are also reduced, unless ``wanted`` also appears with large
+    sizes. Costs, timeouts and the variant stay. ``tell`` receives progress lines. Raises InputError
     if the scenario does not show ``wanted``.
     """
     rows = list_requests(scenario, evaluator.folder)
@@ -91,7 +92,8 @@ def shrink(
             f"{scenario.name} does not show {wanted.text!r}; its result is "
             f"{wanted.describe(before)}"
         )
-    if isinstance(wanted, VerdictCondition):  # narrow several words to the actual verdict
+    # from now on, require the verdict that was actually found
+    if isinstance(wanted, VerdictCondition):
         wanted = replace(wanted, words=(before.verdict,))
     search = _Search(draft, wanted, evaluator, tell, _victims(wanted, draft, before))
     minimal = True
@@ -155,7 +157,7 @@ class _Search:
         return self.evaluator.job(draft.listed_scenario)
 
     def served_in_isolation(self, draft: WorkloadDraft) -> bool:
-        """Return whether each request, in isolation, is served and does not show ``wanted``."""
+        """Return whether each request is served in isolation and does not show ``wanted``."""
         lone = {
             repr(row): row
             for row in (change_row(row, arrival=0.0, **NOTHING_SHARED) for row in draft.rows)
@@ -167,10 +169,11 @@ class _Search:
         )
 
     def remove_requests(self) -> None:
-        """Remove requests until the verdict disappears without any single one of them.
+        """Remove requests until no further request can be removed without losing the verdict.
 
-        The verdict must still affect one of the requests that it affected before. If no further
-        removal meets this, removals that shift the verdict to other requests are tried.
+        After a removal, the verdict must still affect one of the requests that it affected before.
+        If no further removal meets this condition, removals that shift the verdict to other
+        requests are tried.
         """
         size = len(self.draft.rows)
         while True:
@@ -184,8 +187,8 @@ class _Search:
             self.victims = _victims(self.wanted, self.draft, self.figures)
 
     def _sweep(self, size: int) -> bool:
-        """Try to remove every chunk of ``size`` requests, last first; return whether it removed
-        any.
+        """Try to remove every chunk of ``size`` requests, the last chunk first; return whether any
+        was removed.
         """
         before = len(self.draft.rows)
         end = before
@@ -237,11 +240,11 @@ class _Search:
                 return
 
     def _unless_others(self, steps: Callable[[], Iterable[Callable[[], object]]]) -> None:
-        """Take all steps, except steps that allow the verdict to shift to other requests.
+        """Take all steps except those after which the verdict could shift to other requests.
 
-        A step allows this if, without one of the requests, the verdict would affect only other
-        requests than before. The check needs a run per request, so it is made once after all steps,
-        and step by step only if it fails.
+        The verdict could shift if, after the removal of one request, it would affect none of the
+        requests that it affected before. The check needs one run per request, so it is made once
+        after all steps; if it fails, the steps are taken and checked one by one.
         """
         before = self.draft
         for step in steps():
@@ -258,7 +261,7 @@ class _Search:
     def _others_instead(self, before: WorkloadDraft) -> bool:
         """Return whether the verdict shifts to other requests if one request is removed.
 
-        False if the draft is still ``before``, or has more rows than the check allows
+        The result is False if the draft is still ``before``, or has more rows than the check allows
         (``ONE_BY_ONE``).
         """
         if self.draft == before or not self.victims or len(self.draft.rows) > ONE_BY_ONE:
@@ -270,7 +273,9 @@ class _Search:
         return False
 
     def restore_sizes(self, original: Scenario) -> None:
-        """Restore original sizes, where the remaining requests show the verdict with them, too."""
+        """Restore the original sizes of the engine if the remaining requests also show the verdict
+        with them.
+        """
         sizes = find_engine_spec(original.engine).sizes
         former = [partial(self._try_size, name, getattr(original.engine, name)) for name in sizes]
         self._unless_others(lambda: former)
@@ -297,7 +302,9 @@ class _Search:
             self._try(self.draft.with_rows(change, [index]))
 
     def _least(self, high: int, make: Callable[[int], WorkloadDraft | None], low: int = 1) -> None:
-        """Bisect for the smallest value whose draft is accepted, as if acceptance were monotone."""
+        """Find by bisection the smallest value whose draft is accepted, assuming that acceptance is
+        monotone.
+        """
         value = low
         while low < high:
             draft = make(value)
@@ -314,7 +321,9 @@ class _Search:
             return None
 
     def _with_size(self, knob: str, value: int) -> WorkloadDraft | None:
-        """Return the draft with another size; a smaller cache may also reduce the length limit."""
+        """Return the draft with another size of the engine; a smaller cache may also reduce the
+        length limit.
+        """
         draft = self._with_knobs(**{knob: value})
         engine = self.draft.scenario.engine
         spec = find_engine_spec(engine)
@@ -346,13 +355,15 @@ class _Search:
         return draft is not None and self._try(draft)
 
     def _needs_it_small(self, knob: str, size: int) -> bool:
-        """Return whether the verdict disappears with a large size; False if none is possible."""
+        """Return whether the verdict disappears with a large size; False if no large size is
+        possible.
+        """
         larger = (self._with_size(knob, size * factor) for factor in KNOB_FACTORS)
         draft = next((draft for draft in larger if draft is not None), None)
         return draft is not None and self._first_that_shows([draft]) is None
 
     def _halve_with_memory(self, memory: str) -> None:
-        """Halve lengths and the KV cache together for as long as the verdict remains."""
+        """Halve lengths and the KV cache together as long as the verdict remains."""
         both = ("prompt_tokens", "output_tokens")
         for names in (both, both[:1], both[1:]):
             while True:
@@ -362,7 +373,9 @@ class _Search:
                     break
 
     def _row_steps(self) -> Iterator[Callable[[], object]]:
-        """Yield the steps that simplify the requests: all requests at once, then each one."""
+        """Yield the steps that simplify the requests: first all requests at once, then each
+        request.
+        """
         one_by_one = len(self.draft.rows) <= ONE_BY_ONE
         for name in ("prompt_tokens", "output_tokens"):
             groups: dict[int, list[int]] = {}
@@ -398,7 +411,7 @@ class _Search:
             self._shorter_alone(name, index, getattr(row, name))
 
     def _shorter_alone(self, name: str, index: int, length: int) -> None:
-        """Shorten one row; if it cannot become a quarter shorter, it stays unchanged."""
+        """Shorten one row; if it cannot be shortened by a quarter, leave it unchanged."""
         make = partial(self._with_length, name, [index])
         quarter_less = length * 3 // 4
         if not self._try(make(1)) and 1 < quarter_less < length and self._try(make(quarter_less)):
