@@ -1,1 +1,1 @@
-"""Diagnose a production server from its output: affected requests, cause and suggested flag."""
+"""Diagnose a production server from its output: affected requests, cause, and suggested flag."""

@@ -1,11 +1,11 @@
 """Arrival times of requests, derived from the access lines of a log.
 
-Uvicorn writes an access line when a response starts. For a streamed response, that is when the
-request arrives; for any other, when it ends. Which case applies follows from the number of access
-lines and the requests in the system that the statistics lines report. If access lines mark
-arrivals, the arrivals minus the requests in the system are the finished requests, and this number
-never falls. If access lines mark ends, the ends plus the requests in the system are the arrivals,
-and that number never falls.
+Uvicorn writes an access line when a response starts. A streamed response starts when the request
+arrives; any other response starts when the request ends. The statistics lines, which report the
+number of requests in the system, show which case applies. If access lines mark arrivals, their
+number minus the requests in the system is the number of finished requests, which never decreases.
+If access lines mark ends, their number plus the requests in the system is the number of arrivals,
+which never decreases.
 """
 
 from __future__ import annotations
@@ -22,18 +22,20 @@ Floats = npt.NDArray[np.float64]
 def arrivals_from_access(
     access: pd.DataFrame, series: pd.DataFrame, seed: int, *, initial: int = 0
 ) -> tuple[pd.DataFrame, int]:
-    """Return the arrivals as in ``Evidence.arrivals``, and the number of requests before them.
+    """Return a table of arrivals, as in ``Evidence.arrivals``, and the number of requests before
+    them.
 
-    The second value counts the requests that were in the system when the log began. Requests that
-    arrived between two times of the log get uniformly distributed times in between, sampled with
-    ``seed``. At least ``initial`` requests were in the system.
+    The second value is the number of requests that were in the system when the log began; it is at
+    least ``initial``. Requests that arrived between two times of the log get uniformly distributed
+    times between these, sampled with ``seed``.
     """
     summed = sum_over_ranks(series)[["running", "waiting"]].sum(axis="columns")
     at, present = summed.index.to_numpy(np.float64), summed.to_numpy(np.float64)
     rows = access[access["accepted"] + access["failed"] > 0]
     counts = (rows["accepted"] + rows["failed"]).to_numpy(np.int64)
     end = rows["t_s"].fillna(at[0]).to_numpy(np.float64)
-    # The first interval begins with the log; a statistics line covers at most its own interval.
+    # The first interval begins with the log; a statistics line covers no more than its own
+    # interval.
     gap = float(np.median(np.diff(at))) if len(at) > 1 else 10.0
     start = rows["from_s"].to_numpy(np.float64)
     start = np.where(np.isnan(start), end - gap, start)
@@ -47,7 +49,8 @@ def arrivals_from_access(
         logged = np.searchsorted(times, at, "right").astype(np.float64)
     already = max(int((present - logged).max()), initial) if len(at) else initial
     first = min(float(at[0]) - gap, float(times[0]) if len(times) else float(at[0]))
-    # Little's law gives the time in the system, of which a uniform part is before the log.
+    # Little's law gives the time in the system; a uniformly distributed part of it is before the
+    # log.
     spent = float(present.sum()) * gap / max(len(times), 1)
     times = np.concatenate([np.sort(first - luck.random(already) * spent), times])
     table = pd.DataFrame(

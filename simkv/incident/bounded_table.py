@@ -8,10 +8,10 @@ from typing import Any
 
 import pandas as pd
 
-#: Maximum numbers of rows for server lines, steps and requests. At one server line per ten seconds,
-#: the limit is eleven days; larger simulations would take too long.
+#: Maximum numbers of rows for server lines, steps and requests. With one server line per ten
+#: seconds, the limit is eleven days; larger simulations would take too long.
 MAX_LINES, MAX_STEPS, MAX_REQUESTS = 100_000, 200_000, 100_000
-#: Largest number that is accepted.
+#: Largest number that a log may contain.
 LARGEST = 1e15
 
 
@@ -26,9 +26,9 @@ def check_size(name: str, value: object) -> None:
 class BoundedTable:
     """Table of at most ``most`` rows, stored as columns.
 
-    When the table is full, it drops the oldest rows. If ``thinned`` is true, it instead keeps
-    every second, fourth, eighth and so on row, evenly from the first to the last. ``seen`` is the
-    number of rows appended.
+    When the table is full, it drops the oldest rows. If ``thinned`` is true, it instead keeps every
+    second row, later every fourth, eighth and so on, spread evenly from the first to the last.
+    ``seen`` is the number of rows appended.
     """
 
     def __init__(self, most: int, *, thinned: bool = False) -> None:
@@ -65,8 +65,8 @@ class BoundedTable:
         return pd.DataFrame({name: column[kept] for name, column in self._columns.items()})
 
     def note(self, what: str) -> list[str]:
-        """Return a list with one sentence on dropped rows, which are named ``what``; else an
-        empty list.
+        """Return a list with one sentence about dropped rows, which it calls ``what``; empty if
+        none were dropped.
         """
         table = self.frame()
         if table is None or len(table) == self.seen:
@@ -84,9 +84,9 @@ def _column(value: Any) -> Any:
 class AccessCounts:
     """Number of HTTP requests by status between two times of a log (see ``Evidence.access``).
 
-    Uvicorn's access lines have no time. Each request is counted between the times of the nearest
-    lines with a time, before and after its access line; a log that begins with access lines does
-    not give the time before.
+    Uvicorn's access lines have no time. Each request is counted in the interval between the nearest
+    lines with a time before and after its access line. If a log begins with access lines, the start
+    of the first interval is unknown.
     """
 
     def __init__(self, most: int) -> None:
@@ -100,8 +100,8 @@ class AccessCounts:
     def add(self, status: int, at: float | None, timed: bool) -> None:
         """Count one request with this HTTP status.
 
-        ``at`` is the time of the access line if the line is ``timed``, else the last time read
-        from the log. Times are in seconds.
+        ``at`` (s) is the time of the access line if the line is ``timed``, else the last time read
+        from the log.
         """
         if timed and at is not None:
             self.close(at)
@@ -114,7 +114,7 @@ class AccessCounts:
             self.close(at)
 
     def close(self, at: float | None) -> None:
-        """Assign the requests counted since the last call to the time from that call to ``at``
+        """Assign the requests counted since the last call to the interval from that call to ``at``
         (s).
         """
         if any(self._open):

@@ -70,7 +70,7 @@ from simkv.study.whatif.trial_evaluation import Evaluator
 from simkv.workload.trace_source import TraceSource
 from simkv.workload.workload_section import build_clients
 
-#: Profile in use until step costs are fitted.
+#: Profile that is used until step costs are fitted.
 PLACEHOLDER_PROFILE = "unit-step"
 STAGES = ("read", "rebuild", "calibrate", "explain")
 ReportProgress = Callable[[int, int], None]
@@ -136,7 +136,8 @@ def calibrate_stage(
     evidence = files.read_evidence(folder)
     steps = evidence.steps
     if not logs_iterations(evidence.engine) and evidence.requests is not None:
-        steps = None  # their lines give the time between lines, not of a step
+        # the lines of these engines give the time between lines instead of the duration of a step
+        steps = None
     if steps is not None:
         steps = with_context(steps, evidence.series, kv_tokens(scenario.engine))
     if is_sampled(evidence):
@@ -169,9 +170,9 @@ def fit_profile(
 ) -> tuple[CostProfile, bool]:
     """Fit step costs to the logs, spans and client results of one server, and return the profile.
 
-    These are stages 1 to 3 in a temporary directory. The second value is true if the inputs contain
-    no single requests, so that the fitted requests were sampled from log lines. Raises InputError
-    if an input cannot be used or does not determine the costs.
+    The function runs stages 1 to 3 in a temporary directory. The second value is true if the inputs
+    contain no data on single requests, so that the fit used requests sampled from log lines. Raises
+    InputError if an input cannot be used or does not determine the costs.
     """
     with TemporaryDirectory(prefix="simkv-") as folder:
         sampled = is_sampled(read_stage(inputs, Path(folder)))
@@ -189,8 +190,8 @@ def explain_stage(
     """Stage 4: simulate the incident, compare it with the observation, and write the diagnosis.
 
     The answer names the affected requests, the cause and the fix. ``workers`` is the number of
-    processes that try flags; without ``try_flags``, no flag is tried. ``tell`` receives the
-    number of finished simulations and the expected number, None if unknown.
+    processes that try flags; without ``try_flags``, no flag is tried. ``tell`` receives the number
+    of finished simulations and the expected number (None if unknown).
     """
     profile = calibrate_stage(folder, asked)
     rebuilt, setup = rebuild_stage(folder, asked)
@@ -240,7 +241,7 @@ def explain_stage(
 def summarize_stage(folder: Path, reason: UndeterminedError) -> IncidentAnswer:
     """Answer from the measured metrics alone, for inputs that do not determine the workload.
 
-    Raises ``reason`` again if the inputs have no such metrics either.
+    Raises ``reason`` if the inputs have no measured metrics either.
     """
     evidence = files.read_evidence(folder)
     summary = summarize_log(evidence)
@@ -254,8 +255,8 @@ def summarize_stage(folder: Path, reason: UndeterminedError) -> IncidentAnswer:
 def _worlds(folder: Path, scenario: Scenario, profile: CostProfile) -> list[list[Scenario]]:
     """Return other scenarios that fit the incident.
 
-    Each inner list holds alternatives of one scenario. The first alternative deviates most from
-    ``scenario``, the last one least.
+    Each inner list contains alternatives of one scenario, in order of decreasing deviation from
+    ``scenario``.
     """
     if (folder / files.ENSEMBLE).is_file():
         return [[one] for one in other_members(folder, scenario)]
@@ -298,9 +299,9 @@ def _scenario(folder: Path) -> tuple[Scenario, list[Request]]:
 
 
 def _same(rebuilt: RebuiltWorkload, requests: Sequence[Request], folder: Path) -> None:
-    """Raise InputError unless the scenario has as many requests as the evidence.
+    """Raise InputError unless the scenario has the same number of requests as the evidence.
 
-    A user may have edited the workload.
+    They can differ because a user may edit the workload.
     """
     if len(requests) != len(rebuilt.observed):
         raise InputError(

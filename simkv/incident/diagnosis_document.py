@@ -1,4 +1,4 @@
-"""Write ``diagnosis.md``: the five-line answer and its evidence."""
+"""Write ``diagnosis.md``: the five-line answer and the evidence for it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def request_labels(observed: pd.DataFrame, rows: Sequence[int], most: int = 3) -
 
 
 def victim_lines(observed: pd.DataFrame, result: RunResult, waits: WaitSummary) -> Iterator[str]:
-    """Yield Markdown lines on the requests that waited longest and on the requests that blocked
+    """Yield Markdown lines about the requests that waited longest and the requests that blocked
     them.
     """
     if not waits.victims:
@@ -76,7 +76,7 @@ def victim_lines(observed: pd.DataFrame, result: RunResult, waits: WaitSummary) 
 
 
 def verdict_lines(found: Sequence[Verdict], waits: WaitSummary) -> Iterator[str]:
-    """Yield Markdown lines on the verdicts and on the waiting time in seconds by cause."""
+    """Yield Markdown lines about the verdicts and about the waiting time in seconds by cause."""
     yield "## Where the time went"
     yield ""
     for verdict in found:
@@ -87,7 +87,9 @@ def verdict_lines(found: Sequence[Verdict], waits: WaitSummary) -> Iterator[str]
 
 
 def remedy_lines(mending: RemedySearch) -> Iterator[str]:
-    """Yield Markdown lines on the changes that help, their side effects and the search."""
+    """Yield Markdown lines about the changes that help, their side effects and the search for
+    them.
+    """
     yield "## What would have helped"
     yield ""
     if mending.remedies:
@@ -134,8 +136,8 @@ def _change(remedy: Remedy) -> str:
 
 
 def _cost(remedy: Remedy) -> str:
-    """Return a text such as ``2 others slower, x1.3 at worst; 1 without an answer``, or half of
-    it.
+    """Return a text such as ``2 others slower, x1.3 at worst; 1 without an answer``, or only one of
+    its two parts.
     """
     cost = remedy.cost
     parts = [f"{cost.slower} others slower, x{cost.worst:.1f} at worst"] if cost.slower else []
@@ -149,7 +151,7 @@ def _told(remedy: Remedy) -> str:
 
 
 def timeline_lines(beside: pd.DataFrame) -> Iterator[str]:
-    """Yield the Markdown table of observed and simulated values over time."""
+    """Yield the lines of a Markdown table of observed and simulated values over time."""
     yield "## Over time, observed / simulated"
     yield ""
     yield f"| {' | '.join(HEAD)} |"
@@ -169,7 +171,7 @@ def render_diagnosis(
 ) -> str:
     """Return the text of ``diagnosis.md``.
 
-    ``five`` are the summary lines, and ``rest`` holds the sections that explain the incident.
+    ``five`` are the summary lines, and ``rest`` are the sections that explain the incident.
     """
     lines = [
         f"# {escape_markdown(evidence.source)}",
@@ -205,7 +207,7 @@ def render_diagnosis(
 
 
 def summary_lines(summary: LogSummary | None) -> Iterator[str]:
-    """Yield Markdown lines on the measured metrics of the log."""
+    """Yield Markdown lines about the measured metrics of the log."""
     if summary is None:
         return
     yield "## Measured figures"

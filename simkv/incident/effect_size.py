@@ -1,13 +1,13 @@
 """Effect of a change on one metric, with an interval.
 
 The metric is the number of finished requests, their mean E2E latency (over requests that finish
-with and without the change), the longest stall, or the number of preemptions. It is simulated
-with and without the change in several scenarios. If the workload was sampled, these scenarios are
-the likely members of the ensemble. Otherwise, one has all step costs scaled down and one has them
-scaled up, by the held-out error of the profile; the error is reduced until the scenario
-reproduces the incident. For each scenario, the requests are resampled with replacement, each with
-the results of both runs. The interval extends from the lowest 5th percentile of all scenarios to
-the highest 95th.
+with and without the change), the longest stall, or the number of preemptions. It is simulated with
+and without the change in several scenarios. If the workload was sampled, these scenarios are the
+likely members of the ensemble. Otherwise there are two scenarios, with all step costs decreased or
+increased by the held-out error of the profile; the error is reduced until the scenario reproduces
+the incident. For each scenario, the requests are resampled with replacement, each with its results
+in the runs with and without the change. The interval extends from the lowest 5th percentile to the
+highest 95th percentile over all scenarios.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from simkv.study.whatif.trial_evaluation import RunFigures
 from simkv.study.whatif.whatif import MIN_LATENCY_CHANGE, MIN_STALL_CHANGE, Effect
 
 Floats = npt.NDArray[np.float64]
-#: Number of resamplings, and probability below and above the interval in percent.
+#: Number of resamplings, and the percentiles (%) excluded at each end of the interval.
 RESAMPLES, TAIL_PERCENT = 200, 5.0
-#: Share of the scenarios in which a change must be an improvement.
+#: Fraction of the scenarios in which a change must be an improvement.
 MIN_HOLDING_SHARE = 0.9
 ANSWERED, E2E, STALLED, PREEMPTED = "answered", "mean E2E", "longest stall", "preemptions"
 _FIGURES = {STALLED: "longest_stall_s", PREEMPTED: "preemptions"}
@@ -37,11 +37,11 @@ class EffectSize:
 
     ``before`` and ``after`` are the values of the metric in the simulated incident. ``low`` and
     ``high`` bound the ratio of after to before over ``worlds`` other scenarios; for finished
-    requests (``answered``), they bound the difference. Both are None if the ratio is undefined in
-    one of the scenarios. ``of`` is the smallest and the largest number of ``requests`` that a
-    mean covers in a scenario, which are the requests that finish with and without the change.
-    ``holds`` is the number of scenarios, of ``worlds`` and the incident, in which the whole
-    interval of that scenario is an improvement.
+    requests (``answered``), they bound the difference. ``low`` and ``high`` are None if the ratio
+    is undefined in one of the scenarios. ``of`` is the smallest and the largest number of requests
+    (of ``requests``) that a mean covers in a scenario; a mean covers the requests that finish with
+    and without the change. ``holds`` is the number of scenarios, including the incident itself, in
+    which the whole interval of the scenario is an improvement.
     """
 
     figure: str
@@ -98,9 +98,9 @@ class EffectSize:
 class SideEffects:
     """Side effects of a change on other requests.
 
-    ``slower`` is the number of requests that take at least 5 % longer, and ``worst`` the largest
-    factor by which one takes longer. ``failed`` is the number of requests that get an answer only
-    without the change.
+    ``slower`` is the number of requests that take at least 5 % longer, and ``worst`` is the largest
+    ratio of the times with and without the change. ``failed`` is the number of requests that get an
+    answer only without the change.
     """
 
     slower: int
@@ -133,7 +133,7 @@ def measure_effect(
 ) -> EffectSize:
     """Measure the effect of a change on the incident, with its interval.
 
-    Each pair in ``worlds`` holds the runs of another likely scenario, without and with the
+    Each pair in ``worlds`` contains the runs of another likely scenario, without and with the
     change.
     """
     figure = choose_figure(effect, base)
@@ -165,7 +165,8 @@ def measure_effect(
     bounds = [
         (float(low), float(high)) for low, high in (np.percentile(one, tails) for one in drawn)
     ]
-    # With few, very different requests, all resamplings may lie on one side of the simulated value.
+    # With few, very different requests, all resampled values may be above or below the simulated
+    # value.
     bounds[0] = min(estimate, bounds[0][0]), max(estimate, bounds[0][1])
     holds = sum(_improves(figure, *ends) for ends in bounds)
     low, high = min(low for low, _ in bounds), max(high for _, high in bounds)
@@ -178,7 +179,7 @@ def _improves(figure: str, low: float, high: float) -> bool:
 
 
 def _paired(before: RunFigures, after: RunFigures) -> tuple[Floats, Floats]:
-    """Return the E2E latencies in both runs, in seconds per request; NaN without an answer."""
+    """Return the E2E latency of each request in the two runs, in seconds; NaN without an answer."""
     ends = {ending.id: ending.e2e_s for ending in after.endings}
     both = [(e.e2e_s, ends[e.id]) for e in before.endings if e.id in ends]
     pairs = np.array([[np.nan if e is None else e for e in pair] for pair in both], np.float64)
@@ -188,7 +189,7 @@ def _paired(before: RunFigures, after: RunFigures) -> tuple[Floats, Floats]:
 def _drawn(before: Floats, after: Floats, figure: str) -> Floats:
     """Return the effect in each of ``RESAMPLES`` resamples of the requests.
 
-    It is a ratio of means or, for finished requests, a difference.
+    The effect is a ratio of means or, for the number of finished requests, a difference.
     """
     luck, count = np.random.default_rng(0), len(before)
     if figure == ANSWERED:

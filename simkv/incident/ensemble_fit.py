@@ -28,7 +28,7 @@ from simkv.workload.formats.simkv_csv import used_columns, write_file
 from simkv.workload.trace_reader import read_trace
 from simkv.workload.trace_source import TraceSource
 
-#: Number of members besides the first whose files are written.
+#: Number of members, besides the first member, whose files are written.
 MEMBERS_WRITTEN = 4
 
 
@@ -65,9 +65,9 @@ def fit_members(
 ) -> tuple[pd.DataFrame, dict[int, CostProfile]]:
     """Return a table of the likely members, the likeliest first, and their profiles by seed.
 
-    The table has the seed and the metrics in seconds. ``steps`` are the logged steps, if any.
-    ``tell`` receives the number of finished members and the total. Raises UndeterminedError if no
-    member can be simulated.
+    The table has the seed of each member and its metrics in seconds. ``steps`` are the logged
+    steps, if any. ``tell`` receives the number of finished members and the total. Raises
+    UndeterminedError if no member can be simulated.
     """
     rows, profiles = [], {}
     first: UnitCosts | None = None
@@ -97,7 +97,8 @@ def _member(
         rebuilt = rebuild(evidence, source, setup, seed)
         write_rebuilt(path, rebuilt, source)
         requests = read_trace(path).requests()
-    # Do not fit an unknown cache size for each member: the members differ by more than that.
+    # An unknown cache size is not fitted for each member, because the members differ by more than
+    # its effect.
     told = replace(setup, guessed=False)
     only_lines = is_from_lines(evidence)
     profile, fitted, run, costs = calibrate_incident(
@@ -125,8 +126,8 @@ def write_members(
 ) -> None:
     """Write the workload and the profile of each likely member except the first.
 
-    The first member is the incident's own workload. The files are ``ensemble-SEED.csv`` and
-    ``ensemble-SEED.json``.
+    The first member is already the workload of the incident. The files are ``ensemble-SEED.csv``
+    and ``ensemble-SEED.json``.
     """
     for seed in table["seed"].astype(int).tolist()[1 : MEMBERS_WRITTEN + 1]:
         workload, profile = _files(folder, seed)

@@ -1,4 +1,4 @@
-"""Evidence: what the sources of an incident report, as tables with common columns.
+"""Evidence: the data of all sources of an incident, as tables with common columns.
 
 Times are in seconds since 1970 on the clock of the source. If the source has no wall clock
 (``wall`` is false), times count from its first row.
@@ -15,8 +15,9 @@ import pandas as pd
 
 from simkv.core.errors import InputError
 
-#: Columns of ``series``: periodic statistics of a server. Rates are tokens per second since the
-#: previous line, shares are from 0 to 1, ``preemptions`` and counts are since the previous line.
+#: Columns of ``series``, the periodic statistics of a server. Rates are in tokens per second since
+#: the previous line, shares are from 0 to 1, and ``preemptions`` and other counts are since the
+#: previous line.
 SERIES_COLUMNS = (
     "t_s",
     "engine",
@@ -28,7 +29,8 @@ SERIES_COLUMNS = (
     "hit_rate",
     "preemptions",
 )
-#: Columns of ``steps``: one row per logged iteration; ``t_s`` is its end.
+#: Columns of ``steps``, which has one row per logged iteration; ``t_s`` is the end of the
+#: iteration.
 STEP_COLUMNS = (
     "t_s",
     "engine",
@@ -42,7 +44,7 @@ STEP_COLUMNS = (
 
 
 class UndeterminedError(InputError):
-    """The inputs are valid, but do not determine the workload; only a summary is possible."""
+    """Raised if valid inputs do not determine the workload, so that only a summary is possible."""
 
 
 @dataclass(frozen=True)
@@ -62,12 +64,12 @@ class Evidence:
 
     ``requests`` is a table as returned by ``read_measured``, with arrival times in ``t_s``.
     ``arrivals`` lists requests of which only the arrival is known (``request``, ``t_s``,
-    ``max_tokens``, ``prompt_tokens``; an unknown length is 0). ``access`` counts the HTTP
-    requests for tokens from ``from_s`` to ``t_s``: ``accepted``, ``rejected`` (status 4xx) and
-    ``failed`` (status 5xx). ``engine`` is the name of the engine, and ``settings`` are its start
-    options under the engine's own names. ``died`` is the log line that reports the end of the
-    engine process. ``notes`` are sentences on omissions and assumptions, ``lacks`` are sentences
-    on missing information.
+    ``max_tokens``, ``prompt_tokens``; an unknown length is 0). ``access`` counts the HTTP requests
+    for tokens from ``from_s`` to ``t_s``: ``accepted``, ``rejected`` (status 4xx) and ``failed``
+    (status 5xx). ``engine`` is the name of the engine, and ``settings`` are its start options under
+    the engine's own names. ``died`` is the log line that reports the end of the engine process.
+    ``notes`` are sentences about omissions and assumptions, and ``lacks`` are sentences about
+    missing information.
     """
 
     source: str
@@ -86,10 +88,10 @@ class Evidence:
 
 
 def sum_over_ranks(series: pd.DataFrame) -> pd.DataFrame:
-    """Return statistics by time: running and waiting requests summed over ranks, mean cache
-    usage.
+    """Return the statistics by time: running and waiting requests summed over ranks, and the mean
+    cache usage.
 
-    At a time without a value of a rank, the last value of that rank is used.
+    If a rank has no value at some time, its last value is used.
     """
     each = series.drop_duplicates(["t_s", "engine"], keep="last")
     found = {
@@ -101,10 +103,10 @@ def sum_over_ranks(series: pd.DataFrame) -> pd.DataFrame:
 
 
 def source_location(path: Path, line: int) -> str:
-    """Return the place in a source as text, such as ``server.log:12``."""
+    """Return a position in a source as text, such as ``server.log:12``."""
     return f"{path.name}:{line}"
 
 
 def tables(parts: Sequence[Evidence], name: str) -> list[pd.DataFrame]:
-    """Return the tables in the field ``name`` of all sources that have one."""
+    """Return the tables in the field ``name`` of all sources that have this table."""
     return [getattr(part, name) for part in parts if getattr(part, name) is not None]

@@ -1,4 +1,5 @@
-"""The batches of one simulation, kept fixed to compute their durations at other step costs.
+"""The batches of one simulation, which stay fixed while their durations are computed with other
+step costs.
 
 The prefill and decode time of a request is a sum over steps. A fit can therefore try other step
 costs without another simulation.
@@ -28,10 +29,10 @@ class FixedSchedule:
     """The contents of each step, and the range of steps of each request.
 
     A row is a step. A request is first scheduled in row ``first`` and gets its first token in row
-    ``token``; the rows after ``token`` up to ``last`` are its decode. A value is -1 if the
-    request did not get that far. The request arrived during row ``came``, and ``left`` is the
-    fraction of that row after the arrival. ``slowed`` is the duration of each step relative to
-    its duration in isolation: data-parallel ranks in lockstep wait for each other.
+    ``token``; it decodes in the rows after ``token``, up to ``last``. A value is -1 if the request
+    did not get that far. The request arrived during row ``came``, and ``left`` is the fraction of
+    this row after the arrival. ``slowed`` is the ratio of the duration of each step to its duration
+    on this rank alone, because data-parallel ranks in lockstep wait for each other.
     """
 
     prefill_tokens: Floats
@@ -53,7 +54,7 @@ class FixedSchedule:
     ) -> FixedSchedule:
         """Build the schedule from a run of ``count`` requests, whose ids are 0 to ``count`` - 1.
 
-        ``prices`` are the step costs of that run, and ``shape`` describes the model.
+        ``prices`` are the step costs of the run, and ``shape`` describes the model.
         """
         record = made.record
         log = record.steps
@@ -112,7 +113,7 @@ class FixedSchedule:
     def spans(self, prices: UnitCosts) -> tuple[Floats, Floats, Floats]:
         """Return the prefill time, decode time and TTFT of each request in seconds.
 
-        The TTFT includes waiting. A value is NaN if the request did not get that far.
+        The TTFT includes waiting. A value is NaN if the request did not reach the event.
         """
         cost = self.steps(prices)
         total = np.concatenate([[0.0], np.cumsum(cost)])
@@ -120,6 +121,6 @@ class FixedSchedule:
         prefill = np.where(answered, total[self.token + 1] - total[self.first], np.nan)
         decode = np.where(answered, total[self.last + 1] - total[self.token + 1], np.nan)
         waited = total[self.first] - total[self.came + 1] + self.left * cost[self.came]
-        same = self.came >= self.first  # it arrived while the engine was idle
+        same = self.came >= self.first  # the request arrived while the engine was idle
         until = np.where(begun, np.where(same, 0.0, waited), np.nan) + prefill
         return prefill, decode, until

@@ -2,8 +2,8 @@
 
 SGLang publishes one message per step (``--enable-forward-pass-metrics``, sgl-project/sglang#22789);
 vllm-project/vllm#52061 proposes the same for vLLM. A file has one message per line, as JSON, or an
-array of messages. ``scheduled_requests`` contains the counts; Dynamo's flat form without it is read
-as well.
+array of messages. ``scheduled_requests`` contains the counts; the form of Dynamo, in which the
+counts are at the top level, can be read as well.
 
 ``wall_time`` is in seconds. ``sum_prefill_tokens`` are the prompt tokens computed in the step,
 ``sum_prefill_kv_tokens`` the KV tokens of the same prompts from earlier chunks or the prefix cache,
@@ -26,7 +26,7 @@ from simkv.costs.cost_profile import CostProfile
 from simkv.incident.incident_calibration import build_profile_of_steps
 from simkv.incident.logged_step_costs import MIN_STEP_LINES, fit_unit_costs
 
-#: Column of a step by the field of a message.
+#: Columns of a step, by the field of the message.
 COUNTS = {
     "num_prefill_requests": "prefill_seqs",
     "sum_prefill_tokens": "prefill_tokens",
@@ -38,7 +38,7 @@ COUNTS = {
 VERSION = 1
 #: Largest accepted number of tokens or seconds.
 MOST = 1e15
-#: Number of characters at the beginning of a file in which a message is recognized.
+#: Number of characters at the beginning of a file that are examined to recognize a message.
 HEAD = 4096
 
 
@@ -65,7 +65,7 @@ def read_forward_passes(path: Path) -> pd.DataFrame:
 
 
 def _messages(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield each message with its place in the file, as it appears in error messages."""
+    """Yield each message with its position in the file, as error messages show it."""
     text = read_text(path)
     if text.lstrip().startswith("["):
         try:
@@ -110,10 +110,11 @@ def _number(place: str, values: dict[str, Any], name: str, prefix: str = "") -> 
 def fit_forward_passes(
     steps: pd.DataFrame, *, engine: str, model: str = "unknown", gpu: str = "unknown"
 ) -> CostProfile:
-    """Fit a cost profile to steps, with its errors on the held-out steps (one in four).
+    """Fit a cost profile to steps; its errors are measured on held-out steps (one in four).
 
-    ``engine``, ``model`` and ``gpu`` name the server in the profile. Raises InputError unless there
-    are at least ``MIN_STEP_LINES`` steps with prefills and as many that only decode.
+    ``engine``, ``model`` and ``gpu`` name the server in the profile. Raises InputError if there are
+    fewer than ``MIN_STEP_LINES`` steps with prefills, or fewer than this number of decode-only
+    steps.
     """
     prefills = steps["prefill_tokens"] > 0
     for kind, count in (

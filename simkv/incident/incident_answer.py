@@ -42,9 +42,10 @@ from simkv.incident.workload_rebuild import is_sampled
 from simkv.metrics.run_result import RunResult
 from simkv.report.narrative import describe_cause
 
-#: Largest difference between identifiable reconstructions, relative to their mean.
+#: Maximum difference between reconstructions, relative to their mean, up to which the result counts
+#: as identified.
 IDENTIFIABLE_SPREAD = 0.5
-#: Settings of the queue order, and the requests that each policy prefers.
+#: Settings of the queue order, with the requests that each policy prefers.
 POLICY_FIELDS = ("schedule_policy", "policy")
 QUEUE_ORDERS = {
     "lpm": "longer cached prefixes",
@@ -54,7 +55,7 @@ QUEUE_ORDERS = {
     "lof": "longer outputs",
     "priority": "higher priority",
 }
-#: Number of settings that the ``Cause:`` line names.
+#: Maximum number of settings that the ``Cause:`` line names.
 MAX_SETTINGS = 3
 
 
@@ -133,7 +134,7 @@ def explain_incident(
 
 
 def _describe_measured(summary: LogSummary | None) -> str:
-    """Return measured findings that belong to the cause as text, or an empty string.
+    """Return a text about measured findings that belong to the cause; empty if there are none.
 
     The number of preemptions in the cause itself is simulated.
     """
@@ -207,7 +208,7 @@ def _describe_cause(
 
 
 def _describe_order(result: RunResult, found: Sequence[Verdict]) -> str:
-    """Return a sentence on the order of the queue if later requests were admitted first."""
+    """Return a sentence about the order of the queue if later requests were admitted first."""
     first = getattr(found[0], "found", found[0]) if found else None
     if not isinstance(first, Starvation) or first.overtaken is None:
         return ""
@@ -221,7 +222,7 @@ def _describe_order(result: RunResult, found: Sequence[Verdict]) -> str:
 
 
 def describe_settings(search: RemedySearch | None) -> str:
-    """Return a sentence on the settings whose default would have helped, or an empty string."""
+    """Return a sentence about the settings whose default would have helped, or an empty string."""
     changes = [
         remedy.effect.change
         for remedy in (search.remedies if search else ())
@@ -232,17 +233,17 @@ def describe_settings(search: RemedySearch | None) -> str:
 
 
 def describe_inferred(setup: ServerSetup) -> str:
-    """Return a sentence on the settings that no input states, or an empty string."""
+    """Return a sentence about the settings that no input states, or an empty string."""
     names = [name for name, where in setup.sources.items() if where == INFERRED]
     named = ", ".join(f"{name}={setup.engine[name]}" for name in names)
     return f" Inferred from the log's lines, not stated in it: {named}." if named else ""
 
 
 def describe_search(search: RemedySearch | None, healthy: bool, sampled: bool = False) -> str:
-    """Return the ``Fix:`` line, with the best changes that the search found.
+    """Return the ``Fix:`` line with the best changes found by the search.
 
     If the requests are ``sampled``, the line names only changes that help in at least 90 % of the
-    reconstructions, and states their number.
+    reconstructions, and gives the number of reconstructions.
     """
     if healthy:
         return "Fix: none needed."
@@ -276,7 +277,9 @@ def describe_search(search: RemedySearch | None, healthy: bool, sampled: bool = 
 
 
 def describe_unknown_prefixes(setup: ServerSetup, observed: pd.DataFrame) -> str:
-    """Return a sentence if prefix caching is off and shared prefixes are unknown, or ""."""
+    """Return a sentence if prefix caching is off and it is unknown whether prompts share prefixes;
+    otherwise an empty string.
+    """
     engine = setup.engine
     off = engine.get("enable_prefix_caching") is False or engine.get("disable_radix_cache")
     if not off or "session" in observed or "cached_tokens" in observed:
@@ -299,7 +302,7 @@ def _reconstructions(search: RemedySearch) -> int:
 def _describe_confidence(
     likeness: ObservedComparison, setup: ServerSetup, ensemble: pd.DataFrame | None
 ) -> str:
-    """Return the ``Confidence:`` line, which names the source of each number."""
+    """Return the ``Confidence:`` line, which states the source of each number."""
     parts = []
     for start, label, unit in (("E2E mean", "mean E2E", " s"), ("mean running", "running", "")):
         line = next((one for one in likeness.lines if one.name.startswith(start)), None)
@@ -319,7 +322,7 @@ def _describe_confidence(
 
 
 def describe_ensemble(ensemble: pd.DataFrame) -> str:
-    """Return a sentence on the difference in mean E2E latency between the reconstructions."""
+    """Return a sentence about the difference in mean E2E latency between the reconstructions."""
     low, high, mean = (float(ensemble["e2e"].agg(name)) for name in ("min", "max", "mean"))
     known = high - low <= IDENTIFIABLE_SPREAD * mean
     return (

@@ -3,10 +3,10 @@ incident.
 
 The fit simulates the scenario, keeps its batches fixed, and adjusts the unit costs until the
 prefill times and the times per token match the observed values. It then simulates again with the
-new costs, several times, and uses the round whose simulation is closest. The fit minimizes
-relative errors with a soft L1 loss, which gives outliers less weight. The values expected for the
-GPU and the model are priors of the costs. One request in four is held out; the errors of these
-requests become the errors of the profile.
+new costs. After several such rounds, it uses the costs of the round whose simulation is closest.
+The fit minimizes relative errors with a soft L1 loss, which gives outliers less weight. The values
+expected for the GPU and the model are priors of the costs. One request in four is held out; the
+errors of these requests become the errors of the profile.
 """
 
 from __future__ import annotations
@@ -39,31 +39,31 @@ from simkv.sim.simulation import ScenarioRun, simulate_with_profile
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-#: Relative error that no fit removes: of a single request's time, and of a mean over all requests,
-#: which hardly depends on the order of requests.
+#: Relative errors that no fit removes: the error of a single request's time, and the error of a
+#: mean over all requests, which hardly depends on the order of requests.
 REQUEST_SCATTER, MEAN_SCATTER = 0.05, 0.01
 #: Every N-th request is held out of the fit.
 HOLDOUT_EVERY = 4
-#: Maximum numbers of fitted requests and of simulations. Fewer simulations suffice for requests
-#: sampled from log lines, which contain less information.
+#: Maximum numbers of fitted requests and of simulations. Requests sampled from log lines contain
+#: less information, so fewer simulations suffice for them.
 MAX_FITTED_REQUESTS, ROUNDS, SAMPLED_ROUNDS = 1000, 8, 3
 #: Maximum number of simulations of a fit that starts near its result.
 NEAR_ROUNDS = 2
 #: Number of segments if there are more requests, and share of each that only warms up the server.
 SEGMENTS, WARM_UP_SHARE = 5, 0.25
-#: Sizes of the KV cache that are also tried, relative to the guessed size.
+#: Factors on the guessed size of the KV cache; these sizes are also tried.
 CACHE_SIZE_FACTORS = (0.88, 0.94, 1.06)
-#: Requests with fewer output tokens say little about decode steps.
+#: Minimum number of output tokens of a request from which decode steps can be fitted.
 MIN_OUTPUT_TOKENS = 4
 
 
 @dataclass(frozen=True)
 class ObservedTimes:
-    """Targets of the fit: prefill time and time per token of each request, in seconds (NaN if
-    unknown).
+    """Targets of the fit: the prefill time and the time per token of each request, in seconds (NaN
+    if unknown).
 
-    If queue times are unknown, the prefill time is the TTFT including waiting, and ``with_queue``
-    is true.
+    If queue times are unknown, the TTFT, which includes waiting, replaces the prefill time, and
+    ``with_queue`` is true.
     """
 
     prefill: Floats
@@ -114,7 +114,7 @@ def _soft(errors: Floats) -> Floats:
 
 
 def _mean_log(made: Floats, seen: Floats, kept: npt.NDArray[np.bool_]) -> float:
-    """Return log(mean of ``made`` / mean of ``seen``), over the kept requests that have both
+    """Return log(mean of ``made`` / mean of ``seen``) over the requests in ``kept`` that have both
     values.
     """
     both = kept & np.isfinite(made) & np.isfinite(seen)
@@ -203,12 +203,13 @@ def calibrate_incident(
 
 
 def choose_fitted_rows(count: int) -> tuple[Ints, npt.NDArray[np.bool_]]:
-    """Return the rows of the requests to simulate for the fit, and which of them only warm up.
+    """Return the rows of the requests to simulate for the fit, and a mask of the requests that only
+    warm up the server.
 
-    Up to ``MAX_FITTED_REQUESTS``, these are all requests. From a longer list, the function takes
-    segments of successive requests at equal distances, because the traffic may change over time.
-    In each segment after the first, the first requests meet an empty server, so they only warm it
-    up and are not fitted.
+    If there are at most ``MAX_FITTED_REQUESTS`` requests, all of them are simulated. Otherwise the
+    function selects segments of successive requests at equal distances, because the traffic may
+    change over time. The first requests of each later segment meet an empty server, so they only
+    warm it up and are not fitted.
     """
     if count <= MAX_FITTED_REQUESTS:
         return np.arange(count), np.zeros(count, bool)
@@ -220,8 +221,8 @@ def choose_fitted_rows(count: int) -> tuple[Ints, npt.NDArray[np.bool_]]:
 
 
 def _sizes(scenario: Scenario, observed: pd.DataFrame, setup: ServerSetup) -> list[Scenario]:
-    """Return the scenarios to fit: with the given cache size and, if it is unknown, similar
-    sizes.
+    """Return the scenarios to fit: one with the given cache size, or several with similar sizes if
+    it is unknown.
     """
     if not setup.guessed or not (observed["queue_ms"] > 1e3 * MIN_QUEUE_S).any():
         return [scenario]
@@ -254,7 +255,7 @@ def _front(observed: pd.DataFrame) -> float:
 
 
 def _between(guess: UnitCosts, aims: dict[str, CostPrior]) -> UnitCosts:
-    """Return the start values of the fit: the mean of a prior if it is well known, else the
+    """Return the start values of the fit: the mean of a prior if the prior is precise, else the
     guess.
     """
     return UnitCosts(
@@ -285,9 +286,10 @@ def build_profile_of_steps(
     shape: ModelTraits | None,
     count: int,
 ) -> CostProfile:
-    """Build a profile from ``count`` logged steps; its name, model and GPU are placeholders.
+    """Build a profile from ``count`` logged steps, with placeholders for its name, model and GPU.
 
-    ``errors`` are the log errors of the held-out steps; ``prefills`` marks those with a prefill.
+    ``errors`` are the log errors of the held-out steps; ``prefills`` marks the steps with a
+    prefill.
     """
     held_out = summarize_errors_by_kind(_named(errors[prefills], errors[~prefills]))
     return _draft(prices, shape, 0.0).model_copy(
@@ -310,7 +312,7 @@ class _Fit(NamedTuple):
 
 
 class _Fitter:
-    """Adjusts unit costs until the simulation reproduces the measured times."""
+    """Adjust unit costs until the simulation reproduces the measured times."""
 
     def __init__(
         self,
@@ -364,7 +366,9 @@ class _Fitter:
         return np.concatenate([self.measured.prefill[self.kept], self.measured.decode[self.kept]])
 
     def _moved(self, start: UnitCosts, frozen: FixedSchedule) -> UnitCosts:
-        """Return the unit costs with the smallest error if the batches stay fixed."""
+        """Return the unit costs with the smallest error, assuming that the batches stay the
+        same.
+        """
         begin = np.log(np.array(astuple(start)))
         centre = np.array([np.log(self.aims[name].price) for name in UNIT_COST_NAMES])
         sigma = np.array([self.aims[name].sigma for name in UNIT_COST_NAMES])
@@ -435,7 +439,9 @@ def _named(prefill: Floats, decode: Floats) -> Iterator[tuple[str, float]]:
 
 
 def _concurrency(served: pd.DataFrame) -> tuple[float, float]:
-    """Return the 5th percentile and the maximum of the requests in the system, at the arrivals."""
+    """Return the 5th percentile and the maximum of the number of requests in the system at the
+    arrivals.
+    """
     arrivals = served["t_s"].to_numpy(np.float64)
     begin, end = np.sort(arrivals), np.sort(arrivals + served["e2e_ms"].to_numpy(np.float64) / 1e3)
     present = np.searchsorted(begin, begin, "right") - np.searchsorted(end, begin)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 EVIDENCE, WORKLOAD, SCENARIO = "evidence.json", "workload.csv", "scenario.yaml"
 PROFILE, DIAGNOSIS, REPORT = "profile.json", "diagnosis.md", "report.html"
 PICTURE, COMPARED, ENSEMBLE = "observed.png", "compared.csv", "ensemble.csv"
-#: The tables of an Evidence, and their files.
+#: The tables of an Evidence, with the file of each.
 TABLES = {
     "requests": "requests.csv",
     "arrivals": "arrivals.csv",
@@ -142,7 +142,8 @@ def write_scenario(folder: Path, setup: ServerSetup, profile: str, notes: tuple[
             "assumed": [*setup.assumed, *notes],
         },
     }
-    from ruamel.yaml import YAML  # slow to import, and not needed for a triage
+    # imported here because it is slow to import and not needed for a triage
+    from ruamel.yaml import YAML
 
     path = folder / SCENARIO
     yaml = YAML()

@@ -12,8 +12,8 @@ from simkv.core.outcome import Outcome
 from simkv.sim.run_record import RunRecord
 from simkv.sim.simulation import ScenarioRun
 
-#: Times of a request in ms: arrival to first scheduling, first scheduling to first token, arrival
-#: to first and last token, and mean time between tokens.
+#: Times of a request in ms: from arrival to first scheduling, from first scheduling to first token,
+#: from arrival to first token and to last token, and the mean time between tokens.
 LATENCY_COLUMNS = ("queue_ms", "prefill_ms", "ttft_ms", "e2e_ms", "tpot_ms")
 
 
@@ -54,9 +54,9 @@ def request_times(record: RunRecord, front_s: float = 0.0) -> pd.DataFrame:
 
 
 def sample_state(parts: Sequence[RunRecord], at: npt.NDArray[np.float64]) -> pd.DataFrame:
-    """Return running requests, waiting requests and cache usage at the times ``at`` (s).
+    """Return the running requests, waiting requests and cache usage at the times ``at`` (s).
 
-    The requests are summed over the ranks ``parts``; the cache usage is the mean over the ranks.
+    Requests are summed over the ranks ``parts``; the cache usage is the mean over the ranks.
     """
     found = [_at_times(record, at) for record in parts]
     whole = found[0]

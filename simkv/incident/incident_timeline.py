@@ -7,7 +7,7 @@ import pandas as pd
 
 #: Number of rows of the table.
 ROWS = 12
-#: Means in each time window; requests are assigned by their arrival (s).
+#: Metrics whose mean is computed for each interval; requests are assigned by their arrival (s).
 TIMELINE_FIGURES = ("running", "waiting", "usage", "ttft_s", "e2e_s")
 HEAD = ("from (s)", "running", "waiting", "KV cache in use", "TTFT (s)", "E2E (s)")
 
@@ -17,10 +17,10 @@ def timeline(
 ) -> pd.DataFrame:
     """Build the table of observed and simulated means per time interval.
 
-    ``t_s`` is the start of an interval in seconds. Each metric in ``TIMELINE_FIGURES`` has one
-    column with the prefix ``observed_`` and one with ``simulated_``; the value is NaN if the
-    interval has no data. ``moments`` is the table of ``compare_observed``. The tables
-    ``observed`` and ``simulated`` have one row per request, with times in ms.
+    ``t_s`` is the start of an interval in seconds. Each metric in ``TIMELINE_FIGURES`` has two
+    columns, with the prefixes ``observed_`` and ``simulated_``; a value is NaN if the interval has
+    no data. ``moments`` is the table of ``compare_observed``. The tables ``observed`` and
+    ``simulated`` have one row per request, with times in ms.
     """
     arrivals = (observed["t_s"] - observed["t_s"].iloc[0]).to_numpy(np.float64)
     end = max(float(moments["t_s"].max()), float(arrivals.max()), 1e-3)

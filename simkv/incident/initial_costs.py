@@ -1,10 +1,11 @@
 """Estimate step costs from the times of requests that were served concurrently.
 
-While a request decodes, the engine also computes tokens of other requests. Their number is
-estimated from the overlap of the other requests' prefill and decode with this decode. The
-duration of each prefill and decode is therefore a sum of unit costs times the work in that time,
-and the fit minimizes the relative errors (non-negative least squares). A request that was
-preempted or skipped distorts only its own equation; the later fit by simulation corrects that.
+While a request decodes, the engine also computes tokens of other requests. The number of these
+tokens is estimated from the time for which the prefills and decodes of other requests overlap with
+the decode. The duration of each prefill and decode is then a sum of unit costs, each multiplied by
+the work done in that time, and the fit minimizes the relative errors (non-negative least squares).
+A request that was preempted or skipped distorts only its own equation; the later fit by simulation
+corrects this error.
 """
 
 from __future__ import annotations
@@ -29,20 +30,20 @@ from simkv.incident.step_costs import UnitCosts
 
 Floats = npt.NDArray[np.float64]
 #: Defaults for unknown GPUs: number of query-key pairs computed in the time of one prefill token,
-#: and number of KV tokens read in the time of one reading of the weights. From A100 to RTX 4090 and
-#: for models of 7 to 34 billion parameters, they are 10 to 60 thousand and 130 to 400 thousand. The
-#: second value of each pair is the uncertainty as a logarithm.
+#: and number of KV tokens read in the time of reading the weights once. From A100 to RTX 4090 and
+#: for models of 7 to 34 billion parameters, the numbers are 10 to 60 thousand and 130 to 400
+#: thousand. The second value of each pair is the uncertainty as a logarithm.
 PAIRS_PER_TOKEN, CONTEXT_PER_STEP = (20_000.0, 1.0), (250_000.0, 0.8)
-#: Uncertainties as logarithms: of an unknown cost, of the ratio of a sequence's cost to a token's,
-#: and of the exponent of the transition from weights to tokens.
+#: Uncertainties as logarithms: of an unknown cost, of the ratio between the costs of a sequence and
+#: of a token, and of the exponent with which the times of weights and tokens are combined.
 UNKNOWN_SIGMA, SEQUENCE_SIGMA, POWER_SIGMA = 3.0, 1.0, 0.7
-#: Maximum number of rows: every request is compared with every other.
+#: Maximum number of rows, because every request is compared with every other request.
 MAX_ROWS = 1500
 
 
 @dataclass(frozen=True)
 class CostPrior:
-    """Likely value of a unit cost, and its uncertainty as the logarithm of a factor."""
+    """Likely value of a unit cost, and the uncertainty as the logarithm of a factor."""
 
     price: float
     sigma: float
@@ -86,7 +87,9 @@ def _sound(found: list[float], spans: _Spans) -> UnitCosts:
 
 
 class _Spans:
-    """Times of the prefill and the decode of each request, and the work computed in these times."""
+    """Times of the prefill and the decode of each request, and the work that the engine did in
+    these times.
+    """
 
     def __init__(self, known: pd.DataFrame) -> None:
         def column(name: str) -> Floats:
@@ -105,8 +108,8 @@ class _Spans:
     def _during(self, start: Floats, end: Floats) -> tuple[Floats, Floats, Floats, Floats]:
         """Return the work of all requests in each interval from ``start`` to ``end`` (s).
 
-        The four arrays are decoded tokens, KV tokens read, prefilled tokens and their query-key
-        pairs.
+        The four arrays are the numbers of decoded tokens, KV tokens read, prefilled tokens, and
+        query-key pairs of the prefilled tokens.
         """
         in_decode = _overlap(start, end, self.first, self.end)
         in_prefill = _overlap(start, end, self.begun, self.first)
@@ -126,8 +129,9 @@ class _Spans:
         return np.stack([steps, 0 * steps, decoded + prefilled, pairs, context], axis=1)
 
     def prefills(self, budget: int) -> Floats:
-        """Return the same columns during each prefill, which takes one step per ``budget``
-        tokens.
+        """Return the work during the prefill of each request, with the columns of ``decodes``.
+
+        A prefill takes one step per ``budget`` tokens.
         """
         decoded, context, prefilled, pairs = self._during(self.begun, self.first)
         chunks = np.ceil(self.prompt / budget)
@@ -146,7 +150,9 @@ def _overlap(start: Floats, end: Floats, begin: Floats, stop: Floats) -> Floats:
 def cost_priors(
     guess: UnitCosts, shape: ModelTraits | None, gpu: Gpu | None
 ) -> dict[str, CostPrior]:
-    """Return the prior of each unit cost by name, from the GPU and the model if they are known."""
+    """Return the prior of each unit cost by name; it is based on the GPU and the model if they are
+    known.
+    """
     step, token = guess.decode_step, guess.token
     found = {
         "decode_step": CostPrior(step, UNKNOWN_SIGMA),

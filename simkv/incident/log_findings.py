@@ -1,7 +1,7 @@
-"""Findings: patterns in a server's statistics lines that name what limits it.
+"""Findings: patterns in a server's statistics lines that show what limits the server.
 
-A rule takes the lines summed over ranks and the limit on running requests, and yields findings. The
-cause precedes its effects: a full cache or busy slots, then the growing queue. No rule needs a
+A rule takes the lines summed over ranks and the limit on running requests, and yields findings. A
+cause precedes its effects: a full cache or busy slots come before a growing queue. No rule needs a
 reconstruction or a simulation.
 """
 
@@ -15,24 +15,26 @@ import pandas as pd
 
 from simkv.core.figure_registry import format_seconds
 
-#: KV cache usage that counts as full, and below which it is certainly not (shares).
+#: KV cache usage (fractions) from which the cache counts as full, and below which it certainly is
+#: not full.
 FULL_CACHE, FREE_CACHE = 0.95, 0.8
-#: Share of lines with a queue from which requests are said to queue.
+#: Fraction of the lines that must report a queue for the finding that requests queue.
 QUEUE_SHARE = 0.5
-#: Output tokens per second and running request below which decoding is slow.
+#: Number of output tokens per second and running request below which decoding counts as slow.
 SLOW_DECODE_RATE = 2.0
-#: Fall of the prefix hit rate that is reported as a problem.
+#: Decrease of the prefix hit rate that is reported as a problem.
 HIT_RATE_FALL = 0.15
-#: Growth of running requests that suggests eviction as the reason.
+#: Increase of running requests that suggests that eviction lowered the hit rate.
 LOAD_GROWTH = 1.2
-#: Number of successive lines without any token that count as a hang.
+#: Number of successive lines without any computed token that count as a hang.
 HANG_LINES = 2
-#: Distance to the maximum below which Running counts as pinned (share, at least one request), and
-#: share of the lines with a queue that must be so near.
+#: Maximum distance from the highest value of Running at which Running counts as constant (a
+#: fraction, at least one request), and the fraction of the lines with a queue that must be within
+#: this distance.
 PINNED_DISTANCE, PINNED_SHARE = 0.03, 0.7
-#: Smallest growth of a queue (requests), and the number of lines over which it must grow.
+#: Minimum growth of a queue in requests, and the number of lines over which it must grow.
 QUEUE_GROWTH, GROWTH_LINES = 5, 3
-#: Advice if the KV cache is the limit.
+#: Suggested changes if the KV cache is the limit.
 MORE_CACHE = (
     "more KV blocks (more GPU memory or a smaller KV dtype), more replicas, or fewer tokens per "
     "request"
@@ -43,8 +45,8 @@ MORE_CACHE = (
 class Finding:
     """A pattern in the measured metrics: its name, a sentence, and whether it is a problem.
 
-    ``advice`` is what to change, or "" if the lines do not show it. ``inferred`` is the name and
-    value of a setting that the lines show without naming it.
+    ``advice`` is the suggested change, or "" if the lines do not suggest one. ``inferred`` is the
+    name and value of a setting that can be inferred from the lines.
     """
 
     name: str
@@ -58,7 +60,7 @@ class Finding:
 class SlotLimit:
     """Limit on running requests: the setting's name, and its value (None if not logged).
 
-    ``single`` is true if the lines are of one engine, not of several data-parallel ranks.
+    ``single`` is true if the lines describe one engine, and false for several data-parallel ranks.
     """
 
     name: str
@@ -67,7 +69,9 @@ class SlotLimit:
 
 
 def _hang(lines: pd.DataFrame, _limit: SlotLimit) -> Iterator[Finding]:
-    """Yield a finding on successive lines in which no token was computed while requests ran."""
+    """Yield a finding if no token was computed in several successive lines although requests
+    ran.
+    """
     silent = _silent(lines).to_numpy()
     longest, current, last = 0, 0, 0
     for row, one in enumerate(silent.tolist()):
@@ -85,14 +89,14 @@ def _hang(lines: pd.DataFrame, _limit: SlotLimit) -> Iterator[Finding]:
 
 
 def _silent(lines: pd.DataFrame) -> pd.Series[bool]:
-    """Return per line whether no token was computed although there were requests."""
+    """Return, for each line, whether no token was computed although there were requests."""
     rates = lines[["prompt_rate", "output_rate"]]
     idle = (rates.fillna(0.0) == 0).all(axis="columns") & rates.notna().any(axis="columns")
     return idle & (lines["running"] + lines["waiting"] > 0)
 
 
 def _blocked(lines: pd.DataFrame, limit: SlotLimit) -> Iterator[Finding]:
-    """Yield a finding on a queue that does not get shorter although the cache has free blocks."""
+    """Yield a finding if the queue does not become shorter although the cache has free blocks."""
     queued = lines[lines["waiting"] > 0]
     if len(queued) < HANG_LINES or (queued["usage"] >= FULL_CACHE).any():
         return
@@ -139,7 +143,7 @@ def _cache_full(lines: pd.DataFrame, _limit: SlotLimit) -> Iterator[Finding]:
 def _admission(lines: pd.DataFrame, limit: SlotLimit) -> Iterator[Finding]:
     """Yield a finding if requests wait for slots or for prefill while the cache has free blocks.
 
-    If the limit is not logged, it is inferred from Running, which is pinned at it.
+    If the limit is not logged, it is inferred from the value at which Running stays constant.
     """
     busy = lines[(lines["running"] + lines["waiting"] > 0) & ~_silent(lines)]
     queued = busy[busy["waiting"] > 0]
@@ -157,7 +161,7 @@ def _admission(lines: pd.DataFrame, limit: SlotLimit) -> Iterator[Finding]:
         text = f"{pinned}: all {slots} slots were busy ({limit.name}={slots})"
         yield Finding("admission limit", text, advice=advice)
     elif lines["preemptions"].sum():
-        return  # requests wait for KV blocks, not for slots
+        return  # these requests wait for KV blocks instead of slots
     elif slots is None and most > 2 and near.mean() >= PINNED_SHARE and len(queued) >= HANG_LINES:
         text = f"{pinned}: probably all slots were busy ({limit.name}={most:.0f}, inferred)"
         found = (limit.name, int(most)) if limit.single else None
@@ -174,7 +178,9 @@ def _admission(lines: pd.DataFrame, limit: SlotLimit) -> Iterator[Finding]:
 
 
 def _growth(lines: pd.DataFrame, _limit: SlotLimit) -> Iterator[Finding]:
-    """Yield a finding if the queue grows over several lines: arrivals exceed throughput."""
+    """Yield a finding if the queue grows over several lines, because more requests arrive than the
+    server completes.
+    """
     lines = lines[~_silent(lines)]
     if not len(lines):
         return

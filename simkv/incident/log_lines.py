@@ -3,9 +3,9 @@
 A time may be ``09-13 12:00:00`` (vLLM), ``[2026-09-13 12:00:00]`` (SGLang),
 ``[09/13/2026-12:00:00]`` (TensorRT-LLM), ``[12:00:00 TP0]`` (older versions of SGLang) or an ISO
 8601 prefix of a container runtime or systemd. If a line has several times, the last one is used.
-The time format of vLLM has no year; the year comes from another time in the same line, or else is
-``YEAR``. Times are local times that are treated as UTC; ``join`` corrects them. ``log_wrappers``
-removes what log collectors add.
+The time format of vLLM has no year; the year is taken from another time in the same line, or is
+``YEAR``. Local times are treated as UTC; ``source_join.join`` corrects them. ``log_wrappers``
+removes the additions of log collectors.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from simkv.incident.evidence import StatedSetting
 from simkv.incident.log_wrappers import export_lines, split_line, unwrap
 from simkv.workload.trace_source import TraceSource
 
-#: Default year; a leap year, so that every calendar day is valid.
+#: Default year; it is a leap year, so every calendar day is valid.
 YEAR = 2024
 _TIME = re.compile(
     r"(?<!\d)(?:(?P<year>20\d\d)[-/])?(?P<month>0[1-9]|1[0-2])[-/](?P<day>0[1-9]|[12]\d|3[01])[ T]"
@@ -41,9 +41,9 @@ _SYSLOG = re.compile(
 )
 _BYTES = re.compile(r"\"MESSAGE\" ?: ?\[")
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
-#: Number of characters that show whether a file is a JSON document.
+#: Number of characters that are examined to detect a JSON document.
 HEAD_CHARACTERS = 1 << 16
-#: Longer lines are cut, because prompts are logged in full.
+#: Maximum length of a line; longer lines are cut, because servers log prompts in full.
 MAX_LINE_LENGTH = 1 << 20
 DAY = 86400.0
 HALF_A_YEAR = 183 * DAY
@@ -64,9 +64,9 @@ class LogLine:
 
 
 def read_log_lines(source: TraceSource, words: re.Pattern[str]) -> Iterator[LogLine]:
-    """Yield the lines that match ``words``, in order.
+    """Yield the lines of a log that match ``words``, in order.
 
-    Line numbers count line feeds, as ``grep -n`` does.
+    Line numbers count line feeds, as in ``grep -n``.
     """
     clock = _LogClock()
     for number, raw in _physical_lines(source):
@@ -82,8 +82,8 @@ def read_log_lines(source: TraceSource, words: re.Pattern[str]) -> Iterator[LogL
 class _LogClock:
     """Clock of a log: ``at`` is the time in seconds of the last line that has a time.
 
-    A collector may add its own time to each line. A line that has only the collector's time is
-    converted to the server's clock with the last known difference of both clocks.
+    A log collector may add its own time to each line. If a line has only the collector's time, that
+    time is converted to the server's clock with the last known difference between the two clocks.
     """
 
     def __init__(self) -> None:
@@ -128,7 +128,7 @@ class _LogClock:
 def _physical_lines(source: TraceSource) -> Iterator[tuple[int, str]]:
     """Yield the lines of a log with their numbers.
 
-    If the file is one JSON document, these are the messages of its entries.
+    If the file is one JSON document, the messages of its entries count as lines.
     """
     if (entries := read_export(source)) is not None:
         yield from enumerate(entries, start=1)
@@ -143,7 +143,7 @@ def _physical_lines(source: TraceSource) -> Iterator[tuple[int, str]]:
 def read_beginning(source: TraceSource, characters: int) -> str:
     """Return at most ``characters`` characters from the beginning of a log.
 
-    If the file is one JSON document, these are the messages of its entries.
+    If the file is one JSON document, the messages of its entries count as the text.
     """
     if (entries := read_export(source)) is not None:
         return "\n".join(entries)
@@ -168,7 +168,8 @@ def read_export(source: TraceSource) -> list[str] | None:
 
 
 def read_line(readers: Sequence[Callable[[Any, LogLine], bool]], log: Any, line: LogLine) -> None:
-    """Pass a line to the readers in turn, until one returns true because it used the line.
+    """Pass a line to the readers in turn, until a reader returns true because it recognized the
+    line.
 
     Raises InputError with file and line for values that a server cannot have written.
     """
@@ -193,7 +194,7 @@ def check_settings(settings: Mapping[str, StatedSetting]) -> None:
             ) from None
 
 
-#: Access lines of uvicorn for requests that generate tokens: path and status.
+#: Access lines of uvicorn for requests that generate tokens, with path and status.
 ACCESS = re.compile(
     r"\"POST /\S*?(?:completions|responses|messages|generate|invocations|generate_stream)(?:\?\S*)?"
     r" HTTP/[\d.]+\\?\" (?P<status>\d{3})"
@@ -208,9 +209,10 @@ class Writers:
         self._seen: dict[int, list[str]] = {}
 
     def check(self, line: LogLine, engine: int) -> None:
-        """Raise InputError if two servers write lines of the same engine alternately.
+        """Raise InputError if two servers alternately write lines of the same engine.
 
-        Such servers ran at the same time. A server that was only restarted does not alternate.
+        Such servers ran at the same time. The lines of a server before and after a restart do not
+        alternate.
         """
         found = _WRITER.match(line.text)
         name = " ".join(filter(None, found.groups())) if found else ""
@@ -228,8 +230,8 @@ class Writers:
 def _after(before: float | None, time: float) -> float:
     """Return the time in seconds for a time of day without a date.
 
-    It is on the day of the previous line, at time ``before``, or on the next day if the clock has
-    passed midnight.
+    The date is that of the previous line, whose time is ``before``, or the next day if the clock
+    has passed midnight.
     """
     if before is None:
         return time

@@ -1,7 +1,7 @@
 """Summarize the measured metrics of a server's log, and name the problems that they show.
 
-A summary needs no reconstruction. It is the whole answer if the log does not determine the
-workload, for example if the log is an excerpt of ten lines.
+A summary needs no reconstruction of the workload. It is the whole answer if the log does not
+determine the workload, for example if it is an excerpt of ten lines.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from simkv.incident.evidence import Evidence, sum_over_ranks
 from simkv.incident.log_findings import RULES, Finding, SlotLimit
 from simkv.incident.source_reader import log_reader
 
-#: Time before the engine core above which the front end limits TTFT: in s, and as a share of TTFT.
+#: Time before the engine core above which the front end counts as a limit of TTFT: in s, and as a
+#: fraction of TTFT.
 FRONT_END_S, FRONT_END_SHARE = 0.05, 0.5
-#: Setting that limits running requests in engines without a log reader.
+#: Name of the setting that limits running requests, in engines without a log reader.
 SLOT_SETTING = "max_num_seqs"
 
 
@@ -69,14 +70,15 @@ def _slot_limit(evidence: Evidence) -> SlotLimit:
     ranks, stated = 1, evidence.settings.get(name)
     if evidence.series is not None and len(evidence.series):
         engines = evidence.series["engine"]
-        ranks = max(int(engines.nunique()), -int(engines.min()))  # negative: an aggregated line
+        # a negative number means a line that covers several engines
+        ranks = max(int(engines.nunique()), -int(engines.min()))
     if stated is None or not isinstance(stated.value, int):
         return SlotLimit(name, None, ranks == 1)
     return SlotLimit(name, ranks * stated.value, ranks == 1)
 
 
 def _without_doubles(findings: list[Finding]) -> tuple[Finding, ...]:
-    """Remove the general finding of a queue if a more specific one explains it."""
+    """Remove the general finding of a queue if a more specific finding explains the queue."""
     specific = {"KV cache full", "admission limit", "blocked queue", "hang", "prefill bound"}
     specific.add("queue grows")
     explained = any(finding.name in specific for finding in findings)
@@ -96,8 +98,8 @@ def _summed(series: pd.DataFrame) -> pd.DataFrame:
 
 
 def _series_of(steps: pd.DataFrame) -> pd.DataFrame:
-    """Return logged iterations in the columns of statistics lines, as far as iterations have
-    them.
+    """Return logged iterations with the columns of statistics lines, if iterations have the
+    data.
     """
     seconds = steps["seconds"].where(steps["seconds"] > 0)
     return steps[["t_s", "engine", "usage"]].assign(
@@ -135,7 +137,7 @@ class _Requests:
 def _front_end(evidence: Evidence) -> Iterator[Finding]:
     """Yield a finding if the TTFT is far above queue time plus prefill time.
 
-    The reason is then tokenization, routing or the API server.
+    In this case, the reason is tokenization, routing or the API server.
     """
     requests = evidence.requests
     if requests is None or "prefill_ms" not in requests:

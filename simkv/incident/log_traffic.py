@@ -1,6 +1,7 @@
-"""Requests of a server's log as a trace, and the settings that the log states, to plan with.
+"""Convert the requests of a server's log to a trace for planning, and return the settings in the
+log.
 
-Unlike a diagnosis, which looks at the worst part of a log, this reads all of it.
+Unlike a diagnosis, which examines the worst part of a log, this module reads the whole log.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from simkv.schedulers.engine_registry import ENGINES
 from simkv.workload.formats.format_detection import detect_format
 from simkv.workload.trace_source import TraceSource
 
-#: File of the requests.
+#: Name of the file with the requests.
 TRAFFIC = "traffic.csv"
 
 
 @dataclass(frozen=True)
 class LogTraffic:
-    """Requests of a log in the file ``trace``, and the server that the log states.
+    """Requests of a log, written to the file ``trace``, and the configuration of the server.
 
     ``settings`` are fields of the engine's config that the log's start-up lines contain, without
     the size of the KV cache, which depends on the GPU. ``notes`` are sentences about assumptions.

@@ -1,7 +1,8 @@
-"""Convert a server's statistics lines to time intervals: work per interval and state at its end.
+"""Convert a server's statistics lines to time intervals, with the work in each interval and the
+state at its end.
 
-vLLM writes a line every 10 s (``VLLM_LOG_STATS_INTERVAL``) with the rates since the previous
-line, and writes none while idle. SGLang writes one line per prefill batch, with its requests and
+vLLM writes a line every 10 s (``VLLM_LOG_STATS_INTERVAL``) with the rates since the previous line,
+and writes no lines while idle. SGLang writes one line per prefill batch, with its requests and
 tokens, and one line per N decode batches. SGLang's lines are grouped into intervals of a few
 seconds.
 """
@@ -16,25 +17,30 @@ import numpy.typing as npt
 import pandas as pd
 
 Floats = npt.NDArray[np.float64]
-#: Interval of vLLM if a log has one line (s), and minimum window for SGLang's lines (s).
+#: Interval assumed for vLLM if a log has only one line (s), and minimum length of intervals for
+#: SGLang's lines (s).
 VLLM_INTERVAL_S, MIN_WINDOW_S = 10.0, 2.0
-#: Maximum number of windows for SGLang's lines, and how long such a line remains valid (s).
+#: Maximum number of intervals for SGLang's lines, and the time for which such a line remains valid
+#: (s).
 MAX_WINDOWS, LINE_VALIDITY_S = 2000, 15.0
-#: Smallest output rate of the first window of a log that starts in the middle, relative to others.
+#: Minimum ratio between the output rate of the first interval and of later intervals for which
+#: requests are assumed to run before a log that starts in the middle.
 STEADY_SHARE = 0.4
-#: Values missing in iteration lines and taken from the statistics lines between them.
+#: Columns that iteration lines lack; their values are taken from the statistics lines around an
+#: iteration.
 _BETWEEN = ("waiting", "usage")
 
 
 @dataclass(frozen=True)
 class LogWindows:
-    """Successive time intervals: each ends at ``end`` (s) and has the length ``width`` (s).
+    """Successive time intervals; each ends at ``end`` (s) and has the length ``width`` (s).
 
     ``prompt`` and ``output`` are the numbers of tokens computed in an interval. ``running`` and
-    ``waiting`` (requests) and ``held`` (tokens in the KV cache) are the state at its end, NaN if
-    unknown. ``firsts`` is the number of requests prefilled in it, NaN if the lines report only
-    tokens. ``hit_rate`` is the logged prefix-cache hit rate, NaN if unknown. ``initial_running``
-    and ``initial_waiting`` are the requests in the server when the first interval begins.
+    ``waiting`` (requests) and ``held`` (tokens in the KV cache) are the state at the end of the
+    interval (NaN if unknown). ``firsts`` is the number of requests prefilled in the interval (NaN
+    if the lines report only tokens). ``hit_rate`` is the logged prefix-cache hit rate (NaN if
+    unknown). ``initial_running`` and ``initial_waiting`` are the numbers of requests in the server
+    when the first interval begins.
     """
 
     end: Floats
@@ -56,7 +62,9 @@ class LogWindows:
 
 
 def can_build_windows(series: pd.DataFrame | None) -> bool:
-    """Return whether the lines report the numbers of computed tokens, which intervals require."""
+    """Return whether the lines report the numbers of computed tokens, without which no intervals
+    can be built.
+    """
     if series is None or not len(series):
         return False
     counted = "prompts" in series and series["prompts"].fillna(0).sum() > 0
@@ -66,7 +74,7 @@ def can_build_windows(series: pd.DataFrame | None) -> bool:
 def build_windows(series: pd.DataFrame, tokens: float) -> LogWindows:
     """Build the time intervals of one engine.
 
-    ``tokens`` is the capacity of its KV cache in tokens, NaN if unknown.
+    ``tokens`` is the capacity of the KV cache in tokens (NaN if unknown).
     """
     lines = series.sort_values("t_s", kind="stable")
     if "prompts" in lines and lines["prompts"].notna().any():
@@ -77,8 +85,9 @@ def build_windows(series: pd.DataFrame, tokens: float) -> LogWindows:
 def with_initial_state(cut: LogWindows) -> LogWindows:
     """Return the windows of a log that starts in the middle, with the initial state.
 
-    As many requests run and wait at the beginning as at the first line, unless the first window
-    has far fewer output tokens than such a number of requests emits in a later one.
+    The numbers of running and waiting requests at the beginning are assumed to equal those of the
+    first line. The exception is a first interval with far fewer output tokens than the same number
+    of requests emits in a later interval.
     """
     pairs = (cut.running > 0) & (cut.output > 0)
     if not pairs.any() or cut.running[0] <= 0:
@@ -93,9 +102,10 @@ def with_initial_state(cut: LogWindows) -> LogWindows:
 def series_from_steps(steps: pd.DataFrame, series: pd.DataFrame, budget: int) -> pd.DataFrame:
     """Build a table of statistics lines from logged iterations.
 
-    The number of waiting requests is interpolated from the real statistics lines around an
-    iteration; so is the cache usage if the iteration does not report it. If a step uses its whole
-    ``budget`` of tokens, its last prompt is assumed to continue in the next step.
+    The number of waiting requests is interpolated between the real statistics lines around an
+    iteration. The cache usage is interpolated in the same way if the iteration does not report it.
+    If a step uses its whole ``budget`` of tokens, its last prompt is assumed to continue in the
+    next step.
     """
     found = []
     for engine, lines in split_by_engine(series).items():
@@ -124,10 +134,10 @@ def series_from_steps(steps: pd.DataFrame, series: pd.DataFrame, budget: int) ->
 
 
 def _again(begun: Floats, at: Floats, lines: pd.DataFrame) -> Floats:
-    """Return the number of prefills per step that repeat the prefill of a preempted request.
+    """Return, for each step, the number of prefills that repeat the prefill of a preempted request.
 
-    These are the prefills nearest to a line with preemptions, up to the reported number of
-    preemptions.
+    These prefills are assumed to be the ones nearest to a line with preemptions, up to the reported
+    number of preemptions.
     """
     found = np.zeros(len(begun))
     taken = lines[lines["preemptions"] > 0]
@@ -151,7 +161,8 @@ def _of_rates(lines: pd.DataFrame, tokens: float) -> LogWindows:
     end = lines["t_s"].to_numpy(np.float64)
     gaps = np.diff(end)
     every = float(np.median(gaps)) if len(gaps) else VLLM_INTERVAL_S
-    # Times in lines are whole seconds; a line after a silence covers one interval like any other.
+    # Times in lines are whole seconds; a line after an idle period covers one interval, like any
+    # other line.
     width = np.full(len(end), every)
     if len(gaps):
         near = np.abs(gaps - every) <= 0.5 * every
@@ -173,7 +184,9 @@ def _of_rates(lines: pd.DataFrame, tokens: float) -> LogWindows:
 
 
 def _held(usage: Floats, running: Floats, tokens: float) -> Floats:
-    """Return the tokens in the KV cache; NaN if the usage is always 0 although requests run."""
+    """Return the number of tokens in the KV cache; NaN if the usage is always 0 although requests
+    run.
+    """
     if not (usage[running > 0] > 0).any():
         return np.full(len(usage), np.nan)
     return np.asarray(usage * tokens)
@@ -212,14 +225,16 @@ def _of_batches(lines: pd.DataFrame, tokens: float) -> LogWindows:
 
 
 def _begun_in(prompts: Floats, begun: Floats) -> Floats:
-    """Return the prompt tokens by the interval in which the prefill of the prompt began."""
+    """Return the number of prompt tokens per interval, assigned to the interval in which the
+    prefill began.
+    """
     place = np.maximum.accumulate(np.where(begun > 0, np.arange(len(begun)), 0))
     return np.asarray(np.bincount(place, prompts, len(begun)), np.float64)
 
 
 def _decoded(lines: pd.DataFrame, edges: Floats) -> Floats:
-    """Return the decoded tokens per interval; the rate in a line covers the time since the last
-    line.
+    """Return the number of decoded tokens per interval; the rate in a line covers the time since
+    the last line.
     """
     decodes = lines.dropna(subset=["output_rate"])
     if not len(decodes):

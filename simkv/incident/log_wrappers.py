@@ -1,10 +1,10 @@
-"""Remove what log collectors add to the lines of a server.
+"""Remove the additions of log collectors from the lines of a server.
 
 A line may be a JSON object that contains the message. Such lines come from the JSON formatters of
 logging (``VLLM_LOGGING_CONFIG_PATH``, ``--logging-config.formatter json``), Docker's json-file
 driver, ``journalctl -o json``, Fluent Bit, Google Cloud (``textPayload``) and Loki (``line``). An
-export may also be one JSON document with many such objects. Prefixes of CRI, kubectl, compose,
-Ray, journald and syslog need no parsing, because the readers search within a line.
+export may also be one JSON document with many such objects. Prefixes of CRI, kubectl, compose, Ray,
+journald and syslog need no parsing, because the readers search within a line.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-#: Keys of the message in JSON lines, and of its time.
+#: Keys of the message and of its time in JSON lines.
 _MESSAGE = ("message", "msg", "log", "MESSAGE", "textPayload", "line", "body", "@message", "_raw")
 _WHEN = (
     "asctime",
@@ -28,20 +28,20 @@ _WHEN = (
     "receiveTimestamp",
 )
 _COLORS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-#: The beginning of a line of vLLM that follows another one without a line break.
+#: Beginning of a line of vLLM that follows another line without a line break.
 _NEXT_LINE = re.compile(
     r"(?<=%|\.)\s*"
     r"(?=(?:\([\w ]+ pid=\d+\) )?(?:INFO|WARNING|ERROR|DEBUG) \d\d-\d\d \d\d:\d\d:\d\d )"
 )
-#: Smallest numbers of a time in ns, in µs and in ms since 1970.
+#: Smallest values of a time since 1970 in ns, in µs and in ms.
 _UNITS = ((1e17, 1e9), (1e14, 1e6), (1e11, 1e3))
 
 
 def split_line(raw: str) -> list[str]:
     """Return the messages in a physical line, without color codes.
 
-    One line holds several messages if a progress bar separates its updates with carriage returns,
-    or if two processes write into the same line.
+    One line contains several messages if a progress bar separates its updates with carriage
+    returns, or if two processes write into the same line.
     """
     text = unwrap(raw) or raw
     if "\x1b" in text:
@@ -104,8 +104,8 @@ def _clock(when: Any) -> str:
 def export_lines(text: str) -> list[str] | None:
     """Return the messages in a log that is one JSON document; None for any other text.
 
-    Objects with a message are found at any depth. In Loki's ``values``, each pair holds a time
-    and a line; in those of Prometheus, a time and a number.
+    Objects with a message are found at any depth. In the ``values`` of Loki, each pair consists of
+    a time and a line; in the ``values`` of Prometheus, each pair consists of a time and a number.
     """
     if text.lstrip()[:1] not in ("[", "{"):
         return None

@@ -2,8 +2,9 @@
 
 A logged step has the number of sequences and tokens and a duration. The number of KV tokens that
 its decodes read is derived from the cache usage, which the same line reports or which is
-interpolated from other lines. Logs do not show how much of a prompt was computed before; without
-the column ``prefill_context``, each chunk is treated as the first chunk of its prompt.
+interpolated from other lines. Most logs do not show how many tokens of a prompt were computed in
+earlier steps. Without the column ``prefill_context``, each chunk is therefore treated as the first
+chunk of its prompt.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from simkv.incident.initial_costs import CONTEXT_PER_STEP, PAIRS_PER_TOKEN, Cost
 from simkv.incident.step_costs import UNIT_COST_NAMES, UnitCosts, matrix_product_seconds
 
 Floats = npt.NDArray[np.float64]
-#: Minimum number of lines for a fit, and number above which lines are sampled.
+#: Minimum number of lines for a fit, and the number above which lines are sampled.
 MIN_STEP_LINES, MAX_STEP_LINES = 12, 20_000
-#: Relative error of a step, and uncertainty of costs fitted to many steps.
+#: Relative error of a step, and uncertainty of costs that were fitted to many steps.
 STEP_SCATTER, COST_SIGMA = 0.03, 0.05
 
 
@@ -90,9 +91,9 @@ def _start(
     tokens: Floats,
     aims: dict[str, CostPrior] | None,
 ) -> tuple[Floats, Floats, Floats]:
-    """Return start values, priors and uncertainties of the fit.
+    """Return the start values, priors and uncertainties of the fit.
 
-    They are logarithms, in the order of the unit costs.
+    All values are logarithms, in the order of the unit costs.
     """
     pure = seconds[~prefills]
     step = float(np.quantile(pure, 0.1)) if len(pure) else float(np.quantile(seconds, 0.1))
@@ -116,7 +117,7 @@ def _start(
 
 
 def costs_as_priors(prices: UnitCosts) -> dict[str, CostPrior]:
-    """Return fitted unit costs as the priors of a fit to request times, by name of the cost."""
+    """Return fitted unit costs as priors for a fit to request times, by name of the cost."""
     return {
         name: CostPrior(price, COST_SIGMA)
         for name, price in zip(UNIT_COST_NAMES, astuple(prices), strict=True)

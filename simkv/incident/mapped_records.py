@@ -19,7 +19,7 @@ from simkv.core.errors import InputError, spelling_hint
 from simkv.core.input_files import MAX_TABLE_BYTES, check_input
 from simkv.incident.evidence import Evidence
 
-#: Columns that can be mapped, and what they mean.
+#: Columns that can be mapped, and their meaning.
 REQUIRED = ("arrival", "prompt_tokens", "output_tokens")
 LATENCIES = ("queue", "prefill", "ttft", "tpot", "e2e")
 OPTIONAL = ("request", "session", "max_tokens", "cached_tokens")
@@ -28,12 +28,12 @@ KNOWN = (
     *(f"{name}_{unit}" for name in LATENCIES for unit in ("ms", "s")),
     *OPTIONAL,
 )
-#: Times above this value are in milliseconds since 1970.
+#: Times above this value are interpreted as milliseconds since 1970.
 _MILLISECONDS = 1e11
 
 
 def parse_record_columns(text: str) -> dict[str, str]:
-    """Parse ``name=column,...``, where each ``name`` is a name of simkv.
+    """Parse ``name=column,...``, where each ``name`` is a column name of simkv.
 
     Raises InputError if a name is unknown, missing or given twice.
     """

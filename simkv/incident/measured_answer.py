@@ -3,7 +3,7 @@
     evidence = read_inputs([Path("server.log")])
     print(*triage_lines(evidence, summarize_log(evidence)), sep="\n")
 
-Nothing here simulates, and nothing imports the simulator.
+This module neither runs nor imports the simulator.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class IncidentAnswer:
 
     ``summary_lines`` are five lines, and ``text`` is the content of ``diagnosis.md``. ``healthy``
     is true if nothing is wrong. ``explained`` is false if the simulation does not reproduce the
-    incident. ``cause`` is the name of the verdict or of the kind of waiting; ``remedy`` is the
+    incident. ``cause`` is the name of the verdict or of the kind of waiting, and ``remedy`` is the
     first suggested fix.
     """
 
@@ -77,7 +77,7 @@ def read_inputs(
     advance: Callable[[int], None] | None = None,
     columns: Mapping[str, str] | None = None,
 ) -> Evidence:
-    """Read and join all sources. Raises InputError if one cannot be used.
+    """Read and join all sources. Raises InputError if a source cannot be used.
 
     ``columns`` maps the columns of one custom file of requests (see ``mapped_records``).
     """
@@ -117,7 +117,9 @@ def with_inferred(evidence: Evidence, summary: LogSummary | None) -> Evidence:
 
 
 def triage_lines(evidence: Evidence, summary: LogSummary | None) -> Iterator[str]:
-    """Yield the triage: the measured metrics, then a line per finding, the cause first."""
+    """Yield the triage: the measured metrics, then one line per finding; causes precede their
+    effects.
+    """
     if summary is None:
         yield f"Triage of {evidence.source}: no statistics lines; the simulation may show more."
         return

@@ -1,4 +1,6 @@
-"""Compare observed and simulated metrics, and decide whether the simulation reproduces them."""
+"""Compare observed and simulated metrics, and decide whether the simulation reproduces the observed
+ones.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +16,19 @@ from simkv.incident.incident_simulation import sample_state
 from simkv.sim.run_record import RunRecord
 
 Floats = npt.NDArray[np.float64]
-#: Number of sampled times if there is no log.
+#: Number of times at which the state is compared if there is no log.
 MOMENTS = 200
-#: Tolerances (relative): means; tails and TPOT; queue time, relative to itself or to the mean E2E.
-#: A larger difference means that the incident is not reproduced.
+#: Relative tolerances: of means; of tail latencies and TPOT; of the queue time, relative to the
+#: queue time or to the mean E2E. If a difference is larger, the incident is not reproduced.
 MEAN_TOLERANCE, TAIL_TOLERANCE, QUEUE_TOLERANCE, QUEUE_E2E_TOLERANCE = 0.15, 0.25, 0.3, 0.1
-#: Tolerance of the mean number of running or waiting requests, relative to requests in the system;
-#: a difference of one request is always accepted.
+#: Tolerance of the mean number of running or waiting requests, relative to the requests in the
+#: system; a difference of one request is always accepted.
 IN_SYSTEM_TOLERANCE = 0.3
-#: Tolerance of the prefix hit rate (absolute), and number of requests that it covers.
+#: Absolute tolerance of the prefix hit rate, and the number of requests that the rate covers.
 HIT_RATE_TOLERANCE, HIT_RATE_REQUESTS = 0.1, 1000
-#: Tolerance of the number of preemptions (relative).
+#: Relative tolerance of the number of preemptions.
 PREEMPTION_TOLERANCE = 0.25
-#: Larger relative errors are reported as absolute differences.
+#: Relative error above which the absolute difference is reported instead.
 MAX_RELATIVE_ERROR = 10.0
 FIGURES = (("e2e_ms", "E2E"), ("ttft_ms", "TTFT"), ("tpot_ms", "TPOT"), ("queue_ms", "queued"))
 
@@ -50,7 +52,7 @@ class FigureMatch:
 
     @property
     def kind(self) -> str:
-        """``measured`` or ``reconstructed``: the origin of the observed value."""
+        """Origin of the observed value: ``measured`` or ``reconstructed``."""
         return "reconstructed" if self.reconstructed else "measured"
 
     @property
@@ -71,8 +73,8 @@ class FigureMatch:
 class ObservedComparison:
     """Comparison of all metrics of an incident.
 
-    ``moments`` is the table over time, with the columns ``t_s`` and the running requests, waiting
-    requests and cache usage with the prefixes ``observed_`` and ``simulated_``.
+    ``moments`` is a table over time, with the column ``t_s`` and columns for running requests,
+    waiting requests and cache usage, each with the prefixes ``observed_`` and ``simulated_``.
     """
 
     lines: tuple[FigureMatch, ...]
@@ -80,8 +82,8 @@ class ObservedComparison:
 
     @property
     def reproduced(self) -> bool:
-        """Whether the simulation reproduces the incident: all deciding metrics are within
-        tolerance.
+        """Whether the simulation reproduces the incident, which means that all deciding metrics are
+        within tolerance.
         """
         return all(line.agrees for line in self.lines if line.decides)
 
@@ -103,7 +105,7 @@ def compare_observed(
 ) -> ObservedComparison:
     """Compare a simulation with the observation.
 
-    ``simulated`` and ``observed`` hold the same requests in the same order, with times in ms.
+    ``simulated`` and ``observed`` contain the same requests in the same order, with times in ms.
     ``parts`` are the records of the ranks. ``origin`` is the time 0 of these records on the clock
     of ``series`` (s). ``died`` is true if the log reports the end of the engine process.
     ``reconstructed`` is true if the observed requests were sampled.
@@ -121,7 +123,8 @@ def compare_observed(
 def _hit_rate(parts: Sequence[RunRecord], series: pd.DataFrame | None) -> list[FigureMatch]:
     """Compare the last logged prefix hit rate with the simulated one.
 
-    Both are averages over as many recent requests as the engine uses.
+    Each of them is an average over recent requests; the number of requests is the same as in the
+    engine.
     """
     if series is None or "hit_rate" not in series or not series["hit_rate"].max() > 0:
         return []
@@ -268,8 +271,8 @@ def _known(observed: pd.DataFrame, origin: float) -> tuple[Floats, Floats, Float
 
 
 def _count(start: Floats, end: Floats, at: Floats) -> Floats:
-    """Return the number of intervals, from ``start`` to ``end``, that contain each time in
-    ``at``.
+    """Return, for each time in ``at``, the number of intervals from ``start`` to ``end`` that
+    contain it.
     """
     good = np.isfinite(start) & np.isfinite(end)
     begun = np.searchsorted(np.sort(start[good]), at, "right")

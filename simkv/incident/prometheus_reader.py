@@ -1,10 +1,10 @@
 """Read metrics of vLLM or SGLang from Prometheus: ``query_range`` JSON, or scrapes as text.
 
-A JSON file holds one response of ``/api/v1/query_range``, a list of responses, or one response
-per line. A text file holds concatenated outputs of ``/metrics``. Its times are a timestamp per
-sample (ms, as in the text format), or a line ``# scraped TIME`` (s since 1970, or ISO 8601)
-before each scrape. A single scrape without a time gets the modification time of the file. If a
-counter falls, it was reset, and its new value counts as an increase. Label sets of several
+A JSON file contains one response of ``/api/v1/query_range``, a list of responses, or one response
+per line. A text file contains concatenated outputs of ``/metrics``. In a text file, either each
+sample has a timestamp (ms, as in the text format), or each scrape follows a line ``# scraped TIME``
+(s since 1970, or ISO 8601). A single scrape without a time gets the modification time of the file.
+If a counter decreases, it was reset, and its new value counts as an increase. The values of several
 engines or models are summed. Metric names are recognized with and without ``_total``.
 """
 
@@ -28,7 +28,7 @@ from simkv.workload.column_values import MAX_SHOWN_CHARACTERS
 from simkv.workload.trace_source import TraceSource
 
 Floats = npt.NDArray[np.float64]
-#: Metrics that are read, and their names in the engines.
+#: Metrics that are read, with their names in the engines.
 GAUGES: dict[str, tuple[str, ...]] = {
     "running": ("vllm:num_requests_running", "sglang:num_running_reqs"),
     "waiting": ("vllm:num_requests_waiting", "sglang:num_queue_reqs"),
@@ -66,15 +66,15 @@ _SAMPLE = re.compile(
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _SCRAPED = re.compile(r"#\s*(?:scraped|time):?\s+(\S+)")
 
-#: Values by name, then by label set, each with its times.
+#: Values by metric name, then by label set, each with their times.
 Samples = dict[str, dict[tuple[tuple[str, str], ...], list[tuple[float, float]]]]
 
 
 def read_metrics(source: TraceSource, *others: TraceSource) -> Evidence:
     """Read the evidence in one or more metrics files of one server.
 
-    Several files can be scrapes from before and after a run. Raises InputError if a file cannot
-    be read, or if there is only one scrape in total.
+    Several files can be scrapes from different times, such as before and after a run. Raises
+    InputError if a file cannot be read, or if there is only one scrape in total.
     """
     samples: Samples = defaultdict(lambda: defaultdict(list))
     for one in (source, *others):
@@ -187,8 +187,8 @@ def _number(value: Any) -> float:
 
 
 def _named(samples: Samples, names: tuple[str, ...], end: str = "") -> str | None:
-    """Return the first of these metric names that has samples, with or without ``_total``, or
-    None.
+    """Return the first of the metric names ``names`` that has samples, with or without ``_total``,
+    or None.
     """
     for name in names:
         for whole in (f"{name}{end}", f"{name}{end}_total"):
@@ -208,7 +208,7 @@ def _increase(values: list[tuple[float, float]], grid: Floats) -> Floats:
 
 
 def _resets(samples: Samples) -> int:
-    """Return the number of resets of the counters that simkv uses."""
+    """Return the number of counter resets, over all counters that simkv uses."""
     names = [_named(samples, names) for names in COUNTERS.values()]
     return sum(
         any(later < earlier for (_, earlier), (_, later) in pairwise(values))
@@ -226,7 +226,7 @@ def _summed(samples: Samples, name: str | None, grid: Floats) -> Floats:
 def _increments(samples: Samples, grid: Floats) -> dict[str, Any]:
     """Return the increases between successive times of ``grid``, by name of the metric.
 
-    For a histogram, these are the increases of its count, its sum and its buckets.
+    For a histogram, the values are the increases of its count, its sum and its buckets.
     """
     found: dict[str, Any] = {"t_s": grid.tolist()}
     for key, names in COUNTERS.items():
@@ -277,7 +277,9 @@ def _held(values: list[tuple[float, float]], grid: Floats) -> Floats:
 
 
 def _settings(samples: Samples, source: str) -> dict[str, StatedSetting]:
-    """Return the settings in the labels of ``cache_config_info`` and in the gauges of SGLang."""
+    """Return the settings that the labels of ``cache_config_info`` and the gauges of SGLang
+    contain.
+    """
     found = {}
     for name in _INFO:
         for labels in samples.get(name, {}):

@@ -1,10 +1,11 @@
-"""Search for engine flags that would have prevented the incident: what-if over operator settings.
+"""Search for engine flags that would have prevented the incident: a what-if analysis over the
+settings of an operator.
 
-Rules of a scheduler and settings without a flag are not tried, because an operator cannot change
-them. Remedies whose benefit is sure rank before uncertain ones, and remedies that make the slowest
-requests much slower rank after the others. Among remedies with a similar benefit, restoring a
-default ranks first, then a switch, then a number, then another version. A larger cache, which
-needs hardware, ranks last.
+Scheduling rules and settings without a flag are not tried, because an operator cannot change them.
+Remedies whose benefit is sure rank first, and remedies that make the slowest requests much slower
+rank last. Among remedies with a similar benefit, a change back to a default ranks first, then a
+switch, a number and another version. A larger cache, which needs other hardware, ranks last among
+these.
 """
 
 from __future__ import annotations
@@ -37,16 +38,17 @@ from simkv.study.whatif.candidate_changes import Change, apply_change
 from simkv.study.whatif.trial_evaluation import Evaluator, RunFigures, make_trial_job
 from simkv.study.whatif.whatif import Effect, evaluate_change, run_whatif
 
-#: Remedies with a mean E2E within this factor of the best rank as similar.
+#: Ratio of mean E2E latencies up to which remedies count as similarly good.
 NEAR_BEST_RATIO = 1.1
-#: Largest increase of the p99 E2E; a remedy above it shifts the wait to a few requests.
+#: Maximum increase of the p99 E2E latency; a remedy above it only shifts the wait to a few
+#: requests.
 MAX_TAIL_RATIO = 1.25
-#: Share of the largest decrease of the mean E2E below which a remedy is minor, if that decrease is
-#: at least ``MIN_GAIN`` of the mean E2E.
+#: A remedy is minor if it decreases the mean E2E latency by less than this fraction of the largest
+#: decrease, provided that the largest decrease is at least ``MIN_GAIN`` of the mean E2E latency.
 MINOR_GAIN_SHARE, MIN_GAIN = 1 / 3, 0.1
 #: Number of remedies whose effect size is measured.
 MEASURED_REMEDIES = 10
-#: Fractions of the profile's error to try, until a world reproduces the incident.
+#: Fractions of the profile's error to try until a scenario reproduces the incident.
 ERROR_SHARES = (1.0, 0.5, 0.25, 0.1)
 RemedyKind = Literal["flag", "version", "memory"]
 
@@ -56,7 +58,7 @@ class Remedy:
     """A change that helps.
 
     ``typed`` is the flag as the operator types it, or the version to install. ``cost`` is the
-    effect on other requests, ``gain`` the effect size (None if not measured).
+    effect on other requests, and ``gain`` the effect size (None if not measured).
     """
 
     effect: Effect
@@ -68,7 +70,7 @@ class Remedy:
 
     @property
     def sure(self) -> bool:
-        """Whether no value in the effect's interval is a loss."""
+        """Whether the whole interval of the effect is an improvement."""
         return self.gain is None or self.gain.sure
 
 
@@ -77,8 +79,8 @@ class RemedySearch:
     """Result of the search: the base run, and helpful changes, the best first.
 
     ``tried`` is the number of changes tried, within ``bounds``. ``cut_off`` is the number of trials
-    that were cut off before all requests finished. ``skipped`` lists limits that were not tried
-    because two looser ones had served ever fewer requests.
+    that were cut off before all requests finished. ``skipped`` lists limits that were not tried,
+    because the number of served requests had decreased twice in a row as the limit was tightened.
     """
 
     base: RunFigures
@@ -102,8 +104,8 @@ def find_remedies(
 ) -> RemedySearch:
     """Try every flag and rank the changes that fix or help.
 
-    ``worlds`` are other scenarios that fit the incident, each as alternatives of decreasing
-    deviation; their effects widen the interval.
+    ``worlds`` are other scenarios that fit the incident, each given as a list of alternatives in
+    order of decreasing deviation; their effects widen the interval.
     """
     folder = evaluator.folder
     tried = bounds.tried(scenario, folder)
@@ -129,9 +131,9 @@ def find_remedies(
 
 
 def scenarios_within_error(scenario: Scenario, profile: CostProfile) -> list[list[Scenario]]:
-    """Return the scenario with all steps cheaper, and all more expensive, by the profile's error.
+    """Return two scenarios: all steps cheaper and all steps more expensive, by the profile's error.
 
-    Each is a list of alternatives with decreasing fractions of that error.
+    Each scenario is a list of alternatives with decreasing fractions of the error.
     """
     sides: tuple[ErrorSide, ...] = ("faster", "slower")
     return [
@@ -161,9 +163,10 @@ def _like(base: RunFigures, other: RunFigures) -> bool:
 def _possible(
     worlds: Iterable[Sequence[Scenario]], base: RunFigures, evaluator: Evaluator
 ) -> list[Scenario]:
-    """Return per world the largest deviation that still reproduces the incident.
+    """Return, for each scenario, the alternative with the largest deviation that still reproduces
+    the incident.
 
-    Larger deviations contradict the observation.
+    Alternatives with larger deviations contradict the observation.
     """
     found = []
     for degrees in worlds:
@@ -182,7 +185,7 @@ def _helpful(scenario: Scenario, base: RunFigures, effects: Iterable[Effect]) ->
 
 
 def shortens_answers(effect: Effect, base: RunFigures) -> bool:
-    """Return whether a change only helps by shortening the answers of as many requests."""
+    """Return whether a change helps only because it shortens the answers of requests."""
     fewer = effect.figures["total_output_tokens"] < base["total_output_tokens"]
     return fewer and effect.figures["finished"] == base["finished"]
 
@@ -194,7 +197,9 @@ def _is_cut_off(effect: Effect) -> bool:
 def _on_all(
     whole: Scenario, finalists: Sequence[Remedy], evaluator: Evaluator
 ) -> tuple[RunFigures, list[Effect]]:
-    """Simulate the finalists on the whole incident; before, they were tried on a part of it."""
+    """Simulate the finalists on the whole incident; earlier trials used only a part of the
+    incident.
+    """
     tried = [remedy.effect.change for remedy in finalists]
     base, *figures = evaluator.evaluate_all(_jobs(whole, tried, evaluator))
     return base, [evaluate_change(c, base, f) for c, f in zip(tried, figures, strict=True)]
@@ -228,7 +233,8 @@ def _to_defaults(scenario: Scenario, folder: Path) -> Iterator[tuple[Change, Sim
     for one in fields(spec.config):
         value = getattr(scenario.engine, one.name)
         kept = one.name in ("name", "variant", spec.memory, spec.longest, spec.block)
-        if kept or one.default is None or value == one.default:  # None is what its toggle says
+        # for None, the toggle already generates this change
+        if kept or one.default is None or value == one.default:
             continue
         try:
             changed = with_knobs(scenario, folder, **{one.name: one.default})
@@ -238,7 +244,7 @@ def _to_defaults(scenario: Scenario, folder: Path) -> Iterator[tuple[Change, Sim
 
 
 def _remedy(scenario: Scenario, base: RunFigures, effect: Effect) -> Remedy | None:
-    """Build a remedy from a change; None if an operator cannot make it."""
+    """Build a remedy from a change; None if an operator cannot make the change."""
     change, typed = effect.change, _as_typed(scenario, effect.change)
     if typed is None:
         return None
@@ -252,7 +258,7 @@ def _remedy(scenario: Scenario, base: RunFigures, effect: Effect) -> Remedy | No
 
 
 def _as_typed(scenario: Scenario, change: Change) -> str | None:
-    """Return a change as an operator types it; None if an operator cannot make it."""
+    """Return a change as an operator types it; None if an operator cannot make the change."""
     spec = find_engine_spec(scenario.engine)
     if change.kind == "rule":
         return None
@@ -284,9 +290,9 @@ def lengthens_tail(effect: Effect, base: RunFigures) -> bool:
 
 
 def _ranked(remedies: list[Remedy], base: RunFigures) -> list[Remedy]:
-    """Rank remedies: sure ones first, then by finished requests, tail, gain and judgement.
+    """Rank remedies: sure remedies first, then by finished requests, tail, gain and judgement.
 
-    Of remedies near the best E2E, the simplest ranks first.
+    Among remedies whose E2E latency is near the best, the simplest ranks first.
     """
     most = max((mean_gain(one, base) for one in remedies if one.sure), default=0.0)
     groups: dict[tuple[bool, float, bool, bool, bool, bool], list[Remedy]] = {}
@@ -305,14 +311,15 @@ def _ranked(remedies: list[Remedy], base: RunFigures) -> list[Remedy]:
 
 
 def mean_gain(remedy: Remedy, base: RunFigures) -> float:
-    """Return the decrease of the mean E2E in ms; 0 if not the same requests finish."""
+    """Return the decrease of the mean E2E latency in ms; 0 if the finished requests differ."""
     if not base["finished"] or remedy.effect.figures["finished"] != base["finished"]:
         return 0.0
     return base["e2e_ms.mean"] - _mean_e2e(remedy)
 
 
 def is_minor(remedy: Remedy, most: float, base: RunFigures) -> bool:
-    """Return whether a remedy lowers the mean E2E far less than another one, by ``most`` ms.
+    """Return whether a remedy decreases the mean E2E latency far less than the best remedy, which
+    decreases it by ``most`` ms.
 
     A remedy that lets more requests finish, or that prevents a third of the preemptions, is never
     minor.
@@ -332,7 +339,7 @@ def _mean_e2e(remedy: Remedy) -> float:
 
 
 def _by_e2e(remedies: list[Remedy]) -> list[Remedy]:
-    """Rank remedies near the shortest E2E by simplicity, then all others by E2E."""
+    """Rank remedies near the shortest E2E latency by simplicity, then all others by E2E latency."""
     shortest = min(_mean_e2e(remedy) for remedy in remedies)
 
     def rank(remedy: Remedy) -> tuple[Any, ...]:

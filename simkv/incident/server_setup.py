@@ -1,6 +1,6 @@
-"""Build the engine's section of the scenario from sources, user settings and assumptions.
+"""Build the engine section of the scenario from the sources, the user's settings and assumptions.
 
-A setting has the engine's own name, or the name of its flag, which each field of the engine's
+A setting is identified by the engine's name for it or by its flag, which the field of the engine's
 config declares.
 """
 
@@ -63,9 +63,9 @@ class ServerSetup:
     """The engine's section, the hardware if known, and the source of each value.
 
     ``assumed`` lists the assumption for each missing setting. ``guessed`` is true if the KV cache
-    size is assumed or derived from the GPU; ``sized`` is true if it is given, or derived from the
-    GPU. ``ranks`` is the number of data-parallel ranks, each with such an engine; they run in
-    ``lockstep`` if the model is a mixture of experts.
+    size is assumed or derived from the GPU; ``sized`` is true if the size is given or derived from
+    the GPU. ``ranks`` is the number of data-parallel ranks, each with an engine of this setup; they
+    step in ``lockstep`` if the model is a mixture of experts.
     """
 
     engine: dict[str, Any]
@@ -90,7 +90,9 @@ class ServerSetup:
 
 
 def infer_setup(evidence: Evidence, asked: UserSettings) -> ServerSetup:
-    """Infer the server's setup. Raises InputError if its engine is unknown or it is invalid."""
+    """Infer the server's setup. Raises InputError if the engine is unknown or the setup is
+    invalid.
+    """
     name = asked.engine or evidence.engine
     if name is None:
         raise InputError(
@@ -104,7 +106,7 @@ def infer_setup(evidence: Evidence, asked: UserSettings) -> ServerSetup:
 
 
 class _Maker:
-    """Builds the section field by field."""
+    """Build the engine section field by field."""
 
     def __init__(self, spec: EngineSpec, evidence: Evidence, asked: UserSettings) -> None:
         self.spec, self.evidence, self.asked = spec, evidence, asked
@@ -167,7 +169,9 @@ class _Maker:
         return next((known[name].value for name in names if name in known), None)
 
     def _variant(self) -> str:
-        """Return the variant of the server's version, or the nearest one if it is not modelled."""
+        """Return the variant of the server's version; if that version is not modelled, the nearest
+        variant.
+        """
         version = self.asked.version or _text(self._told("version"))
         releases = [name for name in self.spec.variants if plain_release(name) == name]
         if version is None:
@@ -189,7 +193,7 @@ class _Maker:
     def _likely(self, releases: Sequence[str]) -> str:
         """Return the newest release that has the logged settings.
 
-        If an engine logs all of its options, a missing one suggests a release without it. For an
+        If an engine logs all of its options, a missing option suggests a release without it. For an
         engine without releases, return the default variant.
         """
         if not releases:
@@ -210,7 +214,9 @@ class _Maker:
         return self.evidence.settings[name].where
 
     def _machine(self) -> LaunchTarget | None:
-        """Return the machine that the engine's launcher saw; None if the GPU is unknown."""
+        """Return the GPU and model with which the engine's launcher started; None if the GPU is
+        unknown.
+        """
         gpu = known_gpu(self.gpu or "")
         if gpu is None:
             return None
@@ -235,7 +241,9 @@ class _Maker:
                 self.sources.pop(name, None)
 
     def _longest(self, engine: dict[str, Any], machine: LaunchTarget | None) -> None:
-        """Choose a maximum length for all served requests: the model's, if the cache holds it."""
+        """Choose a maximum length that suffices for all served requests: the model's length, if the
+        cache can hold it.
+        """
         requests, longest = self.evidence.requests, self.spec.longest
         if longest is None:
             return
@@ -257,7 +265,7 @@ class _Maker:
         self._holds_longest(engine, longest)
 
     def _holds_longest(self, engine: dict[str, Any], longest: str) -> None:
-        """Enlarge an assumed cache to hold the longest sequence."""
+        """Enlarge an assumed cache so that it can hold the longest sequence."""
         memory, block = self.spec.memory, self._block(engine)
         if engine.get(longest) and not self.spec.memory_in_tokens and memory not in self.sources:
             engine[memory] = max(engine[memory], engine[longest] // block + 2)
@@ -267,7 +275,9 @@ class _Maker:
         return int(engine.get(self.spec.block) or self._default(self.spec.block))
 
     def _memory(self, engine: dict[str, Any]) -> None:
-        """Set the KV cache size: given, derived from hardware, or estimated from the requests."""
+        """Set the KV cache size, which is given, derived from the hardware, or estimated from the
+        requests.
+        """
         memory, tokens = self.spec.memory, self._told("kv_tokens")
         block = self._block(engine)
         if engine.get(memory) not in (None, "auto"):
@@ -328,7 +338,7 @@ class _Maker:
                 )
 
     def _valid(self, engine: dict[str, Any]) -> dict[str, Any]:
-        """Return the validated section, without a start-up check that the server did not make."""
+        """Return the validated section, skipping a start-up check that the server did not make."""
         try:
             self.spec.config(**engine)
         except ValueError as error:
@@ -353,7 +363,9 @@ class _Maker:
 
 
 def _check_hardware(asked: UserSettings) -> None:
-    """Raise InputError with the nearest names if a GPU or a model of the user is unknown."""
+    """Raise InputError with the nearest names if the GPU or the model given by the user is
+    unknown.
+    """
     if asked.gpu and known_gpu(asked.gpu) is None:
         names = [gpu.name for gpu in gpus()]
         raise InputError(f"--gpu: unknown GPU {asked.gpu!r}; {nearest_names(asked.gpu, names)}")
@@ -370,7 +382,7 @@ def _check_hardware(asked: UserSettings) -> None:
 
 
 def _told_of(series: pd.DataFrame | None) -> int:
-    """Return the number of ranks in a log's lines; one line may cover several ranks."""
+    """Return the number of ranks in the lines of a log; one line may cover several ranks."""
     if series is None:
         return 1
     return max(series["engine"].nunique(), int(-series["engine"].min()), 1)
@@ -383,7 +395,8 @@ def _text(value: Any) -> str | None:
 def _held(requests: pd.DataFrame | None, block: int) -> tuple[int, str]:
     """Return the estimated peak number of blocks held by requests, and the reason in words.
 
-    If requests waited, the peak is about the capacity; otherwise, twice the peak is assumed.
+    If requests waited, the peak is about the capacity of the cache; otherwise, the capacity is
+    assumed to be twice the peak.
     """
     if requests is None or requests["queue_ms"].isna().all():
         return 1 << 16, "more than any request needs"

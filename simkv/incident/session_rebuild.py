@@ -1,11 +1,13 @@
-"""Rebuild sessions from arrivals and prefix hits: each prompt extends the one before.
+"""Rebuild sessions from arrivals and prefix hits; in a session, each prompt extends the previous
+prompt.
 
-The lines report, per window, the computed prompt tokens and the share found in the prefix cache.
-In a session of growing prompts, the tokens found are the previous prompt, and the tokens computed
-are what the turn adds. A running request of a session holds its whole prompt in the cache, whereas
-requests that only have a common beginning share these blocks. Turns are assigned to sessions so
-that the cumulative hits follow the log: a turn continues the session that became free last, and a
-new session starts when the hits would exceed those of the log.
+The statistics lines report, for each interval, the computed prompt tokens and the fraction of
+prompt tokens found in the prefix cache. In a session with growing prompts, the tokens found are the
+previous prompt, and the computed tokens are added by the turn. A running request of a session holds
+its whole prompt in the cache, whereas requests that only have a common beginning share the blocks
+of the beginning. Turns are assigned to sessions so that the cumulative hits follow the log: a turn
+continues the session that became free last, and a new session starts if the hits would otherwise
+exceed the hits in the log.
 """
 
 from __future__ import annotations
@@ -22,21 +24,23 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 #: Number of requests that a logged hit rate covers (vLLM: ``PrefixCachingMetrics``).
 HIT_RATE_REQUESTS = 1000
-#: Shares of the mean time in the system after which a session can send its next prompt. The first
-#: value is used if the prompts then agree with the log within ``MAX_TOKEN_ERROR``.
+#: Fractions of the mean time in the system after which a session can send its next prompt. The
+#: first fraction is used if the resulting prompts agree with the log within ``MAX_TOKEN_ERROR``.
 FREE_AFTER = (0.7, 0.4, 0.1, 0.0)
 MAX_TOKEN_ERROR = 0.02
-#: Largest accepted share of the prompt tokens whose cached blocks are evicted before their reuse.
+#: Maximum fraction of the prompt tokens whose cached blocks may be evicted before their reuse.
 MAX_LOST_HITS = 0.03
 #: Number of lines over which the tokens in the cache per running request are averaged.
 SMOOTHED_LINES = 5
-#: Largest hit rate that is used; a rate of 1 leaves the number of tokens open.
+#: Maximum hit rate that is used, because a rate of 1 does not determine the number of tokens.
 MAX_HIT_RATE = 0.99
 
 
 @dataclass(frozen=True)
 class PromptTokens:
-    """Prompt tokens per window: ``computed``, and ``whole`` with those found in the cache."""
+    """Prompt tokens by interval: ``computed`` tokens, and ``whole``, which adds the tokens found in
+    the cache.
+    """
 
     computed: Floats
     whole: Floats
@@ -45,11 +49,12 @@ class PromptTokens:
 def split_prompt_tokens(
     cut: LogWindows, counts: Floats, *, computed_only: bool, fallback: float
 ) -> PromptTokens:
-    """Return the prompt tokens of each window, computed and in total.
+    """Return the prompt tokens of each interval, computed and in total.
 
-    ``counts`` are the requests per window. The logged rate covers the last ``HIT_RATE_REQUESTS``
-    requests, so the totals are determined for blocks of that number; within a block, they follow
-    the rate of each window. ``fallback`` is the rate if the log has none.
+    ``counts`` are the numbers of requests by interval. The logged hit rate covers the last
+    ``HIT_RATE_REQUESTS`` requests, so totals are computed for blocks of this number of requests.
+    Within a block, the rates of the intervals determine how the total is divided. ``fallback`` is
+    used if the log has no hit rate.
     """
     rate = pd.Series(cut.hit_rate).ffill().fillna(fallback).clip(0.0, MAX_HIT_RATE).to_numpy()
     if not computed_only:
@@ -61,7 +66,7 @@ def split_prompt_tokens(
         inside = block == one
         last = np.flatnonzero(inside)[-1]
         if counts[inside].sum() < HIT_RATE_REQUESTS / 2 and one > 0:
-            continue  # the rate still covers mostly the block before
+            continue  # the hit rate still covers mostly the previous block
         wanted = cut.prompt[inside].sum() / (1 - rate[last])
         if whole[inside].sum() > 0:
             whole[inside] *= wanted / whole[inside].sum()
@@ -71,10 +76,11 @@ def split_prompt_tokens(
 def tokens_in_cache(
     cut: LogWindows, tokens: PromptTokens, output: float, block: int
 ) -> PromptTokens:
-    """Return the prompt tokens of each window from the tokens that running requests hold.
+    """Return the prompt tokens of each interval, computed from the tokens that running requests
+    hold.
 
-    ``output`` is the mean number of output tokens; half of them are in the cache on average. If the
-    size of the cache is unknown, ``tokens`` is returned.
+    ``output`` is the mean number of output tokens; on average, half of them are in the cache. If
+    the size of the cache is unknown, ``tokens`` is returned.
     """
     busy = (cut.running > 0) & np.isfinite(cut.held)
     if not busy.any():
@@ -90,11 +96,11 @@ def tokens_in_cache(
 def hold_whole_prompts(
     cut: LogWindows, tokens: PromptTokens, count: float, output: float, block: int
 ) -> bool:
-    """Return whether running requests hold their cached prompts themselves, as sessions do.
+    """Return whether each running request holds its whole prompt in the cache, as in sessions.
 
-    The tokens in the cache per running request are compared with the mean prompt (sessions) and
-    with its computed part (a common beginning, which all requests share). Without the cache's size,
-    sessions are assumed.
+    The number of tokens in the cache per running request is compared with the mean prompt, which
+    indicates sessions, and with its computed part, which indicates a common beginning shared by all
+    requests. If the size of the cache is unknown, sessions are assumed.
     """
     busy = (cut.running > 0) & np.isfinite(cut.held)
     if not busy.any():
@@ -119,7 +125,7 @@ def assign_sessions(
     0 unless the log began with a ``warm`` cache.
 
     ``came`` are arrival times (s), ``added`` the tokens that each prompt computes, ``target_hits``
-    the cumulative hits of the log at each request. A session is busy for up to ``busy_s`` after
+    the cumulative hits of the log at each request. A session is busy for up to ``busy_s`` (s) after
     each arrival. Hits are whole blocks of ``block`` tokens.
     """
     wanted = float(target_hits[-1] + np.maximum(added, 1.0).sum()) if len(came) else 0.0
@@ -138,9 +144,10 @@ def lost_hit_share(
 ) -> float:
     """Return the share of prompt tokens whose cached blocks were evicted before their reuse.
 
-    A session's blocks are free after a turn. They are evicted when the server then allocates more
-    tokens than the cache of ``tokens`` tokens had free (least recently used first). The allocated
-    tokens and the free ones are known from the lines; the turns take the mean time in the system.
+    The blocks of a session become free after a turn. They are evicted, least recently used first,
+    when the server later allocates more tokens than were free in the cache of ``tokens`` tokens.
+    The lines report the allocated and the free tokens; each turn is assumed to take the mean time
+    in the system.
     """
     if not np.isfinite(tokens) or not np.isfinite(cut.held).any() or not len(came):
         return 0.0
@@ -167,8 +174,8 @@ def _assign(
 ) -> tuple[Floats, Ints, Floats]:
     """Return prompts, sessions and initial lengths; see ``assign_sessions``.
 
-    A session can continue ``free_after_s`` after an arrival. In a warm cache, a session begins with
-    the hits that are lacking.
+    A session can continue ``free_after_s`` (s) after an arrival. In a warm cache, a new session
+    begins with the number of hits that are missing compared with the log.
     """
     prompts, sessions = np.zeros(len(came)), np.zeros(len(came), np.int64)
     free_at: list[float] = []
@@ -199,7 +206,7 @@ def _assign(
 def _choose(
     free: list[int], free_at: list[float], lengths: list[float], lacking: float
 ) -> int | None:
-    """Return the session that became free last, or the longest if many hits are lacking."""
+    """Return the session that became free last, or the longest session if many hits are missing."""
     if not free:
         return None
     latest = max(free, key=lambda slot: free_at[slot])

@@ -2,8 +2,9 @@
 
 The formats match 0.5.23 (``managers/scheduler_components/metrics_reporter.py``,
 ``utils/request_logger.py``). Older versions lack some fields, so each field is searched separately.
-``--log-requests --log-requests-format json`` writes ``request.received`` and ``request.finished``;
-the second has lengths and times of each request, the first has the prompt from level 2 on.
+With ``--log-requests --log-requests-format json``, SGLang writes ``request.received`` and
+``request.finished``. ``request.finished`` has the lengths and times of each request;
+``request.received`` has the prompt, from level 2 on.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ LINE_PATTERN = re.compile(
     r"Prefill batch|Decode batch|server_args=|max_total_num_tokens=|\"event\": ?\"request\.|"
     r"out of memory|Scheduler hit an exception|Abort request|#tokens: |POST /"
 )
-#: Marker of the request logger, which may also write separate files (``--log-requests-target``).
+#: Marker of the request logger, which can also write to separate files (``--log-requests-target``).
 EVENT = '"event": "request.'
-#: Assumed time between lines without a time (s): 40 decode steps.
+#: Assumed time between two lines without a time (s), which is 40 decode steps.
 UNTIMED_INTERVAL_S = 2.0
 _COUNTS = {
     "running": re.compile(r"#running-req: (\d+)"),
@@ -168,9 +169,10 @@ def _batch(log: _Log, line: LogLine) -> bool:
 
 
 def _begun(log: _Log, engine: int, found: dict[str, float]) -> tuple[float, float]:
-    """Return the prefills that begin in this batch, and its prompt tokens (with cached ones).
+    """Return the number of prefills that begin in this batch, and the number of their prompt
+    tokens, including cached ones.
 
-    If the previous batch was cut at the limit, its last prefill continues in this one.
+    If the previous batch was cut at the limit, its last prefill continues in this batch.
     """
     most = log.settings.get("chunked_prefill_size")
     tokens, cached = found["tokens"], float(np.nan_to_num(found["cached"]))
@@ -182,7 +184,9 @@ def _begun(log: _Log, engine: int, found: dict[str, float]) -> tuple[float, floa
 
 
 def _of_decodes(found: dict[str, float]) -> dict[str, float] | None:
-    """Return a mean step since the last line of decode batches: one token per running request."""
+    """Return a mean decode step since the last line of decode batches; it has one token per running
+    request.
+    """
     running, rate = found["running"], found["rate"]
     if not (running > 0 and rate > 0):
         return None
@@ -191,7 +195,9 @@ def _of_decodes(found: dict[str, float]) -> dict[str, float] | None:
 
 
 def _of_prefill(log: _Log, found: dict[str, float]) -> dict[str, float] | None:
-    """Return the step of a prefill directly after another; its throughput covers just that step."""
+    """Return the step of a prefill batch that directly follows another, because its throughput
+    covers just this step.
+    """
     tokens, rate = found["tokens"], found["rate"]
     if not (log.prefilled and tokens > 0 and rate > 0):
         return None
@@ -301,7 +307,7 @@ _READERS: tuple[Callable[[_Log, LogLine], bool], ...] = (
 )
 
 
-#: The engine whose log this module reads, and its name in messages.
+#: The engine whose log this module reads, and the name of the engine in messages.
 ENGINE, TITLE = "sglang", "SGLang"
 #: Whether ``steps`` are single iterations with their durations.
 LOGS_ITERATIONS = False
@@ -318,7 +324,8 @@ def computed_only(version: str) -> bool:  # noqa: ARG001
     return False
 
 
-#: Lines that only this engine writes; the last is the request logger's, plain or in JSON.
+#: Lines that only this engine writes; the last pattern matches the request logger, plain or in
+#: JSON.
 OWN_LINE = re.compile(r"(Prefill|Decode) batch[,.] ?#|server_args=|event\\*\": ?\\*\"request\.")
 
 

@@ -1,8 +1,8 @@
-"""Join several sources of one incident: by request id if possible, else by time.
+"""Join several sources of one incident: by request id if possible, otherwise by time.
 
-A log has the local time of its server, a client its own clock. The offset between two sources is
-the one for which the numbers of requests in the system agree best. It is searched in multiples of
-15 minutes first (time zones), then in seconds (skew).
+A log uses the local time of its server, and a client uses its own clock. The offset between two
+sources is chosen so that the numbers of requests in the system agree best. The search tries
+multiples of 15 minutes first (time zones), then seconds (clock skew).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from simkv.incident.log_lines import HALF_A_YEAR
 
 Floats = npt.NDArray[np.float64]
 QUARTER = 900.0
-#: Maximum difference of two clocks by time zones, in hours.
+#: Maximum difference in hours between two clocks due to time zones.
 MAX_ZONE_HOURS = 14
 #: Maximum number of offsets to try for a client without a wall clock.
 MAX_OFFSETS = 4000
-#: Points that a shape needs, and share of them that must overlap.
+#: Number of points that the curve of a source needs, and the fraction of them that must overlap.
 MIN_SHAPE_POINTS, MIN_OVERLAP = 4, 0.5
 DAY = 86400.0
 YEAR = 365 * DAY
@@ -40,7 +40,8 @@ MAX_SKEW_S, MIN_SKEW_S = 120.0, 2.0
 
 
 def join(parts: Sequence[Evidence]) -> Evidence:
-    """Join the evidence of all sources, on the clock of the source with the best request data.
+    """Join the evidence of all sources, using the clock of the source with the best data on
+    requests.
 
     Raises InputError if the sources are from two engines.
     """
@@ -85,9 +86,9 @@ def join(parts: Sequence[Evidence]) -> Evidence:
 
 
 def _reference(parts: Sequence[Evidence]) -> Evidence | None:
-    """Return the source with scraped metrics to whose clock other series are moved, or None.
+    """Return the source with scraped metrics to whose clock the other series are moved, or None.
 
-    ``join`` uses it if no source has data on individual requests.
+    ``join`` uses this source if no source has data on single requests.
     """
     found = [part for part in parts if part.histograms and part.series is not None]
     others = [part for part in parts if not part.histograms and part.series is not None]
@@ -95,10 +96,11 @@ def _reference(parts: Sequence[Evidence]) -> Evidence | None:
 
 
 def _shift_by_shape(part: Evidence, reference: Evidence) -> float:
-    """Return the seconds to add to the times of ``part``, by requests in the system over time.
+    """Return the seconds to add to the times of ``part``, found by comparing the requests in the
+    system over time.
 
-    With few scrapes there is no shape; then the part is moved into the time that they cover, by
-    years and time zones only where that suffices.
+    If there are too few scrapes to compare, ``part`` is moved into the time that the scrapes cover,
+    by years and time zones only if that is sufficient.
     """
     at, present = _present(part)
     other_at, other = _present(reference)
@@ -133,7 +135,9 @@ def _shift_by_shape(part: Evidence, reference: Evidence) -> float:
 
 
 def _within_years(shift: float) -> float:
-    """Remove the years, and leap days, that a log without a year leaves open."""
+    """Remove whole years, and leap days, from a shift, because a log without a year does not
+    determine them.
+    """
     if abs(shift) <= HALF_A_YEAR:
         return shift
     rest = shift - round(shift / YEAR) * YEAR
@@ -141,7 +145,7 @@ def _within_years(shift: float) -> float:
 
 
 def _main(parts: Sequence[Evidence]) -> Evidence | None:
-    """Return the source with the most information on requests, or None."""
+    """Return the source with the most information about requests, or None."""
     with_requests = [part for part in parts if part.requests is not None]
     return max(with_requests, key=_worth, default=None)
 
@@ -160,7 +164,7 @@ def _concat(parts: Sequence[Evidence], name: str) -> pd.DataFrame | None:
 
 
 def _settings(parts: Sequence[Evidence], notes: list[str]) -> dict[str, StatedSetting]:
-    """Merge all settings; the first source wins, and conflicts are noted."""
+    """Merge all settings; the first source has precedence, and conflicts are added to ``notes``."""
     found: dict[str, StatedSetting] = {}
     for part in parts:
         for name, known in part.settings.items():
@@ -186,7 +190,7 @@ def _moved(part: Evidence, shift: float) -> Evidence:
 
 
 def _requests(parts: Sequence[Evidence], notes: list[str]) -> pd.DataFrame | None:
-    """Return the requests of the best source, and failed requests of the others."""
+    """Return the requests of the best source, with the failed requests of the other sources."""
     main = _main(parts)
     if main is None:
         return None
@@ -221,7 +225,7 @@ def _shift(part: Evidence, main: Evidence) -> float:
 
 
 def _years(at: float, other: float) -> float:
-    """Return the seconds from the year in a log without years to the year of another source."""
+    """Return the seconds from the year of a log without years to the year of another source."""
     if abs(at - other) < HALF_A_YEAR:
         return 0.0
     date, year = datetime.fromtimestamp(at, UTC), datetime.fromtimestamp(other, UTC).year
@@ -237,7 +241,9 @@ def _in_year(date: datetime, year: int) -> datetime:
 
 
 def _by_id(part: Evidence, main: Evidence) -> float | None:
-    """Return the median offset of requests that appear in both sources by id."""
+    """Return the median offset of the requests that appear in both sources with the same id; None
+    if there are none.
+    """
     assert main.requests is not None
     named = part.arrivals if part.arrivals is not None else part.requests
     if named is None or "request" not in named or "request" not in main.requests:
@@ -248,7 +254,7 @@ def _by_id(part: Evidence, main: Evidence) -> float | None:
 
 
 def _present(part: Evidence) -> tuple[Floats, Floats]:
-    """Return times and the number of requests in the system at each of them."""
+    """Return the times, and the number of requests in the system at each time."""
     if part.series is not None:
         summed = sum_over_ranks(part.series)[["running", "waiting"]]
         return summed.index.to_numpy(np.float64), summed.sum(axis="columns").to_numpy(np.float64)
@@ -274,7 +280,9 @@ class _InSystem:
 
 
 def _best(at: Floats, present: Floats, other: _InSystem, *, wall: bool) -> float:
-    """Return the offset with the smallest mean difference; of equal ones the smallest."""
+    """Return the offset with the smallest mean difference; of equally good offsets, the
+    smallest.
+    """
     if not len(other.starts):
         return 0.0
 

@@ -27,11 +27,11 @@ from simkv.workload.trace_source import TraceSource
 class LogReader(Protocol):
     """A module that reads the log of an ``ENGINE``; ``TITLE`` is its name in messages.
 
-    ``LOGS_ITERATIONS`` is true if its ``steps`` are single iterations with their durations, not the
-    work between two lines. ``OWN_LINE`` matches lines that no other program writes. ``OLDEST`` is
-    the oldest release whose scheduler resembles a simulated one, None if there is no limit.
-    ``REQUEST_FLAGS`` are the flags of the server that log or export single requests, None if there
-    are none. ``SLOT_SETTING`` is the setting that limits running requests.
+    ``LOGS_ITERATIONS`` is true if ``steps`` are single iterations with their durations, and false
+    if they are the work between two lines. ``OWN_LINE`` matches lines that no other program writes.
+    ``OLDEST`` is the oldest release that can be simulated (None if there is no limit).
+    ``REQUEST_FLAGS`` are the flags of the server that log or export single requests (None if there
+    are none). ``SLOT_SETTING`` is the setting that limits running requests.
     """
 
     ENGINE: str
@@ -52,7 +52,7 @@ class LogReader(Protocol):
         """Return whether the prompt tokens in a version's lines exclude cached tokens."""
 
 
-#: Log readers; each detects its format in a text and reads a file.
+#: Log readers; each detects its format in a text and reads the log in a file.
 LOGS: tuple[LogReader, ...] = (vllm_log_reader, sglang_log_reader, trtllm_log_reader)
 
 
@@ -93,7 +93,7 @@ def read_source(path: Path, advance: Callable[[int], None] | None = None) -> Evi
     """Read the evidence in a log, an export or a client's results.
 
     ``advance`` receives the number of bytes read. Invalid rows are skipped and counted. Raises
-    InputError, in one line, if the file cannot be read or its format is unknown.
+    InputError if the file cannot be read or its format is unknown.
     """
     source = TraceSource(path, Selection(skip_bad=True), advance)
     head = read_head(path)
@@ -141,7 +141,8 @@ def _anywhere(
 ) -> Evidence:
     """Read a log that begins with lines of another program.
 
-    Without any line of an engine, raises ``unknown`` or an InputError with the supported inputs.
+    If the file has no line of an engine, raises ``unknown`` or an InputError that lists the
+    supported inputs.
     """
     for reader in LOGS:
         source = TraceSource(path, Selection(skip_bad=True), advance)

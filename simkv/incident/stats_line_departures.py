@@ -11,17 +11,20 @@ from simkv.incident.log_windows import LogWindows
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-#: Smallest duration of a moved request relative to the sampled one, and the resolution of a window.
+#: Minimum ratio of a request's duration after and before its end is moved, and the resolution of an
+#: interval.
 MIN_DURATION_SHARE, GRID_POINTS = 0.25, 201
-#: Time before and after the log over which the time per token is extrapolated (s).
+#: Time before and after the log for which the time per token is extrapolated (s).
 CLOCK_MARGIN_S = 1e5
 
 
 def token_clock(cut: LogWindows, pace: Floats) -> tuple[Floats, Floats]:
-    """Return times (s), and the tokens that a running request emits from the beginning until each.
+    """Return times (s), and the cumulative number of tokens that a running request emits until each
+    time.
 
-    After the last window, time continues at its pace, and before the first, at the first's pace;
-    before each gap, at the next window's pace. The second time is the start of the first window.
+    Before the first interval, the pace of the first interval applies; after the last interval, the
+    pace of the last; in a gap, the pace of the next interval. The second time is the start of the
+    first interval.
     """
     begin, last = float(cut.begin[0]), float(cut.end[-1])
     times = np.concatenate([[begin - CLOCK_MARGIN_S, begin], cut.end, [last + CLOCK_MARGIN_S]])
@@ -36,12 +39,12 @@ def match_completions(
     first: Floats,
     end: Floats,
 ) -> tuple[Floats, Floats]:
-    """Move ends so that as many requests are in the system at each line as the log reports.
+    """Move the ends of requests so that the number of requests in the system at each line equals
+    the logged number.
 
-    With known arrivals, the number of completions in each window is known. Their times are such
-    that the number of requests in the system changes linearly between two lines.
-    The requests that end first complete; the order of the sampled ends is kept. Returns output
-    tokens and end times.
+    The arrivals determine the number of completions in each interval. The completions are placed so
+    that the number of requests in the system changes linearly between two lines. The order of the
+    sampled ends is preserved. Returns the output tokens and the end times.
     """
     arrived = np.searchsorted(came, cut.end, "right").astype(np.float64)
     present = cut.running + np.nan_to_num(cut.waiting)
@@ -71,7 +74,7 @@ def match_completions(
         while place < len(order) and first[order[place]] <= high:
             heappush(alive, (float(end[order[place]]), int(order[place])))
             place += 1
-    for _, i in alive:  # requests that outlive the log
+    for _, i in alive:  # requests that end after the log
         moved[i] = max(moved[i], float(cut.end[-1]))
     times, clock = token_clock(cut, pace)
     tokens = np.interp(moved, times, clock) - np.interp(first, times, clock) + 1
@@ -79,9 +82,10 @@ def match_completions(
 
 
 def admission_times(cut: LogWindows, came: Floats, counts: Ints) -> Floats:
-    """Return the times at which requests leave the queue, ``counts`` in each window, in order.
+    """Return the times at which requests leave the queue, in order; ``counts`` is their number in
+    each interval.
 
-    Requests that run when the log begins left it when they arrived.
+    Requests that already run when the log begins leave the queue when they arrive.
     """
     waiting = np.nan_to_num(cut.waiting)
     grown = np.diff(waiting, prepend=float(cut.initial_waiting))
@@ -97,7 +101,8 @@ def admission_times(cut: LogWindows, came: Floats, counts: Ints) -> Floats:
 def departure_times(came: Floats, low: float, high: float, grown: float, count: int) -> Floats:
     """Return ``count`` times between ``low`` and ``high``, in order, at which requests leave.
 
-    With the arrivals ``came``, the number of requests then grows by ``grown`` at a constant rate.
+    The times are chosen so that, with the arrivals ``came``, the number of requests grows by
+    ``grown`` at a constant rate.
     """
     grid = np.linspace(low, high, GRID_POINTS)
     done = np.searchsorted(came, grid, "right") - np.searchsorted(came, low, "right")

@@ -1,29 +1,30 @@
 """Sample workloads that match a server's statistics lines, without data on single requests.
 
-The lines report tokens of prompts and outputs, but not requests. The number of requests follows
-from the mean number of tokens that a running request holds in the cache, its prompt and the output
-so far,
+The lines report numbers of prompt and output tokens, but no requests. The number of requests is
+derived from the mean number of tokens that a running request holds in the cache (its prompt and its
+output so far). For outputs with the mean ``output`` and the coefficient of variation ``cv``, this
+mean is
 
     prompt + output * (1 + cv**2) / 2
 
-for outputs with the mean ``output`` and the coefficient of variation ``cv``; the ratio of prompt to
-output tokens is known. Each ensemble member assumes a ``cv`` (1 is the exponential distribution,
-which has maximum entropy for a given mean) and samples, window by window:
+and the ratio of prompt to output tokens is known. Each ensemble member assumes a ``cv`` (1 is the
+exponential distribution, which has maximum entropy for a given mean) and samples, interval by
+interval:
 
-- the number of prompts behind the window's prompt tokens: gamma distributed lengths and a Poisson
-  number with the rate of the window, tilted to match the total; given the sum, the lengths are
-  Dirichlet shares of it.
-- gamma distributed output lengths. Iterative scaling (the least change in entropy) adjusts them
-  until every window emits its reported tokens; the sampled lengths are then assigned in that
-  order. The time per token follows from the tokens that the running requests emitted in the
-  window, times an error factor sampled per member: the number of running requests between two
-  lines is unknown.
+- the number of prompts in the interval: their lengths are gamma distributed, and their number has a
+  Poisson distribution, weighted to match the total number of prompt tokens. The lengths are
+  Dirichlet distributed fractions of this total.
+- gamma distributed output lengths. Iterative scaling (the least change in entropy) adjusts the
+  lengths until every interval emits the reported number of tokens; the sampled lengths are then
+  assigned in the order of the adjusted lengths. The time per token follows from the tokens that the
+  running requests emitted in the interval, times an error factor sampled per member, because the
+  number of running requests between two lines is unknown.
 - arrivals: the number of prefilled requests plus the increase of waiting requests, first come,
-  first served. They arrive at uniformly distributed times (a Poisson process, given the number),
-  or a share of them at once. If no request waits at the start and the end of a window, requests
-  arrive when they are prefilled.
+  first served. They arrive at uniformly distributed times (a Poisson process, given the number), or
+  a fraction of them arrives at once. If no request waits at the start and the end of an interval,
+  requests arrive when they are prefilled.
 
-SGLang's lines report the number of prompts; then ``cv`` follows from the cache usage. If a log has
+SGLang's lines report the number of prompts, so ``cv`` is derived from the cache usage. If a log has
 arrivals (``Received request``), these are used, and the number of prefilled requests is the number
 of arrivals that are not waiting.
 """
@@ -60,15 +61,16 @@ from simkv.incident.workload_ensemble import BURST_SHARES, sample_arrival_shares
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-#: Coefficients of variation of outputs, by member, if the lines leave it open; and of prompts.
+#: Coefficients of variation of outputs that the members use in turn if the lines do not determine
+#: it, and the coefficient of variation of prompts.
 OUTPUT_VARIATIONS, PROMPT_VARIATION = (0.3, 0.6, 1.0), 0.7
-#: Time of a prompt token as a fraction of a decode step; see ``initial_costs``.
+#: Computation time of a prompt token as a fraction of a decode step; see ``initial_costs``.
 PREFILL_TOKEN_COST = 1 / 270
-#: Largest ratio between the numbers of requests under different assumptions on prefix hits.
+#: Maximum ratio between the numbers of requests that different assumptions on prefix hits imply.
 COUNT_FACTOR = 1.5
-#: Largest accepted error of the total prompt tokens of reconstructed sessions.
+#: Maximum relative error of the total prompt tokens of reconstructed sessions.
 MAX_LENGTH_ERROR = 0.05
-#: Accepted error of the time per token, and number of rounds of the scaling.
+#: Accepted error of the time per token, and the number of rounds of the scaling.
 TPOT_ERROR, SCALING_ROUNDS = 0.05, 60
 #: Time between two requests that warm up the cache, relative to their prefill time.
 WARM_UP_SPACING = 2.0
@@ -78,10 +80,10 @@ WARM_UP_SPACING = 2.0
 class KnownEngine:
     """Known properties of the engine.
 
-    ``tokens`` is its cache capacity in tokens (NaN if unknown), ``block`` the tokens per block,
-    ``longest`` the maximum request length. ``shared`` is the fraction of prompt tokens found in the
-    cache, which the lines exclude if ``computed_only``. ``started`` is true if the lines begin with
-    the start of the server, so that no request was in it before.
+    ``tokens`` is the cache capacity in tokens (NaN if unknown), ``block`` the number of tokens per
+    block, and ``longest`` the maximum request length in tokens. ``shared`` is the fraction of
+    prompt tokens found in the cache; if ``computed_only``, the lines do not count these tokens.
+    ``started`` is true if the lines begin with the start of the server, when it has no requests.
     """
 
     tokens: float
@@ -94,7 +96,9 @@ class KnownEngine:
 
 @dataclass(frozen=True)
 class _Means:
-    """Number of requests, mean output tokens, and coefficient of variation of outputs."""
+    """Number of requests, mean number of output tokens, and coefficient of variation of the
+    outputs.
+    """
 
     count: float
     output: float
@@ -104,10 +108,11 @@ class _Means:
 def sample_from_lines(
     series: pd.DataFrame, known: KnownEngine, seed: int, arrivals: pd.DataFrame | None = None
 ) -> pd.DataFrame:
-    """Sample one member of the ensemble, engine by engine: requests as in ``read_measured``.
+    """Sample one member of the ensemble, engine by engine, and return its requests.
 
-    A column ``engine`` is added. ``arrivals`` are the logged arrivals of a single engine. Raises
-    UndeterminedError if the number of requests cannot be determined.
+    The table has the columns of ``read_measured`` and a column ``engine``. ``arrivals`` are the
+    logged arrivals of a single engine. Raises UndeterminedError if the number of requests cannot be
+    determined.
     """
     luck = np.random.default_rng(seed)
     found = []
@@ -130,7 +135,7 @@ def sample_from_lines(
 
 
 def _begun(cut: LogWindows, came: Floats) -> Floats:
-    """Return the number of requests prefilled per window: arrivals that are no longer waiting."""
+    """Return the number of requests prefilled in each interval: arrivals that no longer wait."""
     there = np.searchsorted(came, cut.end + 0.5, "right") - np.nan_to_num(cut.waiting)
     there = np.where(cut.prompt > 0, np.maximum(there, 0.0), 0.0)
     return np.diff(np.maximum.accumulate(there), prepend=0.0)
@@ -201,10 +206,11 @@ def _drawn(
 
 
 def _session_tokens(cut: LogWindows, known: KnownEngine) -> tuple[Floats, PromptTokens | None]:
-    """Return the prompt tokens of each window, and, if they are of sessions, their parts.
+    """Return the prompt tokens of each interval and, if the requests are turns of sessions, their
+    computed and total tokens.
 
-    If a log starts in the middle, its first hit rates are of earlier requests. The tokens
-    in the cache per running request then give the prompts of sessions.
+    If a log starts in the middle, its first hit rates describe earlier requests. In this case, the
+    tokens in the cache per running request determine the prompts of sessions.
     """
     tokens = split_prompt_tokens(
         cut, cut.firsts, computed_only=known.computed_only, fallback=known.shared
@@ -221,7 +227,7 @@ def _session_tokens(cut: LogWindows, known: KnownEngine) -> tuple[Floats, Prompt
 def _latencies(
     came: Floats, first: Floats, end: Floats, prompts: Floats, outputs: Floats, prefill: Floats
 ) -> pd.DataFrame:
-    """Return the table of requests from their times (s) and lengths (tokens)."""
+    """Return the table of requests, given their times (s) and lengths (tokens)."""
     ttft, whole_s = first - came, np.maximum(end - came, first - came)
     return pd.DataFrame(
         {
@@ -241,10 +247,10 @@ def _latencies(
 
 
 def _warm_up(warm: Floats, until: float, token_s: float) -> pd.DataFrame:
-    """Return requests that fill the prefix cache before the log.
+    """Return requests that fill the prefix cache before the log begins.
 
-    Each computes the prompt that its session has when the log begins (``warm``, tokens), one after
-    the other until ``until`` (s). No latency of theirs is observed.
+    Each request computes the prompt that its session has when the log begins (``warm``, in tokens),
+    one after the other until ``until`` (s). These requests have no observed latency.
     """
     sessions = np.flatnonzero(warm > 0)
     prompts = warm[sessions]
@@ -269,7 +275,7 @@ def _sessions(
     known: KnownEngine,
     luck: np.random.Generator,
 ) -> tuple[Floats, Ints, Floats]:
-    """Return prompts and sessions of requests with known arrivals, in that order.
+    """Return the prompts and sessions of requests with known arrivals, in order of arrival.
 
     The third value is the length of each session's prompt when the log begins (tokens).
     """
@@ -299,7 +305,9 @@ def _check_sessions(
     sessions: Ints,
     known: KnownEngine,
 ) -> None:
-    """Raise UndeterminedError if the sessions do not reproduce the tokens and hits of the log."""
+    """Raise UndeterminedError if the sessions do not reproduce the logged numbers of tokens and
+    hits.
+    """
     others = "a client's results or spans determine the requests"
     lost = lost_hit_share(cut, came, prompts, sessions, known.tokens)
     if lost > MAX_LOST_HITS:
@@ -324,7 +332,7 @@ def _told(arrivals: pd.DataFrame, name: str, otherwise: Floats) -> Floats:
 
 
 def _means(cut: LogWindows, whole: Floats, known: KnownEngine, vary: float) -> _Means:
-    """Estimate the means from the tokens that running requests hold."""
+    """Estimate the means from the number of tokens that running requests hold."""
     output, told = cut.output.sum(), cut.firsts[np.isfinite(cut.firsts)].sum()
     busy = (cut.running > 0) & np.isfinite(cut.held)
     if not busy.any() and not told:
@@ -347,10 +355,11 @@ def _means(cut: LogWindows, whole: Floats, known: KnownEngine, vary: float) -> _
 
 
 def _check_count(whole: float, output: float, each: float, known: KnownEngine) -> None:
-    """Raise UndeterminedError if the number of requests differs too much between assumptions.
+    """Raise UndeterminedError if the number of requests differs too much between two assumptions.
 
-    Prompts with a common beginning share its blocks, so a running request holds only the rest; a
-    prompt that extends the one before is held as a whole by its own request.
+    If prompts have a common beginning, they share its blocks, and a running request holds only the
+    rest of its prompt. If each prompt extends the previous one, a running request holds its whole
+    prompt.
     """
     shared = known.shared if known.shared > 0 else 0.0
     least = ((1 - shared) * whole + output / 2) / max(each, 1.0)
@@ -365,7 +374,7 @@ def _check_count(whole: float, output: float, each: float, known: KnownEngine) -
 
 
 def _counts(cut: LogWindows, whole: Floats, count: float, luck: np.random.Generator) -> Ints:
-    """Sample the number of requests prefilled in each window."""
+    """Sample the number of requests prefilled in each interval."""
     if np.isfinite(cut.firsts).all():
         return np.asarray(np.maximum(np.rint(cut.firsts), whole > 0), np.int64)
     mean, shape = whole.sum() / count, PROMPT_VARIATION**-2
@@ -401,7 +410,7 @@ def _counts(cut: LogWindows, whole: Floats, count: float, luck: np.random.Genera
 
 
 def _prompts(whole: Floats, counts: Ints, luck: np.random.Generator) -> Floats:
-    """Sample gamma distributed lengths, given their sum in each window."""
+    """Sample gamma distributed prompt lengths, given their sum in each interval."""
     shares = luck.gamma(PROMPT_VARIATION**-2, size=int(counts.sum()))
     which = np.repeat(np.arange(len(counts)), counts)
     sums = np.bincount(which, shares, len(counts))
@@ -409,10 +418,11 @@ def _prompts(whole: Floats, counts: Ints, luck: np.random.Generator) -> Floats:
 
 
 def _pace(cut: LogWindows) -> tuple[Floats, float]:
-    """Return seconds per token of a running request by window, and the relative error overall.
+    """Return the seconds per token of a running request by interval, and the overall relative
+    error.
 
-    Windows are widened until the unknown number of running requests between two lines matters
-    little.
+    Intervals are widened until the unknown number of running requests between two lines has little
+    effect.
     """
     before = np.concatenate([[cut.initial_running], cut.running[:-1]])
     silent = np.concatenate([[False], np.diff(cut.end) > 1.5 * cut.width[1:]])
@@ -433,7 +443,7 @@ def _pace(cut: LogWindows) -> tuple[Floats, float]:
         high = np.where(rough, np.minimum(high + 1, len(present)), high)
     found = (spent[high] - spent[low]) / np.maximum(tokens[high] - tokens[low], 1e-9)
     found = np.where(found > 0, found, max(float(spent[-1] / tokens[-1]), 1e-4))
-    # Prefills take part of the time of running requests.
+    # Prefills take a part of the time of running requests.
     prefills = cut.prompt.sum() * PREFILL_TOKEN_COST * float(np.quantile(found, 0.1))
     own = max(1 - prefills / max(float(spent[-1]), 1e-9), 0.3)
     return np.asarray(found * own), float(np.sqrt(doubt[-1]) / max(float(seen[-1]), 1e-9))
@@ -442,10 +452,11 @@ def _pace(cut: LogWindows) -> tuple[Floats, float]:
 def _initial_outputs(
     cut: LogWindows, means: _Means, pace: float, luck: np.random.Generator
 ) -> tuple[Floats, Floats]:
-    """Sample the requests that run when the log begins: output tokens, and first-token times.
+    """Sample the requests that run when the log begins, and return their output tokens and
+    first-token times.
 
-    A long request is more likely to run at a given time than a short one (length bias); the time
-    is uniformly distributed over its output.
+    A long request is more likely to run at a given time than a short request (length bias). The
+    time at which the log begins is uniformly distributed over the output.
     """
     count, shape = cut.initial_running, means.vary**-2
     outputs = np.maximum(luck.gamma(shape + 1, means.output / shape, count), 1.0)
@@ -464,10 +475,10 @@ def _outputs(
 ) -> tuple[Floats, Floats]:
     """Sample output tokens of requests with given first-token times, and return their end times.
 
-    ``initial`` are the output tokens of the first requests, which ran before the log.
+    ``initial`` are the output tokens of the first requests, which ran before the log began.
 
-    Time is measured in tokens of a running request, so a request is an interval of the length of
-    its output. Every request ends by the end of a window without running requests.
+    Time is measured in tokens of a running request, so the length of a request's interval equals
+    its output. All requests end before the end of an interval without running requests.
     """
     times, clock = token_clock(cut, pace)
     start = np.interp(first, times, clock)
@@ -503,7 +514,7 @@ def _outputs(
 
 
 def _emitted(start: Floats, wanted: Floats, edges: Floats) -> Floats:
-    """Return the tokens emitted by all requests until each edge."""
+    """Return the number of tokens that all requests together have emitted at each edge."""
 
     def passed(points: Floats) -> Floats:
         points = np.sort(points)
@@ -517,7 +528,9 @@ def _emitted(start: Floats, wanted: Floats, edges: Floats) -> Floats:
 def _arrivals(
     cut: LogWindows, counts: Ints, ready: Floats, at_once: float, luck: np.random.Generator
 ) -> Floats:
-    """Sample arrival times of requests that are first scheduled at ``ready``, in that order."""
+    """Sample the arrival times of requests that are first scheduled at the times ``ready``, in the
+    same order.
+    """
     waiting = np.rint(np.nan_to_num(cut.waiting))
     came = np.maximum.accumulate(np.cumsum(counts) + waiting)
     early = min(cut.initial_waiting, int(counts.sum()))

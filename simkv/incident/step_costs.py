@@ -2,10 +2,11 @@
 
 The form matches ``costs/sources/single_request_fit.py``. A decode step costs a constant, an amount
 per sequence, and the KV that it reads. A step with prefills also reads the weights, in parallel
-with the computation of tokens. Two values are fixed there and free here, because concurrent
-requests determine them: the cost of a sequence in a decode step (there, the cost of a prefill
-token), and the power that combines weights and tokens (there 3; 1 is a plain sum, larger powers
-approach the maximum of the two).
+with the computation of tokens. Two values that are fixed in ``single_request_fit.py`` are free in
+this module, because concurrent requests determine them. The first is the cost of a sequence in a
+decode step, which is otherwise the cost of a prefill token. The second is the power that combines
+the times of weights and tokens, which is otherwise 3 (1 is a plain sum; larger powers approach the
+maximum of the two times).
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from simkv.costs.sources.single_request_fit import (
 Floats = npt.NDArray[np.float64]
 
 
-#: Powers beyond these are practically a sum, or the maximum of the two.
+#: Limits of the power; beyond them, the result is practically the sum or the maximum of the two
+#: times.
 MIN_POWER, MAX_POWER = 0.5, 30.0
 
 
@@ -53,7 +55,9 @@ UNIT_COST_NAMES = tuple(one.name for one in fields(UnitCosts))
 
 
 def cost_terms(prices: UnitCosts, shape: ModelTraits | None) -> list[CostTerm]:
-    """Return the cost terms; in a mixture of experts, few tokens read few experts."""
+    """Return the cost terms; in a mixture of experts, steps with few tokens read only some
+    experts.
+    """
     if shape and shape.expert_share:
         return make_cost_terms(_plain(prices), shape)
     return [
@@ -84,7 +88,7 @@ def _plain(prices: UnitCosts) -> CostCoefficients:
 def seconds_without_attention(
     prefill_tokens: Floats, decodes: Floats, prices: UnitCosts, shape: ModelTraits | None
 ) -> Floats:
-    """Return seconds of steps by their tokens, without attention."""
+    """Return the seconds of steps without attention, given the numbers of their tokens."""
     tokens = prefill_tokens + decodes
     if shape and shape.expert_share:
         return compute_non_attention_seconds(tokens, _plain(prices), shape)
@@ -95,13 +99,13 @@ def seconds_without_attention(
 
 
 def _table(prices: UnitCosts) -> list[tuple[float, float]]:
-    """Return (tokens, seconds) of steps with prefills, without attention."""
+    """Return pairs (tokens, seconds) for steps with prefills, without attention."""
     seconds = matrix_product_seconds(TOKEN_KNOTS, prices)
     return list(zip(TOKEN_KNOTS.tolist(), seconds.tolist(), strict=True))
 
 
 def matrix_product_seconds(tokens: Floats, prices: UnitCosts) -> Floats:
-    """Return seconds of steps with prefills for any numbers of tokens, without attention."""
+    """Return the seconds of steps with prefills, without attention, for any numbers of tokens."""
     floor = prices.decode_step + prices.decode_seq
     line = prices.prefill_step + prices.token * tokens
     most = np.maximum(floor, line)

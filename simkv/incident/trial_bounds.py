@@ -1,10 +1,12 @@
-"""Bounds of what-if trials: every trial ends, and long incidents are tried on their worst part.
+"""Limits of what-if trials: the simulated time of a trial is limited, and trials of a long incident
+use its worst part.
 
 A trial of a setting that slows a server down takes long to simulate and is of little value. Each
 trial therefore ends at ``HORIZON_FACTOR`` times the end of the incident. If not all requests
-finished, that end is at least the last arrival plus the time of all requests in isolation. All
-trials together take about ``STEP_BUDGET`` steps: if the incident is too long for that, they
-simulate its worst part, and only the best of them the whole incident.
+finished, the end of the incident is at least the last arrival plus the sum of the times that the
+requests take in isolation. All trials together take about ``STEP_BUDGET`` steps. If the incident is
+too long for this budget, the trials simulate its worst part, and only the best changes are tried on
+the whole incident.
 """
 
 from __future__ import annotations
@@ -20,13 +22,13 @@ from simkv.metrics.run_result import RunResult
 from simkv.scenario.scenario import Scenario
 from simkv.study.field_changes import with_field
 
-#: Steps of all trials together, and expected number of trials.
+#: Number of steps of all trials together, and the expected number of trials.
 STEP_BUDGET, EXPECTED_TRIALS = 3_000_000, 60
-#: End of a trial relative to the end of the incident.
+#: End of a trial, as a multiple of the end of the incident.
 HORIZON_FACTOR = 2.0
-#: Maximum number of changes tried on the whole incident after trials on a part of it.
+#: Maximum number of changes that are tried on the whole incident after trials on a part of it.
 FINALISTS = 8
-#: Number of positions searched for the worst part of an incident.
+#: Number of start positions tried in the search for the worst part of an incident.
 WINDOW_POSITIONS = 64
 
 
@@ -34,9 +36,9 @@ WINDOW_POSITIONS = 64
 class Bounds:
     """Limits of trials of an incident.
 
-    Trials end at ``horizon`` (s). ``part`` holds the start and duration (s) of the arrivals tried,
-    and their share of all waiting; None is the whole incident. ``finalists`` is the number of
-    changes tried on all of it.
+    Trials end at ``horizon`` (s). ``part`` has the start and duration (s) of the arrivals that are
+    simulated, and their fraction of all waiting; None means the whole incident. ``finalists`` is
+    the number of changes that are tried on the whole incident.
     """
 
     horizon: float
@@ -58,7 +60,7 @@ class Bounds:
 
     @property
     def told(self) -> str:
-        """The limits in a sentence."""
+        """The limits as a sentence."""
         said = f"each simulation ended after {format_seconds(self.horizon)}"
         if self.part is None:
             return said
@@ -76,7 +78,9 @@ class Bounds:
 
 
 def bounds(result: RunResult, waited: dict[int, float], steps: int = STEP_BUDGET) -> Bounds:
-    """Return the limits for trials of a run; ``waited`` is the waiting time per request in s."""
+    """Return the limits for trials of a run; ``waited`` is the waiting time of each request in
+    s.
+    """
     record = result.record
     lives = record.requests.values()
     end = max([record.end, *(life.ended_at or 0.0 for life in lives)])

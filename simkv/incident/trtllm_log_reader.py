@@ -1,8 +1,9 @@
 """Read TensorRT-LLM's iteration log.
 
 Two formats are read: lines of the PyTorch executor (``print_iter_log: true``), and the JSON
-statistics that the C++ runtime writes in Triton (``--log-verbose``). Both have requests and tokens
-of each iteration, but no request lengths, so a workload cannot be reconstructed from them.
+statistics that the C++ runtime writes in Triton (``--log-verbose``). These formats have the numbers
+of requests and tokens of each iteration, but no request lengths, so a workload cannot be
+reconstructed from them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from simkv.workload.trace_source import TraceSource
 LINE_PATTERN = re.compile(r"iter = \d|Active Request Count|POST /")
 #: Lines that only this engine writes.
 OWN_LINE = re.compile(r"\biter = \d+, .*(global_rank|num_scheduled)|Active Request Count\\*\":")
-#: Fields of both formats.
+#: Fields that exist in both formats.
 _FIELDS = {
     "scheduled": re.compile(r"num_scheduled_requests[:=] ?(\d+)|Scheduled Requests\\*\": ?(\d+)"),
     "active": re.compile(r"currank_total_requests = (\d+)/|Active Request Count\\*\": ?(\d+)"),
@@ -42,7 +43,7 @@ REQUEST_FLAGS: str | None = None
 OLDEST: str | None = None
 #: Setting that limits running requests.
 SLOT_SETTING = "max_batch_size"
-#: Why no workload can be reconstructed from such a log.
+#: Reason why no workload can be reconstructed from such a log.
 LACKS = (
     "an iteration log of TensorRT-LLM has no request lengths; add a client's results, such as "
     "those of `vllm bench serve --save-detailed` or aiperf"
@@ -128,7 +129,9 @@ def _number(pattern: re.Pattern[str], text: str) -> float:
 
 
 def _with_rates(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the iterations with the columns of a series; rates are those of each iteration."""
+    """Return the iterations with the columns of a series; each row has the rates of its
+    iteration.
+    """
     seconds = table["seconds"].where(table["seconds"] > 0)
     rates = {
         "prompt_rate": table["prefill_tokens"] / seconds,

@@ -1,4 +1,4 @@
-"""Read vLLM's log, of V0 from 0.2 and of V1 to 0.33.
+"""Read the logs of vLLM: of V0 from 0.2 on, and of V1 up to 0.33.
 
 The formats match the released wheels: ``v1/metrics/loggers.py`` (statistics every 10 s while there
 is work, and iterations from 0.27 on), ``v1/engine/core.py`` (iterations from 0.14 to 0.26, and the
@@ -44,7 +44,7 @@ from simkv.incident.log_windows import VLLM_INTERVAL_S
 from simkv.schedulers.vllm.server_options import CACHE_LINES
 from simkv.workload.trace_source import TraceSource
 
-#: Lines with these words are parsed; most lines of a busy log have none of them.
+#: Words of the lines that are parsed; most lines of a busy log contain none of them.
 LINE_PATTERN = re.compile(
     r"throughput: |Iteration\(|Received request |Aborted request|args: |LLM engine \(v|version |"
     r"KV cache size|num_gpu_blocks|blocks: |max_num_batched_tokens=|Asynchronous scheduling|"
@@ -57,9 +57,9 @@ _STATS = re.compile(
     r"Running: (?P<running>\d+) reqs, (?:Swapped: (?P<swapped>\d+) reqs, )?"
     r"(?:Waiting|Pending): (?P<waiting>\d+) reqs(?P<rest>.*)"
 )
-#: Rank of a line: its prefix, or the name of the engine core process.
+#: Rank of a line, taken from its prefix or from the name of the engine core process.
 _ENGINE = re.compile(r"Engine (\d+): |\(EngineCore_(?:DP)?(\d+) pid=")
-#: Source file of the statistics lines up to 0.3, which log no version if they are an excerpt.
+#: Source file of the statistics lines up to 0.3; an excerpt with these lines may lack the version.
 _OLD_FILE = "llm_engine.py:"
 _AGGREGATED = re.compile(r"(\d+) Engines Aggregated: ")
 _USAGE = re.compile(r"(?<!CPU )KV cache usage: ([\d.]+)%")
@@ -75,7 +75,7 @@ _IDS = re.compile(r"prompt_token_ids: \[([\d, ]*)\]")
 _ABORTED = re.compile(r"Aborted request\(?s?\)? ([^\s.]+)")
 _ARGS = re.compile(r"non-default args: (\{.*\})")
 _PLAIN_ARG = re.compile(r"'(\w+)': ('[^']*'|-?[\d.]+(?:e-?\d+)?|True|False|None)")
-#: A server's start: a separate line, or beside its logo.
+#: Start of a server: a separate line, or a line beside the logo.
 _BEGINS = re.compile(r"server version |█ +version ")
 _VERSION = re.compile(
     r"(?:server version |█ +version |LLM engine \(v)v?(\d+\.\d+(?:\.\d+)?[\w.+]*)"
@@ -93,7 +93,7 @@ _DIED = re.compile(
 )
 _BLOCK = re.compile(r"Setting (?:kv cache|attention) block size to (\d+)")
 _CACHE = [re.compile(line) for line in CACHE_LINES]
-#: Flags with another name in the logged configuration.
+#: Flags that have another name in the logged configuration.
 _FLAGS = {
     "max_seq_len": "max_model_len",
     "chunked_prefill_enabled": "enable_chunked_prefill",
@@ -120,7 +120,8 @@ class _Log:
 def read(source: TraceSource) -> Evidence:
     """Read a log from the server's last start. Raises InputError if it cannot be read.
 
-    Lines before a restart belong to another server; they are left out and the restarts are counted.
+    Lines before the last restart describe an earlier run of the server; they are ignored, and the
+    restarts are counted.
     """
     log, notes, starts = _Log(source.path), list[str](), 0
     for line in read_log_lines(source, LINE_PATTERN):
@@ -167,7 +168,7 @@ def read(source: TraceSource) -> Evidence:
 
 
 def _gaps(series: pd.DataFrame | None) -> int:
-    """Return the number of gaps between lines while requests were running."""
+    """Return the number of gaps between lines during which requests were running."""
     found = 0
     if series is None:
         return found
@@ -292,7 +293,7 @@ def _literal(text: str) -> Mapping[str, Any]:
 
 
 def _without_nested(text: str) -> str:
-    """Remove values that are dictionaries themselves, such as ``compilation_config``."""
+    """Remove values that are themselves dictionaries, such as ``compilation_config``."""
     depth, kept = 0, []
     for character in text:
         depth += (character == "{") - (character == "}")
@@ -353,7 +354,7 @@ def _died(log: _Log, line: LogLine) -> bool:
     return True
 
 
-#: Each reader returns whether it recognized the line; the most frequent ones come first.
+#: Each reader returns whether it recognized the line; the most frequent lines come first.
 _READERS: tuple[Callable[[_Log, LogLine], bool], ...] = (
     _step,
     _stats,

@@ -1,4 +1,6 @@
-"""Summarize the waiting of requests in a simulated incident, and decide whether it is healthy."""
+"""Summarize the waiting of requests in a simulated incident, and decide whether the server is
+healthy.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,13 @@ from simkv.explain.verdicts.verdict import Verdict
 from simkv.explain.wait_ledger import total_by_kind
 from simkv.metrics.run_result import RunResult
 
-#: A server is healthy if requests wait for less than this share of their time, and the worst decile
-#: for less than the second share.
+#: A server is healthy if requests wait for less than the first fraction of their time, and the 10 %
+#: of requests that wait longest for less than the second fraction.
 MAX_WAIT_SHARE, MAX_VICTIM_WAIT_SHARE = 0.05, 0.3
-#: Slowdown relative to isolated requests above which a server is unhealthy even without waits.
+#: Slowdown compared with requests in isolation above which a server is unhealthy even without
+#: waits.
 MAX_SLOWDOWN = 2.0
-#: Waits that an operator can influence; the time between steps is excluded.
+#: Kinds of waiting that an operator can influence; the time between steps is excluded.
 BLAMED_KINDS = (WAIT_KINDS | {LedgerKind.HELD_UP, LedgerKind.STALLED, LedgerKind.RECOMPUTE}) - {
     LedgerKind.UNSEEN
 }
@@ -28,9 +31,9 @@ BLAMED_KINDS = (WAIT_KINDS | {LedgerKind.HELD_UP, LedgerKind.STALLED, LedgerKind
 class WaitSummary:
     """Waiting of the simulated requests.
 
-    ``kinds`` are seconds by kind; ``share`` and ``worst`` are the shares of time spent waiting by
-    all requests and by the worst decile. ``victims`` lists that decile, ``lost`` the seconds per
-    request.
+    ``kinds`` are the seconds by kind of waiting. ``share`` and ``worst`` are the fractions of time
+    spent waiting, by all requests and by the 10 % of requests that wait longest. ``victims`` lists
+    these 10 %, and ``lost`` has the seconds per request.
     """
 
     kinds: dict[LedgerKind, float]
@@ -41,7 +44,9 @@ class WaitSummary:
 
 
 def summarize_waits(result: RunResult) -> WaitSummary:
-    """Summarize waiting by request and kind; ``victims`` are the worst decile, the worst first."""
+    """Summarize waiting by request and kind; ``victims`` are the 10 % of requests that wait
+    longest, the worst first.
+    """
     lived, lost = {}, {}
     ledger = result.diagnosis.ledger
     for i, tiles in ledger.items():
@@ -57,7 +62,7 @@ def summarize_waits(result: RunResult) -> WaitSummary:
 
 
 def find_victims(observed: pd.DataFrame, simulated: list[int]) -> list[int]:
-    """Return the decile of requests with the longest observed queue times, the longest first.
+    """Return the 10 % of requests with the longest observed queue times, the longest first.
 
     Without observed queue times, return the ``simulated`` victims.
     """
@@ -66,7 +71,7 @@ def find_victims(observed: pd.DataFrame, simulated: list[int]) -> list[int]:
 
 
 def is_healthy(result: RunResult) -> bool:
-    """Return whether there is no verdict and little waiting."""
+    """Return whether the run has no verdict and little waiting."""
     waits = summarize_waits(result)
     calm = waits.share < MAX_WAIT_SHARE and waits.worst < MAX_VICTIM_WAIT_SHARE
     return not server_verdicts(result) and calm and slowdown(result) < MAX_SLOWDOWN

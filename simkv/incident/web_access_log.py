@@ -1,7 +1,7 @@
 """Arrivals of requests from the access log of a web server in front of an engine.
 
-Reads the Common Log Format and its extensions (nginx, Apache, Envoy's default with ISO times).
-Such a log has times but no lengths in tokens, so lengths are given.
+Reads the Common Log Format and its extensions (nginx, Apache, Envoy's default with ISO times). Such
+a log has times but no lengths in tokens, so the user must give the lengths.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from simkv.core.errors import InputError
 from simkv.core.input_files import read_text
 from simkv.workload.length_distributions import RandomRange
 
-#: Request line of a call that generates tokens, and the time before it.
+#: Request line of a call that generates tokens, with the time before it.
 _LINE = re.compile(
     r"\[(?P<time>[^\]]+)\]\s+\"POST (?P<path>\S*?/(?:completions|responses|messages|generate|"
     r"generate_stream))(?:\?\S*)? HTTP/[\d.]+\"\s*(?P<status>\d{3})?"
 )
 _FORMATS = ("%d/%b/%Y:%H:%M:%S %z", "%Y-%m-%dT%H:%M:%S.%f%z", "%Y-%m-%dT%H:%M:%S%z")
-#: Number of leading lines in which a call is expected.
+#: Number of lines at the beginning of the file in which such a call must occur.
 HEAD_LINES = 200
-#: Random seed of lengths and of times within a second.
+#: Random seed for lengths and for times within a second.
 SEED = 0
 
 
@@ -46,8 +46,8 @@ def write_access_traffic(
 ) -> int:
     """Write the accepted requests of an access log as a trace; return their number.
 
-    Times with a resolution of a second are spread uniformly over it. Lengths are as in
-    ``RandomRange``. Raises InputError if no line has a time.
+    Requests with times in whole seconds are spread uniformly over each second. Lengths are sampled
+    as in ``RandomRange``. Raises InputError if no line has a time.
     """
     times = np.array(sorted(_times(path)), dtype=np.float64)
     if not len(times):

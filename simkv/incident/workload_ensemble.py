@@ -1,12 +1,13 @@
 """Sample workloads that match sums and histograms, without data on single requests.
 
 Between two scrapes, the number of arrivals is the number of finished requests plus the increase of
-requests in the system. Arrival times within that interval are unknown: in some members they are
-uniform (a Poisson process, given the number), in others a share of the requests arrives at once,
-because a burst queues and a steady stream does not. The observed queue times decide which members
-are likely. Lengths are sampled uniformly within their buckets, and moved within the buckets until
-they match the reported sum. A request that finished arrived earlier by its E2E latency; requests
-get the arrivals in that order.
+requests in the system. Arrival times within that interval are unknown. In some members they are
+uniformly distributed (a Poisson process, given the number); in others, a fraction of the requests
+arrives at once, because a burst causes queueing and a steady stream does not. The observed queue
+times determine which members are likely. Lengths are sampled uniformly within their buckets, and
+moved within the buckets until they match the reported sum. The E2E latency of a finished request
+determines when it should have arrived; the sampled arrival times are assigned to the requests in
+this order.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ from simkv.core.errors import InputError
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-#: Number of members (the likelier half is kept), and the shares of requests between two
-#: scrapes that arrive at once, which the members use in turn.
+#: Number of members, of which the more likely half is used; and the fractions of requests between
+#: two scrapes that arrive at once, which the members use in turn.
 MEMBERS, BURST_SHARES = 12, (0.0, 0.3, 0.6, 1.0)
-#: Members sampled from lines are kept up to this multiple of the smallest distance to the lines.
+#: Maximum distance of a member from the log lines, as a multiple of the smallest distance; members
+#: beyond it are dropped.
 MAX_DISTANCE_RATIO = 1.5
-#: Upper bound of the open last bucket, relative to its lower bound.
+#: Upper bound of the last bucket, which is open, relative to its lower bound.
 OPEN_BUCKET_FACTOR = 2.0
 NEEDED = ("prompt_tokens", "output_tokens")
 
@@ -38,10 +40,11 @@ def can_sample(histograms: Mapping[str, Any]) -> bool:
 
 
 def sample_workload(histograms: Mapping[str, Any], series: pd.DataFrame, seed: int) -> pd.DataFrame:
-    """Sample a member of the ensemble: requests as in ``read_measured``.
+    """Sample a member of the ensemble and return its requests, with the columns of
+    ``read_measured``.
 
-    Their latencies are the means of requests that ended in the same interval. Raises InputError if
-    no request ended.
+    The latencies of a request are the means over the requests that ended in the same interval.
+    Raises InputError if no request ended.
     """
     luck = np.random.default_rng(seed)
     grid = np.array(histograms["t_s"])
@@ -86,7 +89,7 @@ def _counts(histograms: Mapping[str, Any]) -> Ints:
 
 
 def _means(histograms: Mapping[str, Any], name: str) -> Floats:
-    """Return mean seconds by time, interpolated where nothing was counted."""
+    """Return the mean seconds in each interval, interpolated for intervals without a request."""
     one = histograms.get(name)
     if one is None:
         return np.full(len(histograms["t_s"]), np.nan)
@@ -97,16 +100,17 @@ def _means(histograms: Mapping[str, Any], name: str) -> Floats:
 
 
 def _mean_of(values: Floats, which: Ints, size: int) -> Floats:
-    """Return for each value the mean of all values of the same interval."""
+    """Return, for each value, the mean over all values of the same interval."""
     total, count = np.bincount(which, values, size), np.bincount(which, minlength=size)
     return np.asarray((total / np.maximum(count, 1))[which])
 
 
 def _per_token(told: Mapping[str, Floats], first: Floats, outputs: Floats, which: Ints) -> Floats:
-    """Return the seconds between two tokens of each request, so that they add up to its E2E.
+    """Return the seconds between two tokens of each request; together with the TTFT, they add up to
+    its E2E latency.
 
-    Counted inter-token latencies are used only if the E2E is unknown: they include requests that
-    continue, and exclude earlier tokens.
+    The reported inter-token latencies are used only if the E2E latency is unknown, because they
+    include tokens of requests that have not ended and exclude earlier tokens of requests that have.
     """
     size = len(told["e2e"])
     steps = _mean_of(np.maximum(outputs - 1, 0), which, size)
@@ -116,7 +120,7 @@ def _per_token(told: Mapping[str, Floats], first: Floats, outputs: Floats, which
 
 
 def _lengths(one: Mapping[str, Any], counts: Ints, luck: np.random.Generator) -> Floats:
-    """Sample the tokens of the requests that ended, interval by interval."""
+    """Sample the numbers of tokens of the requests that ended, interval by interval."""
     edges = [edge for edge in one["le"] if edge is not None]
     below = np.array(one["below"][: len(edges)]) if edges else np.zeros((0, len(counts)))
     lows = np.array([1.0, *[edge + 1 for edge in edges]])
@@ -133,7 +137,7 @@ def _lengths(one: Mapping[str, Any], counts: Ints, luck: np.random.Generator) ->
 
 
 def _in_buckets(low: Floats, high: Floats, total: float, luck: np.random.Generator) -> Floats:
-    """Sample values between limits, moved toward a given sum as far as the limits allow."""
+    """Sample values between limits, and move them toward a given sum as far as the limits allow."""
     values = low + luck.random(len(low)) * (np.maximum(high, low) - low)
     luck.shuffle(order := np.arange(len(low)))
     values, low, high = values[order], low[order], np.maximum(high, low)[order]
@@ -149,7 +153,9 @@ def _in_buckets(low: Floats, high: Floats, total: float, luck: np.random.Generat
 def _arrivals(
     grid: Floats, counts: Ints, series: pd.DataFrame, at_once: float, luck: np.random.Generator
 ) -> Floats:
-    """Sample arrival times: finished requests plus the increase of requests in the system."""
+    """Sample arrival times; the number of arrivals is the finished requests plus the increase of
+    requests in the system.
+    """
     summed = series.groupby("t_s")[["running", "waiting"]].sum().sum(axis="columns")
     there = np.rint(np.interp(grid, summed.index, summed.to_numpy(np.float64))).astype(np.int64)
     came = counts + np.diff(there, prepend=there[0])
@@ -165,13 +171,13 @@ def _arrivals(
         for start, end, n in zip(starts, grid, came.tolist(), strict=True)
         if n
     ]
-    # Requests in the system before the first scrape arrive with it.
+    # Requests that are in the system before the first scrape get its time as their arrival.
     whole = [np.full(max(early, 0), grid[0]), *times]
     return np.sort(np.concatenate(whole))
 
 
 def sample_arrival_shares(count: int, at_once: float, luck: np.random.Generator) -> Floats:
-    """Sample arrival times as a share of the time between two scrapes."""
+    """Sample arrival times as fractions of the time between two scrapes."""
     found = luck.random(count)
     return np.asarray(np.where(luck.random(count) < at_once, luck.random(), found), np.float64)
 
@@ -179,8 +185,8 @@ def sample_arrival_shares(count: int, at_once: float, luck: np.random.Generator)
 def select_likely_members(figures: pd.DataFrame) -> pd.DataFrame:
     """Return the members whose simulations are closest to the observation, the closest first.
 
-    ``figures`` has one row per member with E2E and TTFT means, simulated and observed (s), or the
-    distance of its run from the lines of a log (``apart``).
+    ``figures`` has one row per member. A row contains the simulated and observed means of E2E and
+    TTFT (s), or the distance between the run and the lines of a log (``apart``).
     """
     if "apart" in figures:
         by_fit = figures.sort_values("apart", kind="stable")
@@ -194,10 +200,10 @@ def select_likely_members(figures: pd.DataFrame) -> pd.DataFrame:
 
 
 def interval(values: Sequence[float], observed: float | None = None) -> tuple[float, float]:
-    """Return the 90 % interval of a figure.
+    """Return the 90 % interval of a metric.
 
-    It combines the spread of the likely members (Student's t) and the difference of their mean from
-    the observed value, if there is one.
+    The interval combines the spread of the likely members (Student's t) and the difference between
+    their mean and the observed value, if there is one.
     """
     mean, spread = float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
     off = 0.0 if observed is None or np.isnan(observed) else mean - observed

@@ -1,4 +1,4 @@
-"""Reconstruct the workload: arrivals and lengths of each request, from the evidence."""
+"""Reconstruct the workload from the evidence: arrival and lengths of each request."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from simkv.workload.trace_source import TraceSource
 
 #: Prefix-cache hit rates below this are ignored.
 MIN_HIT_RATE = 0.02
-#: Minimum number of statistics lines for a reconstruction, if the server's start is not logged.
+#: Minimum number of statistics lines for a reconstruction if the start of the server is not logged.
 MIN_LINES = 12
-#: Relative difference of two capacities from which a cache counts as hybrid.
+#: Relative difference between two capacities above which a cache counts as hybrid.
 HYBRID_DIFFERENCE = 0.05
-#: Minimum number of access lines that count as complete.
+#: Minimum number of access lines for which the access lines count as complete.
 MIN_ACCESS_LINES = 5
-#: Settings that a server logs when it starts.
+#: Settings that a server logs at start-up.
 START_SETTINGS = (
     "version",
     "num_gpu_blocks",
@@ -46,9 +46,9 @@ START_SETTINGS = (
     "model_path",
     "max_total_num_tokens",
 )
-#: vLLM's connectors between prefill and decode servers; both sides may have the role ``kv_both``.
+#: vLLM's connectors between prefill and decode servers; each side may have the role ``kv_both``.
 _DISAGGREGATED = ("NixlConnector", "P2pNcclConnector", "MooncakeConnector")
-#: Log times are whole seconds; arrivals in two sources within this time (s) are the same.
+#: Log times are whole seconds; arrivals in two sources within this time (s) are the same request.
 SAME_ARRIVAL_S = 1.5
 
 
@@ -56,7 +56,7 @@ SAME_ARRIVAL_S = 1.5
 class RebuiltWorkload:
     """Requests in order of arrival; time 0 is ``origin`` (s on the clock of the evidence).
 
-    ``observed`` has one row per request in the same order with its latencies (NaN if unknown).
+    ``observed`` has one row per request, in the same order, with its latencies (NaN if unknown).
     """
 
     rows: RequestRows
@@ -71,11 +71,13 @@ def rebuild(
     setup: ServerSetup,
     seed: int = 0,
 ) -> RebuiltWorkload:
-    """Return the requests of the sources, or a sample that matches their sums.
+    """Return the requests of the sources or, without data on single requests, a sample that matches
+    the reported sums.
 
-    Samples use ``seed`` (see ``workload_ensemble``, and ``stats_line_workload`` if only log lines
-    are available). ``source`` names shared prefixes: with a prefix cache, the logged hit rate
-    becomes a common prefix of all prompts. Raises InputError without information on requests.
+    A sample uses ``seed`` (see ``workload_ensemble``, and ``stats_line_workload`` if only log lines
+    are available). ``source`` names shared prefixes: with prefix caching, the logged hit rate is
+    represented by a common prefix of all prompts. Raises InputError if the sources have no
+    information about requests.
     """
     caching = setup.engine.get("enable_prefix_caching") is not False
     requests, notes = evidence.requests, list[str]()
@@ -127,7 +129,7 @@ def rebuild(
 def server_role(evidence: Evidence) -> str | None:
     """Return the role of the server in a disaggregated deployment, or None.
 
-    The role is ``prefill``, ``decode`` or, if both sides have the same settings,
+    The role is ``prefill``, ``decode`` or, if the settings do not distinguish the two sides,
     ``prefill or decode``.
     """
     mode = evidence.settings.get("disaggregation_mode")
@@ -143,7 +145,9 @@ def server_role(evidence: Evidence) -> str | None:
 
 
 def describe_missing_side(evidence: Evidence, role: str) -> str:
-    """Return a sentence on the missing side of a deployment, and on the flags that log it."""
+    """Return a sentence about the missing side of a disaggregated deployment, and about the flags
+    with which its requests are logged.
+    """
     missing = {
         "prefill": "output lengths, decode times and the ends of requests are in the log of the "
         "decode server",
@@ -175,7 +179,9 @@ def _describe_access(arrivals: pd.DataFrame, already: int) -> list[str]:
 
 
 def check_determined(evidence: Evidence) -> None:
-    """Raise UndeterminedError if statistics lines alone are too few to reconstruct a workload."""
+    """Raise UndeterminedError if there are only statistics lines, and too few to reconstruct a
+    workload.
+    """
     if not is_from_lines(evidence) or evidence.arrivals is not None:
         return
     if role := server_role(evidence):
@@ -196,7 +202,9 @@ def check_determined(evidence: Evidence) -> None:
 def _sample(
     evidence: Evidence, setup: ServerSetup, share: float, seed: int, notes: list[str]
 ) -> pd.DataFrame:
-    """Sample requests that match the sums or the lines; ``share`` is the prefix hit rate."""
+    """Sample requests that match the reported sums or the log lines; ``share`` is the prefix hit
+    rate.
+    """
     assert evidence.series is not None
     if can_sample(evidence.histograms):
         return sample_workload(evidence.histograms, evidence.series, seed)
@@ -215,14 +223,16 @@ def _sample(
 
 
 def is_sampled(evidence: Evidence) -> bool:
-    """Return whether requests are sampled because no source has single requests."""
+    """Return whether requests must be sampled because no source has data on single requests."""
     if evidence.requests is not None or evidence.series is None:
         return False
     return can_sample(evidence.histograms) or is_from_lines(evidence)
 
 
 def is_from_lines(evidence: Evidence) -> bool:
-    """Return whether log lines are the only information on requests, and the engine did not die."""
+    """Return whether log lines are the only information about requests, and the engine did not
+    die.
+    """
     if evidence.requests is not None or can_sample(evidence.histograms) or evidence.died:
         return False
     return can_build_windows(evidence.series)
@@ -231,8 +241,8 @@ def is_from_lines(evidence: Evidence) -> bool:
 def is_hybrid(evidence: Evidence, capacity: int) -> bool:
     """Return whether the logged capacity in tokens differs from blocks times block size.
 
-    With several kinds of layers, vLLM logs how many tokens of requests fit. The share of blocks in
-    use does not give the tokens of a request then.
+    With several kinds of layers, vLLM logs the number of tokens of requests that fit. In this case,
+    the tokens of a request cannot be computed from the fraction of blocks in use.
     """
     logged = evidence.settings.get("kv_tokens")
     if logged is None or "num_gpu_blocks" not in evidence.settings:
@@ -264,21 +274,25 @@ def begins_with_server(evidence: Evidence) -> bool:
 
 
 def _iterations(evidence: Evidence, setup: ServerSetup) -> pd.DataFrame | None:
-    """Return lines built from logged iterations, if the engine logged them."""
+    """Return statistics lines that are built from logged iterations, or None if the engine logged
+    no iterations.
+    """
     steps, series = evidence.steps, evidence.series
     engine = evidence.engine
     if engine is None or not logs_iterations(engine):
         return None
     if steps is None or series is None or not has_enough_steps(steps):
         return None
-    if (series["engine"] < 0).any():  # lines that cover several ranks
+    if (series["engine"] < 0).any():  # these lines cover several ranks
         return None
     config = ENGINES[engine].config(**setup.engine)
     return series_from_steps(steps, series, config.max_num_batched_tokens)
 
 
 def _only_arrivals(arrivals: pd.DataFrame | None) -> pd.DataFrame | None:
-    """Return requests without any answer, from arrivals whose prompt lengths are known."""
+    """Return requests without answers, built from arrivals whose prompt lengths are known; None if
+    no length is known.
+    """
     if arrivals is None or not (arrivals["prompt_tokens"] > 0).all():
         return None
     times = dict.fromkeys(("queue_ms", "prefill_ms", "ttft_ms", "tpot_ms", "e2e_ms"), np.nan)
@@ -288,7 +302,9 @@ def _only_arrivals(arrivals: pd.DataFrame | None) -> pd.DataFrame | None:
 def _with_missing(
     requests: pd.DataFrame, arrivals: pd.DataFrame | None, notes: list[str]
 ) -> pd.DataFrame:
-    """Return all requests in order, including requests known only by their arrival."""
+    """Return all requests in order of arrival, including requests of which only the arrival is
+    known.
+    """
     whole = requests.copy()
     for name, default in (("max_tokens", 0), ("gave_up_s", np.nan), ("prefill_ms", np.nan)):
         if name not in whole:
@@ -309,7 +325,9 @@ def _with_missing(
 
 
 def _unmatched(arrivals: pd.DataFrame, whole: pd.DataFrame) -> pd.DataFrame:
-    """Return the arrivals that do not match a client's unanswered requests, which have no ids."""
+    """Return the arrivals that match none of the client's unanswered requests, which have no
+    ids.
+    """
     silent = whole[whole["output_tokens"] == 0]
     left = dict(zip(silent.index.tolist(), silent["t_s"].tolist(), strict=True))
     asked, others = whole["max_tokens"].to_numpy(np.int64).copy(), np.ones(len(arrivals), np.bool_)
@@ -325,7 +343,9 @@ def _unmatched(arrivals: pd.DataFrame, whole: pd.DataFrame) -> pd.DataFrame:
 
 
 def _lengths(whole: pd.DataFrame, notes: list[str]) -> pd.DataFrame:
-    """Add ``emits``, the number of tokens each request would emit, and raise lower limits to it."""
+    """Add the column ``emits``, the number of tokens that each request would emit, and raise
+    smaller output limits to it.
+    """
     answered = whole["output_tokens"] > 0
     middle = whole[answered][["prompt_tokens", "output_tokens"]].median()
     emits = whole["output_tokens"].where(answered, whole["max_tokens"])
@@ -345,10 +365,11 @@ def _lengths(whole: pd.DataFrame, notes: list[str]) -> pd.DataFrame:
 
 
 def _hit_share(series: pd.DataFrame | None) -> float:
-    """Return the share of prompt tokens found in the prefix cache before the first preemption.
+    """Return the fraction of prompt tokens found in the prefix cache before the first preemption.
 
-    A resumed request finds its own blocks, which does not mean that prompts share prefixes. Old
-    versions do not log preemptions, so a queue at a full cache counts as one.
+    A request that resumes after a preemption finds its own blocks, which does not mean that prompts
+    share prefixes. Old versions do not log preemptions, so a queue while the cache is full counts
+    as a preemption.
     """
     if series is None or "hit_rate" not in series:
         return 0.0
@@ -362,7 +383,10 @@ def _hit_share(series: pd.DataFrame | None) -> float:
 def session_pieces(
     sessions: Sequence[object], prompts: npt.NDArray[np.int64], source: TraceSource
 ) -> PromptPieces:
-    """Return prompts that are beginnings of their session's text, so that each extends the last."""
+    """Return prompts of which each extends the previous prompt of its session.
+
+    Each prompt is the beginning of the session's text.
+    """
     streams = {name: source.streams.number(f"gsession{name}") for name in dict.fromkeys(sessions)}
     return PromptPieces.of(
         [
@@ -373,7 +397,9 @@ def session_pieces(
 
 
 def _found(whole: pd.DataFrame, source: TraceSource) -> PromptPieces:
-    """Return a prefix shared by all requests with cache hits, in each as long as its hits."""
+    """Return a prefix that all requests with cache hits share; in each request, it is as long as
+    the request's hits.
+    """
     stream = source.streams.number("gcommon")
     cached = whole["cached_tokens"].fillna(0).to_numpy(np.int64).copy()
     prompts = whole["prompt_tokens"].to_numpy(np.int64)
@@ -383,7 +409,9 @@ def _found(whole: pd.DataFrame, source: TraceSource) -> PromptPieces:
 
 
 def _common(rows: RequestRows, share: float, source: TraceSource) -> PromptPieces:
-    """Return a common prefix of all prompts with a given ``share`` of all prompt tokens."""
+    """Return a common prefix of all prompts that contains the fraction ``share`` of all prompt
+    tokens.
+    """
     stream = source.streams.number("gcommon")
     prompts = rows.prompt_tokens
     low, high = 0, int(prompts.max())

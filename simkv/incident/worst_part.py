@@ -1,7 +1,7 @@
 """Limit a long log to its worst part, so that the reconstruction has a bounded size.
 
-A log of several days has far more requests than a diagnosis needs. The part with the most waiting
-requests is used, else the one with the most running requests.
+A log of several days has far more requests than a diagnosis needs. The module selects the part with
+the most waiting requests or, if no request waits, with the most running requests.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ import pandas as pd
 from simkv.core.figure_registry import format_seconds
 from simkv.incident.evidence import Evidence, sum_over_ranks
 
-#: Maximum number of statistics lines and of counted requests that are reconstructed.
+#: Maximum numbers of statistics lines and of counted requests that are reconstructed.
 MAX_PART_LINES, MAX_PART_REQUESTS = 720, 5000
-#: Beginning of the note on a log whose beginning is not used.
+#: Beginning of the note about a log whose beginning is not used.
 CUT_NOTE = "the log is long: only its worst"
-#: Weight of a running request relative to a waiting one.
+#: Weight of a running request relative to a waiting request in the choice of the worst part.
 RUNNING_WEIGHT = 1e-3
 
 
 def select_worst_part(evidence: Evidence) -> Evidence:
-    """Return the evidence within the worst part of a long log, with a note; else unchanged.
+    """Return the evidence within the worst part of a long log, with a note; a short log is
+    unchanged.
 
-    Evidence with single requests or with metrics is not cut.
+    Evidence with data on single requests or with scraped metrics is not cut.
     """
     series = evidence.series
     if series is None or evidence.requests is not None or evidence.histograms:
@@ -58,5 +59,5 @@ def select_worst_part(evidence: Evidence) -> Evidence:
 
 
 def _requests(access: pd.DataFrame | None, at: np.ndarray, lines: int) -> float:
-    """Return the mean number of counted requests in a part with this number of lines."""
+    """Return the mean number of counted requests in a part of the log with ``lines`` lines."""
     return 0.0 if access is None else float(access["accepted"].sum()) * lines / max(len(at), 1)

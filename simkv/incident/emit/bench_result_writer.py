@@ -1,4 +1,4 @@
-"""Write a run as ``vllm bench serve --save-result --save-detailed`` does."""
+"""Write a run in the format of ``vllm bench serve --save-result --save-detailed``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from simkv.sim.run_record import RequestRecord, RunRecord, emitting_rows
 
 
 def bench_result(record: RunRecord) -> str:
-    """Return the JSON result; start times are on the client's own clock."""
+    """Return the JSON result; start times are on the client's clock."""
     lives = sorted(record.requests.values(), key=lambda one: (one.request.arrival, one.request.id))
     answered = [life.outcome is Outcome.FINISHED for life in lives]
     gaps = [_gaps(record, life) if done else [] for life, done in zip(lives, answered, strict=True)]

@@ -18,7 +18,7 @@ from simkv.metrics.run_result import RunResult
 from simkv.schedulers.sglang.config import SglangConfig
 from simkv.schedulers.vllm.config import VllmConfig
 
-#: Kinds of output and their files.
+#: Kinds of output, with the name of the file for each.
 KINDS = {
     "vllm-log": "vllm.log",
     "vllm-log-access": "vllm.log",
@@ -31,9 +31,9 @@ KINDS = {
 }
 
 
-#: First release 0.N of vLLM that uses these metric names.
+#: First release (the N of 0.N) of vLLM that uses these metric names.
 OLDEST_VLLM = "0.11"
-#: Kinds that only one engine writes; client results are independent of the engine.
+#: Kinds that only one engine writes; client results do not depend on the engine.
 _ENGINES = {
     "vllm-log": "vllm",
     "vllm-log-access": "vllm",
@@ -59,9 +59,9 @@ def parse_kinds(text: str) -> tuple[str, ...]:
 def emit(folder: Path, results: Mapping[str, RunResult], kinds: Sequence[str]) -> list[Path]:
     """Write each variant's files into its own directory in ``folder`` and return their paths.
 
-    Replicas of a fleet are written as the data-parallel ranks of one server, separate in its log
-    and metrics. Raises InputError if a variant is not of the requested engine, or its replicas
-    cannot be ranks of one server.
+    Replicas of a fleet are written as the data-parallel ranks of one server, which its log and
+    metrics report separately. Raises InputError if a variant is not of the requested engine, or its
+    replicas cannot be ranks of one server.
     """
     _check(results, kinds)
     written = []
@@ -114,7 +114,7 @@ def _check_metrics(variant: str, engine: Any) -> None:
 
 
 def _once(kinds: Sequence[str]) -> list[str]:
-    """Return the kinds, one per file."""
+    """Return the kinds without duplicates; kinds with the same file count as duplicates."""
     return list({KINDS[kind]: kind for kind in kinds}.values())
 
 

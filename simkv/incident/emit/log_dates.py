@@ -1,10 +1,10 @@
-"""The date assigned to a simulated run."""
+"""The calendar date that is assigned to a simulated run."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 
-#: Time 0 of a run, in s since 1970: 15 January 2026, 08:00 UTC.
+#: Start of a run (time 0) in seconds since 1970: 15 January 2026, 08:00 UTC.
 RUN_EPOCH_S = 1768464000.0
 
 

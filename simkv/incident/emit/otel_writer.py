@@ -34,7 +34,7 @@ def request_name(number: int) -> str:
 
 
 def _span(record: RunRecord, life: RequestRecord) -> dict[str, Any]:
-    """Return a span as ``do_tracing`` of vllm/v1/engine/output_processor.py writes it."""
+    """Return a span in the format of ``do_tracing`` in vllm/v1/engine/output_processor.py."""
     request = life.request
     begun = record.steps.start[life.segments[0].first]
     first, last = life.first_token or 0.0, life.last_token or 0.0

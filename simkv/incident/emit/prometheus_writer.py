@@ -1,7 +1,8 @@
-"""Write a run's metrics as Prometheus would scrape them, as an answer of ``query_range``.
+"""Write a run's metrics in the format of a Prometheus ``query_range`` response.
 
-Names, labels and buckets match the engine (``metrics/prometheus_metrics.py``), for the measures
-that a run provides. For vLLM, they match 0.33 and exist since 0.11; for SGLang, they match 0.5.23.
+Names, labels and buckets match the engine (``metrics/prometheus_metrics.py``); only metrics that a
+run provides are written. For vLLM, the metrics match 0.33 and exist since 0.11; for SGLang, they
+match 0.5.23.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ from simkv.sim.run_record import RequestRecord, RunRecord
 Floats = npt.NDArray[np.float64]
 #: Seconds between two scrapes.
 SCRAPE_INTERVAL_S = 15.0
-#: Default maximum request length (tokens), the largest bucket of token counts.
+#: Default maximum request length in tokens, which is the largest bucket of token counts.
 DEFAULT_MAX_LENGTH = 131072
-#: Label values; others are "0".
+#: Values of certain labels; all other labels have the value "0".
 LABELS = {
     "model_name": "simulated",
     "engine_type": "unified",
     "is_streaming": "true",
     "cache_source": "device",
 }
-#: Columns (ms, tokens) of the request table for each histogram.
+#: Columns of the request table (in ms or tokens) for each histogram.
 _SPREADS = {
     "ttft": "ttft_ms",
     "e2e": "e2e_ms",
@@ -48,9 +49,9 @@ _SPREADS = {
 
 
 def query_range(ranks: Sequence[RunRecord], engine: Any, every: float = SCRAPE_INTERVAL_S) -> str:
-    """Return the metrics of a run with each rank as an engine.
+    """Return the metrics of a run, in which each rank is an engine.
 
-    ``cache_config_info`` reports its blocks.
+    ``cache_config_info`` reports the number of blocks.
     """
     tables = [_told(record) for record in ranks]
     whole = _scrapes(pd.concat(tables), every)
@@ -84,7 +85,10 @@ def _fate(life: RequestRecord) -> tuple[int, list[float]]:
 
 
 def scrape_requests(requests: pd.DataFrame, every: float = SCRAPE_INTERVAL_S) -> str:
-    """Return vLLM's metrics of a request table (as in ``read_measured``, with t_s)."""
+    """Return vLLM's metrics of a request table.
+
+    The table has the columns of ``read_measured`` and t_s.
+    """
     return _matrix(_metrics(requests, _scrapes(requests, every), "vllm"))
 
 
@@ -97,7 +101,9 @@ def _ends(done: pd.DataFrame) -> Floats:
 
 
 def _scrapes(requests: pd.DataFrame, every: float) -> Floats:
-    """Return scrape times from before the first arrival until after the last request ended."""
+    """Return the times of scrapes, from before the first arrival until after the end of the last
+    request.
+    """
     came, end = requests["t_s"].to_numpy(np.float64), _ends(requests)
     last = np.nanmax(end) if np.isfinite(end).any() else came.max()
     return np.arange(came.min() - every, last + 2 * every, every)
@@ -110,7 +116,9 @@ def _metrics(
     record: RunRecord | None = None,
     config: Any = None,
 ) -> list[dict[str, Any]]:
-    """Return the metrics at these times; ``record`` and the engine's ``config`` add more."""
+    """Return the metrics at the times ``at``; ``record`` and the engine's ``config`` provide
+    additional metrics.
+    """
     done = requests.dropna(subset=["e2e_ms", "ttft_ms"])
     end = _ends(done)
     rows = list_engine_metrics(engine)
@@ -153,7 +161,9 @@ def _gauges(
 def _counters(
     requests: pd.DataFrame, done: pd.DataFrame, end: Floats, at: Floats, engine: str
 ) -> Mapping[str, Floats]:
-    """Return the counters: SGLang counts tokens when a request ends, vLLM when they are emitted."""
+    """Return the counters; SGLang counts tokens when a request ends, and vLLM when they are
+    emitted.
+    """
     prompt = done["prompt_tokens"].to_numpy(np.float64)
     output = done["output_tokens"].to_numpy(np.float64)
     ended = (end[None, :] <= at[:, None]).astype(np.float64)
@@ -177,7 +187,9 @@ def _counters(
 
 
 def _share(first: Floats, end: Floats, at: Floats) -> Floats:
-    """Return the share of each request's tokens after the first, assuming an even rate."""
+    """Return the fraction of each request's tokens emitted up to each time ``at``, after the first
+    token, assuming a constant rate.
+    """
     share = (at[:, None] - first[None, :]) / np.maximum(end - first, 1e-9)[None, :]
     return np.clip(share, 0.0, 1.0)
 

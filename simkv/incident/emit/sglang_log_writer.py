@@ -1,8 +1,8 @@
 """Write a run as SGLang's log (0.5.23).
 
-It contains the start-up lines, one line per prefill batch and per 40 decode batches, and received
-and finished requests as JSON, as with ``--log-requests --log-requests-level 3`` and clients that
-send token ids.
+The log contains the start-up lines, one line per prefill batch, one line per 40 decode batches, and
+received and finished requests as JSON. SGLang writes such a log with ``--log-requests
+--log-requests-level 3`` if clients send token ids.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from simkv.schedulers.sglang.config import SglangConfig
 from simkv.schedulers.sglang.versions import RULES
 from simkv.sim.run_record import RequestRecord, RunRecord
 
-#: ``decode_log_interval``, and seconds before the engine is ready.
+#: Value of ``decode_log_interval``, and the seconds until the engine is ready.
 DECODE_LOG_INTERVAL, STARTUP_S = 40, 60.0
 
 
 def sglang_log_lines(record: RunRecord, config: SglangConfig) -> Iterator[str]:
-    """Yield the lines of a log in order of time."""
+    """Yield the lines of the log in order of time."""
     lines = [*_start(config), *_batches(record), *_requests(record)]
     if record.engine_halt is not None and record.engine_halt.kind == "engine died":
         lines += _death(record)

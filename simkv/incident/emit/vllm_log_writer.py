@@ -1,8 +1,8 @@
-"""Write a run as vLLM's log of its release.
+"""Write a run as a log of vLLM, in the format of the simulated release.
 
-It contains the start-up lines, a statistics line every 10 s and optionally access lines, lines of
-requests (``--enable-log-requests``) and of iterations (``--enable-logging-iteration-details``, from
-0.14 on). The formats match the wheels 0.11 to 0.33 (``v1/metrics/loggers.py``,
+The log contains the start-up lines, a statistics line every 10 s and optionally access lines, lines
+of requests (``--enable-log-requests``) and of iterations (``--enable-logging-iteration-details``,
+from 0.14 on). The formats match the wheels 0.11 to 0.33 (``v1/metrics/loggers.py``,
 ``v1/engine/core.py``, ``entrypoints``); ``tests/incident/test_stats_line_formats.py`` compares them
 with lines written by the wheels.
 """
@@ -24,8 +24,8 @@ from simkv.incident.vllm_log_reader import computed_only
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.sim.run_record import RunRecord
 
-#: Seconds between two statistics lines (``VLLM_LOG_STATS_INTERVAL``), and before the engine is
-#: ready.
+#: Seconds between two statistics lines (``VLLM_LOG_STATS_INTERVAL``), and seconds until the engine
+#: is ready.
 STATS_INTERVAL_S, STARTUP_S = 10.0, 60.0
 #: Number of requests that the reported prefix-cache hit rate covers.
 HIT_RATE_REQUESTS = 1000
@@ -42,7 +42,8 @@ class LogOptions:
     access: bool = False
 
 
-#: Time (s), text and process of a line: the server's process, or a rank's.
+#: Time (s), text and process of a line; the process is the server's process or the process of a
+#: rank.
 LogEntry = tuple[float, str, str]
 
 
@@ -69,7 +70,7 @@ def vllm_log_lines(
 
 
 def _access(record: RunRecord) -> Iterator[LogEntry]:
-    """Yield uvicorn's line of each streamed request; it has no time."""
+    """Yield uvicorn's access line of each streamed request; the line has no time."""
     for life in record.requests.values():
         port = 32768 + life.request.id % 28000
         text = f'INFO:     127.0.0.1:{port} - "POST /v1/completions HTTP/1.1" 200 OK'
@@ -125,13 +126,15 @@ def _args(config: VllmConfig, wanted: LogOptions, ranks: int) -> dict[str, Any]:
 
 
 def _stats(record: RunRecord, version: str, rank: int) -> Iterator[LogEntry]:
-    """Yield a line every ``STATS_INTERVAL_S`` s unless this and the previous interval were idle."""
+    """Yield a line every ``STATS_INTERVAL_S`` s, unless this interval and the previous one were
+    idle.
+    """
     log = record.steps
     prompts, outputs = _prompts(record), _outputs(record)
     recent: deque[tuple[int, int]] = deque(maxlen=HIT_RATE_REQUESTS)
     preempted = sorted(at for life in record.requests.values() for at in life.preempted_at)
     busy_before, end = False, record.end + STATS_INTERVAL_S
-    # A stalled engine keeps reporting waiting requests if it has computed anything.
+    # A stalled engine continues to report waiting requests if it has computed at least one token.
     for tick in range(1, int(end // STATS_INTERVAL_S) + 2):
         low, high = (tick - 1) * STATS_INTERVAL_S, tick * STATS_INTERVAL_S
         part = 1 if computed_only(version) else 3
@@ -170,10 +173,11 @@ def stats_line(
     preempted: int = 0,
     engine: int = 0,
 ) -> str:
-    """Return the statistics line of an engine, or of -``engine`` engines together.
+    """Return the statistics line of an engine.
 
-    ``prompt`` and ``output`` are in tokens per second, ``running`` and ``waiting`` in requests,
-    ``usage`` and ``hits`` are shares from 0 to 1.
+    A negative number ``engine`` means that the line covers -``engine`` engines together. ``prompt``
+    and ``output`` are in tokens per second, ``running`` and ``waiting`` are numbers of requests,
+    and ``usage`` and ``hits`` are fractions from 0 to 1.
     """
     more = f", Preemptions: {preempted}" if preempted else ""
     whose = f"Engine {engine:03d}" if engine >= 0 else f"{-engine} Engines Aggregated"
@@ -186,7 +190,9 @@ def stats_line(
 
 
 def _prompts(record: RunRecord) -> list[tuple[float, int, int, int]]:
-    """Return per finished prompt: end time (s), computed tokens, cached tokens, all tokens."""
+    """Return, for each finished prompt, its end time (s) and its numbers of computed, cached and
+    all tokens.
+    """
     found = []
     for life in record.requests.values():
         if life.first_token is not None:
@@ -208,7 +214,9 @@ def _outputs(record: RunRecord) -> list[float]:
 
 
 def _requests(record: RunRecord, version: str) -> Iterator[LogEntry]:
-    """Yield ``Received request`` lines, and ``Aborted request`` lines of clients that gave up."""
+    """Yield ``Received request`` lines, and an ``Aborted request`` line for each client that gave
+    up.
+    """
     for life in record.requests.values():
         request, name = life.request, request_name(life.request.id)
         params = f"SamplingParams(n=1, temperature=1.0, max_tokens={request.max_tokens})"
