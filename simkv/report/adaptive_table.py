@@ -1,4 +1,4 @@
-"""Tables that fit the terminal: columns that do not fit are omitted, and names are never cut.
+"""Tables that fit the terminal: columns that do not fit are omitted, and names are never shortened.
 
 AdaptiveTable([Column("variant", names, right=False), Column("P99 TTFT (s)", cells, rank=2)])
 """
@@ -16,17 +16,19 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-#: Below this width, text is wrapped before columns are omitted.
+#: Width of the terminal below which text is wrapped before columns are omitted.
 _NARROW = 120
 #: Maximum width of wrapped text.
 _WRAPPED = 14
-#: Width larger than any table.
+#: A width larger than any table.
 _ENDLESS = 100_000
 
 
 @dataclass(frozen=True)
 class Column:
-    """Column of a table; the highest ``rank`` is omitted first, and rank 0 never."""
+    """A column of a table; columns with the highest ``rank`` are omitted first, and columns of rank
+    0 never.
+    """
 
     heading: str
     cells: Sequence[str]
@@ -35,7 +37,9 @@ class Column:
 
     @property
     def broken_heading(self) -> str:
-        """Heading, split into lines no wider than the cells unless a word is wider."""
+        """Heading, split into lines that are not wider than the cells, unless a single word is
+        wider.
+        """
         widest = max((len(line) for cell in self.cells for line in cell.split("\n")), default=0)
         words = self.heading.split()
         return "\n".join(wrap(self.heading, max([widest, *map(len, words), 1])))
@@ -86,7 +90,9 @@ class AdaptiveTable:
 
 @dataclass(frozen=True)
 class StackedTable:
-    """Columns split into as many tables as needed; the ``first`` column is repeated in each."""
+    """Columns split into several tables of sufficient width; the ``first`` column is repeated in
+    each.
+    """
 
     first: Column
     columns: Sequence[Column]
@@ -105,9 +111,9 @@ class StackedTable:
 def make_adaptive_table(
     headings: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1, kept: int = 2
 ) -> AdaptiveTable:
-    """Return a table of rows under ``headings`` that omits its last columns if space is short.
+    """Return a table of ``rows`` under ``headings`` that omits its last columns if space is short.
 
-    The first ``left`` columns are left-aligned, and the first ``kept`` are never omitted.
+    The first ``left`` columns are left-aligned, and the first ``kept`` columns are never omitted.
     """
     cells = list(zip(*rows, strict=True)) or [()] * len(headings)
     columns = [

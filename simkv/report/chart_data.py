@@ -1,8 +1,8 @@
-"""Data of the plots of a report, as plain columns for the page's JSON.
+"""Data of the plots of a report, as columns for the JSON data of the page.
 
-Times are integer ticks (see ``TickScale``) and columns are compressed by ``pack_column``, so that
-pages are small. Every function returns lists and dicts of JSON values, identical for identical
-runs.
+To keep pages small, times are integer ticks (see ``TickScale``) and columns are compressed by
+``pack_column``. Every function returns lists and dicts of JSON values; equal runs give equal
+results.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ BINS = 240
 CURVE_POINTS = 200
 #: Maximum number of steps of a variant in a page.
 MAX_STEPS = 100_000
-#: Maximum number of lane stretches in a page, to limit its size.
+#: Maximum number of lane stretches in a page, which limits its size.
 MAX_STRETCHES = 400_000
 
-#: States of a lane by code: the kinds of the ledger, and two states after a request's end.
+#: States of a lane by code: the kinds of the wait ledger, and two states after a request's end.
 CODES = [*(kind.value for kind in LedgerKind), "gone", "wasted"]
 
 
 class TickScale:
-    """Conversion of seconds to integer ticks of at most a millionth of ``span`` (s)."""
+    """Conversion of seconds to integer ticks; a tick is at most a millionth of ``span`` (s)."""
 
     def __init__(self, span: float) -> None:
         self.exponent = math.floor(math.log10(span)) - 6 if span > 0.0 else -6
@@ -86,9 +86,10 @@ def request_columns(record: RunRecord, ticks: TickScale) -> dict[str, Any]:
 def find_lane_stretches(
     record: RunRecord, ledger: Mapping[int, Sequence[LedgerSegment]]
 ) -> dict[int, list[tuple[int, float]]]:
-    """Return the states of each request's lane as (index in CODES, end in s), from its arrival.
+    """Return the stretches of each request's lane, from its arrival on, as pairs (index in CODES,
+    end in s).
 
-    They include work that the engine did for the request after its end.
+    The stretches include work that the engine did for the request after its end.
     """
     paused = find_pauses(record)
     found = {}
@@ -105,9 +106,10 @@ def lane_columns(
 ) -> dict[str, Any]:
     """Return the lanes of requests (see ``find_lane_stretches``), sampled to ``most`` stretches.
 
-    ``of`` are indices in order of arrival. A lane starts at the arrival; ``kinds`` has a letter per
-    stretch (``A`` is the first of CODES) and ``lasts`` its duration in ticks. Lanes are
-    concatenated; ``count`` is the number of stretches per lane.
+    ``of`` are the indices of the requests in order of arrival. A lane starts at the arrival;
+    ``kinds`` has a letter per stretch (``A`` means the first entry of CODES), and ``lasts`` the
+    duration of each stretch in ticks. Lanes are concatenated; ``count`` is the number of stretches
+    per lane.
     """
     lives = sort_requests_by_arrival(record)
     total = sum(map(len, shows.values()))
@@ -132,8 +134,8 @@ def lane_columns(
 def step_columns(record: RunRecord, ticks: TickScale) -> dict[str, Any]:
     """Return one column per property of a step, at most MAX_STEPS steps.
 
-    ``every`` is 1 if all steps are included, otherwise one of ``every`` steps is. A step starts
-    ``gap`` ticks after the end of the included step before it and lasts ``last`` ticks.
+    If ``every`` is above 1, only one of ``every`` steps is included. A step starts ``gap`` ticks
+    after the end of the included step before it and lasts ``last`` ticks.
     """
     log = record.steps
     every = max(math.ceil(len(log) / MAX_STEPS), 1)
@@ -167,8 +169,8 @@ def holding_columns(
     """Return the number of blocks that requests hold over time.
 
     ``places`` are indices of requests in order of arrival, as in the lanes. Each change is stored
-    as ticks since the change before it (or since 0) and blocks gained or lost; ``count`` is the
-    number of changes per request. ``block_size`` is in tokens.
+    as the ticks since the previous change (or since 0) and the number of blocks gained or lost;
+    ``count`` is the number of changes per request. ``block_size`` is in tokens.
     """
     lives = sort_requests_by_arrival(record)
     counts: list[int] = []
@@ -198,8 +200,8 @@ def preemption_arrows(
 ) -> list[list[Any]]:
     """Return preemptions as [time, victim, beneficiary, reason, tokens].
 
-    Requests are indices in order of arrival; -1 if there is no single beneficiary. More than
-    ``most`` preemptions are sampled evenly.
+    Requests are indices in order of arrival; -1 if there is no single beneficiary. If there are
+    more than ``most`` preemptions, they are sampled evenly.
     """
     place = {life.request.id: index for index, life in enumerate(sort_requests_by_arrival(record))}
     every = found.preemptions
@@ -208,10 +210,11 @@ def preemption_arrows(
 
 
 def block_owners(record: RunRecord, block_size: int, edges: Floats) -> dict[str, Any]:
-    """Return the mean blocks held per time bin: the largest holders separately, then the others.
+    """Return the mean number of blocks held in each time bin, by request for the largest holders
+    and in total for all others.
 
-    The total comes from the step log. If the holders' block tables exceed it, the requests share
-    blocks, and all are scaled down by the same factor.
+    The total number comes from the step log. If the sum over the requests exceeds the total, the
+    requests share blocks, and all values are scaled down by the same factor.
     """
     held = {
         i: [
@@ -237,7 +240,7 @@ def block_owners(record: RunRecord, block_size: int, edges: Floats) -> dict[str,
 
 
 def _mean(spans: Sequence[tuple[float, float, float]], edges: Floats) -> Floats:
-    """Return the time-weighted mean per bin of a step function of (start, end, value)."""
+    """Return the time-weighted mean in each bin of a step function given as (start, end, value)."""
     starts, ends, values = (np.asarray(column) for column in zip(*spans, strict=True))
     times = np.column_stack([starts, ends]).ravel()
     areas = np.column_stack([np.zeros(len(starts)), (ends - starts) * values]).ravel()
@@ -247,7 +250,7 @@ def _mean(spans: Sequence[tuple[float, float, float]], edges: Floats) -> Floats:
 
 
 def step_log_columns(record: RunRecord, edges: Floats) -> dict[str, list[Any]]:
-    """Return columns of the step log over time: minimum, mean and maximum per bin."""
+    """Return columns of the step log over time: minimum, mean and maximum in each bin."""
     log = record.steps
     columns = {
         "waiting": log.waiting,
@@ -262,7 +265,7 @@ def step_log_columns(record: RunRecord, edges: Floats) -> dict[str, list[Any]]:
 
 
 def _rounded(series: Floats) -> list[float | None]:
-    """Round to three significant digits, enough for a plot; NaN becomes None."""
+    """Round to three significant digits, which suffice for a plot; NaN becomes None."""
     return [None if math.isnan(value) else shorten_number(value, 3) for value in series]
 
 
@@ -312,7 +315,9 @@ def time_bins(end: float) -> Floats:
 
 
 def split_fairly(wanted: Sequence[int], most: int) -> list[int]:
-    """Divide ``most``: each entry gets its ``wanted`` amount, or an equal share of the rest."""
+    """Divide ``most`` among the entries: each gets its ``wanted`` amount, or an equal share of the
+    remaining amount.
+    """
     granted = [0] * len(wanted)
     left, open_ = most, sorted(range(len(wanted)), key=lambda i: wanted[i])
     for done, i in enumerate(open_):
@@ -322,5 +327,7 @@ def split_fairly(wanted: Sequence[int], most: int) -> list[int]:
 
 
 def _sake(taken: Preemption, place: Mapping[int, int]) -> int:
-    """Return the index of the request that a preemption was for; -1 if there is no single one."""
+    """Return the index of the request in whose favor a preemption was made; -1 if there is no
+    single such request.
+    """
     return -1 if taken.by is None or taken.by == taken.victim else place[taken.by]

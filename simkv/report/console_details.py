@@ -1,4 +1,6 @@
-"""Full console report of a run: a block per variant as in ``vllm bench serve``, and comparisons."""
+"""Full console report of a run: a block per variant in the format of ``vllm bench serve``, and
+comparisons.
+"""
 
 from __future__ import annotations
 
@@ -104,7 +106,9 @@ def render_full_results(
 
 
 def checks_table(checks: Sequence[ExpectationCheck]) -> AdaptiveTable:
-    """Return a table of expectations: ``ok`` or ``missed``, the value found and its difference."""
+    """Return a table of expectations, each with ``ok`` or ``missed``, the value found and the
+    difference.
+    """
     by = ["" if check.missed_by is None else f"{check.missed_by:+.6g}" for check in checks]
     return AdaptiveTable(
         [
@@ -118,7 +122,7 @@ def checks_table(checks: Sequence[ExpectationCheck]) -> AdaptiveTable:
     )
 
 
-#: Optional sections: key of their metrics, title, and names.
+#: Optional sections: the key of their metrics, their title, and the names of the metrics.
 _OF_SOME = (
     ("spec_decode", "Speculative Decoding", SPEC_DECODE_METRICS),
     ("kv_tiers", "KV in Host Memory", KV_TIER_METRICS),
@@ -126,7 +130,7 @@ _OF_SOME = (
 
 
 def _prefix_cache(figures: dict[str, Any]) -> Iterator[str]:
-    """Yield the hit rate of the prefix cache, if it had hits."""
+    """Yield a line with the hit rate of the prefix cache, if there were hits."""
     if figures["prefix_cache"]["hit_tokens"]:
         yield from _rows(figures, ("prefix_cache.hit_rate",))
 
@@ -179,12 +183,12 @@ _REPLICA = (
     ("preemptions", "preempted", 10, 0),
     ("hit_rate", "hits %", 8, 1),
 )
-#: Maximum number of replicas on the console; summary.json has all.
+#: Maximum number of replicas on the console; summary.json has all replicas.
 _MOST_REPLICAS = 16
 
 
 def _fleet(fleet: dict[str, Any]) -> Iterator[str]:
-    """Yield the metrics of the fleet, and a line per replica."""
+    """Yield lines with the metrics of the fleet, and a line per replica."""
     yield f"{'Fleet':-^{WIDTH}}"
     yield _row("Replicas:", fleet["replicas"])
     yield from _rows({"fleet": fleet}, FLEET_METRICS)
@@ -203,7 +207,7 @@ def _fleet(fleet: dict[str, Any]) -> Iterator[str]:
 
 
 def _label(name: str) -> str:
-    """Return the label of a metric, with E2EL as in ``vllm bench serve``."""
+    """Return the label of a metric; E2E latency is called E2EL, as in ``vllm bench serve``."""
     return heading(name).replace("E2E ", "E2EL ")
 
 
@@ -245,7 +249,7 @@ def _side_by_side(results: dict[str, RunResult]) -> StackedTable:
 
 
 def _of(result: RunResult, key: str) -> str:
-    """Return a metric as text, with a star if it is a latency of finished requests only."""
+    """Return a metric as text, with a star if it is a latency over finished requests only."""
     star = " *" if key.partition(".")[0] in LATENCIES and _failed(result) else ""
     return format_metric(result.summary, key, _number) + star
 
@@ -281,7 +285,9 @@ def _published(comparisons: Sequence[PublishedComparison]) -> AdaptiveTable:
 
 
 def _provenance(scenario: Scenario, results: dict[str, RunResult]) -> Iterator[str]:
-    """Yield the given, fitted and assumed values, and the accuracy of each cost profile."""
+    """Yield lines about the given, fitted and assumed values, and the accuracy of each cost
+    profile.
+    """
     sources = scenario.provenance
     for title, lines in (
         ("Given", sources.given),

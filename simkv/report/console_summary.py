@@ -29,7 +29,8 @@ from simkv.report.published_figures import PublishedComparison
 from simkv.scenario.run_fields import find_differences
 from simkv.sim.run_record import RunRecord
 
-#: Columns after name, ending and finished requests, with their rank; the highest is omitted first.
+#: Columns after name, ending and finished requests, with their rank; columns with the highest rank
+#: are omitted first.
 _FIGURES = {
     "ttft_all_ms.mean": 3,
     "e2e_all_ms.mean": 6,
@@ -41,7 +42,8 @@ _FIGURES = {
     "output_throughput": 5,
     "e2e_all_ms.p99": 11,
 }
-#: Ratio of makespans below which a variant with repeated work is worth mentioning.
+#: Ratio of makespans below which the explanation of a thrashing variant that finishes sooner is
+#: printed.
 _SOONER = 0.95
 
 
@@ -113,7 +115,7 @@ def _describe_fix(results: Mapping[str, RunResult], name: str) -> str:
 
 
 def _describe_largest_gain(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
-    """Return the compared metric that improves most, with both values."""
+    """Return the compared metric that improves most, with its values in the two variants."""
 
     def gain(metric: Metric) -> float:
         before, after = figure(ours, metric.key), figure(theirs, metric.key)
@@ -170,7 +172,9 @@ def build_variants_table(results: Mapping[str, RunResult]) -> AdaptiveTable:
 
 
 def uncertain(results: Mapping[str, RunResult]) -> Iterator[str]:
-    """Yield how many requests might fail in variants that the answer does not mention."""
+    """Yield the number of requests that might fail, for variants that the answer does not
+    mention.
+    """
     lead = narrative.select_variant(results)
     mentioned = {lead, narrative.find_better_variant(results, lead)}
     for name, result in results.items():
@@ -202,7 +206,9 @@ def explain_faster_recompute(results: Mapping[str, RunResult]) -> Iterator[str]:
 
 
 def _step(record: RunRecord) -> str:
-    """Return mean requests and duration per step, such as ``3.6 requests and take 0.10 s``."""
+    """Return the mean number of requests and the mean duration per step, such as ``3.6 requests and
+    take 0.10 s``.
+    """
     log = record.steps
     held = sum(log.prefill_seqs) + sum(log.decode_seqs)
     lasted = fsum(end - start for start, end in zip(log.start, log.end, strict=True))

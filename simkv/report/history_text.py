@@ -11,7 +11,7 @@ from simkv.study.history.history_bisection import Bisection
 from simkv.study.history.revision_run import RevisionResult
 
 Revision = TypeVar("Revision")
-#: Largest number of skipped reasons, candidates and diff lines that are printed.
+#: Maximum number of reasons of skipped revisions, of candidates and of diff lines that are printed.
 LISTED = 5
 DIFF_LINES = 80
 
@@ -24,8 +24,8 @@ def render_bisection(
 ) -> Iterator[str]:
     """Yield the change, the revision that made it, and the number of runs.
 
-    ``kind`` is the plural noun for revisions, ``name`` returns their name and ``describe`` what is
-    known about one.
+    ``kind`` is the plural noun for revisions (such as commits), ``name`` returns the name of a
+    revision, and ``describe`` returns further information about it.
     """
     results, skipped = found.search.results, found.search.skipped
     if found.criterion is None:
@@ -90,7 +90,7 @@ def shorten_diff(text: str) -> Iterator[str]:
 
 
 def _shown(result: RevisionResult, found: Bisection[Any]) -> str:
-    """Return the verdict, and the figure that the search is about."""
+    """Return the verdict, and the value of the metric that the search uses."""
     figure = found.criterion.figure if found.criterion else None
     if figure is None or figure not in METRICS:
         return result.figures.summary

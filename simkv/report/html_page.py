@@ -1,4 +1,5 @@
-"""HTML report of a run: text and tables are rendered here, plots by the page's scripts.
+"""HTML report of a run: this module renders text and tables, and the scripts of the page draw the
+plots.
 
 write_html(Path("report.html"), {"run": run_scenario(scenario, folder)})
 """
@@ -35,7 +36,7 @@ from simkv.report.plot_style import (
     YELLOW,
 )
 
-#: File names of the parts that reports may share.
+#: File names of the parts that several reports can share.
 STYLE, SCRIPT, LIBRARY = "report.css", "report.js", "plotly.min.js"
 LIBRARY_FILE = Path(__file__).parent / "vendor" / "plotly-cartesian-4.1.1.min.js"
 #: Scripts of the page, in the order of their dependencies.
@@ -55,7 +56,7 @@ class PageSection:
 
     @property
     def source(self) -> str:
-        """Picture as a data URL."""
+        """The picture as a data URL."""
         return "data:image/png;base64," + base64.b64encode(self.picture).decode()
 
 
@@ -70,19 +71,20 @@ def write_html(
 ) -> None:
     """Write the report of ``results``, variants by name, to ``path``.
 
-    ``whatif`` contains sentences about changes that help, best first; ``section`` is placed after
-    them. Parts common to all reports are embedded. With ``shared``, the page loads them from its
-    own directory (see ``write_shared``), and the plotting library from ``library_url``. The same
-    results give the same bytes.
+    ``whatif`` contains sentences about changes that help, the best first; ``section`` is placed
+    after these sentences. By default, the parts common to all reports are embedded. With
+    ``shared``, the page loads these parts from its own directory (see ``write_shared``), and the
+    plotting library from ``library_url``. The same results give the same bytes.
     """
     text = render_html(results, whatif, shared=shared, library_url=library_url, section=section)
     write_text(path, text)
 
 
 def write_shared(folder: Path, library_url: str = LIBRARY) -> list[Path]:
-    """Write the parts common to all reports to ``folder``: style, scripts and plotting library.
+    """Write the parts common to all reports to ``folder``: style sheet, scripts and plotting
+    library.
 
-    The library is omitted if ``library_url`` refers to another place. Returns the paths.
+    The library is not written if ``library_url`` refers to another location. Returns the paths.
     """
     files = {STYLE: style(), SCRIPT: script()}
     if library_url == LIBRARY:
@@ -129,7 +131,7 @@ def _json(page: Mapping[str, Any]) -> str:
 
 
 def environment() -> Environment:
-    """Return the template environment; text that is not marked as safe is escaped."""
+    """Return the template environment, which escapes all text that is not marked as safe."""
     return Environment(
         loader=PackageLoader("simkv.report"),
         autoescape=True,
@@ -155,13 +157,15 @@ def script() -> str:
 
 
 def library() -> str:
-    """Return the plotting library: the cartesian bundle of plotly.js (MIT, see ``vendor``)."""
+    """Return the plotting library, the cartesian bundle of plotly.js (MIT, see ``vendor``)."""
     return LIBRARY_FILE.read_text(encoding="utf-8").replace("</script", "<\\/script")
 
 
 @cache
 def packed_library() -> str:
-    """Return the library as gzip in base64, half of its size; pages decompress it."""
+    """Return the library compressed with gzip, in base64; this is half of its size, and pages
+    decompress it.
+    """
     return base64.b64encode(gzip.compress(LIBRARY_FILE.read_bytes(), mtime=0)).decode()
 
 
@@ -249,7 +253,9 @@ DARK_THEME: dict[str, str] = LIGHT_THEME | {
 
 
 def style_sheet() -> str:
-    """Return the variables for both themes; printed pages are always light."""
+    """Return the CSS variables of the light and the dark theme; printed pages always use the light
+    theme.
+    """
     light, dark = (
         "\n".join(f"  --{name}: {colour};" for name, colour in theme.items())
         for theme in (LIGHT_THEME, DARK_THEME)

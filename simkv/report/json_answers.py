@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 
 def _finite(value: Any) -> Any:
-    """Return None for infinite numbers and NaN, which JSON lacks; also inside of containers."""
+    """Return None for infinite numbers and NaN, which JSON does not have, also inside
+    containers.
+    """
     if isinstance(value, float):
         return value if isfinite(value) else None
     if isinstance(value, Mapping):
@@ -30,7 +32,7 @@ def _finite(value: Any) -> Any:
 
 #: A number, or null if it is unknown or infinite.
 Number = Annotated[float | int | None, BeforeValidator(_finite)]
-#: Values by name; the names are those of the documentation's reference pages.
+#: Values by metric name; the reference pages of the documentation list the names.
 Values = Annotated[dict[str, Any], BeforeValidator(_finite)]
 
 
@@ -393,7 +395,8 @@ class CalibrateAnswer(Answer):
     written: str
 
 
-#: Answer of each command that has ``--json``, except ``trace inspect``, whose keys are metrics.
+#: Answer model of each command that has ``--json``, except ``trace inspect``, whose keys are
+#: metrics.
 ANSWERS: dict[str, type[Answer]] = {
     "run": RunAnswer,
     "explain": ExplainAnswer,
@@ -435,7 +438,7 @@ def build_run_answer(
     folder: str,
     files: Sequence[str],
 ) -> RunAnswer:
-    """Return the answer of a run; ``lines`` are the printed ones, ``LABEL: text``."""
+    """Return the answer of a run; ``lines`` are the printed lines of the form ``LABEL: text``."""
     return RunAnswer(
         scenario=next(iter(results.values())).scenario.name,
         answer={label: text for label, _, text in (line.partition(": ") for line in lines)},
@@ -534,7 +537,7 @@ def explain_session_data(result: RunResult, number: int) -> ExplainedSession:
 
 
 def build_compare_answer(found: ChangeCheck, tolerance: float) -> CompareAnswer:
-    """Return the changes of figures and requests."""
+    """Return the answer with the changes of metrics and requests."""
     beyond = found.beyond(tolerance)
 
     def rows(changed: Sequence[Any]) -> list[dict[str, Any]]:
@@ -575,7 +578,9 @@ def build_compare_answer(found: ChangeCheck, tolerance: float) -> CompareAnswer:
 def build_zoo_answer(
     results: Mapping[str, Sequence[ExpectationCheck]], comparisons: list[Values]
 ) -> ZooAnswer:
-    """Return the checks of packaged incidents by name, and the comparisons with a source."""
+    """Return the answer with the checks of packaged incidents by name, and the comparisons with a
+    source.
+    """
     incidents = [
         IncidentChecks(
             name=name, ok=all(one.ok for one in checks), expectations=list_expectations(checks)
@@ -587,7 +592,9 @@ def build_zoo_answer(
 
 
 def build_policies_answer(counts: Mapping[str, Mapping[str, Mapping[str, int]]]) -> PoliciesAnswer:
-    """Return all simulated versions; ``counts`` are recordings by engine and version."""
+    """Return the answer with all simulated versions; ``counts`` are the numbers of recordings by
+    engine and version.
+    """
     from simkv.schedulers.engine_registry import ENGINES, list_variants
 
     return PoliciesAnswer(
@@ -607,7 +614,7 @@ def build_policies_answer(counts: Mapping[str, Mapping[str, Mapping[str, int]]])
 
 
 def build_diff_answer(found: RunDiff) -> DiffAnswer:
-    """Return what differs between two runs."""
+    """Return the answer with the differences between two runs."""
     return DiffAnswer(
         same=found.same,
         only=list(found.only),

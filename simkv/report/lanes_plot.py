@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 Floats = npt.NDArray[np.float64]
 
-#: Maximum number of lanes in a plot; more are sampled.
+#: Maximum number of lanes in a plot; if there are more requests, they are sampled.
 MAX_LANES = 200
 
 #: States of a lane: label and color, in the order of the legend.
@@ -57,14 +57,14 @@ HATCHED: dict[str, Any] = {"hatch": "////", "edgecolor": "#B0B6C2", "linewidth":
 
 
 class Bar(NamedTuple):
-    """Stretch of a lane, in seconds; ``kind`` is a key of BARS."""
+    """A stretch of a lane, in seconds; ``kind`` is a key of BARS."""
 
     kind: str
     start: float
     end: float
 
 
-#: Lane states of the ledger's kinds; all other kinds are waiting.
+#: Lane states for some kinds of the wait ledger; all other kinds are waiting.
 STATES = {
     LedgerKind.PREFILL: "prefill",
     LedgerKind.RECOMPUTE: "prefill",
@@ -75,7 +75,9 @@ STATES = {
 
 
 def build_lane_states(intervals: Iterable[LedgerSegment]) -> list[Bar]:
-    """Return the time of a request from the ledger, reduced to the states of a lane."""
+    """Return the stretches of a request's lane, with the kinds of the wait ledger reduced to the
+    states of a lane.
+    """
     lane: list[Bar] = []
     for kind, start, end in intervals:
         state = STATES.get(kind, "waiting")
@@ -94,9 +96,9 @@ def build_bars(
 ) -> list[Bar]:
     """Return the lane of one request, including work that the engine did for it after its end.
 
-    Waiting of a failed request gets the label of its outcome, except if the horizon cut the request
-    off, because it might still have been served. ``intervals`` is its ledger and ``paused`` is
-    ``find_pauses(record)``.
+    The waiting time of a failed request gets the label of its outcome. Requests that the horizon
+    cut off are an exception, because they might still have been served. ``intervals`` is its ledger
+    and ``paused`` is ``find_pauses(record)``.
     """
     vain = life.outcome and life.outcome.wasted_wait_label
     lane = []
@@ -120,7 +122,7 @@ def build_lanes(record: RunRecord, shown: Sequence[RequestRecord]) -> list[list[
 def sample_lanes(lives: Sequence[RequestRecord], most: int = MAX_LANES) -> list[RequestRecord]:
     """Return at most ``most`` of ``lives``, in order and evenly spread.
 
-    Failures get their proportional share, and up to half of the lanes if they are few.
+    Failed requests get a proportional number of lanes; if they are few, up to half of the lanes.
     """
     if len(lives) <= most:
         return list(lives)
@@ -219,19 +221,19 @@ def _which(record: RunRecord, shown: Sequence[RequestRecord]) -> str:
 def rasterize_lanes(
     record: RunRecord, shown: Sequence[RequestRecord], edges: Floats
 ) -> npt.NDArray[np.intp]:
-    """Return the index in BARS to paint per lane and bin (``edges`` in s), or -1."""
+    """Return, for each lane and bin, the index in BARS to paint, or -1; ``edges`` are in s."""
     return _pixels(np.stack([_shares(lane, edges) for lane in build_lanes(record, shown)]))
 
 
 def _shares(lane: Sequence[Bar], edges: Floats) -> Floats:
-    """Return the share of each bin by kind of BARS: array of shape (kinds, bins)."""
+    """Return the fraction of each bin by kind of BARS, as an array of shape (kinds, bins)."""
     shares = np.zeros((len(BARS), len(edges) - 1))
     for index, kind in enumerate(BARS):
         spans = [(bar.start, bar.end) for bar in lane if bar.kind == kind]
         if spans:
             times = np.asarray(spans).ravel()
             lengths = np.diff(times, prepend=times[0])
-            lengths[0::2] = 0.0  # exclude gaps between bars
+            lengths[0::2] = 0.0  # without the gaps between bars
             shares[index] = np.diff(np.interp(edges, times, np.cumsum(lengths)))
     shares /= edges[1] - edges[0]
     return shares
@@ -240,9 +242,9 @@ def _shares(lane: Sequence[Bar], edges: Floats) -> Floats:
 def _pixels(shares: Floats) -> npt.NDArray[np.intp]:
     """Return one kind to paint per lane and bin, or -1.
 
-    ``shares`` has the shape (lanes, kinds, bins). If several kinds share a bin, the shares not
-    painted are carried over to later bins in which the kind occurs. Each kind thus gets its share
-    within a few bins, with only the colors of the legend.
+    ``shares`` has the shape (lanes, kinds, bins). If several kinds share a bin, the fractions that
+    are not painted are carried over to later bins with the same kind. Each kind is therefore
+    painted in proportion within a few bins, and only the colors of the legend are used.
     """
     lanes, kinds, bins = shares.shape
     owed = np.zeros((lanes, kinds))

@@ -25,9 +25,9 @@ from simkv.scenario.scenario import Scenario
 from simkv.schedulers.engine_registry import find_engine_spec
 from simkv.sim.run_record import RequestRecord, RunRecord
 
-#: Maximum number of requests whose blockers are added up, to limit the time.
+#: Maximum number of requests whose blockers are added up, because this takes time.
 MAX_BLOCKED_REQUESTS = 60
-#: Metrics for comparing two variants; lower is better for all.
+#: Metrics for the comparison of two variants; lower is better for all of them.
 COMPARED_FIGURES = tuple(
     METRICS[name]
     for name in (
@@ -41,7 +41,7 @@ COMPARED_FIGURES = tuple(
 )
 
 
-#: Explanation of the mark of a lower bound; see ``format_metric``.
+#: Explanation of the mark for a lower bound; see ``format_metric``.
 LOWER_BOUND_NOTE = (
     '">": lower bound; requests without a token or answer count with their waiting time.'
 )
@@ -102,7 +102,7 @@ def might(result: RunResult) -> str:
 
 
 def describe_ending(result: RunResult) -> str:
-    """Return how a run ended, and the first problem even if all requests were served."""
+    """Return how a run ended; if all requests were served, also mention the first problem."""
     word = humanize(result.summary["verdict"])
     if word != "served":
         return word
@@ -111,7 +111,8 @@ def describe_ending(result: RunResult) -> str:
 
 
 def describe_affected(result: RunResult, most: int = 8) -> list[str]:
-    """Return one phrase per kind of failure, most severe first, or the slowest request.
+    """Return one phrase per kind of failure, the most severe first; without failures, a phrase
+    about the slowest request.
 
     ``most`` limits the listed ranges of ids.
     """
@@ -141,8 +142,8 @@ def describe_affected(result: RunResult, most: int = 8) -> list[str]:
 def describe_cause(result: RunResult, verdicts: Sequence[Verdict] | None = None) -> str:
     """Return the cause of the most severe verdict, or of the waiting, and its effect on requests.
 
-    For waiting requests the cause is the resource that was short. ``verdicts`` are the verdicts to
-    consider (default: all of the run).
+    For waiting requests, the cause is the resource for which they waited. ``verdicts`` are the
+    verdicts to consider (default: all verdicts of the run).
     """
     found = result.diagnosis
     verdicts = found.verdicts if verdicts is None else verdicts
@@ -180,7 +181,7 @@ def _largest_waits(
 ) -> tuple[list[tuple[float, str]], float]:
     """Return the largest waits (s) with their labels, and the total time of these lanes (s).
 
-    Waits of less than ``least`` of the time are omitted.
+    Waits below the fraction ``least`` of the total time are omitted.
     """
     sums = total_by_kind(tile for tiles in lanes for tile in tiles)
     total = sum(sums.values())
@@ -189,7 +190,9 @@ def _largest_waits(
 
 
 def format_shares(parts: Iterable[tuple[float, str]], total: float) -> str:
-    """Return labelled durations as shares: ``92 % behind the head of the queue, 5 % decode``."""
+    """Return labelled durations as percentages: ``92 % behind the head of the queue, 5 %
+    decode``.
+    """
     return ", ".join(f"{100 * seconds / total:.0f} % {label}" for seconds, label in parts if total)
 
 
@@ -208,7 +211,8 @@ def _find_bottleneck(result: RunResult, requests: Collection[int]) -> str | None
 
 
 def describe_blockers(record: RunRecord, found: Diagnosis) -> list[str]:
-    """Return the main blockers of failed requests (or of all, if none failed) and their resources.
+    """Return phrases about the main blockers of failed requests (or of all requests, if none
+    failed) and the resource they held.
 
     Times in seconds are sums over the affected requests.
     """
@@ -232,7 +236,9 @@ def describe_blockers(record: RunRecord, found: Diagnosis) -> list[str]:
 
 
 def format_blockers(blockers: Sequence[tuple[int, float]]) -> str:
-    """Return ids with the waits that they caused: ``Main blockers: requests 5 (9 s), 1 (3 s)``."""
+    """Return the ids of blockers with the waits that they caused, such as ``Main blockers: requests
+    5 (9 s), 1 (3 s)``.
+    """
     label = "request" if len(blockers) == 1 else "requests"
     return f"Main blockers: {label} " + ", ".join(f"{i} ({format_seconds(s)})" for i, s in blockers)
 
@@ -267,7 +273,9 @@ def describe_overtakes(found: Diagnosis) -> str:
 
 
 def describe_step_times(basis: str, points: int, rms_s: float | None) -> str:
-    """Return the basis of a cost profile, its number of fitted points, and its rms error."""
+    """Return a phrase with the basis of a cost profile, its number of fitted points, and its rms
+    error.
+    """
     count = f", points: {points}" if points else ""
     return f"{basis}{count}{'' if rms_s is None else f', rms error {format_seconds(rms_s)}'}"
 
@@ -288,7 +296,7 @@ def _describe_preemptions(found: Diagnosis) -> str:
 
 
 def _describe_beneficiaries(found: Diagnosis) -> str:
-    """Return the requests that gained most from preemptions; empty if unknown."""
+    """Return a phrase about the requests that gained most from preemptions; empty if unknown."""
     gains = Counter(p.by for p in found.preemptions if p.by not in (None, p.victim))
     if not gains:
         return ""
@@ -330,7 +338,9 @@ def sort_by_waiting(
 
 
 def _blockers(record: RunRecord, found: Diagnosis, failed: int) -> list[tuple[int, float]]:
-    """Return the four main blockers of the ``failed`` requests (or of all, if 0), largest first."""
+    """Return the four main blockers of the failed requests, or of all requests if ``failed`` is 0;
+    largest first.
+    """
     if not failed:
         return [(blocker.id, blocker.seconds) for blocker in found.blockers[:4]]
     sums: dict[int, float] = defaultdict(float)
@@ -341,9 +351,10 @@ def _blockers(record: RunRecord, found: Diagnosis, failed: int) -> list[tuple[in
 
 
 def select_variant(results: Mapping[str, RunResult]) -> str:
-    """Return the variant that the report is about: the first with unserved requests.
+    """Return the main variant of the report: the first variant with unserved requests.
 
-    If all requests were served, it is the first with a verdict, otherwise the first.
+    If all requests were served, the result is the first variant with a verdict; without verdicts,
+    the first variant.
     """
     unserved = (name for name, result in results.items() if result.summary["verdict"] != "served")
     ill = (name for name, result in results.items() if result.diagnosis.verdicts)
@@ -356,7 +367,9 @@ def title(results: Mapping[str, RunResult]) -> str:
 
 
 def select_pair(results: Mapping[str, RunResult]) -> list[str]:
-    """Return the variants that the plots show first: the main one, and a better one if any."""
+    """Return the variants that the plots show initially: the main variant and, if there is one, a
+    better variant.
+    """
     lead = select_variant(results)
     other = find_better_variant(results, lead) or next(
         (name for name in results if name != lead), None
@@ -367,9 +380,9 @@ def select_pair(results: Mapping[str, RunResult]) -> list[str]:
 def find_better_variant(results: Mapping[str, RunResult], name: str) -> str | None:
     """Return a variant that serves more requests than ``name``, or the same number faster.
 
-    Only variants with the same workload and costs qualify. Among several, the criteria are, in
-    order: most requests served, fewest requests that waited in vain, fewest changed fields. None if
-    there is no better variant.
+    Only variants with the same workload and costs are considered. If several are better, the
+    criteria are, in order: most requests served, fewest requests that waited without being served,
+    fewest changed fields. The result is None if there is no better variant.
     """
     ours = results[name].summary
     better = {
@@ -383,7 +396,7 @@ def find_better_variant(results: Mapping[str, RunResult], name: str) -> str | No
         theirs = better[other].summary
         differ = len(find_differences(results[name].scenario, better[other].scenario))
         if _share(theirs) == _share(ours):
-            differ = 0  # nothing is fixed: only the metrics count
+            differ = 0  # no requests become served, so only the metrics are compared
         return -_share(theirs), _hopeless(theirs), differ, -improvement(ours, theirs)
 
     return min(better, key=rank, default=None)
@@ -406,15 +419,16 @@ def _share(figures: Mapping[str, Any]) -> float:
 
 
 def _hopeless(figures: Mapping[str, Any]) -> int:
-    """Return the number of requests that waited for an answer that never came."""
+    """Return the number of requests that waited and were never answered."""
     count: int = figures["stalled"] + figures["lost"] + figures["starved"]
     return count
 
 
 def improvement(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> float:
-    """Return the improvement of the COMPARED_FIGURES: the sum of logarithms of their ratios.
+    """Return the improvement of the COMPARED_FIGURES, as the sum of the logarithms of their ratios.
 
-    Counts of work have a fifth of the weight of times, because no request waits for a count.
+    Counts, such as preemptions, have a fifth of the weight of times, because requests do not wait
+    for counts.
     """
     total = 0.0
     for metric in COMPARED_FIGURES:
@@ -426,7 +440,9 @@ def improvement(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> float:
 
 
 def describe_fix(results: Mapping[str, RunResult], name: str, other: str | None) -> list[str]:
-    """Return sentences on the gains of variant ``other`` over ``name``, its changes and costs."""
+    """Return sentences about the gains of variant ``other`` over ``name``, the changes it makes,
+    and their costs.
+    """
     if len(results) == 1:
         return ["No other variant was run."]
     if other is None:
@@ -456,14 +472,16 @@ def describe_fix(results: Mapping[str, RunResult], name: str, other: str | None)
 
 
 def _rule(scenario: Scenario, differ: Sequence[FieldDifference]) -> str | None:
-    """Return the summary of the engine's variant if that is among the changes."""
+    """Return the summary of the engine's variant if the variant is one of the changes."""
     if not any(found.field == "engine.variant" for found in differ):
         return None
     return find_engine_spec(scenario.engine).variant(scenario.engine.variant).summary
 
 
 def format_request_ids(ids: Iterable[int], most: int = 8) -> str:
-    """Return ids as ranges: ``requests 16 to 39, 41``; of many ranges the first ``most``."""
+    """Return ids as ranges, such as ``requests 16 to 39, 41``; if there are many ranges, only the
+    first ``most``.
+    """
     ordered = sorted(ids)
     runs: list[list[int]] = []
     for i in ordered:

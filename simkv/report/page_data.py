@@ -135,7 +135,7 @@ def _outcome(outcome: Outcome) -> dict[str, str]:
 
 
 def error_row(row: PublishedComparison, results: Mapping[str, RunResult]) -> dict[str, Any] | None:
-    """Return a published figure with the error of the simulated one in percent, or None."""
+    """Return a published metric with the error of the simulated value in percent, or None."""
     if row.error is None:
         return None
     rms = results[row.variant].profile.fit.rms_s
@@ -153,7 +153,9 @@ def error_row(row: PublishedComparison, results: Mapping[str, RunResult]) -> dic
 
 
 def _per_second(name: str) -> float | None:
-    """Return the units of a published figure per second; None if it is not a time."""
+    """Return the number of units per second of a published metric; None if the metric is not a
+    time.
+    """
     if metric := METRICS.get(name):
         return metric.per_second
-    return 1.0 if name.endswith("_s") else None  # figure of one request
+    return 1.0 if name.endswith("_s") else None  # a metric of a single request

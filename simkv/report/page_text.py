@@ -134,21 +134,25 @@ def _about(results: dict[str, RunResult]) -> dict[str, Any]:
 
 
 def list_affected(result: RunResult) -> list[str]:
-    """Return the outcomes, the affected requests, and how many might fail, as sentences."""
+    """Return sentences about the outcomes, the affected requests, and the number of requests that
+    might fail.
+    """
     counts = f"{narrative.format_outcome_counts(result.record)}."
     said = [counts, *narrative.describe_affected(result), narrative.might(result)]
     return [f"{line[0].upper()}{line[1:].removesuffix('.')}." for line in said if line]
 
 
 def _causes(result: RunResult) -> list[str]:
-    """Return the cause as on the console, and the blockers that it does not mention."""
+    """Return the cause, as on the console, and the blockers that it does not mention."""
     cause = narrative.describe_cause(result)
     blockers = narrative.describe_blockers(result.record, result.diagnosis)
     return [f"{cause[0].upper()}{cause[1:]}", *(line for line in blockers if line not in cause)]
 
 
 def badge(result: RunResult) -> dict[str, str]:
-    """Return the verdict as a word, with a sign and a tone so that color is not required."""
+    """Return the verdict as a word, with a sign and a tone; the meaning does not depend on color
+    alone.
+    """
     said = narrative.describe_ending(result)
     served = result.summary["verdict"] == "served"
     tone = "good" if said == "served" else "warn" if served else "bad"
@@ -170,7 +174,7 @@ def _waste(result: RunResult) -> list[str]:
 
 
 def _accuracy(results: Mapping[str, RunResult]) -> str:
-    """Return the accuracy of step times, one sentence per cost profile."""
+    """Return sentences about the accuracy of step times, one per cost profile."""
     said = []
     if any(is_lower_bound(result.summary, key) for result in results.values() for key in COLUMNS):
         said.append(narrative.LOWER_BOUND_NOTE)
@@ -224,7 +228,9 @@ def _published_row(row: PublishedComparison, results: Mapping[str, RunResult]) -
 
 
 def _profiles(results: Mapping[str, RunResult]) -> list[dict[str, Any]]:
-    """Return each cost profile: sources, range of its data, and range in this run."""
+    """Return information on each cost profile: its sources, the range of its data, and the range of
+    this run.
+    """
     found = []
     for profile in {r.profile.name: r.profile for r in results.values()}.values():
         records = [r.record for r in results.values() if r.profile.name == profile.name]
@@ -247,7 +253,7 @@ def _profiles(results: Mapping[str, RunResult]) -> list[dict[str, Any]]:
 
 
 def _seen(records: Sequence[RunRecord], feature: str) -> tuple[int, int] | None:
-    """Return the minimum and maximum of a feature in the steps where it is not 0."""
+    """Return the minimum and maximum of a feature over the steps in which it is not 0."""
     values: set[int] = set()
     for record in records:
         log = record.steps
@@ -260,7 +266,9 @@ def _seen(records: Sequence[RunRecord], feature: str) -> tuple[int, int] | None:
 
 
 def captions(results: Mapping[str, RunResult], page: Mapping[str, Any]) -> dict[str, str]:
-    """Return the captions of the plots by name, with the number of omitted lanes if sampled."""
+    """Return the captions of the plots by name; if lanes are sampled, the caption gives the number
+    of omitted lanes.
+    """
     said = dict(CAPTIONS)
     left_out = [
         f"{name}: {len(variant['lanes']['of']):,} of {len(result.record.requests):,} shown"

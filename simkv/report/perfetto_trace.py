@@ -44,7 +44,7 @@ def write_perfetto(path: Path, records: Mapping[str, RunRecord], title: str) -> 
 
 
 def events(records: Mapping[str, RunRecord]) -> Iterator[Event]:
-    """Yield the events of all variants; arrow ids are unique across variants."""
+    """Yield the events of all variants; the ids of arrows are unique across variants."""
     arrows = count(1)
     for index, (variant, record) in enumerate(records.items()):
         engine, clients = 2 * index + 1, 2 * index + 2
@@ -79,7 +79,7 @@ def _covers(event: Event, at: float) -> bool:
 
 
 def _step_at(steps: list[Event], at: float) -> Event | None:
-    """Return the step in progress at a time, or the last one before it."""
+    """Return the step in progress at a time; if no step is in progress, the last step before it."""
     index = bisect_right(steps, _us(at), key=lambda event: float(event["ts"])) - 1
     return steps[index] if index >= 0 else None
 
@@ -106,7 +106,9 @@ def _steps(record: RunRecord, pid: int) -> Iterator[Event]:
 
 
 def _goes_on(record: RunRecord, row: int) -> bool:
-    """Return whether step ``row + 1`` continues ``row``: equal decode batches without a gap."""
+    """Return whether step ``row + 1`` continues ``row``: equal decode batches without a gap between
+    them.
+    """
     log, after = record.steps, row + 1
     return (
         not log.prefill_seqs[row]
@@ -119,7 +121,7 @@ def _goes_on(record: RunRecord, row: int) -> bool:
 
 
 def _counters(record: RunRecord, pid: int) -> Iterator[Event]:
-    """Yield blocks and queues after each schedule call, if they changed."""
+    """Yield the counters of blocks and queues after each schedule call in which they changed."""
     log = record.steps
     before: dict[str, dict[str, int]] = {}
     for row, start in enumerate(log.start):
@@ -170,7 +172,8 @@ def _request(life: RequestRecord, lane: list[Bar], pid: int, tid: int) -> Iterat
 
 
 def _arrow(number: int, source: Event, target: Event, at: float) -> Iterator[Event]:
-    """Yield an arrow from the slice that benefits from a preemption to the victim's slice.
+    """Yield an arrow from the slice of the request that benefits from a preemption to the slice of
+    the victim.
 
     An arrow starts inside its slice and does not go back in time.
     """
@@ -202,7 +205,9 @@ def _name(what: str, name: str, pid: int, tid: int = 0) -> Event:
 
 
 def _ns(seconds: float) -> int:
-    """Return integer nanoseconds, so that adjacent slices touch and nest."""
+    """Return integer nanoseconds; without rounding errors, adjacent slices touch and nested slices
+    nest.
+    """
     return round(seconds * 1e9)
 
 

@@ -63,19 +63,19 @@ def write_plans(plans: Sequence[CapacityPlan], folder: Path) -> list[Path]:
     return written
 
 
-#: Maximum number of objectives with a panel; binding objectives come first.
+#: Maximum number of objectives with a panel; binding objectives are drawn first.
 MAX_PANELS = 4
-#: Latencies in the cliff plot if no objective bounds one.
+#: Latencies in the cliff plot if no objective limits a latency.
 SHOWN_LATENCIES = ("ttft_ms.p99", "e2e_ms.p99")
-#: Minimum ratio of largest to smallest value for a logarithmic axis.
+#: Minimum ratio of the largest to the smallest value for a logarithmic axis.
 MIN_LOG_RATIO = 20.0
 
 
 def draw_answer(plan: CapacityPlan, path: Path) -> Path:
-    """Draw a panel per objective: its metric by candidate, its limit, and the answer.
+    """Draw one panel per objective, with its metric by candidate, its limit, and the answer.
 
-    Points are seeds, the line connects the worst of them, and the band is their range within the
-    profile's error.
+    Points are runs with single seeds, the line connects the worst points, and the band is the range
+    of these within the profile's error.
     """
     frame = evaluations(plan)
     frame = frame[~frame["held_back"]]
@@ -95,9 +95,10 @@ def draw_answer(plan: CapacityPlan, path: Path) -> Path:
 
 
 def draw_cliff(plan: CapacityPlan, path: Path) -> Path | None:
-    """Draw latency and starvation by rate, for the answer or else the last candidate.
+    """Draw latency and starvation by request rate, for the answer or, without an answer, for the
+    last candidate.
 
-    Return None if the clients have no rate.
+    Returns None if the workload has no rate.
     """
     if not plan.points:
         return None
@@ -129,7 +130,7 @@ def draw_cliff(plan: CapacityPlan, path: Path) -> Path | None:
 
 
 def _panels(plan: CapacityPlan) -> list[Objective]:
-    """Return the objectives to draw: binding, then given, then default ones."""
+    """Return the objectives to draw: binding objectives, then given objectives, then defaults."""
     binding = [held.objective for held in plan.binding]
     asked = sorted(plan.prepared.case.objectives, key=lambda one: one.assumed)
     return list(dict.fromkeys([*binding, *asked]))[:MAX_PANELS]
@@ -140,7 +141,9 @@ def _is_latency(objective: Objective) -> bool:
 
 
 def _curve(axes: Axes, frame: pd.DataFrame, x: str, name: str, objective: Objective | None) -> None:
-    """Draw a metric against ``x``: points of single runs, a line through the worst, and a band."""
+    """Draw a metric against ``x``: points of single runs, a line through the worst points, and a
+    band.
+    """
     numbers = frame[[x, "side", "failing"]].assign(y=pd.to_numeric(frame[name], errors="coerce"))
     worst = _least if objective and objective.sign == ">=" else _greatest
     calm, failing = numbers[~numbers["failing"]], numbers[numbers["failing"]]
@@ -168,19 +171,20 @@ def _curve(axes: Axes, frame: pd.DataFrame, x: str, name: str, objective: Object
 
 
 def _least(values: pd.Series[float]) -> float:
-    """Return the minimum of several runs; NaN if a run has no sample."""
+    """Return the minimum over several runs; NaN if a run has no sample."""
     return float(values.min(skipna=False))
 
 
 def _greatest(values: pd.Series[float]) -> float:
-    """Return the maximum of several runs; NaN if a run has no sample."""
+    """Return the maximum over several runs; NaN if a run has no sample."""
     return float(values.max(skipna=False))
 
 
 def _comparable(frame: pd.DataFrame, x: str, name: str) -> pd.Series[bool]:
-    """Return by x value whether the metric is comparable across both sides of the error.
+    """Return, for each x value, whether the metric is comparable between the two sides of the
+    error.
 
-    A metric over finished requests is not comparable if their number differs.
+    A metric over finished requests is not comparable if the number of finished requests differs.
     """
     calm = frame[~frame["failing"]]
     same = calm.groupby(x)["finished"].nunique() == 1
@@ -189,7 +193,7 @@ def _comparable(frame: pd.DataFrame, x: str, name: str) -> pd.Series[bool]:
 
 
 def _from_nothing(axes: Axes, values: pd.Series[Any]) -> None:
-    """Start the axis of a nonnegative metric at 0, and end it at 1 if all values are 0."""
+    """Start the axis of a nonnegative metric at 0; if all values are 0, end it at 1."""
     most = values.max()
     if values.min() >= 0.0 and math.isfinite(most):
         axes.set_ylim(0.0, max(1.08 * axes.dataLim.y1, 1e-9) if most > 0 else 1.0)

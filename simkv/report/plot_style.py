@@ -13,7 +13,7 @@ from simkv.core.atomic_files import atomic_file
 from simkv.core.outcome import Outcome
 from simkv.sim.run_record import RequestRecord, RunRecord
 
-if TYPE_CHECKING:  # HTML pages use these colors without drawing
+if TYPE_CHECKING:  # HTML pages use these colors without matplotlib
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -60,7 +60,7 @@ _SETTINGS: dict[Any, Any] = {
 
 @contextmanager
 def plot_settings() -> Iterator[None]:
-    """Use these settings within the context, regardless of the user's own."""
+    """Use these plot settings within the context, regardless of the user's settings."""
     import matplotlib
 
     with matplotlib.rc_context():
@@ -70,7 +70,9 @@ def plot_settings() -> Iterator[None]:
 
 
 def set_log_scale(axes: Axes, which: str, subs: Sequence[float] = (1.0, 2.0, 5.0)) -> None:
-    """Make the ``x`` or ``y`` axis logarithmic, with plain numbers at ``subs`` of each decade."""
+    """Make the ``x`` or ``y`` axis logarithmic, with plain numbers as tick labels at ``subs`` of
+    each decade.
+    """
     from matplotlib.ticker import LogLocator, NullFormatter
 
     axes.set(**{f"{which}scale": "log"})
@@ -81,7 +83,7 @@ def set_log_scale(axes: Axes, which: str, subs: Sequence[float] = (1.0, 2.0, 5.0
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Write a PNG without version or date in its metadata. Raises InputError."""
+    """Write a PNG file without version or date in its metadata. Raises InputError if that fails."""
     with atomic_file(path) as new:
         figure.savefig(new, format="png", dpi=DPI, metadata={"Software": None})
     return path
@@ -104,7 +106,9 @@ def find_end_time(records: Iterable[RunRecord]) -> float:
 
 
 def draw_panel_title(axes: Axes, variant: str, record: RunRecord, columns: int) -> None:
-    """Set the title of a panel: variant and finished requests; failed requests in color."""
+    """Set the title of a panel to the variant and its finished requests, with failed requests in
+    color.
+    """
     count = Counter(life.outcome for life in record.requests.values())
     failed = [outcome for outcome in FAILURE_MARKS if count[outcome]]
     name = textwrap.fill(variant, 96 // columns)
@@ -203,7 +207,7 @@ def failure_legend(seen: Iterable[Outcome | None]) -> list[Artist]:
 
 
 def _abreast(handles: Sequence[Artist]) -> int:
-    """Return the number of legend entries that fit side by side."""
+    """Return the number of legend entries that fit next to each other."""
     longest = max((len(str(handle.get_label())) for handle in handles), default=1)
     return int(WIDTH / (0.45 + 0.075 * longest))
 

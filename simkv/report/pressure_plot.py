@@ -34,9 +34,9 @@ Floats = npt.NDArray[np.float64]
 
 
 class BinnedColumn(NamedTuple):
-    """Column of the step log by time bin: minimum, time-weighted mean and maximum.
+    """A column of the step log by time bin: minimum, time-weighted mean and maximum.
 
-    Bins without computation contain NaN.
+    Bins without a step contain NaN.
     """
 
     least: Floats
@@ -47,7 +47,8 @@ class BinnedColumn(NamedTuple):
 def bin_column(record: RunRecord, column: Sequence[int], edges: Floats) -> BinnedColumn:
     """Return the statistics of ``column`` between ``edges`` (s, evenly spaced).
 
-    A row is valid from its start to the start of the next row, or to its end if the engine paused.
+    The value of a row applies from its start to the start of the next row, or to its end if the
+    engine paused.
     """
     nothing = np.full(len(edges) - 1, np.nan)
     if not len(column):
@@ -74,13 +75,17 @@ def bin_column(record: RunRecord, column: Sequence[int], edges: Floats) -> Binne
 
 
 def _between(edges: Floats, corners: Floats, amounts: Floats) -> Floats:
-    """Return the sum per bin of ``amounts``, each spread evenly over one pair of ``corners``."""
+    """Return the sum in each bin of ``amounts``, each spread evenly between its pair of
+    ``corners``.
+    """
     sums = np.cumsum(np.column_stack([np.zeros(len(amounts)), amounts]).ravel())
     return np.diff(np.interp(edges, corners, sums))
 
 
 def draw_pressure(records: Mapping[str, RunRecord], title: str) -> Figure:
-    """Draw per variant the fraction of KV blocks held and the running and waiting requests."""
+    """Draw, for each variant, the fraction of KV blocks in use, and the running and waiting
+    requests.
+    """
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch

@@ -11,9 +11,10 @@ from simkv.metrics.run_result import RunResult
 
 @dataclass(frozen=True)
 class PublishedComparison:
-    """Published and simulated value of a metric; with ``bound`` the published one is a lower bound.
+    """Published and simulated value of a metric; with ``bound``, the published value is a lower
+    bound.
 
-    ``error`` is (simulated - published) / published, or None if that is not defined.
+    ``error`` is (simulated - published) / published, or None if it is not defined.
     """
 
     variant: str

@@ -1,4 +1,6 @@
-"""Directory of reports with an index page; common parts are stored once, beside the pages."""
+"""Directory of reports with an index page; parts common to all pages are stored once in the
+directory.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ from simkv.scenario.packaged_scenarios import PackagedIncident
 from simkv.sim.run_record import RunRecord
 
 INDEX = "index.html"
-#: Number of lanes and bins of a thumbnail.
+#: Number of lanes and of bins of a thumbnail.
 THUMBNAIL_LANES, THUMBNAIL_BINS = 24, 150
 
 
@@ -50,8 +52,8 @@ def write_gallery(
     """Write a report of each incident and an index to ``folder``; return the paths.
 
     Outdated pages of an earlier gallery are removed. ``began`` is called with the name of each
-    incident. With ``whatif`` single changes are evaluated, which takes most of the time. The
-    plotting library is copied to ``folder`` unless ``library_url`` refers to another place.
+    incident. With ``whatif``, single changes are evaluated, which takes most of the time. The
+    plotting library is copied to ``folder`` unless ``library_url`` refers to another location.
     """
     check_gallery(folder)
     make_folder(folder)
@@ -86,7 +88,7 @@ def _index(cards: list[dict[str, Any]]) -> str:
 
 
 def _card(incident: PackagedIncident, results: Mapping[str, RunResult]) -> dict[str, Any]:
-    """Return the index entry of an incident: its two variants, and their lanes as thumbnails."""
+    """Return the index entry of an incident: its two variants, with their lanes as thumbnails."""
     end = find_end_time(result.record for result in results.values()) or 1.0
     return {
         "name": incident.name,
@@ -107,7 +109,9 @@ def _card(incident: PackagedIncident, results: Mapping[str, RunResult]) -> dict[
 
 
 def thumbnail(record: RunRecord, end: float) -> str:
-    """Return the lanes up to ``end`` (s) as a small SVG, colored by the page's style sheet."""
+    """Return the lanes up to ``end`` (s) as a small SVG whose colors come from the page's style
+    sheet.
+    """
     shown = sample_lanes(sort_requests_by_arrival(record), THUMBNAIL_LANES)
     if not shown:
         return ""

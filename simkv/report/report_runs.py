@@ -1,4 +1,4 @@
-"""Find the runs of a report by directory, scenario file or name, and run them again.
+"""Find the runs of a report by directory, scenario file or name, and repeat them.
 
 Runs are deterministic, so the scenario stored in a results directory reproduces the run.
 """
@@ -27,7 +27,7 @@ MAX_QUICK_REQUESTS = 1_000
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """Variant to run; the path of its profile is relative to ``folder``."""
+    """A variant to run; the path of its profile is relative to ``folder``."""
 
     scenario: Scenario
     folder: Path
@@ -86,7 +86,7 @@ def run_all(planned: dict[str, PlannedRun], resolved: Callable[[], None]) -> dic
 
 
 def remedies(variant: PlannedRun, tick: Callable[[], None] = lambda: None) -> list[str]:
-    """Return sentences on single changes that would have helped a variant, best first.
+    """Return sentences about single changes that would have helped a variant, the best first.
 
     ``tick`` is called after each run (there are some tens of runs).
     """

@@ -1,4 +1,6 @@
-"""Compare the directories of two runs: figures, outcomes of requests, first differing decision."""
+"""Compare the directories of two runs: metrics, outcomes of requests, first decision that
+differs.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from simkv.core.input_files import read_text
 from simkv.metrics.scenario_runner import run_scenario
 from simkv.scenario.scenario_loader import load
 
-#: Columns of ``steps.csv`` that are decisions; times are their consequences.
+#: Columns of ``steps.csv`` that are compared as decisions; times are consequences of decisions.
 DECISIONS = (
     "kind",
     "prefill_seqs",
@@ -27,15 +29,16 @@ DECISIONS = (
     "waiting",
     "running",
 )
-#: Number of figures and requests listed.
+#: Maximum number of metrics and of requests that are listed.
 LISTED = 12
-#: Relative difference below which figures are equal: times are equal after rounding to 1 ns.
+#: Relative difference below which metrics count as equal, because times are equal after rounding to
+#: 1 ns.
 EQUAL = 1e-9
 
 
 @dataclass(frozen=True)
 class StepDifference:
-    """First step that differs: its number, and the row of each run (None: the run has ended)."""
+    """First step that differs: its number, and the row of each run (None if the run has ended)."""
 
     step: int
     before: Mapping[str, Any] | None
@@ -44,10 +47,10 @@ class StepDifference:
 
 @dataclass(frozen=True)
 class VariantDiff:
-    """Differences of a variant of two runs.
+    """Differences of a variant between two runs.
 
-    ``figures`` are pairs of values by name, ``outcomes`` pairs of outcomes by request id; a request
-    that one run lacks has the outcome "absent".
+    ``figures`` has pairs of metric values by name, and ``outcomes`` has pairs of outcomes by
+    request id; if one run lacks the request, its outcome is "absent".
     """
 
     before: str
@@ -59,14 +62,14 @@ class VariantDiff:
 
 @dataclass(frozen=True)
 class RunDiff:
-    """Differences of two runs, and variants that only one of them has."""
+    """Differences of two runs, and variants that exist in only one of them."""
 
     variants: tuple[VariantDiff, ...]
     only: tuple[str, ...]
 
     @property
     def same(self) -> bool:
-        """Whether nothing differs."""
+        """Whether there are no differences."""
         return not self.only and not any(
             one.figures or one.outcomes or one.step for one in self.variants
         )
@@ -75,8 +78,8 @@ class RunDiff:
 def compare_runs(before: Path, after: Path, advance: Callable[[], None] | None = None) -> RunDiff:
     """Compare two directories of ``simkv run``; variants of the same name are compared.
 
-    If both have a single variant, these are compared. Raises InputError if a directory is not one
-    of a run.
+    If each directory has a single variant, these are compared even if their names differ. Raises
+    InputError if a directory is not the result of a run.
     """
     runs = [_summary(folder)["variants"] for folder in (before, after)]
     if all(len(run) == 1 for run in runs):
@@ -142,12 +145,12 @@ def _steps(folder: Path, names: list[str]) -> dict[str, list[dict[str, Any]]]:
 def _figures(
     before: Mapping[str, Any], after: Mapping[str, Any]
 ) -> dict[str, tuple[float | None, float | None]]:
-    """Return the figures that differ, the largest relative change first."""
+    """Return the metrics that differ, the largest relative change first."""
     found = {}
     for name in METRICS:
         try:
             pair = figure(before, name), figure(after, name)
-        except (KeyError, TypeError):  # a run of an older version lacks it
+        except (KeyError, TypeError):  # a run of an older version lacks this metric
             continue
         if not _equal(*pair):
             found[name] = pair

@@ -1,4 +1,4 @@
-"""Explanation of a run, or of one of its requests, as text for a screen."""
+"""Explanation of a run, or of one of its requests, as lines of text."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def wrap_text(text: str, lead: str = "", most: int | None = None) -> Iterator[st
 
 
 def _elide(tiles: Sequence[LedgerSegment]) -> Iterator[LedgerSegment | str]:
-    """Yield the intervals; long lists are shortened in the middle to one summary line."""
+    """Yield the intervals; in a long list, one summary line replaces the middle."""
     if len(tiles) <= MAX_TIMELINE_LINES:
         yield from tiles
         return
@@ -223,7 +223,7 @@ def _skipped(tiles: Sequence[LedgerSegment]) -> str:
 
 
 class _Teller:
-    """Finds the cause of a wait: other requests, or a resource."""
+    """Find the cause of a wait: other requests, or a resource."""
 
     def __init__(self, result: RunResult) -> None:
         self.record = result.record
@@ -236,7 +236,7 @@ class _Teller:
                     self._prefilled[run.first].append(i)
 
     def why(self, life: RequestRecord, tile: LedgerSegment) -> str:
-        """Return the cause of this interval, if known."""
+        """Return a phrase about the cause of this interval; empty if it is unknown."""
         match tile.kind:
             case LedgerKind.BLOCKS | LedgerKind.RESERVED | LedgerKind.SLOT | LedgerKind.ADAPTER:
                 return self._holders(life, tile)
@@ -309,7 +309,9 @@ class _Teller:
         return format_request_ids(ids - {life.request.id}, 6) if ids else ""
 
     def _evictors(self, life: RequestRecord) -> str:
-        """Return which requests evicted the prefix, if the record is that of one replica."""
+        """Return a phrase about the requests that evicted the prefix, if the record is of one
+        replica.
+        """
         if self.found_replicas:
             return ""
         number = life.request.id

@@ -23,9 +23,9 @@ from simkv.report.published_figures import PublishedComparison
 from simkv.scenario.run_fields import find_custom_sources
 from simkv.scenario.scenario_writer import to_yaml
 
-#: File that identifies a directory as a run of simkv, which may be replaced.
+#: File that identifies a directory as the result of a run of simkv, which may be replaced.
 MARKER_FILE = "summary.json"
-#: Files that simkv writes to a results directory and replaces there.
+#: Files that simkv writes to a results directory and replaces in it.
 RUN_FILES = (
     MARKER_FILE,
     "requests.csv",
@@ -72,8 +72,8 @@ def write_run(
 ) -> list[str]:
     """Write a run to ``folder``, replacing an earlier one, completely or not at all.
 
-    ``draw`` writes plots into the directory that it is given; ``steps`` adds ``steps.csv``,
-    ``ledger`` adds ``ledger.csv`` and ``preemptions.csv``. Return the names of the files.
+    ``draw`` is called with the directory and writes the plots to it. ``steps`` adds ``steps.csv``,
+    and ``ledger`` adds ``ledger.csv`` and ``preemptions.csv``. Returns the names of the files.
     """
     with atomic_run_folder(folder) as new:
         _write_all(new, results, comparisons)
@@ -109,7 +109,7 @@ def _write_rows(
     rows_of: Callable[[str, RunResult], list[dict[str, Any]]],
     columns: Sequence[str] | None = None,
 ) -> None:
-    """Write a table of all variants' rows; ``columns`` are used if there are no rows."""
+    """Write a table with the rows of all variants; ``columns`` are used if there are no rows."""
     rows = [row for name, result in results.items() for row in rows_of(name, result)]
     write_rows(file, rows, columns)
 
@@ -156,7 +156,7 @@ def _write_all(
 
 
 def _write_sources(folder: Path, results: Iterable[RunResult]) -> None:
-    """Write the code of custom schedulers to the results directory, byte for byte."""
+    """Write the code of custom schedulers to the results directory, byte by byte."""
     kept: dict[str, bytes] = {}
     for result in results:
         for source in find_custom_sources(result.scenario).values():

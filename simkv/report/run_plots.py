@@ -1,4 +1,4 @@
-"""Plots of a run: which to draw, latency curves, and requests per replica of a fleet."""
+"""Plots of a run: selection of plots, latency curves, and requests per replica of a fleet."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from simkv.sim.run_record import RequestRecord, RunRecord
 
 #: Number of time bins across the plot.
 BINS = 240
-#: Maximum number of replica names; more would overlap.
+#: Maximum number of replica names on an axis; more names would overlap.
 _MOST_NAMES = 16
 
 #: Records of a fleet's replicas by name.
@@ -82,7 +82,7 @@ def draw_fleet(fleets: Mapping[str, ReplicaRecords], title: str) -> Figure:
 
 
 def _requests_per_bin(record: RunRecord, edges: Floats) -> Floats:
-    """Return the mean of running and waiting requests per bin; NaN if nothing was computed."""
+    """Return the mean number of running and waiting requests in each bin; NaN if no step ran."""
     steps = record.steps
     return (
         bin_column(record, steps.running, edges).mean
@@ -99,7 +99,9 @@ def _name_rows(axes: Axes, names: list[str]) -> None:
 
 
 def find_slowest_replica(parts: ReplicaRecords) -> str:
-    """Return the replica with the most unserved requests, then the longest mean request time."""
+    """Return the replica with the most unserved requests; among equal replicas, the one with the
+    longest mean request time.
+    """
 
     def ill(name: str) -> tuple[int, float]:
         lives = parts[name].requests.values()
@@ -111,9 +113,9 @@ def find_slowest_replica(parts: ReplicaRecords) -> str:
 
 
 class LatencyPoint(NamedTuple):
-    """Index of a request in order of arrival and its latencies, in seconds after its arrival.
+    """A request, as its index in order of arrival, and its latencies in seconds after its arrival.
 
-    ``first`` is None if no token was emitted. ``last`` is the E2E latency, or for a failed request
+    ``first`` is None if no token was emitted. ``last`` is the E2E latency or, for a failed request,
     the time that it waited.
     """
 
@@ -124,7 +126,7 @@ class LatencyPoint(NamedTuple):
 
 
 def latency_points(record: RunRecord) -> list[LatencyPoint]:
-    """Return one point per request, in order of arrival; none is omitted."""
+    """Return one point per request, in order of arrival; no request is omitted."""
     return [
         LatencyPoint(place, ttft(life), _last(record, life), life.outcome)
         for place, life in enumerate(sort_requests_by_arrival(record))
@@ -175,7 +177,7 @@ def _draw(axes: Axes, found: list[LatencyPoint]) -> None:
     done = [point for point in found if point.outcome is Outcome.FINISHED]
     axes.plot([p.place for p in done], [p.last for p in done], "o", color=BLUE, ms=size)
     started = [(p.place, p.first, p.last) for p in found if p.first is not None]
-    if started:  # an empty unclipped curve breaks the layout
+    if started:  # an empty curve without clipping breaks the layout
         places, firsts, lasts = zip(*started, strict=True)
         width = 1.0 if len(found) <= 80 else 0.4
         axes.vlines(places, firsts, lasts, color=SKY, linewidth=width, zorder=1)
@@ -189,7 +191,7 @@ def _draw(axes: Axes, found: list[LatencyPoint]) -> None:
     axes.grid(axis="y", color=GREY, linewidth=0.6)
 
 
-#: Time limit for rendering plots that were not requested, in seconds.
+#: Time limit in seconds for rendering plots that were not requested.
 TIME_BUDGET_S = 1.0
 
 Records = Mapping[str, RunRecord]
@@ -246,7 +248,8 @@ def write_run_plots(
 def _affordable(records: Records, budget: float) -> list[str]:
     """Return the plots, in order, that render within ``budget`` seconds in total.
 
-    Render times are estimated from the contents, so that the same run always has the same plots.
+    Render times are estimated from the contents of the run, so the same run always has the same
+    plots.
     """
     panels = len(records)
     lives = [life for record in records.values() for life in record.requests.values()]

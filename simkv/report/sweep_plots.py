@@ -34,15 +34,16 @@ from simkv.report.plot_style import (
 )
 from simkv.study.sweep_axes import format_assignment
 
-#: Distinct line colors; further lines reuse them with other strokes.
+#: Distinct line colors; further lines use the same colors with other line styles.
 COLOURS = (BLUE, RED, "#009E73", PURPLE, DARK)
 STROKES = ("-", "--", ":")
 MARKERS = "osD^vPX"
-#: Maximum number of distinct lines; more are colored by the most important setting.
+#: Maximum number of distinct lines; if there are more, the most important setting determines the
+#: color.
 MAX_LINES = len(COLOURS) * len(STROKES)
-#: Minimum ratio of largest to smallest value for a logarithmic axis.
+#: Minimum ratio of the largest to the smallest value for a logarithmic axis.
 MIN_LOG_RATIO = 30.0
-#: Number of characters that fit side by side under an axis.
+#: Number of characters that fit next to each other under an axis.
 _MOST_LETTERS = 80
 #: Distance below which points share a label, as a fraction of the plot.
 _CLOSE = 0.025
@@ -62,7 +63,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class ParetoGoal:
-    """Metric, and whether higher values are better (``more``)."""
+    """A metric, and whether higher values are better (``more``)."""
 
     figure: str
     more: bool
@@ -73,7 +74,7 @@ class ParetoGoal:
 
 @dataclass(frozen=True)
 class Pareto:
-    """Pareto front over ``goals``; the first two are drawn."""
+    """Pareto front over ``goals``; the plot shows the first two goals."""
 
     goals: tuple[ParetoGoal, ...]
 
@@ -139,9 +140,10 @@ def average_repeats(
 ) -> pd.DataFrame:
     """Return one row per point and variant, averaged over its repeats.
 
-    Columns: ``point``, the settings, ``variant``, the metrics, for each metric ``±NAME``, half of
-    the 95 % confidence interval of its mean (Student's t; NaN for one repeat), and ``unserved``,
-    whether any request of any repeat did not finish. A metric is NaN if it is empty in a repeat.
+    The columns are ``point``, the settings, ``variant``, the metrics, and two kinds of added
+    columns. For each metric, ``±NAME`` is half of the 95 % confidence interval of the mean
+    (Student's t; NaN for one repeat). ``unserved`` is true if any request of any repeat did not
+    finish. A metric is NaN if it is empty in a repeat.
     """
     rows = []
     for (point, variant), group in frame.groupby(["point", "variant"], sort=False):
@@ -165,9 +167,10 @@ def _half_interval(values: npt.NDArray[np.float64]) -> float:
 
 
 def pareto_front(points: pd.DataFrame, goals: Sequence[ParetoGoal]) -> pd.Series[bool]:
-    """Return whether each row is Pareto-optimal: no row is as good in all goals and better in one.
+    """Return whether each row is Pareto-optimal, which means that no other row is at least as good
+    in all goals and better in one.
 
-    Rows that lack a metric are excluded.
+    Rows that lack a metric are not Pareto-optimal.
     """
     costs = np.column_stack(
         [points[goal.figure].to_numpy(np.float64) * (-1 if goal.more else 1) for goal in goals]
@@ -180,7 +183,10 @@ def pareto_front(points: pd.DataFrame, goals: Sequence[ParetoGoal]) -> pd.Series
 
 
 def write_plot(frame: pd.DataFrame, knobs: Sequence[str], plot: Plot, folder: Path) -> Path:
-    """Plot a metric against a setting to ``folder``, one line per combination of the others."""
+    """Plot a metric against a setting and write the plot to ``folder``.
+
+    There is one line for each combination of the other settings.
+    """
     points = average_repeats(frame, knobs, [plot.figure])
     others = [name for name in (*knobs, "variant") if name != plot.knob]
     others = [name for name in others if len({repr(value) for value in points[name]}) > 1]
@@ -219,7 +225,7 @@ def write_plot(frame: pd.DataFrame, knobs: Sequence[str], plot: Plot, folder: Pa
 
 
 def _matters_most(points: pd.DataFrame, knobs: Sequence[str], figure: str) -> str:
-    """Return the setting whose values differ most in the mean of the metric."""
+    """Return the setting whose values lead to the largest differences in the mean of the metric."""
 
     def apart(knob: str) -> float:
         found = points.groupby(points[knob].map(repr))[figure].mean()
@@ -229,7 +235,9 @@ def _matters_most(points: pd.DataFrame, knobs: Sequence[str], figure: str) -> st
 
 
 def _look(number: int, of: int) -> dict[str, Any]:
-    """Return the style of a line; with many lines the color is on a scale from dark to light."""
+    """Return the style of a line; if there are many lines, the colors form a scale from dark to
+    light.
+    """
     stroke, hue = divmod(number, len(COLOURS))
     if of > MAX_LINES:
         colour = to_hex(colormaps["viridis"](0.9 * number / (of - 1)))
@@ -239,7 +247,7 @@ def _look(number: int, of: int) -> dict[str, Any]:
 
 
 def _ends(looks: Mapping[str, dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
-    """Return all entries, or for a color scale seven of them, including both ends."""
+    """Return the legend entries: all of them or, for a color scale, seven including both ends."""
     rows = list(looks.items())
     if len(rows) <= MAX_LINES:
         return rows
@@ -258,7 +266,9 @@ def _hollow() -> Line2D:
 
 
 def _places(axes: Axes, values: Sequence[Any]) -> dict[str, float]:
-    """Return the x position of each value: numbers at their value, others side by side."""
+    """Return the x position of each value: numbers are at their value, other values next to each
+    other.
+    """
     different = {repr(value): value for value in values}
     numbers = [v for v in different.values() if isinstance(v, int | float | np.number)]
     finite = not any(isinstance(v, bool | np.bool_) or not math.isfinite(v) for v in numbers)
@@ -362,7 +372,7 @@ def _draw_points(
 
 
 def _number(axes: Axes, points: npt.NDArray[np.float64]) -> None:
-    """Number points; close points share one label, such as ``4-8``."""
+    """Number the points; points that are close together share one label, such as ``4-8``."""
     axes.figure.draw_without_rendering()  # type: ignore[union-attr]
     shares = axes.transAxes.inverted().transform(axes.transData.transform(points))
     groups: list[list[int]] = []

@@ -55,7 +55,7 @@ _COLUMNS = (
     "longest_stall_s",
     "preemptions",
 )
-#: Columns that are omitted last if space is short, most important first.
+#: Columns that are omitted last if space is short, the most important first.
 _KEPT = ("finished", "ttft_ms.p99", "output_throughput")
 
 
@@ -133,7 +133,7 @@ def render_whatif(found: WhatIfResult, everything: bool = False) -> Iterator[Ren
         [
             Column("", ["", *(x.judgement for x in shown)], right=False),
             Column("Change", ["none", *(str(x.change) for x in shown)], right=False),
-            # The first line states the ending if it is the same for all.
+            # The first line states how the runs end if this is the same for all.
             Column("Ending", endings, 1 if len(set(endings)) > 1 else 5, right=False),
             *_columns(runs, found.by),
             Column("Helped", ["", *helped], 1),
@@ -159,7 +159,9 @@ def render_whatif(found: WhatIfResult, everything: bool = False) -> Iterator[Ren
 
 
 def _one_per_field(effects: Iterable[Effect]) -> list[Effect]:
-    """Return the best value of each field that helps, the first of others, and all variants."""
+    """Return the effects to show: the best value of each field that helps, the first value of other
+    fields, and all variants.
+    """
     seen: set[tuple[str, bool]] = set()
     kept = []
     for effect in effects:
@@ -172,9 +174,9 @@ def _one_per_field(effects: Iterable[Effect]) -> list[Effect]:
 
 
 def _fields(changes: Iterable[Change], others: Collection[str], everything: bool) -> str:
-    """Return the fields of the changes, with the value if the field is also in ``others``.
+    """Return the names of the changed fields, with the value if the field is also in ``others``.
 
-    Only the first ones are named unless ``everything``.
+    Unless ``everything``, only the first fields are named.
     """
 
     def said(change: Change) -> str:
@@ -191,7 +193,7 @@ def _fields(changes: Iterable[Change], others: Collection[str], everything: bool
 def _columns(rows: Sequence[RunFigures | None], figure: str | None) -> list[Column]:
     """Return the metrics of runs as columns; the last are omitted first if space is short.
 
-    Endings that no run has are excluded.
+    Columns for outcomes that no run has are excluded.
     """
     cells = zip(*(_cells(row, figure) for row in rows), strict=True)
     columns = zip(_headings(figure), map(list, cells), strict=True)

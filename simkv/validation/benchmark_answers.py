@@ -1,4 +1,4 @@
-"""Machine-readable answers of ``simkv validate`` and ``simkv calibrate``."""
+"""JSON answers of ``simkv validate`` and ``simkv calibrate``."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _compared(rows: Sequence[ComparedFigure]) -> list[ComparedFigureAnswer]:
 
 
 def build_validate_answer(found: Sequence[CheckedBenchmark]) -> ValidateAnswer:
-    """Return predictions of results of load generators."""
+    """Return the answer with the predictions for results of load generators."""
     return ValidateAnswer(
         files=[
             CheckedFileAnswer(
@@ -57,7 +57,7 @@ def build_calibrate_answer(
     excluded: Sequence[tuple[CalibrationCase, list[ComparedFigure]]],
     out: Path,
 ) -> CalibrateAnswer:
-    """Return a calibration with its errors."""
+    """Return the answer with a calibration and its errors."""
 
     def files(
         some: Sequence[tuple[CalibrationCase, list[ComparedFigure]]],

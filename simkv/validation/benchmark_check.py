@@ -1,9 +1,9 @@
 """Predict the results of load generators, and calibrate step times with them.
 
-Predictions use the launch line of the server and the GPU's name. A calibration changes four
-numbers: the multipliers of decode and prefill step times, the latency of the API server, and its
-time per request. The files themselves state how well each would have been predicted from the
-others.
+Predictions use the launch line of the server and the GPU's name. A calibration fits four numbers:
+the factors on decode and prefill step times, the latency of the API server, and its time per
+request. To estimate the error of a calibration, each file is predicted with a calibration to all
+other files.
 """
 
 from __future__ import annotations
@@ -29,18 +29,20 @@ from simkv.scenario.scenario_options import ScenarioOptions
 from simkv.sim.simulation import build_replica_specs, find_front_end_costs, simulate_scenario
 from simkv.validation.benchmark_results import BenchmarkResult
 
-#: Figures that a calibration fits, in files that have them.
+#: Metrics that a calibration fits, if a file contains them.
 FITTED = ("ttft_ms.mean", "tpot_ms.mean", "e2e_ms.mean")
-#: Largest factor on step times, in both directions.
+#: Maximum factor by which step times may be increased or decreased.
 MAX_FACTOR = 8.0
-#: Largest latency of the API server, and its largest time per request (s).
+#: Maximum latency of the API server, and maximum time per request (s).
 MAX_LATENCY_S, MAX_REQUEST_S = 2.0, 0.2
-#: Changes of them that are large (s).
+#: Changes of the API server's latency and time per request that count as large (s).
 LATENCY_UNIT_S, REQUEST_UNIT_S = 0.05, 0.01
 
 
 class ComparedFigure(NamedTuple):
-    """A figure as measured and as predicted, with the interval of the prediction if known."""
+    """A metric as measured and as predicted, with the interval of the prediction (None if
+    unknown).
+    """
 
     name: str
     measured: float
@@ -63,7 +65,7 @@ class ComparedFigure(NamedTuple):
 
 @dataclass(frozen=True)
 class CheckedBenchmark:
-    """A result of a load generator with its prediction, and reasons for errors."""
+    """Result of a load generator with its prediction, and likely reasons for errors."""
 
     benchmark: BenchmarkResult
     figures: tuple[ComparedFigure, ...]
@@ -71,14 +73,14 @@ class CheckedBenchmark:
 
     @property
     def worst(self) -> ComparedFigure:
-        """The figure with the largest error."""
+        """The metric with the largest error."""
         return max(self.figures, key=lambda one: abs(log(one.predicted / one.measured)))
 
 
 def build_benchmark_scenario(
     benchmark: BenchmarkResult, options: ScenarioOptions, overrides: Sequence[str] = ()
 ) -> tuple[Scenario, BuiltScenario]:
-    """Return the scenario of a server under the load of a result. Raises InputError."""
+    """Return the scenario of a server under the load of a benchmark result. Raises InputError."""
     model = options.model or (None if options.from_command else benchmark.model)
     built = build_scenario(replace(options, model=model, **benchmark.load))
     return resolve_variants(built.document, overrides)["run"], built
@@ -87,7 +89,10 @@ def build_benchmark_scenario(
 def check_benchmark(
     benchmark: BenchmarkResult, scenario: Scenario, notes: Sequence[str] = ()
 ) -> CheckedBenchmark:
-    """Predict the figures of a result. ``notes`` are what the launch line left out."""
+    """Predict the metrics of a benchmark result.
+
+    ``notes`` are the options of the launch line that the scenario does not include.
+    """
     result = run_scenario(scenario, Path())
     rows = []
     for name, measured in benchmark.figures.items():
@@ -102,7 +107,7 @@ def check_benchmark(
 
 
 def _causes(result: RunResult, benchmark: BenchmarkResult, notes: Sequence[str]) -> list[str]:
-    """Return likely reasons for errors, most likely first."""
+    """Return likely reasons for the errors, the most likely first."""
     unfinished = result.summary["requests"] - result.summary["finished"]
     found = [result.fidelity.note] if result.fidelity.note else []
     if unfinished:
@@ -132,7 +137,7 @@ class Calibration(NamedTuple):
 
 
 class CalibrationCase(NamedTuple):
-    """A result and the scenario that predicts it."""
+    """A benchmark result, and the scenario that predicts it."""
 
     benchmark: BenchmarkResult
     scenario: Scenario
@@ -141,7 +146,8 @@ class CalibrationCase(NamedTuple):
 def fit_calibration(
     cases: Sequence[CalibrationCase], advance: Callable[[], Any] = lambda: None
 ) -> Calibration:
-    """Fit a calibration to the mean latencies of all cases, by least squares of relative errors.
+    """Return the calibration that fits the mean latencies of all cases best (least squares of
+    relative errors).
 
     With one case, only the factors are fitted. ``advance`` is called after each simulation.
     """
@@ -153,7 +159,9 @@ def fit_calibration(
     request = packaged.request_s if packaged else 0.0
 
     def calibration(values: np.ndarray[Any, Any]) -> Calibration:
-        """Convert variables that start at 1; a change by 1 is large for each of them."""
+        """Convert the variables of the fit, which start at 1; a change by 1 is a large change for
+        each of them.
+        """
         given = [float(value) - 1 for value in values] + [0.0] * (4 - len(values))
         return Calibration(
             round(exp(given[0]), 6),
@@ -168,7 +176,8 @@ def fit_calibration(
             figures = predict_figures(case, calibration(values))
             found += [log(one.predicted / one.measured) for one in figures]
             advance()
-        # A weak pull towards the packaged values decides what the files do not determine.
+        # A weak prior at the packaged values determines the numbers that the files do not
+        # determine.
         return found + [0.02 * (float(value) - 1) for value in values]
 
     most, count = log(MAX_FACTOR), 2 if len(cases) == 1 else 4
@@ -198,7 +207,9 @@ def _first_guess(
     calibration: Callable[[np.ndarray[Any, Any]], Calibration],
     advance: Callable[[], Any],
 ) -> np.ndarray[Any, Any]:
-    """Scale decodes by the error of TPOT and prefills by the error of TTFT, twice."""
+    """Return start values: scale decodes by the error of TPOT and prefills by the error of TTFT,
+    twice.
+    """
     values = np.ones(4)
     for _ in range(2):
         ratios: dict[str, list[float]] = {name: [] for name in FITTED}
@@ -213,7 +224,7 @@ def _first_guess(
 
 
 def predict_figures(case: CalibrationCase, calibration: Calibration) -> list[ComparedFigure]:
-    """Return the fitted figures of a case as predicted with a calibration."""
+    """Return the metrics to fit, as predicted for a case with a calibration."""
     scenario = calibration.apply(case.scenario)
     run = simulate_scenario(scenario, build_replica_specs(scenario, Path()))
     summary = summarize(run.record)
@@ -232,7 +243,7 @@ def predict_figures(case: CalibrationCase, calibration: Calibration) -> list[Com
 def leave_one_out(
     cases: Sequence[CalibrationCase], advance: Callable[[], Any] = lambda: None
 ) -> list[tuple[CalibrationCase, list[ComparedFigure]]]:
-    """Return each case with its figures as predicted by a calibration with all other cases."""
+    """Return each case with its metrics as predicted by a calibration to all other cases."""
     found = []
     for case in cases if len(cases) > 1 else ():
         others = [other for other in cases if other is not case]

@@ -1,9 +1,9 @@
-"""Results of load generators: the measured figures and the load.
+"""Results of load generators: the measured metrics and the load.
 
-read_benchmark(Path("result.json"))   # vllm bench serve, guidellm, aiperf, SGLang, ...
+read_benchmark(Path("result.json")) # vllm bench serve, guidellm, aiperf, SGLang, ...
 
-Files with single requests are replayed as traces. Files with figures only, such as the block that
-``vllm bench serve`` prints, give requests of equal lengths.
+Files with single requests are replayed as traces. Files that contain only metrics, such as the
+block that ``vllm bench serve`` prints, are replayed with requests of equal lengths.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from simkv.core.figure_registry import LATENCIES
 from simkv.core.input_files import read_text
 from simkv.workload.formats.measured_latencies import read_measured_latencies
 
-#: Latencies by their names in results of vLLM and SGLang.
+#: Names of latencies in the results of vLLM and SGLang.
 _LATENCY_NAMES = {"e2el": "e2e_ms", "e2e_latency": "e2e_ms"}
 _LATENCY_NAMES |= {name.removesuffix("_ms"): name for name in LATENCIES}
-#: Latencies by their names in summaries of aiperf, genai-perf and inference-perf.
+#: Names of latencies in the summaries of aiperf, genai-perf and inference-perf.
 _LONG_NAMES = {
     "time_to_first_token": "ttft",
     "time_per_output_token": "tpot",
@@ -36,7 +36,7 @@ _UNIT_MS = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3, "sec": 1e3}
 _FIGURE = re.compile(r"(mean|median|p9[059])_(\w+?)(?:_ms)?$")
 #: Line of a printed block, such as ``Mean TTFT (ms):      12.3``.
 _LINE = re.compile(r"^\s*([A-Za-z][\w .%/-]*?)\s*(?:\([^)]*\))?:\s+(inf|[\d.,]+)\s*$", re.MULTILINE)
-#: Names in a printed block, by the name in the JSON result.
+#: Names in a printed block, by the corresponding name in the JSON result.
 _PRINTED = {
     "completed": ("successful requests",),
     "duration": ("benchmark duration",),
@@ -55,8 +55,8 @@ class BenchmarkResult:
     """Result of a load generator.
 
     ``figures`` are named as in ``summary.json``. ``load`` are options of a scenario (fields of
-    ``ScenarioOptions``). ``model`` is the model's name, if the file states it. ``notes`` say what
-    the file lacks.
+    ``ScenarioOptions``). ``model`` is the model's name, if the file states it. ``notes`` state the
+    information that the file lacks.
     """
 
     path: Path
@@ -68,7 +68,9 @@ class BenchmarkResult:
 
 
 def read_benchmark(path: Path) -> BenchmarkResult:
-    """Read the result of a load generator. Raises InputError, naming the file and what is wrong."""
+    """Read the result of a load generator. Raises InputError, which names the file and the
+    fault.
+    """
     if not path.exists():
         raise InputError(f"{path}: does not exist; expected the result of a load generator")
     if path.is_dir():
@@ -91,7 +93,10 @@ def read_benchmark(path: Path) -> BenchmarkResult:
 
 
 def _summary(text: str) -> dict[str, Any] | None:
-    """Return the JSON object of a result, the last of several, or the values of a printed block."""
+    """Return the values of a result as a dictionary, or None.
+
+    The file contains a JSON object, several objects (the last is used), or a printed block.
+    """
     for part in (text, *reversed(text.strip().splitlines()[-1:])):
         try:
             found = json.loads(part)
@@ -115,8 +120,9 @@ def _summary(text: str) -> dict[str, Any] | None:
 
 
 def _flatten(result: dict[str, Any]) -> dict[str, Any]:
-    """Return a summary of inference-perf, aiperf or genai-perf with the flat names of vLLM."""
-    if isinstance(good := result.get("successes"), dict):  # inference-perf; latencies in seconds
+    """Convert a summary of inference-perf, aiperf or genai-perf to the flat names of vLLM."""
+    # inference-perf, with latencies in seconds
+    if isinstance(good := result.get("successes"), dict):
         load = result.get("load_summary") or {}
         through, latency = good.get("throughput") or {}, good.get("latency") or {}
         found = {
@@ -169,7 +175,7 @@ def _has_requests(summary: Mapping[str, Any]) -> bool:
 
 
 def _figures(summary: Mapping[str, Any]) -> dict[str, float]:
-    """Return the figures of a result by their names in ``summary.json``."""
+    """Return the metrics of a result by their names in ``summary.json``."""
     found: dict[str, float] = {}
     for name in summary:
         value = _positive(summary, name)
@@ -199,7 +205,7 @@ def _whole(path: Path, summary: Mapping[str, Any], name: str) -> int:
 
 
 def _arrivals(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the rate and the concurrency that the client was given."""
+    """Return the rate and the concurrency of the client."""
     found: dict[str, Any] = {}
     if rate := _positive(summary, "request_rate"):
         found["request_rate"] = rate
@@ -216,7 +222,7 @@ def _model(summary: Mapping[str, Any]) -> str | None:
 
 
 def _with_requests(path: Path, summary: Mapping[str, Any]) -> BenchmarkResult:
-    """Read a benchmark result with latencies per request, in any format that records them."""
+    """Read a benchmark result that has latencies of single requests, in any supported format."""
     table = read_measured_latencies(path)
     served = table[table["output_tokens"] > 0]
     if served.empty:

@@ -1,7 +1,7 @@
 """Confidence intervals of errors by bootstrap.
 
-Consecutive steps are correlated, so blocks of steps are resampled. For the few repeats of a run,
-all possible samples are enumerated.
+Consecutive steps are correlated, so blocks of steps are resampled. If a run has only a few repeats,
+all possible samples of the repeats are enumerated.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 ConfidenceInterval = tuple[float, float]
-#: Number of samples, minimum number of blocks per sample (if there are enough steps), and
+#: Number of samples, minimum number of blocks per sample (if there are enough steps), and the
 #: confidence level.
 BOOTSTRAP_SAMPLES, MIN_BLOCKS, CONFIDENCE = 200, 4, 0.95
 
@@ -25,9 +25,9 @@ def step_error_intervals(
     """Return intervals of the median and P95 of the absolute errors and of the bias.
 
     ``errors`` are relative and in the order of the steps. Blocks are circular (Politis and Romano
-    1992), so that every step is sampled equally often; the number of blocks is about their length.
-    Empty for a single step. For few steps the interval of P95 is too low, since no sample exceeds
-    the largest error.
+    1992), so that every step is sampled equally often; the number of blocks is about equal to their
+    length. The result is empty for a single step. With few steps the interval of P95 is too low,
+    because no sample exceeds the largest error.
     """
     count = len(errors)
     if count < 2:
@@ -44,11 +44,11 @@ def step_error_intervals(
 
 
 def _below(blocks: int) -> float:
-    """Return the share of samples to leave out at each end.
+    """Return the fraction of samples to exclude at each end of an interval.
 
-    It is less than (1 - CONFIDENCE) / 2: samples of few blocks spread by only sqrt((blocks - 1) /
-    blocks) of the true spread, and Student's t has longer tails (the expanded percentile interval
-    of Hesterberg 2015).
+    The fraction is less than (1 - CONFIDENCE) / 2, because the spread of samples of few blocks is
+    only sqrt((blocks - 1) / blocks) times the true spread, and Student's t has longer tails (the
+    expanded percentile interval of Hesterberg 2015).
     """
     from scipy.special import ndtr, stdtrit
 
@@ -62,7 +62,7 @@ def _between(values: npt.NDArray[np.float64], below: float) -> ConfidenceInterva
 
 
 def mean_interval(values: Sequence[float]) -> ConfidenceInterval | None:
-    """Return the interval of the mean of some repeats; None for a single one."""
+    """Return the interval of the mean of several repeats; None for a single repeat."""
     count = len(values)
     if count < 2:
         return None
@@ -77,7 +77,7 @@ def mean_interval(values: Sequence[float]) -> ConfidenceInterval | None:
 
 
 def _ways(drawn: Sequence[int]) -> float:
-    """Return the number of different orders of a sample of repeats, which may contain a repeat
+    """Return the number of different orders of a sample of repeats; a sample may contain a repeat
     several times.
     """
     counts = [drawn.count(one) for one in set(drawn)]

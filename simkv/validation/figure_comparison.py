@@ -1,4 +1,4 @@
-"""Compare a figure of a real run with its simulated values: error, noise, interval."""
+"""Compare a metric of a real run with its simulated values: error, noise and interval."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 
 from simkv.validation.bootstrap import mean_interval
 
-#: The evaluated cost model; the others are for comparison.
+#: Name of the cost model that is evaluated; all other cost models are for comparison.
 JUDGED_MODEL = "profile"
 
 
 @dataclass(frozen=True)
 class FigureComparison:
-    """A figure of a run, and its value with each cost model.
+    """A metric of a run, and its value with each cost model.
 
-    If the run was repeated, ``real`` is the mean and ``repeats`` lists all values. ``name`` is a
-    figure (``makespan_s``), or a metric and a statistic (``ttft_ms.p99``). ``interval`` is the
-    range of the simulated value under the profile's own error.
+    If the run was repeated, ``real`` is the mean and ``repeats`` lists all values. ``name`` is the
+    name of a metric (``makespan_s``), or of a metric and a statistic (``ttft_ms.p99``).
+    ``interval`` is the range of the simulated value within the profile's own error.
     """
 
     name: str
@@ -32,7 +32,7 @@ class FigureComparison:
 
     @property
     def statistic(self) -> str:
-        """Statistic of a metric; empty for other figures."""
+        """Statistic of a metric; empty if the metric has no statistics."""
         return self.name.partition(".")[2]
 
     @property
@@ -42,7 +42,7 @@ class FigureComparison:
 
     @property
     def held(self) -> bool | None:
-        """Whether the real value lies in ``interval``; None if there is no interval."""
+        """Whether ``interval`` contains the real value; None if there is no interval."""
         if self.interval is None:
             return None
         return self.interval[0] <= self.real <= self.interval[1]
@@ -56,9 +56,7 @@ class FigureComparison:
         return float("inf") if difference is None else difference
 
     def error(self, model: str = JUDGED_MODEL) -> float | None:
-        """Return the relative error of a cost model; None if the real value is 0 and the
-        simulated is not.
-        """
+        """Return the relative error of a cost model; None if only the real value is 0."""
         return relative_error(self.simulated[model], self.real)
 
     def error_interval(self, model: str = JUDGED_MODEL) -> tuple[float, float] | None:
@@ -74,7 +72,7 @@ class FigureComparison:
 
     @property
     def error_pct(self) -> float:
-        """Error of the evaluated profile in per cent; infinite if only the real value is 0."""
+        """Error of the evaluated profile in percent; infinite if only the real value is 0."""
         error = self.error()
         return float("inf") if error is None else 100 * error
 

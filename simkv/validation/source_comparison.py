@@ -1,7 +1,8 @@
-"""Compare the zoo's incidents on an engine's own code with the port of a release.
+"""Compare the packaged incidents (the "zoo") between simkv's port of a release and an engine's own
+code.
 
 Each variant of an incident that the code can run is simulated twice with the same workload and
-settings: on the port of a release (by default the newest), and on the code in a source.
+settings: with the port of a release (by default the newest), and with the code in a source.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ from simkv.study.job_runner import open_pooled_runner
 from simkv.study.simulation_job import SimulationJob
 from simkv.study.whatif.trial_evaluation import RunFigures, make_trial_job, parse_run_figures
 
-#: Figures that are compared.
+#: Metrics that are compared.
 COMPARED = (*FIGURES, "preemptions", "recomputed_tokens")
-#: Loads a variant of an incident for the source.
+#: Function that loads a variant of an incident with the code of the source.
 LoadVariant = Callable[[PackagedIncident, str], Scenario]
 Judgement = Literal["better", "worse", "mixed", "unchanged", "not run"]
 
 
 @dataclass(frozen=True)
 class FigureDifference:
-    """A figure of the newest release and of the source; NaN without a value."""
+    """A metric with the newest release and with the source; NaN without a value."""
 
     name: str
     before: float
@@ -50,7 +51,7 @@ class FigureDifference:
 
     @property
     def change(self) -> float:
-        """Relative change; infinite from 0."""
+        """Relative change; infinite if the first value is 0."""
         if self.before == self.after:
             return 0.0
         return (self.after - self.before) / abs(self.before) if self.before else inf
@@ -62,10 +63,10 @@ class FigureDifference:
 
 @dataclass(frozen=True)
 class SourceComparison:
-    """A variant of an incident on the newest release and on the source.
+    """Results of a variant of an incident with the newest release and with the source.
 
-    ``differences`` are figures beyond the tolerance. ``refused`` is the reason why there is no
-    result of the source.
+    ``differences`` are metrics whose change exceeds the tolerance. ``refused`` is the reason why
+    there is no result for the source.
     """
 
     incident: str
@@ -77,14 +78,14 @@ class SourceComparison:
 
     @property
     def is_regression(self) -> bool:
-        """Whether all requests were served and no longer are."""
+        """Whether all requests were served with the release but not with the source."""
         if self.before is None or self.after is None:
             return False
         return self.before.verdict in SERVED_VERDICTS and self.after.verdict not in SERVED_VERDICTS
 
     @property
     def judgement(self) -> Judgement:
-        """The result of the comparison; verdicts decide before figures."""
+        """Result of the comparison; verdicts are compared before metrics."""
         if self.before is None or self.after is None:
             return "not run"
         served = [one.verdict in SERVED_VERDICTS for one in (self.before, self.after)]
@@ -108,7 +109,9 @@ class SourceComparison:
         }
 
     def as_check(self) -> ExpectationCheck:
-        """Return the comparison as an expectation: a served incident stays served."""
+        """Return the comparison as an expectation: an incident whose requests were all served must
+        stay so.
+        """
         found = self.after.summary if self.after else f"not run: {self.refused}"
         expected = f"verdict as in the newest release ({self.before and self.before.summary})"
         return ExpectationCheck(self.variant, "source", expected, found, not self.is_regression)
@@ -122,9 +125,10 @@ def compare_incidents(
     advance: Callable[[int, int], None] | None = None,
     release: str | None = None,
 ) -> list[SourceComparison]:
-    """Return the comparison of each variant of ``incidents``, which are of the source's engine.
+    """Return the comparison of each variant of ``incidents``; the incidents must use the engine of
+    the source.
 
-    Variants that differ only in their release are compared once. ``jobs`` is the largest number of
+    Variants that differ only in their release are compared once. ``jobs`` is the maximum number of
     processes; None means one per core. ``advance`` is called with the number of finished runs and
     of all runs. ``release`` is the release of the port; None means the newest.
     """
@@ -232,7 +236,7 @@ def _differences(
     )
 
 
-#: Largest number of figures in a cell of the table, largest changes first.
+#: Maximum number of metrics in a cell of the table, the largest changes first.
 _LISTED = 3
 
 

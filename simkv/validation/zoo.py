@@ -1,4 +1,4 @@
-"""The starvation zoo: the packaged scenarios of public incidents, by name.
+"""The starvation zoo: packaged scenarios that reproduce public incidents, by name.
 
 for incident in find_incidents():
     print(incident.name, [check for check in replay_incident(incident) if not check.ok])

@@ -47,7 +47,7 @@ LINEAR_MODELS: dict[str, tuple[Feature, ...]] = {
         "decode_context",
     ),
 }
-#: Features of the forest, as in Vidur's predictors of one step.
+#: Features of the forest, the same as in Vidur's step-time predictors.
 FOREST: tuple[Feature, ...] = (
     "tokens",
     "decode_seqs",
@@ -60,7 +60,7 @@ TREES, DEPTH = 250, 16
 
 
 class TrainingStep(NamedTuple):
-    """A measured step for fitting the simple cost models, with its duration in seconds."""
+    """A measured step to which the simple cost models are fitted, with its duration in seconds."""
 
     load: StepLoad
     seconds: float
@@ -68,8 +68,8 @@ class TrainingStep(NamedTuple):
 
 @dataclass(frozen=True)
 class CostModel:
-    """A function that predicts the seconds of steps; ``profile`` is None if it cannot be
-    simulated.
+    """A function that predicts the seconds of steps; ``profile`` is None if it cannot be used in a
+    simulation.
     """
 
     seconds: Callable[[Sequence[StepLoad]], Sequence[float]]
@@ -83,9 +83,9 @@ def profile_model(profile: CostProfile) -> CostModel:
 
 
 def fit_baselines(steps: Sequence[TrainingStep], profile: CostProfile) -> dict[str, CostModel]:
-    """Return all fitted models with the least squares of relative errors on ``steps``.
+    """Fit all models to ``steps`` by least squares of relative errors, and return them by name.
 
-    Empty without steps. The forest needs scikit-learn and is missing without it.
+    The result is empty without steps. The forest is missing if scikit-learn is not installed.
     """
     if not steps:
         return {}
@@ -122,7 +122,7 @@ def _forest(steps: Sequence[TrainingStep]) -> CostModel | None:
         from sklearn.ensemble import RandomForestRegressor
     except ImportError:
         return None
-    # Logarithms make the squared errors relative, as in the linear models.
+    # With logarithms, the squared errors are relative, as in the linear models.
     forest = RandomForestRegressor(TREES, max_depth=DEPTH, random_state=0)
     forest.fit(
         _columns([step.load for step in steps], FOREST), np.log([step.seconds for step in steps])
@@ -143,9 +143,9 @@ def _columns(loads: Iterable[StepLoad], features: Sequence[Feature]) -> Floats:
 
 
 def read_training(folder: Path, profile: CostProfile) -> list[TrainingStep]:
-    """Return the steps of a campaign that ``profile`` was fitted to: real ones and whole ones.
+    """Return the steps of a calibration campaign to which ``profile`` was fitted.
 
-    Empty if the folder has no campaign. Raises InputError for a damaged one.
+    The result is empty if the folder has no campaign. Raises InputError if the campaign is damaged.
     """
     paths = folder / "passes.csv", folder / "samples.csv"
     if not all(path.is_file() for path in paths):
@@ -168,7 +168,9 @@ def read_training(folder: Path, profile: CostProfile) -> list[TrainingStep]:
 
 
 def with_host(steps: Sequence[TrainingStep], profile: CostProfile) -> list[TrainingStep]:
-    """Return steps measured without a host with the profile's host time added, or overlapped."""
+    """Return steps that were measured without a host, with the profile's host time added or
+    overlapped.
+    """
     host = profile.floor or [term for term in profile.terms if term.name.startswith("host")]
     nothing = CostTerm(name="nothing", feature="steps", seconds=1e-9)
     cost = ProfileCost(profile.model_copy(update={"terms": [*host, nothing], "floor": None}))
@@ -193,13 +195,14 @@ def roofline(
     bytes_per_s: float,
     flops_per_s: float,
 ) -> CostProfile:
-    """Return the costs of steps at the ceilings of a device (bytes/s and FLOP/s), without overhead.
+    """Return the step costs of a device that reaches its peak bytes/s and FLOP/s, without overhead.
 
-    A step takes the larger of reading the weights and multiplying by them, plus the KV reads of
-    decodes and the FLOPs of prefill attention. Kernels run one after another, so the parts add up.
+    The time of a step is the time to read the weights or to multiply by them, whichever is longer,
+    plus the times of the KV reads of decodes and of the FLOPs of prefill attention. The times are
+    added because kernels run one after another.
     """
     weights = shape.step_weights * itemsize / bytes_per_s
-    multiplied = shape.step_weights - shape.vocab * shape.hidden  # excludes the output head
+    multiplied = shape.step_weights - shape.vocab * shape.hidden  # without the output head
     per_token = 2 * multiplied / flops_per_s
     knee = max(floor(weights / per_token), 1)
     context = shape.kv_bytes_per_token(itemsize) / bytes_per_s
@@ -223,14 +226,14 @@ def roofline(
     )
 
 
-#: Models of the runner with the shape of a model that has operator tables.
+#: Models of the GPU runner, each with a model of the same shape that has operator tables.
 SAME_SHAPE = {"llama-3-8b": "Llama-3.1-8B"}
 
 
 @lru_cache(maxsize=4)
 def composed(gpu: str, model: str) -> CostProfile | None:
-    """Return the cost profile of ``hardware: {gpu, model}``, or None if the catalog lacks
-    either.
+    """Return the cost profile of ``hardware: {gpu, model}``; None if the catalog lacks the GPU or
+    the model.
     """
     from simkv.costs.hardware.model_gpu_catalog import known_gpu
     from simkv.scenario.hardware_section import HardwareSection

@@ -5,10 +5,11 @@ L0  the simulation, given the run's own step times, makes the same decisions; bo
 L1  the profile's step times against the measured ones, for the run's own decisions
 L2  a free simulation with the profile, against the run
 
-Other cost models (see baseline_models.py) and repeats of the scenario are compared, too: an error
-below the difference between two real runs is not significant. Every error has a 95 % interval over
-resampled steps or runs. The interval of a figure is the one that every simulation with the profile
-prints; it is scored by its width and by whether it contains the run.
+Other cost models (see baseline_models.py) and repeats of the scenario are compared as well, because
+an error below the difference between two real runs is not significant. Every error has a 95 %
+interval over resampled steps or runs. The interval of a metric is the interval that every
+simulation with the profile prints; it is scored by its width and by whether it contains the value
+of the run.
 """
 
 from __future__ import annotations
@@ -61,12 +62,14 @@ FIGURES = (
 
 @dataclass(frozen=True)
 class Validation:
-    """Results: L0 in ``verdict``, L1 by cost model and kind of step, L2 by figure.
+    """Results of a comparison: L0 in ``verdict``, L1 by cost model and kind of step, and L2 by
+    metric.
 
-    ``step_ends`` are the 95 % intervals of ``steps``. ``stalls`` are the steps of each run that L1
-    excludes. ``same_victims`` is, per cost model, the share of requests preempted in the run or in
-    the simulation that were preempted in both. ``over_composed`` is P10, median and P90 of the
-    measured over the composed step time, by kind of step.
+    ``step_ends`` are the 95 % intervals of the L1 errors in ``steps``. ``stalls`` are the steps of
+    each run that L1 excludes. ``same_victims`` has, for each cost model, the number of requests
+    preempted in the run and in the simulation, divided by the number preempted in at least one of
+    them. ``over_composed`` has P10, median and P90 of the ratio of measured to composed step times,
+    by kind of step.
     """
 
     verdict: Agreement
@@ -86,8 +89,9 @@ def validate_run(
 ) -> Validation:
     """Compare ``profile`` and ``baselines`` with a run and its repeats (``again``).
 
-    All of them count: their steps without stalls, and the means of their figures. The roofline of
-    the device and the composed costs of its catalog entry are added where they are known.
+    The comparison uses the steps of all these runs, without stalls, and the means of their metrics.
+    The roofline of the device and the composed costs of its catalog entry are also evaluated, if
+    they are known.
     """
     runs = [run, *again]
     models = {
@@ -127,7 +131,7 @@ def validate_run(
 
 
 def _unfitted_models(run: GpuRun, profile: CostProfile) -> dict[str, CostModel]:
-    """Return the roofline, if the device's ceilings were recorded, and the composed costs."""
+    """Return the roofline, if the device's peak rates were measured, and the composed costs."""
     found = {}
     if packaged := composed(profile.gpu, profile.model):
         found["composed"] = profile_model(packaged)
@@ -143,9 +147,9 @@ def _unfitted_models(run: GpuRun, profile: CostProfile) -> dict[str, CostModel]:
 def measured_over_composed(
     steps: Sequence[tuple[StepLoad, float]], gpu: str, model: str
 ) -> dict[str, tuple[float, float, float]]:
-    """Return P10, median and P90 of measured over composed step time, by kind of step.
+    """Return P10, median and P90 of the ratio of measured to composed step times, by kind of step.
 
-    Empty if the catalog lacks the GPU or the model.
+    The result is empty if the catalog lacks the GPU or the model.
     """
     packaged = composed(gpu, model)
     if packaged is None or not steps:
@@ -164,9 +168,10 @@ def measured_over_composed(
 def figure_intervals(
     scenario: Scenario, profile: CostProfile, nominal: RunRecord
 ) -> dict[str, tuple[float, float]]:
-    """Return each figure's interval by the profile's held-out error; empty if that is unknown.
+    """Return the interval of each metric that results from the profile's held-out error; empty if
+    this error is unknown.
 
-    Figures that the re-runs do not bound are missing.
+    Metrics without finite bounds are missing.
     """
     if not profile.fit.held_out:
         return {}
@@ -188,12 +193,12 @@ def figure_intervals(
 
 @dataclass(frozen=True)
 class IntervalScore:
-    """Score of intervals over figures: coverage and width together.
+    """Score of the intervals of several metrics; it combines coverage and width.
 
-    ``held`` of ``figures`` real values lie in their interval; ``useful`` are those whose interval
-    is also at most ``USEFUL_WIDTH`` wide. Widths are relative to the real value. ``score`` is the
-    mean interval score of Gneiting and Raftery (2007): the width, plus 40 times the distance of a
-    real value outside its interval; less is better.
+    Of ``figures`` real values, ``held`` lie in their interval; ``useful`` is the number of these
+    whose interval is also at most ``USEFUL_WIDTH`` wide. Widths are relative to the real value.
+    ``score`` is the mean interval score of Gneiting and Raftery (2007): the width, plus 40 times
+    the distance between a real value and its interval if it lies outside; lower is better.
     """
 
     figures: int
@@ -203,12 +208,13 @@ class IntervalScore:
     score: float
 
 
-#: Relative width of an interval above which it says little, and its stated level.
+#: Relative width above which an interval contains little information, and the nominal level of the
+#: intervals.
 USEFUL_WIDTH, LEVEL = 0.2, 0.95
 
 
 def score_intervals(figures: Sequence[FigureComparison]) -> IntervalScore | None:
-    """Score the intervals of figures that are not 0; None if there are none."""
+    """Score the intervals of all metrics that are not 0; None if there are none."""
     found = [(f.interval, f.real) for f in figures if f.interval and f.real]
     if not found:
         return None
@@ -222,7 +228,7 @@ def score_intervals(figures: Sequence[FigureComparison]) -> IntervalScore | None
 
 
 def figures_of(record: RunRecord) -> dict[str, float]:
-    """Return the compared figures of a run; NaN for a latency without a sample."""
+    """Return the compared metrics of a run; NaN for a latency without a sample."""
     found: dict[str, Any] = summarize(record)
     found["peak_blocks"] = _peak_blocks(record)
     values = {name: figure(found, name) for name in FIGURES}
@@ -234,8 +240,8 @@ def _peak_blocks(record: RunRecord) -> float:
 
 
 class SteadyStep(NamedTuple):
-    """A step that did not stall: its batch composition, duration in seconds, and whether it
-    preempted.
+    """A step that did not stall, with its batch composition, its duration in seconds, and whether
+    it preempted.
     """
 
     load: StepLoad
@@ -258,7 +264,9 @@ def steady_steps(runs: Sequence[GpuRun]) -> list[SteadyStep]:
 
 
 def _step_errors(steps: Sequence[SteadyStep], model: CostModel) -> list[tuple[str, float]]:
-    """Return relative errors of predicted step times, once per kind that the step belongs to."""
+    """Return the relative errors of predicted step times, once for each kind to which a step
+    belongs.
+    """
     found = []
     predicted = model.seconds([step.load for step in steps]) if steps else []
     for (load, seconds, preempting), cost in zip(steps, predicted, strict=True):

@@ -12,7 +12,7 @@ from simkv.core.errors import InputError
 
 #: Label of the sentinel after the last run.
 AFTER_LAST_RUN = "the end"
-#: Change of the sentinel above which the adjacent run is reported as doubtful.
+#: Change of the sentinel's duration above which the adjacent run is reported as doubtful.
 MAX_DRIFT = 0.02
 
 
@@ -54,7 +54,7 @@ def read_sentinels(folder: Path) -> list[Sentinel]:
 
 
 def drift_lines(sentinels: Sequence[Sentinel]) -> Iterator[str]:
-    """Yield one or two sentences on the drift; none for fewer than two measurements."""
+    """Yield one or two sentences about the drift; none if there are fewer than two measurements."""
     if len(sentinels) < 2:
         return
     first = sentinels[0].seconds

@@ -1,4 +1,4 @@
-"""Plots of a validation: step times predicted and measured; figures simulated and real."""
+"""Plots of a validation: predicted and measured step times, and simulated and real metrics."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from simkv.report.plot_style import (
 from simkv.validation.gpu_runs.run_ranking import JudgedTrial
 
 COLOURS: dict[StepKind, str] = {"decode": BLUE, "prefill": YELLOW, "mixed": RED}
-#: Figures of the second plot.
+#: Metrics of the second plot.
 PLOTTED_FIGURES = (
     "makespan_s",
     "output_throughput",
@@ -33,7 +33,7 @@ PLOTTED_FIGURES = (
 
 
 def draw_steps(judged: Sequence[JudgedTrial], profiles: Mapping[str, CostProfile]) -> Figure:
-    """Plot measured against predicted times of all steps in each case, by kind."""
+    """Plot measured against predicted times of all steps, by case and kind of step."""
     columns = min(len(judged), 3)
     rows = -(-len(judged) // columns)
     figure = Figure(figsize=(WIDTH, 0.8 + 2.8 * rows))

@@ -25,7 +25,7 @@ from simkv.validation.gpu_runs.run_ranking import JudgedTrial, Ranking, rankings
 from simkv.validation.gpu_runs.stalled_steps import STALL_FACTOR
 from simkv.validation.gpu_runs.timed_replay import Agreement
 
-#: Figures of the page; the JSON file has all.
+#: Metrics on the page; the JSON file has all metrics.
 PAGE_FIGURES = (
     "makespan_s",
     "output_throughput",
@@ -86,10 +86,11 @@ def _plain(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class ModelScore:
-    """Step errors of a cost model over all trials, and the trials in which the profile is better.
+    """Step errors of a cost model over all trials, and the number of trials in which the profile is
+    better.
 
-    ``median`` and ``p95`` are means over trials of the relative errors of their steps. The profile
-    wins a trial if its median error is smaller.
+    ``median`` and ``p95`` are the median and P95 of the relative step errors of a trial, averaged
+    over the trials. The profile wins a trial if its median error is smaller.
     """
 
     median: float
@@ -196,7 +197,7 @@ def _page(
 
 
 def _summary(judged: Sequence[JudgedTrial], profile: str) -> Iterator[str]:
-    """Yield the step errors of all models, and the score of the profile's intervals."""
+    """Yield lines with the step errors of all models and the score of the profile's intervals."""
     scores = compare_models(judged, profile)
     if not scores:
         return
@@ -229,7 +230,7 @@ def _summary(judged: Sequence[JudgedTrial], profile: str) -> Iterator[str]:
 
 
 def _composed_lines(judged: Sequence[JudgedTrial]) -> Iterator[str]:
-    """Yield the table of measured over composed step times."""
+    """Yield the table of the ratios of measured to composed step times."""
     yield ""
     rows = [
         [one.trial.name, kind, *(f"{ratio:.2f}" for ratio in ratios)]
@@ -270,7 +271,7 @@ def _between(ends: ConfidenceInterval | None) -> str:
 
 
 def _stall_lines(judged: Sequence[JudgedTrial]) -> Iterator[str]:
-    """Yield the lines on steps excluded from L1."""
+    """Yield the lines about steps excluded from L1."""
     found = [
         (one.trial.name, number, stall)
         for one in judged

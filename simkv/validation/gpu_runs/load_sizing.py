@@ -1,4 +1,4 @@
-"""Choose the lengths and the rates of validation runs by simulation. This module does not need
+"""Choose the lengths and rates of validation runs by simulation. This module does not need
 torch.
 """
 
@@ -24,19 +24,19 @@ from simkv.workload.workload_section import Workload, build_clients
 JsonDict = dict[str, Any]
 #: Minimum and target number of preemptions of a run under memory pressure.
 MIN_PREEMPTIONS, TARGET_PREEMPTIONS = 50, 80
-#: Arrival rate relative to the capacity.
+#: Arrival rate as a fraction of the capacity.
 ARRIVAL_LOAD = 0.85
-#: Horizon of a run relative to its predicted duration.
+#: Horizon of a run as a multiple of its predicted duration.
 HORIZON_FACTOR = 3.0
-#: Mean prompt below which a closed loop is not shortened further, in tokens.
+#: Mean prompt length (tokens) below which a closed loop is not shortened further.
 SHORTEST_PROMPT = 24
 
 
 @dataclass(frozen=True)
 class PlanScale:
-    """Sizes that all cases follow.
+    """Limits on sizes that apply to all cases.
 
-    ``rows`` are the largest number of decodes of a step, ``kv_tokens`` the size of the KV pool,
+    ``rows`` is the largest number of decodes of a step, ``kv_tokens`` the size of the KV pool,
     ``context`` the longest request and ``budget`` the largest step, in tokens. Closed loops have at
     most ``mean_context`` tokens per row. Lengths of recorded workloads are divided by ``divisor``.
     """
@@ -51,10 +51,10 @@ class PlanScale:
 
 
 def scale_of(profile: CostProfile, kv_tokens: int | None = None) -> PlanScale:
-    """Return the sizes that the campaign of ``profile`` covered.
+    """Return the sizes that the calibration campaign of ``profile`` covered.
 
-    ``kv_tokens`` limits the pool. Raises InputError if the profile has no calibrated range, or the
-    pool is larger than the range.
+    ``kv_tokens`` limits the size of the KV pool. Raises InputError if the profile has no calibrated
+    range, or if the pool is larger than the range.
     """
     wanted: tuple[Feature, ...] = ("decode_seqs", "decode_context", "decode_tail", "prefill_tokens")
     if missing := [name for name in wanted if name not in profile.range]:
@@ -79,11 +79,11 @@ def scale_of(profile: CostProfile, kv_tokens: int | None = None) -> PlanScale:
 
 @dataclass(frozen=True)
 class Trial:
-    """A scenario to be served; ``beside`` names the trial that it is compared with.
+    """A scenario to be served; ``beside`` names the trial with which it is compared.
 
     ``profile`` is the name of the profile that predicts it: ``profile-overlapped`` for a pipelined
-    scheduler, else ``profile``. ``predicted`` are the predicted figures, as in ``summary.json``,
-    with rows and KV tokens.
+    scheduler, else ``profile``. ``predicted`` are the predicted metrics, as in ``summary.json``,
+    and the predicted rows and KV tokens.
     """
 
     name: str
@@ -101,18 +101,17 @@ class Trial:
 
 @dataclass(frozen=True)
 class LoadSizer:
-    """Chooses rates and numbers of requests by simulating with the costs of a data sheet."""
+    """Choose rates and numbers of requests by simulation with the costs of a data sheet."""
 
     profile: CostProfile
     seconds: float
     scale: PlanScale
 
     def closed_loop(self, name: str, engine: JsonDict, rows: int, shape: JsonDict) -> Scenario:
-        """Return a scenario with ``rows`` clients; each sends its next request when the previous
+        """Return a scenario with ``rows`` clients; each sends its next request when its previous
         one has ended.
 
-        Lengths are at most those of ``shape``. They are shorter if one request per client would
-        take too long.
+        ``shape`` has the lengths; they are reduced if one request per client would take too long.
         """
         while True:
 
@@ -128,8 +127,8 @@ class LoadSizer:
             shape = shortened(shape)
 
     def burst(self, name: str, engine: JsonDict) -> Scenario:
-        """Return a scenario in which all requests arrive at once, at least twice the maximum
-        batch size.
+        """Return a scenario in which all requests arrive at once; their number is at least twice
+        the maximum batch size.
         """
         context = min(512, self.scale.mean_context // 4, self.scale.kv_tokens // self.scale.rows)
 
@@ -179,9 +178,9 @@ class LoadSizer:
         return enough
 
     def spikes(self, name: str, engine: JsonDict, window: int) -> Scenario:
-        """Return part of a packaged trace of spikes with its rate scaled to the capacity.
+        """Return a part of a packaged trace of spikes, with its rate scaled to the capacity.
 
-        Different ``window`` numbers give different parts.
+        Different ``window`` numbers select different parts.
         """
         rows = trace_requests(self.scale.divisor, self.scale.context)
         engine = {**engine, "enable_prefix_caching": True}
@@ -219,7 +218,9 @@ class LoadSizer:
 
 
 class ObservedExecutor(SimulatedExecutor):
-    """Executor that also records the rows of steps, and the largest value of each feature."""
+    """Executor that also records the numbers of rows of each step, and the largest value of each
+    feature.
+    """
 
     def __init__(self, profile: CostProfile) -> None:
         super().__init__(profile)
@@ -245,11 +246,11 @@ class ObservedExecutor(SimulatedExecutor):
 
 
 def predict_figures(scenario: Scenario, profile: CostProfile) -> dict[str, Any]:
-    """Return the figures of ``summary.json`` predicted by ``profile``, and the load of the run.
+    """Return the metrics of ``summary.json`` predicted by ``profile``, and the load of the run.
 
-    ``rows_mean`` is the mean number of decodes over time, ``rows_peak`` and ``kv_tokens_peak`` the
-    largest number of decodes and of KV tokens, ``outside`` the features that leave the profile's
-    range.
+    ``rows_mean`` is the mean number of decodes over time, ``rows_peak`` and ``kv_tokens_peak`` are
+    the largest numbers of decodes and of KV tokens, and ``outside`` lists the features that leave
+    the profile's range.
     """
     executor = ObservedExecutor(profile)
     record = simulate_with_profile(scenario, profile, changed=lambda _: executor).record
@@ -278,10 +279,11 @@ def with_prediction(case: Trial, profile: CostProfile) -> Trial:
 
 
 def lengths(context: int, scale: PlanScale, output: float = 0.5) -> JsonDict:
-    """Return lengths of requests whose rows hold about ``context`` tokens of KV on average.
+    """Return length settings with which a running request holds about ``context`` tokens of KV on
+    average.
 
-    Prompts are three quarters of that, outputs the share ``output`` of it; a request stays within
-    the scale's longest context.
+    The prompt is three quarters of ``context``, and the output is the fraction ``output`` of it. A
+    request never exceeds the longest context in ``scale``.
     """
     prompt, low, high = 3 * context // 4, int(output * context / 2), int(1.5 * output * context)
     return {
@@ -315,13 +317,13 @@ def scenario_of(name: str, engine: Mapping[str, Any], workload: JsonDict) -> Sce
 
 
 def with_engine(scenario: Scenario, name: str, **knobs: Any) -> Scenario:
-    """Return the scenario under another name and with other settings of its engine."""
+    """Return the scenario with another name and with other settings of its engine."""
     engine = replace(scenario.engine, **knobs)
     return scenario.model_copy(update={"name": name, "engine": engine})
 
 
 def with_seed(scenario: Scenario, seed: int) -> Scenario:
-    """Return the scenario with other sampled lengths and arrivals; lists stay as they are."""
+    """Return the scenario with another random seed; listed requests do not change."""
     arrivals = scenario.workload.arrivals
     if arrivals is None:
         return scenario

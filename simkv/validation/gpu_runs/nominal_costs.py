@@ -1,6 +1,6 @@
-"""Nominal step costs from a data sheet, used to size validation cases.
+"""Nominal step costs from a data sheet, with which validation cases are sized.
 
-They are independent of the evaluated profile, which could otherwise select favorable cases.
+These costs are independent of the evaluated profile, which could otherwise select favorable cases.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ from simkv.costs.hardware.model_gpu_catalog import known_gpu
 from simkv.costs.hardware.model_shape import MODEL_SHAPES
 from simkv.validation.gpu_runs.baseline_models import roofline
 
-#: Attainable shares of a GPU's bandwidth and 16-bit FLOP/s by its data sheet, attainable shares of
-#: measured ceilings, and host seconds per step. They affect only loads and lengths of runs.
+#: Attainable fractions of a GPU's data-sheet bandwidth and 16-bit FLOP/s, attainable fractions of
+#: measured peak rates, and host seconds per step. These numbers affect only the loads and lengths
+#: of runs.
 SHEET_SHARES, MEASURED_SHARES, HOST_S = (0.8, 0.6), (0.9, 0.8), 1e-3
 
 
 def nominal_profile(profile: CostProfile, campaign: Path | None = None) -> CostProfile:
-    """Return unmeasured costs of the profile's model on its GPU.
+    """Return the nominal costs of the profile's model on its GPU.
 
-    For a GPU that the catalog lacks they follow from the ceilings that ``campaign``, a directory of
-    `simkv gpu calibrate`, has measured. Raises InputError for a model of unknown shape, or if both
-    are missing.
+    If the catalog lacks the GPU, the costs are derived from the peak rates measured in
+    ``campaign``, a directory of `simkv gpu calibrate`. Raises InputError for a model of unknown
+    shape, or if the catalog entry and the campaign are both missing.
     """
     shape = MODEL_SHAPES.get(profile.model)
     if shape is None:
@@ -45,7 +46,7 @@ def nominal_profile(profile: CostProfile, campaign: Path | None = None) -> CostP
 def _measured_ceilings(
     profile: CostProfile, campaign: Path | None
 ) -> tuple[tuple[float, float], int]:
-    """Return bytes/s and FLOP/s that the campaign measured, and the bytes of a number."""
+    """Return the peak bytes/s and FLOP/s measured in the campaign, and the bytes per number."""
     path = (campaign or Path()) / "campaign.json"
     try:
         about = json.loads(path.read_text(encoding="utf-8"))

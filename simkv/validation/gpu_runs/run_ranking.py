@@ -21,7 +21,7 @@ from simkv.validation.gpu_runs.timed_replay import GpuRun, read_runs
 from simkv.validation.gpu_runs.validation_plan_file import Plan
 from simkv.validation.gpu_runs.validation_suite import TrialRun
 
-#: Figures that pairs of trials are ranked by.
+#: Metrics by which pairs of trials are ranked.
 RANKED = ("makespan_s", "ttft_ms.p99", "tpot_ms.p99", "e2e_ms.mean")
 
 
@@ -47,11 +47,11 @@ class JudgedTrial:
 
 @dataclass(frozen=True)
 class Ranking:
-    """A metric of trial ``case`` divided by the same metric of trial ``beside``, measured and
+    """Ratio of a metric of trial ``case`` to the same metric of trial ``beside``, measured and
     simulated.
 
-    ``right`` is True if both ratios are on the same side of 1. It is None if the measured ratio
-    differs from 1 by at most twice the noise.
+    ``right`` is True if the measured and the simulated ratio are on the same side of 1. It is None
+    if the measured ratio differs from 1 by at most twice the noise.
     """
 
     case: str

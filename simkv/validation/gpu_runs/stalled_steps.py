@@ -1,4 +1,5 @@
-"""Find steps that took far longer than others of the same size because the machine was disturbed.
+"""Find steps that took far longer than other steps of the same size because the machine was
+disturbed.
 
 These steps are listed and excluded from the errors of step times. The metrics of the run include
 them.
@@ -10,17 +11,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-#: A stall takes more than this factor times the median of its size, and this excess (s) above it.
+#: A stall takes more than this factor times the median of its size, and exceeds the median by more
+#: than this time (s).
 STALL_FACTOR, STALL_EXCESS_S = 3.0, 5e-3
-#: Minimum number of steps of a size to determine its median.
+#: Minimum number of steps of a size from which its median is computed.
 MIN_STEPS = 5
 
 
 @dataclass(frozen=True)
 class Stall:
-    """Step ``number`` of a run took ``seconds`` instead of the usual ``usual_s``.
+    """A stall: step ``number`` of a run took ``seconds`` instead of the usual ``usual_s``.
 
-    ``side`` is where most of the difference occurred: the device or its host.
+    ``side`` is where most of the additional time occurred: the device or its host.
     """
 
     number: int

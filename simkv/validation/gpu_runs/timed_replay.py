@@ -1,7 +1,8 @@
-"""L0: a simulation with a run's recorded times must make the same decisions. Needs no torch.
+"""L0: a simulation with the recorded step times of a run must make the same decisions. Needs no
+torch.
 
-A difference has another cause than step durations: a bug in the loop, in a scheduler, or in the
-recording.
+Step durations cannot cause a difference, so its cause is a bug in the loop, in a scheduler, or in
+the recording.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ from simkv.workload.workload_section import build_clients
 class Agreement:
     """Comparison of the decisions of a run and its replay.
 
-    ``decisions`` is their number in the run; ``step`` is the first different one, with both sides,
-    or None if all are equal.
+    ``decisions`` is the number of decisions in the run; ``step`` is the first decision that
+    differs, with the versions of run and replay, or None if all are equal.
     """
 
     decisions: int
@@ -46,7 +47,7 @@ class Agreement:
 
 
 class Timed(Protocol):
-    """An iteration of the engine's loop: an idle pass, or a step of another kind."""
+    """An iteration of the engine's loop: an idle pass, or a step with its kind."""
 
     @property
     def kind(self) -> str: ...
@@ -57,7 +58,7 @@ class Timed(Protocol):
 def replay_timed(
     scenario: Scenario, steps: Sequence[float], idles: Sequence[float]
 ) -> tuple[RunRecord, Recorder, str]:
-    """Simulate with recorded durations of steps and idle passes (s).
+    """Simulate with recorded durations (s) of steps and idle passes.
 
     Returns the record, the decisions, and the reason if the replay had to stop early.
     """
@@ -88,7 +89,7 @@ def compare_decisions(
 
 
 def check_agreement(scenario: Scenario, passes: Iterable[Timed], recorder: Recorder) -> Agreement:
-    """Compare the decisions of a run with a simulation that uses its times."""
+    """Compare the decisions of a run with a simulation that uses the run's step times."""
     lengths = [(p.kind, p.seconds) for p in passes]
     _, again, _ = replay_timed(scenario, *_split(lengths))
     return compare_decisions(recorder.lines, again.lines)
@@ -96,12 +97,12 @@ def check_agreement(scenario: Scenario, passes: Iterable[Timed], recorder: Recor
 
 @dataclass(frozen=True)
 class GpuRun:
-    """A run on disk, one variant.
+    """A stored run of one variant.
 
-    ``steps`` are pairs (load, seconds). ``record`` is the record of the replay; it equals the run's
-    own record if the ``verdict`` is that all decisions are the same. ``about`` is the folder's
-    ``summary.json``, including setup, machine and ceilings; ``stalls`` are steps that took far
-    longer than others of their size.
+    ``steps`` are pairs (load, seconds). ``record`` is the record of the replay; it equals the
+    record of the run if all decisions are the same according to ``verdict``. ``about`` is the
+    content of ``summary.json``, including setup, machine and peak rates; ``stalls`` are steps that
+    took far longer than other steps of their size.
     """
 
     scenario: Scenario
@@ -114,7 +115,9 @@ class GpuRun:
 
 
 def read_runs(folder: Path) -> dict[str, GpuRun]:
-    """Read the output of `simkv gpu run` in ``folder``, by variant, replayed. Raises InputError."""
+    """Read the output of `simkv gpu run` in ``folder``, and replay each variant. Raises
+    InputError.
+    """
     try:
         with (folder / "passes.csv").open(newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))

@@ -1,8 +1,8 @@
-"""Store a plan on disk, so that predictions are recorded before any run.
+"""Store a validation plan on disk, so that predictions are recorded before any run.
 
-``plan/plan.json`` has the predictions and the profiles' hashes, ``plan/<trial>.yaml`` the
-scenarios, ``plan/profile*.json`` the profiles, ``plan/training*.csv`` the steps that the other cost
-models are fitted to.
+``plan/plan.json`` has the predictions and the hashes of the profiles. ``plan/<trial>.yaml`` has the
+scenarios, ``plan/profile*.json`` the profiles, and ``plan/training*.csv`` the steps to which the
+other cost models are fitted.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ class Plan:
 
 
 def read_profiles(path: Path) -> tuple[dict[str, CostProfile], Path]:
-    """Return the profiles at ``path``, the overlapped one first, and their directory.
+    """Return the profiles at ``path``, the profile with overlapped host time first, and their
+    directory.
 
-    ``path`` is a profile, or a directory of `simkv gpu calibrate`, which may have two. Raises
-    InputError if there is none.
+    ``path`` is a profile, or a directory of `simkv gpu calibrate`, which may have two profiles.
+    Raises InputError if there is no profile.
     """
     if not path.is_dir():
         profile = load_profile(path.name, path.parent)
@@ -87,7 +88,8 @@ def write_plan(folder: Path, plan: Plan) -> None:
 def read_plan(folder: Path, profiles: Mapping[str, CostProfile] | None = None) -> Plan | None:
     """Return the plan in ``folder/plan``, or None if there is none.
 
-    Raises InputError for a damaged plan, or one that was made with other ``profiles``, if given.
+    Raises InputError for a damaged plan, or if ``profiles`` are given and the plan was made with
+    other profiles.
     """
     path = folder / "plan" / "plan.json"
     if not path.is_file():
@@ -139,8 +141,8 @@ def _read_training(path: Path) -> Iterator[TrainingStep]:
 
 
 def _text(profile: CostProfile) -> str:
-    # A measured profile has no such kernels. Without the empty list, plans of earlier versions keep
-    # their hash.
+    # A measured profile has no such kernels. The empty list is left out, so that plans of earlier
+    # versions keep their hash.
     left_out = None if profile.fit.unmeasured_kernels else {"fit": {"unmeasured_kernels"}}
     return profile.model_dump_json(indent=1, exclude_none=True, exclude=left_out) + "\n"
 

@@ -3,10 +3,10 @@
     plan = plan_trials(profiles, scale_of(profile), 540.0, sized_by=nominal_profile(profile))
     [(trial.name, trial.predicted["rows_mean"], trial.predicted_s) for trial in plan]
 
-Cases are sized by concurrency: a decode step of few rows costs almost the same whatever it does, so
-any cost model would look accurate. Lengths follow from a data sheet (load_sizing.py,
-nominal_costs.py), not from the evaluated profile and before any run. The plan and the profile's
-predictions can therefore be recorded first, and no profile can select favorable cases.
+Cases are sized by concurrency, because decode steps with few rows all take about the same time, and
+any cost model would look accurate. Lengths are derived from a data sheet (load_sizing.py,
+nominal_costs.py), before any run and independently of the evaluated profile. The plan and the
+profile's predictions can therefore be recorded first, and a profile cannot select favorable cases.
 """
 
 from __future__ import annotations
@@ -29,19 +29,20 @@ from simkv.validation.gpu_runs.load_sizing import (
     with_seed,
 )
 
-#: Names of the profile of pipelined schedulers and of the others, as files of a campaign.
+#: Names of the profile for pipelined schedulers and of the profile for all others, as in the files
+#: of a calibration campaign.
 OVERLAPPED, SYNCHRONOUS = "profile-overlapped", "profile"
-#: Case that is served again with the same seed, for the noise of the machine (A/A).
+#: Case that is served again with the same seed to measure the noise of the machine (A/A).
 NOISE_CASE = "rows-quarter"
-#: Seconds before the first run (weights, graphs, warm-up), and between two runs.
+#: Seconds before the first run (loading weights, CUDA graphs, warm-up), and between two runs.
 START_S, PAUSE_S = 90.0, 3.0
-#: Steps of the shortest case; more would not make errors of steps more certain.
+#: Number of steps of the shortest case; more steps would not make the errors of steps more precise.
 UNIT_STEPS = 1200
 
 
 @dataclass(frozen=True)
 class Case:
-    """A kind of load; its run takes ``weight`` units of time."""
+    """A kind of load; the duration of its run is proportional to ``weight``."""
 
     name: str
     stresses: str
@@ -87,8 +88,9 @@ def plan_trials(
     """Return all trials in the order of serving, with the predictions of ``profiles``.
 
     Each case has two trials with different seeds. With an overlapped profile, pipelined schedulers
-    come first and synchronous ones second. All runs take ``budget_s`` seconds or less by the costs
-    of ``sized_by`` and by the profiles' own predictions. Raises InputError if that is too short.
+    come first and synchronous ones second. All runs together take at most ``budget_s`` seconds, by
+    the costs of ``sized_by`` and by the profiles' own predictions. Raises InputError if
+    ``budget_s`` is too short.
     """
     count = len(list(_trials(profiles)))
     units = sum(weight for _, _, weight in _trials(profiles))
@@ -127,7 +129,9 @@ def order_trial_runs(trials: Sequence[Trial], repeats: int) -> list[TrialRun]:
 
 
 def _trials(profiles: Mapping[str, CostProfile]) -> Iterator[tuple[str, int, float]]:
-    """Yield (case, seed, weight) of each trial; a case of a synchronous scheduler ends in -sync."""
+    """Yield (case, seed, weight) of each trial; the name of a case with a synchronous scheduler
+    ends in -sync.
+    """
     for number in (0, 1):
         yield from ((case.name, number, case.weight) for case in CASES)
         if len(profiles) > 1:
@@ -142,7 +146,7 @@ def _sized(
     seed: int,
     sized_by: CostProfile,
 ) -> list[Trial]:
-    """Return all trials with cases of ``unit`` seconds per weight."""
+    """Return all trials, with cases that take ``unit`` seconds per weight."""
     pipelined = OVERLAPPED in profiles
     vllm = _vllm(scale, pipelined=pipelined)
     weights = {case.name: case.weight for case in CASES}

@@ -22,10 +22,10 @@ class CrossPrediction:
 def cross_predict(
     scores: Sequence[Score], costs: Mapping[str, CostProfile]
 ) -> Iterator[CrossPrediction]:
-    """Yield a prediction for each ordered pair of runs with costs from isolated requests.
+    """Yield a prediction for each ordered pair of runs, with costs fitted to isolated requests.
 
-    Both runs have the same model, GPU, tensor-parallel size and engine version. ``costs`` maps the
-    name of a run to its cost profile.
+    The two runs of a pair have the same model, GPU, tensor-parallel size and engine version.
+    ``costs`` maps the name of a run to its cost profile.
     """
     fitted = [
         s.case

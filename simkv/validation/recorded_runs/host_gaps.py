@@ -1,13 +1,13 @@
-"""Host time per step, estimated from a record: step time above the time of its kernels.
+"""Host time per step, estimated from a recorded run as step time minus kernel time.
 
-A recorded run is replayed at its own pace (``replay_paced``). Between two token events, the record
-gives the total time of known steps, and the profile the time of their kernels. Least squares
-attributes the rest to the kinds of steps:
+A recorded run is replayed at its own pace (``replay_paced``). Between two token events, the steps
+are known; the record has their total time, and the profile the time of their kernels. Least squares
+attributes the difference to the kinds of steps:
 
-    recorded - kernels = sum over kinds of steps x host time of a step of the kind
+recorded - kernels = sum over kinds of steps x host time of a step of the kind
 
-Intervals that are off by more than ``MAX_INTERVAL_ERROR`` of their shortest step are excluded:
-there, the decisions differ from the record, and a step is missing or redundant.
+An interval is excluded if its error exceeds ``MAX_INTERVAL_ERROR`` times its shortest step. In such
+an interval, the decisions differ from the record, so that a step is missing or redundant.
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ from simkv.validation.recorded_runs.run_simulation import engine_of
 
 Floats = npt.NDArray[np.float64]
 
-#: Maximum error of an interval as a share of its shortest step.
+#: Maximum error of an interval as a fraction of its shortest step.
 MAX_INTERVAL_ERROR = 0.5
-#: Longer intervals say little about a single step.
+#: Maximum number of steps of an interval; longer intervals contain little information about a
+#: single step.
 MAX_INTERVAL_STEPS = 400
-#: Residuals above this (s) have less weight; they come from steps that the decisions lack.
+#: Residuals above this (s) get less weight, because the replay lacks a step.
 ROBUST_S = 1e-3
-#: Minimum number of steps of a kind, and minimum difference (s), to be reported in words.
+#: Minimum number of steps of a kind, and minimum difference (s), for a mention in the text.
 MIN_REPORTED_STEPS, MIN_REPORTED_S = 10, 1e-4
-#: Upper bounds of the classes of decode steps by number of sequences.
+#: Upper bounds of the classes of decode steps, by number of sequences.
 DECODE_LIMITS = (8, 32, 128)
 
 
@@ -59,7 +60,7 @@ class StepKindTimes:
 
     @property
     def share(self) -> float:
-        """Host time of a step as a share of its kernel time."""
+        """Host time of a step as a fraction of its kernel time."""
         return self.host / self.kernels
 
 
@@ -143,7 +144,7 @@ def fit_host_times(every: Sequence[TokenInterval], largest: int) -> tuple[list[S
     over = np.array([i.recorded - i.kernels for i in every])
     allowed = MAX_INTERVAL_ERROR * np.array([i.shortest for i in every])
     found = np.zeros(len(names))
-    for _ in range(2):  # the second pass selects intervals with the first estimate subtracted
+    for _ in range(2):  # the second pass subtracts the first estimate before it selects intervals
         kept = np.abs(over - counts @ found) < allowed
         found, uncertainty = _fitted(counts[kept], over[kept])
     kinds = []
@@ -159,8 +160,8 @@ def fit_host_times(every: Sequence[TokenInterval], largest: int) -> tuple[list[S
 
 
 def _fitted(counts: Floats, over: Floats) -> tuple[Floats, Floats]:
-    """Return the seconds per step of each kind, from robust least squares, and their standard
-    errors.
+    """Return the seconds per step of each kind, estimated by robust least squares, and their
+    standard errors.
     """
     weights = 1 / np.sqrt(np.maximum(counts.sum(1), 1))
 
@@ -196,7 +197,7 @@ def kind_of(load: StepLoad, largest: int) -> str:
 
 
 def step_rows(found: Sequence[HostTimes]) -> pd.DataFrame:
-    """Return a row per case and kind of step, times in ms."""
+    """Return one row per case and kind of step, with times in ms."""
     return pd.DataFrame(
         [
             {
@@ -234,7 +235,7 @@ def step_cells(found: Sequence[HostTimes]) -> Iterator[list[str]]:
 
 
 def describe_host_times(one: HostTimes) -> str:
-    """Return a text on the kinds of steps whose host time is significant."""
+    """Return a text about the kinds of steps whose host time is significant."""
     enough = [kind for kind in one.kinds if kind.steps >= MIN_REPORTED_STEPS]
     sure = [kind for kind in enough if abs(kind.host) > max(3 * kind.uncertainty, MIN_REPORTED_S)]
     told = [

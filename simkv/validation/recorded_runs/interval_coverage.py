@@ -1,4 +1,6 @@
-"""Coverage of intervals: the share of measured figures inside them, and their widths."""
+"""Coverage of intervals: the fraction of measured metrics that lie inside them, and the widths of
+the intervals.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,9 @@ from simkv.costs.profile_uncertainty import MAX_UNKNOWN_SHARE
 from simkv.validation.figure_comparison import FigureComparison
 from simkv.validation.recorded_runs.run_scores import Score
 
-#: Figures below this (ms or s) have no error in per cent, and are not counted.
+#: Metrics below this (ms or s) are not counted, because their error in percent is meaningless.
 MIN_FIGURE = 1.0
-#: Nominal coverage of the intervals in per cent.
+#: Nominal coverage of the intervals in percent.
 STATED_COVERAGE = 90
 
 
@@ -32,14 +34,16 @@ class Coverage:
 
 
 def is_in_range(s: Score) -> bool:
-    """Return whether at most ``MAX_UNKNOWN_SHARE`` of the run's time is in steps outside the
+    """Return whether at most ``MAX_UNKNOWN_SHARE`` of the run's time is spent in steps outside the
     profile's range.
     """
     return s.replayed.outside <= MAX_UNKNOWN_SHARE
 
 
 def coverage(scores: Sequence[Score]) -> Coverage:
-    """Return the interval coverage over the metrics of the given runs above ``MIN_FIGURE``."""
+    """Return the interval coverage over all metrics of the given runs that exceed
+    ``MIN_FIGURE``.
+    """
     figures = [f for s in scores for f in s.figures if f.real > MIN_FIGURE]
     given = [f for f in figures if f.interval]
     return Coverage(
@@ -56,7 +60,9 @@ def _half(f: FigureComparison) -> float:
 
 
 def coverage_rows(scores: Sequence[Score]) -> Iterator[list[str]]:
-    """Yield table rows: runs within the profile's range, runs outside it, and each run."""
+    """Yield the rows of a table: all runs within the profile's range, all runs outside it, and each
+    run.
+    """
     parts = {
         "in range": [s for s in scores if is_in_range(s)],
         "out of range": [s for s in scores if not is_in_range(s)],

@@ -30,18 +30,18 @@ from simkv.validation.recorded_runs.recorded_run import RecordedRun
 from simkv.validation.recorded_runs.run_simulation import requests_of
 from simkv.workload.clients import Clients
 
-#: Maximum spread of the tokens of one step, relative to it; otherwise the batches differ from the
-#: record.
+#: Maximum time between the tokens of one step, relative to the step; if it is exceeded, the batches
+#: differ from the record.
 MAX_TOKEN_SPREAD = 0.3
-#: A request is submitted this much (s) before its recorded arrival and held back until the recorded
-#: decision, because the engine looks for new requests between two steps only.
+#: A request is submitted this time (s) before its recorded arrival and held back until the recorded
+#: decision, because the engine looks for new requests only between two steps.
 EARLY_ARRIVAL_S = 0.1
 
 
 @dataclass(frozen=True)
 class RequestEvents:
-    """Recorded times in seconds by request id: arrival at the core, scheduling, first and last
-    token.
+    """Recorded times in seconds by request id: arrival at the engine core, first scheduling, first
+    and last token.
     """
 
     came: dict[int, float]
@@ -52,10 +52,10 @@ class RequestEvents:
 
 @dataclass(frozen=True)
 class PacedStep:
-    """A step of known ``load`` that takes ``kernels`` s by the profile.
+    """A step with its ``load``; its kernels take ``kernels`` s according to the profile.
 
-    ``came`` is the recorded time of its tokens (s), or None. ``sure`` is false if the record has
-    them at different times. ``after_idle`` means that nothing ran before it.
+    ``came`` is the recorded time of the step's tokens (s), or None. ``sure`` is false if the record
+    has different times for these tokens. ``after_idle`` is true if no step ran directly before it.
     """
 
     load: StepLoad
@@ -114,7 +114,7 @@ def replay_paced(case: RecordedRun, profile: CostProfile, config: VllmConfig) ->
 
 
 class PacedEngine(Engine):
-    """An engine whose steps take the recorded time where it is known."""
+    """An engine whose steps take the recorded time, if it is known."""
 
     def __init__(
         self, env: simpy.Environment, scheduler: object, profile: CostProfile, events: RequestEvents
@@ -128,15 +128,16 @@ class PacedEngine(Engine):
         self._decided = sorted(events.scheduled.values())
 
     def submit(self, request: Request) -> None:
-        """Submit a request; the engine looks for it at its recorded scheduling time."""
+        """Submit a request; the engine receives it at its recorded scheduling time."""
         super().submit(request)
         due = self.env.timeout(max(self._events.scheduled[request.id] - self.env.now, 0.0))
         due.callbacks.append(lambda _: self.notify())
 
     def schedule(self) -> Batch | None:
-        """Decide without the requests that the record schedules later than now.
+        """Make a decision without the requests that are scheduled later in the record.
 
-        While the engine is busy, this tolerates half of the kernel time of the last step.
+        While the engine is busy, a request counts as later only if it is later by more than half of
+        the kernel time of the last step.
         """
         until = self.env.now + (self._lasted / 2 if self._busy() else 1e-9)
         coming = [self._events.scheduled[m.id] for m in self.inbox if isinstance(m, Request)]
@@ -149,10 +150,11 @@ class PacedEngine(Engine):
     def launch(
         self, batch: Batch, load: StepLoad, start: float, seconds: float | None = None
     ) -> float:
-        """Run a batch until its recorded tokens or, if it has none, until the recorded decision
-        near its predicted end.
+        """Run a batch until the recorded time of its tokens; without such a time, until the
+        recorded decision near its predicted end.
 
-        If neither is recorded, the batch takes the kernel time that the profile predicts.
+        If no such decision is recorded either, the batch takes the kernel time that the profile
+        predicts.
         """
         if not batch:
             return super().launch(batch, load, start, seconds)
@@ -167,8 +169,8 @@ class PacedEngine(Engine):
         return self._free
 
     def _near(self, end: float, within: float) -> float:
-        """Return the time of the recorded decision nearest to ``end``, or ``end`` if none is
-        ``within`` seconds.
+        """Return the time of the recorded decision nearest to ``end``; if none is within ``within``
+        seconds, return ``end``.
         """
         place = bisect_left(self._decided, end - within)
         near = self._decided[place : place + 8]

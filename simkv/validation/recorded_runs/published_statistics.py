@@ -1,4 +1,4 @@
-"""Cases with public statistics only, without times of single requests.
+"""Recorded runs of which only statistics are public, without times of single requests.
 
 ``measured`` in case.json has the statistics, such as ``{"ttft_ms": {"mean": 812.5, "p99":
 2040.0}}``. The requests come from a ``requests.csv`` without times, or are sampled from
@@ -25,9 +25,9 @@ _LEFT_OUT = ("min", "max", "std", "p75", "p25")
 
 
 def read_statistics(measured: Mapping[str, Any], path: Path) -> dict[str, float]:
-    """Return the statistics by the name of their figure (``ttft_ms.p99``).
+    """Return the statistics by metric name (``ttft_ms.p99``).
 
-    Raises InputError with file and field for an invalid statistic, or if there is none.
+    Raises InputError with file and field for an invalid statistic, or if there is no statistic.
     """
     found = {}
     for metric, statistics in measured.items():

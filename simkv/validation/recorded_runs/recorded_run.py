@@ -1,10 +1,10 @@
 """A recorded run: its engine, its requests and their measured times.
 
-A folder with ``case.json`` (engine, model, GPU, origin), ``requests.csv`` (a row per request in
-order of arrival, times in ms; or LLMServingSim's ``requests.jsonl``, or aiperf's
-``profile_export.jsonl``) and, where prompts share prefixes, their blocks; see
-``workload.formats.case``. Unrecorded values are null. If only statistics are public, they are in
-case.json; see ``read_statistics``.
+A recorded run is a folder. ``case.json`` describes engine, model, GPU and origin. ``requests.csv``
+has one row per request in order of arrival, with times in ms; LLMServingSim's ``requests.jsonl`` or
+aiperf's ``profile_export.jsonl`` can replace it. If prompts share prefixes, another file lists
+their blocks (see ``workload.formats.recorded_case``). Values that were not recorded are null. If
+only statistics are public, they are in case.json (see ``read_statistics``).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _NEEDED: dict[str, ColumnKind] = {
     "ttft_ms": "number",
     "e2e_ms": "number",
 }
-#: Benchmark outputs read if there is no requests.csv.
+#: Output files of benchmark clients that are read if there is no requests.csv.
 BENCHMARK_FILES = ("requests.jsonl", "profile_export.jsonl")
 
 
@@ -53,7 +53,7 @@ class _Facts(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _null_is_not_recorded(cls, data: Any) -> Any:
-        """Treat null as a missing field where the field is optional."""
+        """Treat null as a missing field if the field is optional."""
         if not isinstance(data, dict):
             return data
         fields = cls.model_fields
@@ -65,7 +65,7 @@ class _Facts(BaseModel):
 
 
 class ModelDimensions(_Facts):
-    """Dimensions of the model that determine its costs."""
+    """Dimensions of the model, which determine its costs."""
 
     layers: int = Field(gt=0)
     q_heads: int = Field(gt=0)
@@ -106,7 +106,9 @@ class EngineFacts(_Facts):
 
     @property
     def host_link(self) -> HostLink | None:
-        """Link between the GPUs, or None if not recorded. Raises InputError for an unknown name."""
+        """Link between the GPUs, or None if it was not recorded. Raises InputError for an unknown
+        name.
+        """
         if self.link is None or isinstance(self.link, str):
             return find_link(self.link) if self.link else None
         latency, bandwidth = 1e-6 * self.link.latency_us, 1e9 * self.link.bandwidth_gb_s
@@ -119,7 +121,7 @@ class EngineFacts(_Facts):
 
     @property
     def caches(self) -> bool:
-        """Whether prefix caching is on; True unless the record says that it is off."""
+        """Whether prefix caching is on; True unless the record states that it is off."""
         return self.enable_prefix_caching is not False
 
     @property
@@ -129,7 +131,7 @@ class EngineFacts(_Facts):
 
 
 class Origin(_Facts):
-    """The simulator of the project that published the record, and its errors (per cent)."""
+    """The simulator of the project that published the record, with its errors (percent)."""
 
     simulator: str = "origin"
     published: dict[str, Any] = {}
@@ -139,9 +141,10 @@ class Origin(_Facts):
 class RunFacts(_Facts):
     """Contents of ``case.json``.
 
-    ``max_concurrency`` is the limit of closed-loop clients: a request was sent when another
-    finished, so recorded arrivals give the order only. None means open-loop arrivals. If no
-    requests are public, ``measured`` has statistics and ``arrivals`` describes the sent requests.
+    ``max_concurrency`` is the limit of closed-loop clients, which send a request when another
+    finishes; recorded arrivals then determine only the order. None means open-loop arrivals. If no
+    data on requests are public, ``measured`` has statistics, and ``arrivals`` describes the
+    requests that were sent.
     """
 
     name: str
@@ -162,10 +165,11 @@ class RunFacts(_Facts):
 class RecordedRun:
     """A recorded run.
 
-    ``requests`` (from the file ``table``) has a row per request, in order, with its measured times
-    (ms). If ``from_queue``, TTFT and E2E count from the receipt by the engine core, not from the
-    arrival. ``scored`` marks the rows to compare; calibration rows are excluded. ``told`` has the
-    statistics (ms) by figure if no times of requests are known, else it is empty.
+    ``requests`` (from the file ``table``) has one row per request, in order, with its measured
+    times (ms). If ``from_queue``, TTFT and E2E count from the receipt by the engine core instead of
+    the arrival. ``scored`` marks the rows to compare; calibration rows are excluded. ``told`` has
+    the published statistics (ms) by metric name if the times of requests are not known, else it is
+    empty.
     """
 
     folder: Path
@@ -204,7 +208,7 @@ class RecordedRun:
 
 
 def read_recorded_run(folder: Path) -> RecordedRun:
-    """Read a recorded run. Raises InputError with file and field if it is invalid."""
+    """Read a recorded run. Raises InputError, which names file and field, if it is invalid."""
     path = folder / "case.json"
     try:
         facts = RunFacts.model_validate(json.loads(path.read_text(encoding="utf-8-sig")))
@@ -237,10 +241,10 @@ def read_recorded_run(folder: Path) -> RecordedRun:
 
 
 def _requests(folder: Path, facts: RunFacts) -> tuple[Path, pd.DataFrame]:
-    """Return the file of a case's requests, and its rows in order of arrival.
+    """Return the file with a run's requests, and its rows in order of arrival.
 
-    The file is ``requests.csv``, or a benchmark's output that ``workload.traces`` can read. Without
-    either, requests are sampled and the file is case.json.
+    The file is ``requests.csv`` or the output of a benchmark client in a supported trace format.
+    Without such a file, requests are sampled and the file is case.json.
     """
     raw = [
         folder / name for name in (*BENCHMARK_FILES, *(f"{name}.gz" for name in BENCHMARK_FILES))
@@ -266,7 +270,9 @@ def _filled(name: str) -> RowPredicate:
 
 
 def find_recorded_runs(folder: Path) -> list[Path]:
-    """Return the folders of recorded cases in ``folder`` by name, or ``folder`` if it is a case."""
+    """Return the folders of recorded runs in ``folder`` by name; if ``folder`` itself is a recorded
+    run, return only it.
+    """
     if (folder / "case.json").is_file():
         return [folder]
     found = sorted(path.parent for path in folder.glob("*/case.json"))

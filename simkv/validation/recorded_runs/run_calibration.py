@@ -1,11 +1,13 @@
 """Select the costs of a recorded run, by the same rule for all runs.
 
-1. A given profile.
-2. A bundle of LLMServingSim's kernel tables for the case's model and GPU: named in ``case.json``
-   under ``calibration``, or in a folder ``calibration`` beside the case, or in a given folder.
-3. The case's own isolated requests (stage ``sync``), which are then not scored.
+1. A profile given by the user.
+2. A bundle of LLMServingSim's kernel tables for the model and GPU of the run. The bundle is named
+   in ``case.json`` under ``calibration``, or is in a folder ``calibration`` in the same directory
+   as the run, or in a folder given by the user.
+3. The isolated requests of the run (stage ``sync``), which are then not scored.
 
-No other part of the record is used, so calibration data is never used for validation.
+No other part of the record is used for the costs, so data used for calibration is never used for
+validation.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from simkv.validation.recorded_runs.recorded_run import RecordedRun
 def calibrate_run(
     case: RecordedRun, given: Path | None = None, tables: Path | None = None
 ) -> CostProfile:
-    """Return the cost profile of a case: ``given``, or selected by the rule.
+    """Return the cost profile of a recorded run: ``given``, or the profile selected by the rule.
 
     Bundles are also searched in ``tables``. Raises InputError if there is no source of costs.
     """
@@ -93,7 +95,7 @@ def _link(case: RecordedRun) -> HostLink | None:
 
 
 def find_bundle(case: RecordedRun, tables: Path | None = None) -> Path | None:
-    """Return the folder of LLMServingSim's tables for a case's model and GPU, or None."""
+    """Return the folder of LLMServingSim's tables for the model and GPU of a run, or None."""
     return next((folder for folder in _bundles(case, tables) if _belongs(folder, case)), None)
 
 
@@ -114,7 +116,9 @@ def _belongs(folder: Path, case: RecordedRun) -> bool:
 
 
 def is_same_model(one: str, other: str) -> bool:
-    """Return whether two names mean the same weights or, if known to simkv, the same shape."""
+    """Return whether two names mean the same weights or, if simkv knows the models, the same
+    shape.
+    """
     first, second = known_model(one), known_model(other)
     if first is not None and second is not None:
         return first.name == second.name
@@ -122,7 +126,9 @@ def is_same_model(one: str, other: str) -> bool:
 
 
 def _same_gpu(one: str, other: str) -> bool:
-    """Return whether two names mean the same GPU, by simkv's data or the numbers in the names."""
+    """Return whether two names mean the same GPU, by simkv's catalog or by the numbers in the
+    names.
+    """
     first, second = known_gpu(one), known_gpu(other)
     if first is not None and second is not None:
         return first.name == second.name

@@ -1,4 +1,4 @@
-"""Compare measured and predicted values by figure and by request."""
+"""Compare measured and predicted values, by metric and by request."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from simkv.validation.recorded_runs.recorded_run import Origin, RecordedRun
 from simkv.validation.recorded_runs.run_simulation import SimulatedRun, simulate_run
 
 Floats = npt.NDArray[np.float64]
-#: Names of metrics and statistics in the originating projects.
+#: Names of metrics and statistics in the projects that published the runs.
 _ORIGIN_METRICS = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "Latency"}
 _ORIGIN = {"mean": "Mean", "p50": "Median", "p90": "P90", "p95": "P95", "p99": "P99"}
 
 
 @dataclass(frozen=True)
 class RequestErrors:
-    """Errors per request: mean and median of the absolute errors, in per cent and in ms.
+    """Errors over single requests: mean and median of the absolute errors, in percent and in ms.
 
-    Errors in per cent are None for times that may be zero (queueing).
+    Errors in percent are None for times that may be zero (queueing).
     """
 
     metric: str
@@ -43,9 +43,10 @@ class RequestErrors:
 class Score:
     """Comparison of a recorded run with its simulation, for all scored requests and by stage.
 
-    Figures are statistics of a metric (ms), the makespan (s), and preemptions. ``published`` are
-    the errors (per cent) published by the originating simulator, by figure. ``fitted_to_itself``
-    means that the costs come from isolated requests of the same run.
+    The compared values are statistics of latencies (ms), the makespan (s), and the number of
+    preemptions. ``published`` are the errors (percent) that the project of the record published for
+    its own simulator, by metric. ``fitted_to_itself`` means that the costs come from isolated
+    requests of the same run.
     """
 
     case: RecordedRun
@@ -62,11 +63,11 @@ class Score:
         return any(f.metric == metric for f in self.figures)
 
     def figure(self, metric: str, statistic: str) -> FigureComparison:
-        """Return one comparison. Raises StopIteration if this statistic was not compared."""
+        """Return the comparison of one statistic. Raises StopIteration if it was not compared."""
         return next(f for f in self.figures if f.name == f"{metric}.{statistic}")
 
     def errors(self, metric: str, *statistics: str) -> list[str]:
-        """Return signed errors in per cent; empty for figures that were not compared."""
+        """Return the signed errors in percent; empty for metrics that were not compared."""
         known = {f.name: f.error_pct for f in self.figures}
         names = [f"{metric}.{statistic}" for statistic in statistics]
         return [f"{known[name]:+.2f}" if name in known else "" for name in names]
@@ -75,7 +76,7 @@ class Score:
 def simulate_and_score(
     case: RecordedRun, profile: CostProfile, config: VllmConfig, notes: list[str]
 ) -> Score:
-    """Simulate a case and compare it, with an interval per figure from the profile's error.
+    """Simulate a run and compare it; each metric has an interval from the profile's error.
 
     There are no intervals if the profile's error is unknown for more than ``MAX_UNKNOWN_SHARE`` of
     the run.
@@ -133,7 +134,7 @@ def _figure(name: str, measured: float, predicted: float) -> FigureComparison:
 def _figures(
     case: RecordedRun, replayed: SimulatedRun, kept: npt.NDArray[np.bool_]
 ) -> list[FigureComparison]:
-    """Return all statistics of all metrics recorded for some of the ``kept`` requests."""
+    """Return all statistics of all metrics that were recorded for some of the ``kept`` requests."""
     found = []
     for metric in METRICS:
         both = _both(case, replayed, metric, kept)
@@ -144,7 +145,7 @@ def _figures(
 
 
 def _figures_told(case: RecordedRun, replayed: SimulatedRun) -> list[FigureComparison]:
-    """Return the public statistics beside the statistics of all simulated requests."""
+    """Return the published statistics with the statistics of all simulated requests."""
     found = []
     for metric in METRICS:
         times = replayed.requests[metric].dropna().to_numpy(dtype=np.float64)
@@ -188,8 +189,8 @@ def _per_request(
 
 
 def _published(origin: Origin) -> dict[str, float]:
-    """Return the errors that the simulator whose validation published the recording states for
-    itself, by simkv's figure names.
+    """Return the errors that the project of the record published for its own simulator, by simkv's
+    metric names.
     """
     named = {
         f"{metric}.{statistic}": _number(origin.published.get(f"{theirs} {_ORIGIN[statistic]}"))

@@ -1,6 +1,7 @@
 """Simulate a recorded run from its arrivals, lengths and engine configuration.
 
-Unrecorded settings have the version's defaults, and the result lists them.
+Settings that were not recorded have the defaults of the version, and the result lists these
+settings.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ BALANCER_S = 0.1
 class SimulatedRun:
     """A simulated run: times (ms) per request in the record's order, and totals.
 
-    ``outside`` is the share of busy time outside the profile's range; ``unknown`` is the share
-    where the profile's error is unknown.
+    ``outside`` is the fraction of busy time outside the profile's range; ``unknown`` is the
+    fraction of busy time for which the profile's error is unknown.
     """
 
     requests: pd.DataFrame
@@ -87,7 +88,7 @@ def simulate_run(
         return Engine(env, build_scheduler(config), executor, rank=rank)
 
     if case.facts.max_concurrency is not None:
-        # All requests arrive at the start and wait in the client for their turn.
+        # All requests arrive at the start and wait in the client.
         start = min(request.arrival for request in sent)
         sent = [replace(request, arrival=start) for request in sent]
     clients = Clients(sent, max_concurrency=case.facts.max_concurrency)
@@ -110,7 +111,7 @@ def simulate_run(
 
 
 def _server(case: RecordedRun, make: ReplicaFactory) -> SimulatedServer:
-    """Return one engine, or data-parallel ranks behind vLLM's own balancer.
+    """Return one engine, or data-parallel ranks behind vLLM's load balancer.
 
     The ranks of a mixture of experts run in lockstep.
     """
@@ -126,7 +127,8 @@ def _server(case: RecordedRun, make: ReplicaFactory) -> SimulatedServer:
 
 
 def engine_of(case: RecordedRun, **changed: Any) -> tuple[VllmConfig, list[str]]:
-    """Return the engine of a case with fields ``changed``, and notes on assumptions.
+    """Return the engine config of a recorded run with the fields ``changed``, and notes about
+    assumptions.
 
     Raises InputError for an engine other than vLLM, and for an invalid configuration.
     """
@@ -178,7 +180,7 @@ def engine_of(case: RecordedRun, **changed: Any) -> tuple[VllmConfig, list[str]]
 
 
 def _not_recorded(case: RecordedRun) -> list[str]:
-    """Return notes on unrecorded facts of a case."""
+    """Return notes about facts of a run that were not recorded."""
     setup, notes = case.facts.engine, []
     if setup.gpus > 1 and setup.link is None:
         notes.append("link was not recorded: using collective times measured on another host")
@@ -196,7 +198,8 @@ def _not_recorded(case: RecordedRun) -> list[str]:
 
 
 def _variant(version: str) -> tuple[Any, list[str]]:
-    """Return the newest known version that is not newer than ``version``, else the oldest.
+    """Return the newest supported version that is not newer than ``version``; if there is none, the
+    oldest.
 
     Raises ValueError for an invalid version.
     """
@@ -212,7 +215,9 @@ def _variant(version: str) -> tuple[Any, list[str]]:
 
 
 def _blocks(case: RecordedRun) -> tuple[int, list[str]]:
-    """Return the recorded number of blocks, or vLLM's estimate if model and GPU are known."""
+    """Return the recorded number of blocks; if it is missing, vLLM's estimate from model and GPU,
+    if they are known.
+    """
     setup = case.facts.engine
     if setup.num_gpu_blocks is not None:
         return setup.num_gpu_blocks, []
@@ -259,7 +264,7 @@ def requests_of(case: RecordedRun) -> list[Request]:
 
 
 def _check(case: RecordedRun, lives: list[RequestRecord]) -> None:
-    """Check that every request finished in the simulation, as in the record."""
+    """Check that every request that finished in the record also finished in the simulation."""
     for life in lives:
         if life.outcome is not Outcome.FINISHED:
             raise InputError(

@@ -1,4 +1,4 @@
-"""Write scores as CSV files: figures, requests, and error records.
+"""Write scores as CSV files: metrics, requests, and error records.
 
 ``error_records.csv`` has the columns of a published comparison of simulators (``SHOWDOWN``).
 """
@@ -50,7 +50,7 @@ def write_scores(
     sensitivity: dict[str, list[SensitivityScore]],
     above: Sequence[HostTimes] = (),
 ) -> list[str]:
-    """Write all tables to ``folder`` (which exists) and return the file names."""
+    """Write all tables to ``folder`` (which must exist) and return the file names."""
     tables = {
         "figures.csv": figure_rows(scores),
         "requests.csv": pd.concat([request_rows(s) for s in scores], ignore_index=True),
@@ -69,7 +69,9 @@ def write_scores(
 
 
 def figure_rows(scores: Sequence[Score]) -> pd.DataFrame:
-    """Return a row per case and figure; ``stage`` is empty for all scored requests."""
+    """Return one row per run and metric; ``stage`` is empty for the comparison over all scored
+    requests.
+    """
     rows: list[dict[str, Any]] = []
     for s in scores:
         for stage, figures in {"": s.figures, **s.stages}.items():
@@ -130,7 +132,7 @@ def request_rows(s: Score) -> pd.DataFrame:
 
 
 def showdown_rows(scores: Sequence[Score]) -> pd.DataFrame:
-    """Return error records of the simulator showdown; ``stage_index`` -1 means all requests."""
+    """Return the rows of ``error_records.csv``; ``stage_index`` -1 means all requests."""
     rows: list[dict[str, Any]] = []
     for s in scores:
         facts, setup = s.case.facts, s.case.facts.engine
@@ -167,7 +169,9 @@ def showdown_rows(scores: Sequence[Score]) -> pd.DataFrame:
 
 
 def sensitivity_rows(sensitivity: dict[str, list[SensitivityScore]]) -> pd.DataFrame:
-    """Return a row per case, change and figure: the error (%) with one setting changed."""
+    """Return one row per run, change and metric, with the error (%) after the change of one
+    setting.
+    """
     rows = [
         {"case": name, "change": found.change, **_figure(f, None)}
         for name, all_of in sensitivity.items()

@@ -34,8 +34,8 @@ TITLES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "E2E", "queue_ms": "qu
 
 
 def render_run(found: Score, changed: Sequence[SensitivityScore]) -> Iterator[RenderableType]:
-    """Yield tables of one run: measured and predicted values, errors, and the errors of the
-    original simulator.
+    """Yield the tables of one run: measured and predicted values, and the errors of simkv and of
+    the project's own simulator.
     """
     yield ""
     yield Text.assemble((found.case.name, "bold"), f": {found.case.facts.model}")
@@ -90,9 +90,10 @@ def _pair(s: Score, metric: str) -> str:
 def render_all_runs(
     scores: Sequence[Score], crossed: Sequence[CrossPrediction] = ()
 ) -> Iterator[RenderableType]:
-    """Yield one table of all errors, interval coverage, and cross predictions.
+    """Yield one table of all errors, the interval coverage, and the cross predictions.
 
-    Errors of the originating simulators are below simkv's.
+    Below the errors of simkv, the first table has the errors of the simulators of the projects that
+    published the runs.
     """
     yield Text("\nErrors of all cases, %", "bold")
     head = ("case", "simulator", "metric", *STATISTICS, "per request")
@@ -110,7 +111,9 @@ def render_all_runs(
 
 
 def case_rows(s: Score) -> list[list[str]]:
-    """Return a row per metric with simkv's errors, and one with the originating simulator's."""
+    """Return one row per metric with the errors of simkv, and one row with the errors of the
+    project's own simulator.
+    """
     rows = []
     origin = s.case.facts.origin_simulator.simulator
     for metric in ("ttft_ms", "tpot_ms", "e2e_ms"):

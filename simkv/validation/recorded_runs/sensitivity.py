@@ -13,9 +13,9 @@ from simkv.validation.recorded_runs.recorded_run import RecordedRun
 from simkv.validation.recorded_runs.run_scores import Score, score
 from simkv.validation.recorded_runs.run_simulation import engine_of, simulate_run
 
-#: Host time per step (s) that kernel tables do not contain.
+#: Assumed host time per step (s), which kernel tables do not contain.
 HOST_TIMES_S = (2e-4, 5e-4)
-#: Ratio of the communication times of two hosts with the same GPU.
+#: Assumed ratio of the communication times of two hosts with the same GPU.
 COLLECTIVES_SLOWDOWN = 2.0
 
 

@@ -1,6 +1,7 @@
-"""Replay measured serving points of public benchmarks and score: ``simkv validate silicon``.
+"""Simulate the measured serving points of public benchmarks, and score the predictions (``simkv
+validate silicon``).
 
-``measured_rows`` reads the points, ``launch_recipe`` describes how each was run,
-``closed_loop_replay`` simulates it, ``point_prediction`` writes the predictions of a file,
-``point_scores`` compares them by group, ``point_tables`` formats the results.
+``measured_rows`` reads the points, ``launch_recipe`` describes how each was run, and
+``closed_loop_replay`` simulates it. ``point_prediction`` predicts all points of a file,
+``point_scores`` scores the predictions by group, and ``point_tables`` formats the results.
 """

@@ -12,9 +12,9 @@ from functools import lru_cache
 import numpy as np
 
 SEED = 0
-#: Range of lengths relative to the stated length (random-range-ratio 0.8).
+#: Range of lengths as fractions of the stated length (random-range-ratio 0.8).
 INFERENCEMAX_RANGE = (0.8, 1.0)
-#: The range if the variation is unknown, and if all lengths are as stated.
+#: Range if the variation is unknown, and range if all lengths equal the stated length.
 APPROXIMATE_RANGE = (0.985, 1.015)
 EXACT_RANGE = (1.0, 1.0)
 
@@ -23,7 +23,7 @@ EXACT_RANGE = (1.0, 1.0)
 def sample_lengths(
     prompts: int, isl: int, osl: int, shares: tuple[float, float] = INFERENCEMAX_RANGE
 ) -> tuple[tuple[int, int], ...]:
-    """Return the number of prompt tokens and of output tokens of each request."""
+    """Return the numbers of prompt tokens and output tokens of each request."""
     generator = np.random.RandomState(SEED)
     columns = []
     for length in (isl, osl):

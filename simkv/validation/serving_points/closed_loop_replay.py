@@ -1,7 +1,8 @@
 """Replay a measured point: closed-loop clients on the scheduler of its engine.
 
-The client sends ``concurrency`` requests at once, and the next one whenever a request finishes. The
-engine's warm-up has no effect unless prefixes are cached, and is only simulated then (``warm_up``).
+The client sends ``concurrency`` requests at once, and another request whenever one finishes. The
+warm-up of the engine affects the results only if prefixes are cached, so it is simulated only in
+this case (``warm_up``).
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ class ClosedLoop:
     a time.
 
     Lengths are sampled between the two fractions ``shares`` of ``isl`` and ``osl`` (tokens). One in
-    ``fresh`` prompts is new; the others are in the prefix cache. Before them, ``warm_up`` equal
-    requests are served that are not counted. The engine first checks its queue after ``cold_s``
-    seconds.
+    ``fresh`` prompts is new; all others are in the prefix cache. Before these requests, ``warm_up``
+    equal requests are served that are not counted. The engine first checks its queue after
+    ``cold_s`` seconds.
     """
 
     isl: int
@@ -50,7 +51,9 @@ class ClosedLoop:
     cold_s: float = 0.0
 
     def warm_up_requests(self) -> list[Request]:
-        """Return the warm-up requests, which precede the counted ones and have the same prompt."""
+        """Return the warm-up requests, which precede the counted requests and all have the same
+        prompt.
+        """
         prompt = int(self.isl * self.shares[1])
         return [_request(number, prompt, self.osl, "cached") for number in range(self.warm_up)]
 
@@ -64,8 +67,10 @@ class ClosedLoop:
 
 
 def _request(number: int, prompt: int, output: int, stream: str) -> Request:
-    """Return a request that arrives at 0 s; requests with the same ``stream`` share their prompt
-    prefix, and an empty one is shared with no request.
+    """Return a request that arrives at 0 s.
+
+    Requests with the same ``stream`` share their prompt prefix; with an empty ``stream``, a request
+    shares nothing.
     """
     return Request(
         id=number,
@@ -79,7 +84,7 @@ def _request(number: int, prompt: int, output: int, stream: str) -> Request:
 
 @dataclass(frozen=True)
 class PointReplay:
-    """Mean latencies of a simulated run, or the reason (``why``) if there are none.
+    """Mean latencies of a simulated run, or the reason (``why``) why there are none.
 
     ``moved`` has the derivatives of mean TTFT and mean TPOT with respect to each constant in
     ``FITTED_CONSTANTS``, in ms per unit of the constant. ``sources`` are the sources of error of

@@ -1,7 +1,8 @@
-"""Derivatives of a run's latencies by constants of its cost model, from that run alone.
+"""Derivatives of a run's latencies with respect to the constants of its cost model, computed from a
+single run.
 
-While the engine makes the same steps, each request waits for the same steps, and its latencies are
-sums of their costs. One run therefore gives the effect of all constants.
+As long as the engine runs the same steps, each request waits for the same steps, and its latencies
+are sums of their costs. The effects of all constants can therefore be computed from one run.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def slopes(logs: Sequence[StepLog], lives: Sequence[RequestRecord], profile: CostProfile) -> Floats:
-    """Return derivatives of mean TTFT (row 0) and mean TPOT (row 1) with respect to the fitted
+    """Return the derivatives of mean TTFT (row 0) and mean TPOT (row 1) with respect to the fitted
     constants.
 
     The unit is milliseconds per unit of the constant. If there are several ``logs``, their engines
@@ -45,7 +46,7 @@ def slopes(logs: Sequence[StepLog], lives: Sequence[RequestRecord], profile: Cos
 
 
 def _joined(logs: Sequence[StepLog]) -> dict[str, Floats]:
-    """Return the columns of all steps. For engines in lockstep, a value is the maximum over the
+    """Return the columns of all steps; for engines in lockstep, a value is the maximum over the
     engines.
     """
     names = ("start", "end", "prefill_seqs", "decode_seqs")
@@ -68,11 +69,11 @@ def _parts(steps: Mapping[str, Floats], profile: CostProfile) -> list[Floats]:
     operators = steps["end"] - steps["start"]
     least = sum(term.seconds or 0.0 for term in profile.floor or () if term.when == "prefill")
     launched = prefilling & (operators <= least * (1 + 1e-9))
-    for term in profile.terms:  # the host's terms, which no factor scales
+    for term in profile.terms:  # the host's terms, to which no factor applies
         if term.seconds and term.feature in units:
             where = {"prefill": prefilling, "pure decode": ~prefilling}.get(term.when, ones)
             operators = operators - term.seconds * units[term.feature] * where
-    operators = operators * ~launched  # no factor shortens host-bound steps
+    operators = operators * ~launched  # a factor does not change steps limited by the host
     return [
         operators * prefilling,
         operators * ~prefilling,

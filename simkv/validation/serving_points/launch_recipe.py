@@ -1,6 +1,6 @@
 """Launch configuration of a point: number formats, engine flags, clients and assumptions.
 
-From the scripts of SemiAnalysisAI/InferenceX (Apache-2.0) at the dates of the points:
+Source: the scripts of SemiAnalysisAI/InferenceX (Apache-2.0) at the dates of the points:
 benchmarks/70b_fp8_{h200_slurm,b200_docker}.sh and 70b-tmpl.yml at ac1998a50; single_node/
 gptoss_fp4_*.sh at 626932a11; minimaxm2.5_fp8_{b200,h200}.sh, dsr1_fp4_b200.sh and
 qwen3.5_fp8_b200.sh at 165968ea7; dsr1_fp8_b200.sh at 16ffb6581; dsr1_fp8_h200.sh at 161e7f65b;
@@ -9,9 +9,9 @@ qwen3.5_fp8_h200.sh at 2116fc435, qwen3.5_bf16_b200.sh at 29d69fa54; glm5_fp8_{b
 qwen3.5_fp4_b200.sh at 088fe6634, glm5_fp4_b200.sh at 405c601e9, qwen3.5_{fp8,fp4}_b300.sh at
 563248391. Recipes change between runs, and the recipe of a point is not recorded.
 
-NVIDIA does not document how it ran its own points; they are assumed to follow aiconfigurator's
-generator (rule_plugin/benchmark and backend_templates/benchmark of the package aiconfigurator
-0.12.0, Apache-2.0).
+NVIDIA does not document how it ran its own points; they are assumed to use the settings of
+aiconfigurator's generator (rule_plugin/benchmark and backend_templates/benchmark of the package
+aiconfigurator 0.12.0, Apache-2.0).
 """
 
 from __future__ import annotations
@@ -31,35 +31,37 @@ from simkv.validation.serving_points.client_lengths import (
 )
 from simkv.validation.serving_points.measured_rows import MeasuredRow
 
-#: Since this day, the client warms up with twice its concurrency; before, with one request.
+#: From this date on, the client warms up with twice its concurrency; before, with one request.
 WARM_UP_SINCE = date(2026, 1, 21)
 INFERENCEMAX_PROTOCOL = "InferenceMAX"
-#: Halt of SGLang on Blackwell (s) in the first step with more tokens than the prefill of one
-#: request, after a warm-up with a single request. It is ten times the excess TTFT of such points,
-#: since a tenth of the requests waits for it. Medians of public points.
+#: Pause of SGLang on Blackwell (s) in the first step with more tokens than the prefill of one
+#: request, after a warm-up with a single request. The value is ten times the excess TTFT of such
+#: points, because a tenth of the requests waits for the pause. Medians of public points.
 COLD_START_S, COLD_START_FP4_S = 14.0, 73.0
-#: The same for a first step of no more tokens than that, where observed (fp4).
+#: The same pause for a first step with at most this number of tokens, in configurations where it
+#: was observed (fp4).
 COLD_START_SMALL_S = 3.0
-#: Date of the first release with the longer halt.
+#: Date of the first release with the longer pause.
 COLD_START_SINCE = date(2025, 11, 10)
-#: Every N-th prompt of NVIDIA's own vLLM runs is assumed to be new.
+#: One in this number of prompts is assumed to be new in NVIDIA's vLLM runs.
 UNCACHED_EVERY = 5
-#: Tokens that NVIDIA's generator allows in a step beyond a prompt.
+#: Number of tokens that NVIDIA's generator adds to the prompt length for the token limit of a step.
 NVIDIA_EXTRA_TOKENS = 1500
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Configuration that a point was served with.
+    """Configuration with which a point was served.
 
-    Formats as in Hardware. vLLM: ``max_num_batched_tokens`` and ``max_num_seqs`` (None: the
-    release's default on that GPU). SGLang: ``chunked_prefill_size`` and ``max_prefill_tokens``,
-    ``recv_interval``, whether running requests decode beside prefills (``mixed``) and prefixes are
-    cached (``radix``). ``memory_share`` is the engine's share of GPU memory (None: as SGLang
-    derives it). ``ep`` is the actual value where the row has a different one. The client sends
-    ``rounds`` times its concurrency of prompts, with lengths between ``shares`` of the stated ones.
-    One in ``fresh`` prompts is not in the prefix cache. ``kernels`` are selected by switches.
-    ``assumed`` lists sentences on undocumented facts.
+    Number formats are named as in ``Hardware``. For vLLM: ``max_num_batched_tokens`` and
+    ``max_num_seqs`` (None: the release's default on the GPU). For SGLang: ``chunked_prefill_size``,
+    ``max_prefill_tokens`` and ``recv_interval``; ``mixed`` is true if running requests decode in
+    steps with prefills, and ``radix`` if prefixes are cached. ``memory_share`` is the engine's
+    fraction of GPU memory (None: as SGLang derives it). ``ep`` is the actual value if the row has
+    another value. The number of prompts is ``rounds`` times the concurrency of the client; their
+    lengths are between the two fractions ``shares`` of the stated lengths. One in ``fresh`` prompts
+    is not in the prefix cache. ``kernels`` are the kernels that switches select. ``assumed`` lists
+    sentences about undocumented facts.
     """
 
     weights: FormatName
@@ -88,7 +90,7 @@ class Recipe:
 
 
 def is_blackwell(row: MeasuredRow) -> bool:
-    """Return whether the GPU is a Blackwell GPU; the others here are Hopper GPUs."""
+    """Return whether the GPU is a Blackwell GPU; all other GPUs in the data are Hopper GPUs."""
     return row.system.lower().startswith(("b200", "b300", "gb200", "gb300"))
 
 
@@ -120,7 +122,8 @@ def _nvidia(row: MeasuredRow, recipe: Recipe) -> Recipe:
         how += f", at most {NVIDIA_EXTRA_TOKENS} tokens per step more than a prompt"
     else:
         recipe = replace(recipe, shares=EXACT_RANGE, memory_share=None)
-        if row.version != "0.5.1":  # the times of 0.5.1 show neither
+        # the latencies measured with 0.5.1 are compatible with neither setting
+        if row.version != "0.5.1":
             recipe = replace(recipe, mixed=True, max_prefill_tokens=row.isl + NVIDIA_EXTRA_TOKENS)
             how += ", decodes mixed with prefills"
     return replace(recipe, assumed=(*recipe.assumed, f"how it was run: {how}"))
@@ -140,8 +143,8 @@ def count_warm_up_requests(row: MeasuredRow) -> int:
 def cold_start_s(row: MeasuredRow, recipe: Recipe) -> float:
     """Return the pause of the engine after the first requests arrive, in seconds.
 
-    Measured points show it on Blackwell GPUs under SGLang if one request warmed up the server; for
-    other rows it is 0.
+    Measurements show this pause on Blackwell GPUs with SGLang if the warm-up had only one request;
+    for other rows the result is 0.
     """
     chunk = recipe.chunked_prefill_size
     if row.backend != "sglang" or not row.warmup.startswith("1 ") or not is_blackwell(row):
@@ -163,14 +166,14 @@ def _fp(row: MeasuredRow, **known: FormatName) -> FormatName:
 
 
 def _dense(row: MeasuredRow) -> Recipe:
-    """Return the recipe of Llama and Qwen3: vLLM 0.10.2 (InferenceMAX) or defaults (NVIDIA)."""
+    """Return the recipe of Llama and Qwen3: vLLM 0.10.2 (InferenceMAX) or the defaults (NVIDIA)."""
     if not row.precision and "fp8" not in row.model.lower():
         return Recipe("bf16", assumed=("assumed 16-bit weights and KV: not stated by the source",))
     block = "qwen3" in row.model.lower()
     row = replace(row, precision=row.precision or "fp8")
     weights = _fp(row, fp8="fp8_block" if block else "fp8", fp4="nvfp4", bf16="bf16")
     if row.protocol != INFERENCEMAX_PROTOCOL and row.backend == "vllm":
-        # The measured rate exceeds the number of tokens per second that the GPU can prefill.
+        # The measured rate exceeds the rate at which the GPU can prefill tokens.
         why = (
             f"{UNCACHED_EVERY - 1} of {UNCACHED_EVERY} prompts hit vLLM's prefix cache, which is "
             "enabled by default"
@@ -189,8 +192,10 @@ def _dense(row: MeasuredRow) -> Recipe:
 
 
 def _gpt_oss(row: MeasuredRow) -> Recipe:
-    """Return the recipe; scripts for releases before 0.14 set async-scheduling
-    (gptoss_fp4_b200_docker.sh at 2e46dba03, gptoss_fp4_h200_slurm.sh at 1d889b8d7).
+    """Return the recipe of gpt-oss.
+
+    The scripts for releases before 0.14 enable async-scheduling (gptoss_fp4_b200_docker.sh at
+    2e46dba03, gptoss_fp4_h200_slurm.sh at 1d889b8d7).
     """
     found = Recipe(
         "bf16",
@@ -235,13 +240,16 @@ def _kimi(row: MeasuredRow) -> Recipe:
         "bf16",
         experts=weights,
         max_num_seqs=row.concurrency,
-        # The script for B200 sets 0.90, but the weights of some of these points do not fit in that.
+        # The script for B200 sets 0.90, but the weights of some of these points do not fit into
+        # this fraction of memory.
         memory_share=0.95,
     )
 
 
 def _deepseek(row: MeasuredRow) -> Recipe:
-    """Return the SGLang recipe; fp4 is nvidia/DeepSeek-R1-0528-FP4-V2, attention in 16 bits."""
+    """Return the SGLang recipe of DeepSeek; fp4 means nvidia/DeepSeek-R1-0528-FP4-V2, with
+    attention in 16 bits.
+    """
     weights = _fp(row, fp8="fp8_block", fp4="nvfp4")
     found = Recipe(
         weights,

@@ -2,8 +2,8 @@
 
 Required columns: id, backend, backend_version, model, system, precision, isl, osl, concurrency, tp,
 dp, ep. Optional columns: measurement, engine_found, precision_note, parallel_note, measured_on,
-image, source, protocol, warmup, suspect; ttft_ms and tpot_ms (both or neither), and for each tool
-to compare with, such as ``aic``, its ``aic_ttft_ms`` and ``aic_tpot_ms``.
+image, source, protocol, warmup, suspect; ttft_ms and tpot_ms (both or neither). For each tool to
+compare with, such as ``aic``, the file may have columns ``aic_ttft_ms`` and ``aic_tpot_ms``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ REQUIRED_COLUMNS = (
 BACKENDS = ("vllm", "sglang")
 #: Column prefixes of other tools whose predictions may be in the file.
 OTHER_TOOLS = ("aic", "aicfix", "aichyb")
-#: Larger lengths or concurrencies are rejected as typos.
+#: Maximum length or concurrency; larger values are rejected as typos.
 MAX_NUMBER = 1_000_000
 
 
@@ -44,7 +44,7 @@ class MeasuredRow:
     """A measured configuration with its results. ``line`` is the line number in the file.
 
     Lengths are in tokens. ``version`` is the engine's version as digits and dots, or empty. Rows
-    with the same ``measurement`` list the same measurement repeatedly.
+    with the same ``measurement`` are repeated entries of one measurement.
     """
 
     line: int
@@ -79,8 +79,8 @@ class MeasuredRow:
 
     @property
     def configuration(self) -> tuple[str | int, ...]:
-        """Requested configuration without the engine version. Its rows are held out from fitting
-        together.
+        """Requested configuration without the engine version; rows with equal configurations are
+        held out together.
         """
         return (
             *(self.backend, self.model, self.system, self.precision),
@@ -218,6 +218,8 @@ class _Fields:
 
 
 def _digits(text: str) -> str:
-    """Return the digits of a version: ``0.5.9`` for ``0.5.9.post1``, empty if there are none."""
+    """Return the digits and dots of a version: ``0.5.9`` for ``0.5.9.post1``; empty if there are
+    none.
+    """
     found = re.match(r"v?(\d+(?:\.\d+)+)", text)
     return found.group(1) if found else ""

@@ -24,16 +24,17 @@ from simkv.validation.serving_points.closed_loop_replay import PointReplay, repl
 from simkv.validation.serving_points.measured_rows import Latency, MeasuredRow
 from simkv.validation.serving_points.serving_point import ServingPoint, point_of
 
-#: Milliseconds added to every engine TTFT: tokenization of the prompt, HTTP and detokenization,
-#: from before the POST to the first chunk, as the client measures. Assumed.
+#: Milliseconds added to every TTFT of the engine, for tokenization of the prompt, HTTP and
+#: detokenization. The client measures from before the POST to the first chunk. The value is an
+#: assumption.
 CLIENT_MS = 8.0
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """Prediction of a row: ``latency`` and its interval ``low`` to ``high`` in ms, or None.
+    """Prediction of a row: ``latency`` and its interval from ``low`` to ``high`` in ms, or None.
 
-    ``why`` is the reason if there is no prediction, else notes.
+    ``why`` is the reason if there is no prediction, otherwise it contains notes.
     """
 
     row: MeasuredRow
@@ -98,8 +99,8 @@ def run_all(
     jobs: int | None = None,
     advance: Callable[[], object] = lambda: None,
 ) -> dict[str, PointReplay]:
-    """Return the result of each job by its key. Jobs with equal keys run once."""
-    # Jobs with the same costs go to one worker, the longest first.
+    """Return the result of each job by its key; jobs with equal keys run once."""
+    # Jobs with the same costs are sent to one worker, the longest first.
     parts: dict[str, list[PointJob]] = {}
     for job in {job.key: job for job in wanted}.values():
         parts.setdefault(job.point.costs_key, []).append(job)

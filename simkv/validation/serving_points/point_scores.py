@@ -1,6 +1,8 @@
-"""Score predictions against measurements by group, beside other tools on the same rows.
+"""Score predictions against measurements by group, together with the predictions of other tools for
+the same rows.
 
-Every measurement counts once, however often it is listed. Values are shares of 1, not per cent.
+Every measurement counts once, even if it is listed several times. Values are fractions, not
+percent.
 """
 
 from __future__ import annotations
@@ -20,9 +22,9 @@ from simkv.validation.serving_points.point_prediction import Prediction
 #: Measured latencies.
 LATENCY_NAMES = ("ttft", "tpot")
 #: Scored metrics. ``throughput`` is output tokens per second of the closed loop, computed from TTFT
-#: and TPOT on both sides, because the rows have no measured throughput.
+#: and TPOT for prediction and measurement, because the rows have no measured throughput.
 METRIC_NAMES = (*LATENCY_NAMES, "throughput")
-#: Share of measurements that should be outside an interval.
+#: Fraction of measurements that should lie outside an interval.
 OUTSIDE = 0.1
 
 
@@ -30,11 +32,12 @@ OUTSIDE = 0.1
 class LatencyErrors:
     """Errors of one metric in a group.
 
-    ``mape`` is the mean over answered rows, ``strict`` counts a refusal as 1; ``bias`` is the
-    signed median. ``coverage`` is the share of intervals that contain the measurement, ``width``
-    the median half-width relative to the prediction, and ``interval_score`` the mean interval score
-    relative to the measurement (see ``interval_scores``); None without intervals. ``anchors`` has
-    ``mape`` and ``strict`` of each tool on the same rows.
+    ``mape`` is the mean absolute error over rows with a prediction; in ``strict``, a row without a
+    prediction counts as an error of 1. ``bias`` is the median of the signed error. ``coverage`` is
+    the fraction of intervals that contain the measurement, ``width`` the median half-width relative
+    to the prediction, and ``interval_score`` the mean interval score relative to the measurement
+    (see ``interval_scores``); these are None without intervals. ``anchors`` has ``mape`` and
+    ``strict`` of each other tool on the same rows.
     """
 
     mape: float
@@ -50,7 +53,7 @@ class LatencyErrors:
 class GroupScore:
     """Scores of a group of ``rows`` rows with ``measurements`` distinct measurements.
 
-    ``answered`` is the fraction of them that has a prediction. ``errors`` are by metric.
+    ``answered`` is the fraction of measurements with a prediction. ``errors`` are by metric.
     """
 
     name: str
@@ -61,8 +64,8 @@ class GroupScore:
 
 
 def is_trusted(prediction: Prediction) -> bool:
-    """Return whether the configuration labels of the row are trusted, that is, not marked as
-    suspect.
+    """Return whether the configuration labels of a row are trusted, which means that they are not
+    marked as suspect.
     """
     return not prediction.row.suspect
 
@@ -119,8 +122,8 @@ def score_group(name: str, predictions: Sequence[Prediction]) -> GroupScore:
 
 
 def weigh(rows: Sequence[MeasuredRow]) -> np.ndarray:
-    """Return a weight for each row, so that a measurement that is listed several times counts
-    once.
+    """Return the weight of each row; a measurement that is listed several times has a total weight
+    of 1.
     """
     times: dict[str, int] = {}
     for row in rows:
@@ -158,8 +161,8 @@ def _errors(predictions: Sequence[Prediction], weights: np.ndarray, index: int) 
 def interval_scores(low: np.ndarray, high: np.ndarray, real: np.ndarray) -> np.ndarray:
     """Return the interval score of each interval relative to its measurement; smaller is better.
 
-    It is the width plus ``2 / OUTSIDE`` times the distance of a measurement outside the interval
-    (Gneiting and Raftery 2007, section 6.2).
+    The score is the width of the interval plus, if the measurement lies outside, ``2 / OUTSIDE``
+    times its distance from the interval (Gneiting and Raftery 2007, section 6.2).
     """
     missed = np.maximum(low - real, 0.0) + np.maximum(real - high, 0.0)
     return np.asarray((high - low + 2.0 / OUTSIDE * missed) / real)
@@ -175,7 +178,9 @@ def _value(row: MeasuredRow, latency: Latency | None, index: int) -> float:
 
 
 def _mape(signed: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
-    """Return the mean absolute error over answered rows, and with refusals counted as 1."""
+    """Return the mean absolute error over rows with a prediction, and the mean in which a row
+    without a prediction counts as 1.
+    """
     there = ~np.isnan(signed)
     if not there.any():
         return math.nan, 1.0
@@ -197,8 +202,8 @@ def weighted_quantile(values: np.ndarray, weights: np.ndarray, share: float) -> 
 
 @dataclass(frozen=True)
 class Noise:
-    """Median relative differences between two measurements of the same configuration, over
-    ``pairs`` pairs.
+    """Median relative difference between two measurements of the same configuration, over ``pairs``
+    pairs.
     """
 
     name: str
@@ -208,8 +213,8 @@ class Noise:
 
 
 def noise(rows: Iterable[MeasuredRow]) -> list[Noise]:
-    """Return the measurement noise by backend, for pairs within one release and between
-    releases.
+    """Return the measurement noise by engine, for pairs within one release and for pairs from
+    different releases.
     """
     once = {row.measurement: row for row in rows if row.measured and not row.suspect}
     groups: dict[tuple[str | int, ...], list[MeasuredRow]] = {}

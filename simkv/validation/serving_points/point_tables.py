@@ -1,4 +1,4 @@
-"""Scores of measured points as tables: on the console, and in Markdown."""
+"""Tables of the scores of measured points, for the console and in Markdown."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HEAD = (
 
 
 def score_rows(scores: Sequence[GroupScore]) -> Iterator[list[str]]:
-    """Yield a row per metric of each group; all values except the counts in per cent."""
+    """Yield a row per metric of each group; all values except counts are in percent."""
     for s in scores:
         for name in METRIC_NAMES:
             first = name == METRIC_NAMES[0]
@@ -44,12 +44,12 @@ def _cells(e: LatencyErrors) -> list[str]:
 
 
 def percent(value: float | None) -> str:
-    """Format a share in per cent with one digit; "-" if unknown."""
+    """Format a fraction in percent with one digit; "-" if unknown."""
     return "-" if value is None or value != value else f"{100 * value:.1f}"
 
 
 def signed(value: float) -> str:
-    """Format a share in signed per cent with one digit; "-" if unknown."""
+    """Format a fraction in percent with sign and one digit; "-" if unknown."""
     return "-" if value != value else f"{100 * value:+.1f}"
 
 
@@ -66,7 +66,7 @@ def titled(title: str, table: AdaptiveTable) -> Group:
 
 
 def noise_lines(found: Sequence[Noise]) -> Iterator[str]:
-    """Yield a sentence on the measurement noise of each group."""
+    """Yield a sentence about the measurement noise of each group."""
     for n in found:
         yield (
             f"{n.name}: {n.pairs} pairs measure the same configuration; their median difference is "

@@ -1,4 +1,6 @@
-"""Build the simulation of a row: hardware, engine with its scheduler's rules, clients."""
+"""Build the simulation of a measured row: hardware, engine with its scheduling rules, and
+clients.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ from simkv.validation.serving_points.measured_rows import MeasuredRow
 #: Defaults of ``vllm serve`` on a GPU with at least 70 GiB.
 VLLM_TOKENS, VLLM_SEQS = 8192, 1024
 SGLANG_SEQS = 2048
-#: Tokens that the scripts leave beyond the longest request.
+#: Number of tokens by which the scripts' length limit exceeds the longest request.
 SPARE_LENGTH = 200
 
 
@@ -38,7 +40,7 @@ SPARE_LENGTH = 200
 class ServingPoint:
     """Simulation setup of a row.
 
-    ``releases`` is the number of releases between the simulated rules and the row's version.
+    ``releases`` is the number of releases between the simulated release and the row's version.
     ``notes`` are assumptions and deviations from the row.
     """
 
@@ -106,7 +108,7 @@ def point_of(row: MeasuredRow) -> ServingPoint:
         engine = _vllm(recipe, variant, setting, tokens, longest)
     else:
         engine = _sglang(recipe, variant, setting, tokens)
-    # Without a prefix cache, a warm-up has no lasting effect; see ``count_warm_up_requests``.
+    # Without prefix caching, a warm-up has no lasting effect; see ``count_warm_up_requests``.
     load = ClosedLoop(
         row.isl,
         row.osl,
@@ -124,8 +126,8 @@ def nearest_variant(backend: str, version: str) -> tuple[str, int]:
     """Return the simulated release nearest to ``version``, and the number of releases between the
     two.
 
-    Of two equally near releases, the older is returned. Without a version, the oldest release is
-    returned and the distance is the number of all releases.
+    Of two equally near releases, the older one is returned. Without a version, the oldest release
+    is returned, and the distance is the number of all releases.
     """
     spec = ENGINES[backend]
     released = [name for name in spec.variants if plain_release(name) == name]
@@ -158,13 +160,15 @@ def _setting(row: MeasuredRow, recipe: Recipe) -> ExecutionSettings:
 
 
 def _async(row: MeasuredRow) -> bool:
-    """Return whether the engine overlaps steps: SGLang since 0.4, vLLM by default since 0.14."""
+    """Return whether the engine overlaps steps: SGLang does since 0.4, vLLM by default since
+    0.14.
+    """
     return row.backend == "sglang" or is_since(row.version or "0", "0.14")
 
 
 def graph_sizes(largest: int) -> tuple[int, ...]:
-    """Return the batch sizes with a CUDA graph: 1, 2 and 4, then in steps of 8, and above 256 in
-    steps of 16.
+    """Return the batch sizes with a CUDA graph: 1, 2, 4, then multiples of 8 up to 256, then
+    multiples of 16.
     """
     sizes = (1, 2, 4, *range(8, 257, 8), *range(272, 1 << 14, 16))
     return tuple(size for size in sizes if size <= largest)
