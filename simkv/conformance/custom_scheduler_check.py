@@ -1,4 +1,5 @@
-"""Check a custom scheduler against the laws (invariants of every scheduler) with random scenarios.
+"""Check with random scenarios that a custom scheduler obeys the laws (the invariants of every
+scheduler).
 
 Example:
 
@@ -38,9 +39,9 @@ HASH_SEEDS = ("1", "2")
 
 @dataclass
 class CheckResult:
-    """Result of a check: the number of scenarios run and the broken law, if any.
+    """Result of a check: the number of scenarios run and the violated law, if any.
 
-    ``counterexample`` is a scenario that breaks the law, as plain data. ``knobs`` are the engine
+    ``counterexample`` is a scenario that violates the law, as plain data. ``knobs`` are the engine
     settings that the user fixed.
     """
 
@@ -62,8 +63,8 @@ class CheckResult:
 
 
 def check_laws(file: Path, examples: int = 200, knobs: dict[str, Any] | None = None) -> CheckResult:
-    """Run random scenarios with the scheduler in ``file`` until one breaks a law, then shrink that
-    scenario.
+    """Run random scenarios with the scheduler in ``file`` until one violates a law, then shrink
+    that scenario.
 
     The code in ``file`` is executed. ``knobs`` are engine settings that are the same in every
     scenario. Raises InputError if the file contains no scheduler or Hypothesis is not installed.
@@ -74,7 +75,8 @@ def check_laws(file: Path, examples: int = 200, knobs: dict[str, Any] | None = N
         raise InputError("check-scheduler needs Hypothesis: pip install 'simkv[own]'") from error
     found = CheckResult(knobs=knobs or {})
     with override_trust(True):
-        _scenario(file, {**_PLAIN, "engine": {}}, found.knobs)  # rejects a bad file
+        # this raises an error for an invalid file
+        _scenario(file, {**_PLAIN, "engine": {}}, found.knobs)
 
         drawn_trees: list[dict[str, Any]] = []
 
@@ -104,7 +106,8 @@ def check_laws(file: Path, examples: int = 200, knobs: dict[str, Any] | None = N
             keeps_the_laws()
         except LawViolation:
             pass
-        except hypothesis.errors.Flaky:  # broke a law once but not again: nondeterministic
+        # the law was violated only once, so the scheduler is nondeterministic
+        except hypothesis.errors.Flaky:
             assert found.broken is not None
     if found.broken is None:
         _hash_otherwise(file, found, drawn_trees)
@@ -121,7 +124,8 @@ def _hash_otherwise(file: Path, found: CheckResult, trees: list[dict[str, Any]])
     command = [
         sys.executable,
         "-Wignore::FutureWarning:simkv.own",  # this process has already shown the warning
-        "-P",  # exclude the current folder from imports; -I would also ignore PYTHONHASHSEED
+        # exclude the current directory from imports; the option -I would also ignore PYTHONHASHSEED
+        "-P",
         "-c",
         "import sys; from simkv.conformance.custom_scheduler_check import run_outcomes; "
         "outcomes = run_outcomes(sys.stdin.read()); print(); print(outcomes)",
@@ -137,7 +141,7 @@ def _hash_otherwise(file: Path, found: CheckResult, trees: list[dict[str, Any]])
         )
         for seed in HASH_SEEDS
     ]
-    # Read the last line only: the scheduler may print before it.
+    # Read only the last line, because the scheduler may print text before it.
     one, other = (json.loads(run.communicate(scenarios)[0].splitlines()[-1]) for run in running)
     for tree, a, b in zip(crowded, one, other, strict=True):
         if a != b:
@@ -155,7 +159,7 @@ def _hash_otherwise(file: Path, found: CheckResult, trees: list[dict[str, Any]])
 
 
 def run_outcomes(scenarios: str) -> str:
-    """Run scenarios and return the outcome of every request as JSON: a list of texts for each
+    """Run scenarios and return the outcomes of all requests as JSON, with a list of texts for each
     scenario.
 
     ``scenarios`` is a JSON array of scenarios. The results of two processes are compared to detect

@@ -4,7 +4,8 @@
     run_clients(Engine(env, recorder, executor, leaping=False), requests, horizon)
     write_decision_trace(path, recorder, requests)
 
-``per_decision_replay`` does the reverse: it reads a header and builds the scheduler.
+``per_decision_replay`` is the counterpart: it reads the header of a recording and builds the
+scheduler.
 """
 
 from __future__ import annotations
@@ -29,13 +30,14 @@ class Recorder:
     decisions.
 
     ``lines`` has one line for each call of ``schedule``, with the fields common to all engines. The
-    queues are read at the moment at which the recordings of this engine read them. ``added`` maps
+    queues are read at the same point of the loop as in the recordings of the engine. ``added`` maps
     the id of a request to the index of the first call after its arrival. ``aborts`` are tuples
     (call, phase, request id): phase 1 is before the call, phase 2 is between the call and the
     delivery of its tokens. ``ending`` is the reason why the engine died, or None.
 
-    With ``whole``, lines also have the fields that only this engine has. The simulated engine must
-    be built with ``leaping=False``, because skipped steps would not be recorded.
+    With ``whole``, lines also have the fields that only this engine's recordings have. The
+    simulated engine must be built with ``leaping=False``, because skipped steps would not be
+    recorded.
     """
 
     def __init__(self, inner: Any, config: Any, *, whole: bool = False) -> None:
@@ -63,7 +65,8 @@ class Recorder:
 
     def abort(self, request_id: int) -> None:
         if request_id in self._ended or not self.recording.handles_aborts:
-            pass  # its client does not know yet, or the engine ignores aborts
+            # the client does not know yet that the request has ended, or the engine ignores aborts
+            pass
         elif self._open and not self._delivered:
             self.aborts.append((len(self.lines) - 1, 2, request_id))
             self.lines[-1].setdefault("aborted", []).append(request_id)
@@ -129,10 +132,10 @@ class Recorder:
 
     def until_all_ended(self) -> tuple[list[RecordingLine], set[int]]:
         """Return the lines up to the end of the recording, and the ids of requests that are
-        unfinished there.
+        unfinished at that point.
 
-        A recording ends with the step in which the last request ends. It ends later if the
-        ``RecordingFormat`` of the engine also records the steps that drain the pipeline.
+        A recording ends with the step in which the last request ends. If the engine's
+        ``RecordingFormat`` also records the steps that drain the pipeline, it ends after those.
         """
         alive = set(self.added)
         for index, line in enumerate(self.lines):
@@ -142,7 +145,7 @@ class Recorder:
         return self.lines, alive
 
     def drains(self, line: RecordingLine) -> bool:
-        """Whether a recording in which all requests have ended continues after ``line``."""
+        """Return whether a recording in which all requests have ended continues after ``line``."""
         under_way = self.recording.drains and self.inner.pipeline_depth > 1
         return under_way and bool(line["scheduled"])
 
@@ -174,8 +177,8 @@ def write_decision_trace(
 ) -> None:
     """Write the recorded decisions to ``path`` as gzip-compressed JSON Lines.
 
-    ``stopped`` is the reason to record if requests are unfinished although the engine did not die.
-    Equal decisions give equal bytes. After an error, no partial file is left.
+    ``stopped`` is the reason to record if requests are unfinished and the engine did not die. Equal
+    decisions give equal bytes. After an error, no partial file is left.
     """
     recorder.close()
     by_id = {request.id: request for request in requests}

@@ -25,7 +25,7 @@ class Mismatch:
     """The first step at which simkv differs from a recording, with the fields that differ.
 
     ``recorded`` and ``simulated`` map the names of these fields to their values. ``step`` is "end"
-    if only the endings differ.
+    if only the ends of the two runs differ.
     """
 
     step: str
@@ -37,8 +37,8 @@ class Mismatch:
 class Conformance:
     """Result of replaying one recording; ``difference`` is None if all steps are equal.
 
-    ``steps`` is the number of equal steps. ``assumed`` is an assumption about the variant that no
-    recording confirms, or None.
+    ``steps`` is the number of equal steps. ``assumed`` describes an assumption about the variant
+    that no recording confirms, or is None.
     """
 
     name: str
@@ -63,7 +63,7 @@ def check_trace(trace: DecisionTrace) -> Conformance:
     assumed = _assumed(engine, trace)
     try:
         count, difference = compare(trace, replay_decisions(engine, trace.header, len(trace.steps)))
-    except Exception as error:  # a header can contain anything
+    except Exception as error:  # the header may contain invalid values of any kind
         raise TraceError(f"{trace.where}: header: cannot be replayed: {error!r}") from error
     return Conformance(trace.name, engine.name, trace.header["variant"], count, difference, assumed)
 
@@ -71,8 +71,8 @@ def check_trace(trace: DecisionTrace) -> Conformance:
 def _assumed(engine: EngineSpec, trace: DecisionTrace) -> str | None:
     """Return an unconfirmed assumption about the variant of a recording, or None.
 
-    Raises TraceError for an unknown variant. Variants such as ``v1-async`` or ``lpm`` are named
-    after a configuration and do not identify a release; they are accepted.
+    Raises TraceError for an unknown variant. Variants such as ``v1-async`` or ``lpm``, which are
+    named after a configuration and not after a release, are accepted.
     """
     header, release = trace.header["variant"], trace.header["config"].get("variant")
     if release not in (None, header):
@@ -113,10 +113,10 @@ def compare(
     """Compare a recording with simulated lines; return the number of equal leading lines and the
     first difference, or None.
 
-    Every recorded field must be reproduced. Both runs must also end in the same way: all requests
-    end, or both stop for the same kind of reason (see ``decision_trace.ending_kind``). If a
-    recording stopped at the recorder's step limit, it must be periodic from the step at which simkv
-    detects a cycle.
+    Every recorded field must be reproduced. The two runs must also end in the same way: all
+    requests end, or the runs stop for the same kind of reason (see ``decision_trace.ending_kind``).
+    If the recording stopped at the recorder's step limit, it must be periodic from the step at
+    which simkv detects a cycle.
     """
     for count, line in enumerate(trace.steps):
         ours = next(simulated, {})
@@ -128,10 +128,10 @@ def compare(
 
 
 def _compare_ends(trace: DecisionTrace, simulated: Iterator[RecordingLine]) -> Mismatch | None:
-    """Return the difference of the endings, or None.
+    """Return the difference between the ends of the two runs, or None.
 
-    simkv must end after the last recorded step or, for a truncated recording, stop for the same
-    kind of reason.
+    simkv's run must end after the last recorded step or, for a truncated recording, stop for the
+    same kind of reason.
     """
     truncated = trace.truncated
     recorded = {"ending": ending_kind(truncated) if truncated else ENDED}
@@ -147,7 +147,7 @@ def _compare_ends(trace: DecisionTrace, simulated: Iterator[RecordingLine]) -> M
 
 
 def _goes_round(steps: list[RecordingLine], ours: RecordingLine) -> bool:
-    """Whether the recording is periodic from the step at which simkv detected a cycle."""
+    """Return whether the recording is periodic from the step at which simkv detected a cycle."""
     proved = ours.get("proved")
     if proved is None or proved >= len(steps):
         return False

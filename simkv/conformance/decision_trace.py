@@ -32,7 +32,8 @@ class TraceError(Exception):
 #: Names of JSON types for use in messages.
 _KINDS = {str: "a string", dict: "an object", list: "an array"}
 
-#: Kinds of endings by a word in the ``why`` of the closing line, the most specific word first.
+#: Kinds of endings, by a word in the field ``why`` of the closing line; the most specific words
+#: come first.
 _ENDINGS = (
     ("panic", "panic"),
     ("livelock", "livelock"),
@@ -46,12 +47,12 @@ _ENDINGS = (
 )
 
 
-#: Ending of a recording that stopped at the recorder's own limit.
+#: Ending of a recording that stopped at the recorder's step limit.
 RECORDER_LIMIT = "limit"
 
 
 def ending_kind(closing: RecordingLine) -> str:
-    """Return the kind of ending in a closing line, such as panic, livelock, lost or stall.
+    """Return the kind of ending that a closing line states, such as panic, livelock, lost or stall.
 
     An unknown reason is returned unchanged.
     """
@@ -60,9 +61,9 @@ def ending_kind(closing: RecordingLine) -> str:
 
 
 def relative_times(line: RecordingLine) -> RecordingLine:
-    """Return a line with its step numbers and ticks relative to the line itself.
+    """Return a line with its step numbers and ticks made relative to the line itself.
 
-    Lines of two repetitions of a cycle are then equal.
+    Corresponding lines in two repetitions of a cycle become equal.
     """
     now = line.get("tick", 0)
     moments: RecordingLine = {"step": 0, "tick": 0}
@@ -74,7 +75,7 @@ def relative_times(line: RecordingLine) -> RecordingLine:
 
 
 def _since(word: Any, now: int) -> Any:
-    """Make the tick in a message name relative to ``now``: ``msg57`` at tick 50 becomes
+    """Make the tick in the name of a message relative to ``now``: ``msg57`` at tick 50 becomes
     ``msg7``.
     """
     sent = isinstance(word, str) and word.startswith("msg") and word[3:].isdecimal()
@@ -85,7 +86,7 @@ def _since(word: Any, now: int) -> Any:
 class DecisionTrace:
     """A parsed recording: the header (engine, variant, config and requests) and one line per step.
 
-    ``truncated`` is the closing line if the engine could not finish all requests, or None. In
+    ``truncated`` is the closing line if the engine could not finish all requests, or None. In error
     messages, ``name`` identifies the recording and ``where`` is the position of its header line.
     """
 
@@ -100,7 +101,7 @@ class DecisionTrace:
 class Recording:
     """An unparsed recording: its lines and the line number of its header in the file.
 
-    ``case`` is the name of the recorded case, or its number. ``packed`` is True if the file
+    ``case`` is the name of the recorded case, or its number. ``packed`` is true if the file
     contains several recordings.
     """
 
@@ -183,7 +184,9 @@ def split_recordings(path: Path) -> list[Recording]:
 
 
 def _case(row: str) -> str | None:
-    """Return the case name in a header line; "" if it has no name, None if it is no header line."""
+    """Return the case name in a header line; "" if the header has no name, None if the line is not
+    a header.
+    """
     try:
         header = json.loads(row)
     except (ValueError, RecursionError):

@@ -28,7 +28,7 @@ def replay_steps(
     """Yield the decisions of simkv's scheduler on the workload of ``header``, one line per
     decision.
 
-    See ``decision_replay.replay_decisions`` for the parameters.
+    The parameters have the same meaning as in ``decision_replay.replay_decisions``.
     """
     recording, config = engine.recording, engine.recording.config(header)
     recorder = Recorder(engine.build(config), config, whole=True)
@@ -78,7 +78,7 @@ def replay_steps(
 def closing_line(ending: str, why: str, proved: int | None = None) -> RecordingLine:
     """Return the last line of a replay in which requests remain unfinished.
 
-    ``proved`` is the step at which the scheduler's state was seen for the second time, or None.
+    ``proved`` is the step at which the scheduler's state occurred for the second time, or None.
     """
     return {"truncated": True, "ending": ending, "why": why, "proved": proved}
 
@@ -150,8 +150,8 @@ class ScriptedClients:
     """Arrivals and aborts of each step, as recorded; ``alive`` has the ids of unfinished requests.
 
     Aborts in the header are tuples (step, phase, id). Phase 0 is before the arrivals of the step,
-    phase 1 is between the arrivals and the decision, phase 2 is between the decision and the
-    delivery of tokens.
+    phase 1 between the arrivals and the decision, and phase 2 between the decision and the delivery
+    of tokens.
     """
 
     def __init__(
@@ -166,13 +166,13 @@ class ScriptedClients:
 
     @property
     def expected(self) -> bool:
-        """Whether arrivals or aborts remain."""
+        """Return whether arrivals or aborts remain."""
         return bool(self._arrivals or self._aborts)
 
     def arrive(self, step: int) -> bool:
         """Apply the arrivals and aborts before the decision of ``step``.
 
-        Returns whether there were any.
+        Returns whether there were any arrivals or aborts.
         """
         moved = self.leave(step, 0)
         for request in self._arrivals.pop(step, ()):
@@ -223,23 +223,23 @@ class RemainingOutput:
         return {i for i in (*batch.emits, *members) if self._left[i] == 1 + _more(batch, i)}
 
     def count(self, batch: Batch, completion: Completion, members: Iterable[int] = ()) -> None:
-        """Subtract the delivered tokens of a batch. ``members`` are the ids of its decode group."""
+        """Subtract the delivered tokens of a batch; ``members`` are the ids of its decode group."""
         for i in (*completion.delivered, *members):
             self._left[i] -= 1 + _more(batch, i)
             self._given[i] += 1 + _more(batch, i)
 
 
 def _more(batch: Batch, i: int) -> int:
-    """Return the number of accepted draft tokens, which a request receives in addition to one
+    """Return the number of accepted draft tokens of a request, which it receives in addition to one
     token.
     """
     return batch.drafted.accepted.get(i, 0) if batch.drafted else 0
 
 
 class StallDetector:
-    """Detects that the scheduler's state repeats while no external event occurs.
+    """Detect that the scheduler's state repeats while no external event occurs.
 
-    ``proved`` is the step at which a state was seen for the second time, or None.
+    ``proved`` is the step at which a state occurred for the second time, or None.
     """
 
     def __init__(self) -> None:
@@ -249,7 +249,7 @@ class StallDetector:
     def after(self, step: int, moved: bool, state: Callable[[], Hashable]) -> None:
         """Check the scheduler's state after a step.
 
-        If ``moved`` is true, an event occurred or is expected, and the states seen before are
+        If ``moved`` is true, an event occurred or is expected, and the earlier states are
         discarded.
         """
         if moved:
@@ -262,7 +262,9 @@ class StallDetector:
         self._seen.clear()
 
     def repeats(self, state: Hashable) -> bool:
-        """Whether ``state`` was seen since the last call of ``progress``; otherwise store it."""
+        """Return whether ``state`` occurred since the last call of ``progress``; if it did not,
+        store it.
+        """
         if state in self._seen:
             return True
         self._seen.add(state)

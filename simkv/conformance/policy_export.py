@@ -165,8 +165,8 @@ def load_policy(file: Path) -> tuple[EngineSpec, Any, CustomCode]:
 def export_policy(file: Path, knobs: dict[str, Any], module: str) -> str:
     """Return the source of a Python module with the scheduler class for vLLM.
 
-    ``knobs`` are values for the policy's own settings. ``module`` is the name under which vLLM will
-    import the file. Raises InputError if the file contains no policy or a setting is unknown.
+    ``knobs`` are values for the settings of the policy. ``module`` is the name under which vLLM
+    will import the file. Raises InputError if the file contains no policy or a setting is unknown.
     """
     if _is_scenario(file):
         if knobs:
@@ -200,9 +200,8 @@ def export_policy(file: Path, knobs: dict[str, Any], module: str) -> str:
 
 
 def _aliases(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the classes with different names in the policy file and in the generated file.
-
-    Each item is a pair of both names.
+    """Yield pairs of names of classes that are named differently in the policy file and in the
+    generated file.
     """
     for node in ast.parse(text).body:
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "simkv":
@@ -213,7 +212,7 @@ def _aliases(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _name(name: str) -> str:
-    """Return the current name of a class in the old module ``simkv.own``."""
+    """Return the current name of a class, given its name in the old module ``simkv.own``."""
     return OLD_NAMES.get(name, name)
 
 

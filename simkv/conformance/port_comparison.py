@@ -1,7 +1,8 @@
-"""Run a port and the engine's own scheduler side by side and report the first difference.
+"""Run simkv's port and the engine's own (native) scheduler side by side and report the first
+difference.
 
-The port drives the simulation; the native scheduler receives the same calls. Decisions, results,
-queues, free blocks and blocks per request are compared after each call.
+The port determines the simulation; the native scheduler receives the same calls. Decisions,
+results, queues, free blocks and blocks per request are compared after each call.
 """
 
 from __future__ import annotations
@@ -21,17 +22,20 @@ from simkv.sim.simulation import build_replica_specs, simulate_scenario
 
 
 class DifferentDecision(Exception):
-    """The first difference: the step, the time (s), its subject, the values and states of both."""
+    """Raised at the first difference; has the step, the time (s), the subject, and the values and
+    states of the two schedulers.
+    """
 
     def __init__(
         self, step: int, time: float, subject: str, values: tuple[Any, Any], states: tuple[str, str]
     ) -> None:
-        super().__init__(step, time, subject, values, states)  # SimPy copies it from these
+        # SimPy copies the exception from these arguments
+        super().__init__(step, time, subject, values, states)
         self.step, self.time, self.subject = step, time, subject
         self.values, self.states = values, states
 
     def describe(self) -> list[str]:
-        """Return the difference and both states, as lines."""
+        """Return the difference and the two states, as lines."""
         return [
             f"first difference at step {self.step} ({self.time:.6g} s): {self.subject}",
             f"  port:   {self.values[0]}",
@@ -42,15 +46,16 @@ class DifferentDecision(Exception):
 
 
 class ComparedScheduler:
-    """A port whose every call is repeated on ``native``; raises DifferentDecision.
+    """A port that repeats every call on ``native`` and raises DifferentDecision if the results
+    differ.
 
-    ``features`` counts the events that the comparison has seen, ``compared`` the comparisons by
-    subject.
+    ``features`` counts the kinds of events that occurred during the comparison, ``compared`` the
+    comparisons by subject.
     """
 
     def __init__(self, port: Any, native: Any, *, tabled: bool = True) -> None:
         self.port, self.native = port, native
-        self._tabled = tabled  # whether a request has one block table
+        self._tabled = tabled  # whether a request has a single block table
         self.pipeline_depth = port.pipeline_depth
         self.steps = 0
         self._left: set[int] = set()
@@ -85,7 +90,7 @@ class ComparedScheduler:
             one.abort(request_id)
 
     def schedule(self) -> Batch:
-        """Return the decision of both."""
+        """Return the decision, after comparing the decisions of the two schedulers."""
         cached = _cached(self.port)
         batch: Batch = self.port.schedule()
         other: Batch = self.native.schedule()
@@ -97,7 +102,8 @@ class ComparedScheduler:
         self._same("tokens", [tuple(row) for row in batch.rows()], [*map(tuple, other.rows())])
         self._same("kind", batch.kind, other.kind)
         self._same("preempted", batch.preempted, other.preempted)
-        # Whether a client that has left is also rejected is not reported to it.
+        # The native scheduler does not report whether a request of a disconnected client is also
+        # rejected.
         self._same("rejected", *(_rejected(one) - self._left for one in (batch, other)))
         self._same("lost", sorted(batch.lost), sorted(other.lost))
         self._same("drafts", _drafts(batch), _drafts(other))
@@ -110,7 +116,7 @@ class ComparedScheduler:
         return batch
 
     def complete(self, batch: Batch, ended: Collection[int]) -> Completion:
-        """Deliver a batch to both."""
+        """Deliver a batch to the two schedulers and compare the results."""
         ours, theirs = self._batches.pop(0)
         assert ours is batch
         if batch.drafted and theirs.drafted:
@@ -131,7 +137,7 @@ class ComparedScheduler:
             one.moved(jobs)
 
     def leap(self, most: int) -> int:  # noqa: ARG002
-        """Return 1: every step is compared."""
+        """Return 1, because every step is compared."""
         return 1
 
     def _compare_state(self) -> None:
@@ -173,7 +179,7 @@ def _copies(batch: Batch) -> Any:
 
 
 def _tables(port: Any) -> Any:
-    """Return the block tables of a port that numbers its blocks as the engine does, or None."""
+    """Return the block tables of a port that numbers its blocks like the engine, or None."""
     tables = getattr(getattr(port, "memory", None), "tables", None)
     return tables.tables if tables is not None and hasattr(tables, "tables") else None
 
@@ -198,7 +204,7 @@ def _state(scheduler: Scheduler) -> str:
 
 
 def compare_with_port(scenario: Scenario, folder: Path) -> ComparedScheduler:
-    """Run a scenario whose engine has a source, and the port of the same release beside it.
+    """Run a scenario whose engine has a source, side by side with the port of the same release.
 
     Returns the comparison if all decisions are equal. Raises DifferentDecision at the first
     difference, and InputError if the scenario has a fleet.

@@ -1,4 +1,6 @@
-"""Number of recorded traces that simkv reproduces for each variant, packaged as ``counts.json``."""
+"""Number of recorded traces that simkv reproduces for each variant, from the packaged file
+``counts.json``.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,8 @@ from pathlib import Path
 
 COUNTS_FILE = Path(__file__).with_name("counts.json")
 
-#: Engine -> variant -> ``{"equal": traces reproduced exactly, "recorded": traces replayed}``.
+#: Mapping from engine and variant to ``{"equal": traces reproduced exactly, "recorded": traces
+#: replayed}``.
 RecordingCounts = dict[str, dict[str, dict[str, int]]]
 
 

@@ -26,9 +26,9 @@ def replay_ticks(
 ) -> Iterator[RecordingLine]:
     """Yield the decisions of simkv's pipeline on the workload of ``header``, one line per tick.
 
-    In a tick, the pipeline receives messages, decides, puts tasks into the worker's queue and runs
-    a step. It may also receive messages between the decision and the put. See
-    ``decision_replay.replay_decisions`` for the parameters.
+    In a tick, the pipeline receives messages, makes a decision, puts tasks into the worker's queue
+    and runs a step. It may also receive messages between the decision and the put. The parameters
+    have the same meaning as in ``decision_replay.replay_decisions``.
     """
     delays, recording = header["delays"], engine.recording
     gap = delays["messages_processed_between_schedule_and_put"] > 0
@@ -65,12 +65,12 @@ def replay_ticks(
             return
 
 
-#: Minimum distance (s) of all events in a tick from the times at which it is observed.
+#: Minimum distance (s) between any event of a tick and the time at which the tick is observed.
 TICK_MARGIN_S = 0.125
 
 
 def one_step_per_tick(lag: int, gap: bool) -> Pacing:
-    """Return the delays that make each of the three threads run once per tick, as in the
+    """Return the delays with which each of the three threads runs once per tick, as in the
     recordings.
 
     A step takes one second. A tick takes one second, or 1.5 seconds with ``gap``; the additional
@@ -92,7 +92,7 @@ def one_step_per_tick(lag: int, gap: bool) -> Pacing:
 
 
 class _Watched(AsyncPipeline):
-    """A pipeline that records what happens in each tick."""
+    """A pipeline that records the events of each tick."""
 
     def __init__(self, actors: Threads, pacing: Pacing, lines: TickFormat) -> None:
         executor = SimulatedExecutor(load_profile("unit-step"))
@@ -111,10 +111,10 @@ class _Watched(AsyncPipeline):
 
     def state_repeats(self) -> bool:
         super().state_repeats()
-        return False  # a recording may repeat any number of times
+        return False  # a recording may repeat without limit
 
     def die(self, kind: str, why: str, requests: Iterable[int]) -> None:
-        if kind == "livelock":  # see state_repeats
+        if kind == "livelock":  # see ``state_repeats``
             self._stop(kind, why)
         else:
             super().die(kind, why, requests)

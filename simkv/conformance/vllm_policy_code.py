@@ -1,9 +1,9 @@
 """Export a policy of ``simkv.core.policy_language`` as a scheduler class for vLLM.
 
 Such a policy makes decisions in the middle of a step, but the class needs no copy of vLLM's
-``schedule`` method. Its waiting queue evaluates to false while the policy does not admit the first
-request. Priorities are replaced by ranks while vLLM selects a request to preempt. The prefill
-threshold is set before each step.
+``schedule`` method. The class replaces the waiting queue by one that evaluates to false while the
+policy does not admit the first request. Priorities are replaced by ranks while vLLM selects a
+request to preempt. The prefill threshold is set before each step.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A batch as the device sees it: flat integer arrays of a fixed size, and stored block tables.
 
-Token slots hold the decodes first, one token each, then the tokens of the prefills one after the
-other, then padding. Row slots hold the decodes, padding, the prefills, padding. Padding belongs to
-the scratch seat, whose block table contains only the null block, and has length 0. A *seat* is a
-request's row in the device's token store and block tables.
+A *seat* is a request's row in the device's token store and block tables. Token slots contain the
+decodes first, one token each, then the tokens of the prefills one after the other, then padding.
+Row slots contain the decodes, padding, the prefills, padding. Padding belongs to the scratch seat,
+whose block table contains only the null block, and has length 0.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Ints = npt.NDArray[np.int32]
 
 
 class StepSize(NamedTuple):
-    """Slots of a step: ``tokens``, and rows for ``decodes`` and for ``prefills``."""
+    """Numbers of slots of a step: ``tokens``, and rows for ``decodes`` and for ``prefills``."""
 
     tokens: int
     decodes: int
@@ -31,10 +31,10 @@ class StepSize(NamedTuple):
 class StepInputs(NamedTuple):
     """Arrays of a step; numpy on the host, tensors on the device, all int32.
 
-    Per token slot: its ``seat`` and ``position``. Per row slot: its ``row_seat``, its ``length``
-    (tokens of KV after the step, 0 for padding), and the destination of its next token,
+    Each token slot has a ``seat`` and a ``position``. Each row slot has a ``row_seat``, a
+    ``length`` (tokens of KV after the step, 0 for padding), and the destination of its next token,
     ``out_seat`` (the scratch seat if it emits none) and ``out_position``. ``start`` has the first
-    token slot of each prefill, and the end of the last.
+    token slot of each prefill, and the end of the last prefill.
     """
 
     seat: Any
@@ -47,12 +47,12 @@ class StepInputs(NamedTuple):
 
 
 def input_views(buffer: Any, size: StepSize) -> StepInputs:
-    """Return views of the fields of a step of this size in a flat buffer (numpy or torch)."""
+    """Return views of the fields of a step of this size into a flat buffer (numpy or torch)."""
     return StepInputs(*(buffer[a:b] for a, b in pairwise(_offsets(size))))
 
 
 def packed_length(size: StepSize) -> int:
-    """Return the number of integers of a step of this size in the buffer."""
+    """Return the number of integers that a step of this size occupies in the buffer."""
     return _offsets(size)[-1]
 
 
@@ -63,7 +63,7 @@ def _offsets(size: StepSize) -> list[int]:
 
 
 def split_rows(rows: Sequence[BatchRow]) -> tuple[list[BatchRow], list[BatchRow]]:
-    """Return rows with one token, which go to the decode kernel, and all others."""
+    """Split rows into rows with one token, which the decode kernel processes, and all others."""
     decodes = [row for row in rows if row.tokens == 1]
     prefills = [row for row in rows if row.tokens > 1]
     return decodes, prefills
@@ -77,7 +77,9 @@ def fill(
     seats: Mapping[int, int],
     scratch: int,
 ) -> None:
-    """Write a step into the host's ``fields``; ``emits`` are the ids that get a token."""
+    """Write a step into ``fields`` on the host; ``emits`` are the ids of requests that get a
+    token.
+    """
     first = len(fields.row_seat) - (len(fields.start) - 1)
     fields.seat.fill(scratch)
     fields.position.fill(0)
@@ -126,8 +128,8 @@ def _columns(
 class TableDelta(NamedTuple):
     """Changes of the device's block tables: ``blocks`` to be written at flat ``places``.
 
-    ``unbacked`` counts tokens of the step for which the scheduler has allocated no block. As in the
-    engines, they are written to the null block, and their KV is void.
+    ``unbacked`` is the number of tokens of the step for which the scheduler has allocated no block.
+    As in the engines, these tokens are written to the null block, and their KV is invalid.
     """
 
     places: list[int]
@@ -136,10 +138,10 @@ class TableDelta(NamedTuple):
 
 
 class TableTracker:
-    """Tracks the contents of the device's tables, to send only the changes.
+    """Track the contents of the device's block tables, so that only changes are sent.
 
-    The scheduler's tables only grow while they are the same object. A different object (after a
-    preemption, or when a cached prefix replaced own blocks) is sent as a whole.
+    As long as a scheduler's table is the same object, it only grows. A different object (after a
+    preemption, or when a cached prefix replaced the request's blocks) is sent as a whole.
     """
 
     def __init__(self, block_size: int, width: int) -> None:

@@ -45,9 +45,10 @@ from simkv.gpu.transformer import Transformer, random_weights
 class RunnerConfig:
     """Sizes that are fixed before the first step.
 
-    ``num_blocks`` blocks of ``block_size`` tokens; ``seats`` requests of at most ``max_len`` tokens
-    each (prompt and output) during the lifetime of the runner; ``max_decodes`` decode rows per
-    step. ``graph_tokens`` is the largest step to capture as a graph; 0 captures none.
+    The pool has ``num_blocks`` blocks of ``block_size`` tokens. During its lifetime, the runner
+    serves at most ``seats`` requests of at most ``max_len`` tokens each (prompt and output). A step
+    has at most ``max_decodes`` decode rows. ``graph_tokens`` is the size in tokens of the largest
+    step to capture as a graph; with 0, no step is captured.
     """
 
     num_blocks: int
@@ -60,7 +61,9 @@ class RunnerConfig:
 
 
 def covering_config(configs: Iterable[RunnerConfig]) -> RunnerConfig:
-    """Return a config that is large enough for all ``configs``, which differ in sizes only."""
+    """Return a config that is large enough for all ``configs``, which differ only in their
+    sizes.
+    """
     found, *others = configs
     for other in others:
         if found.block_size != other.block_size:
@@ -74,12 +77,12 @@ def covering_config(configs: Iterable[RunnerConfig]) -> RunnerConfig:
 class Timing(NamedTuple):
     """Times of a step in seconds, and how it was run.
 
-    ``gpu_s`` is the device's time from the start of the model to the copy of its outputs (on a CPU:
-    the time inside the model); copies of inputs and launches by the host are not in it.
-    ``prepare_s``, ``launch_s`` and ``wait_s`` are host times.
-    ``size`` is the padded size; ``graph`` is true for a captured step. ``unbacked`` tokens had no
-    block; ``premature`` tokens were sampled before all known tokens of their request had KV. Both
-    only happen if an engine's rules are wrong.
+    ``gpu_s`` is the device's time from the start of the model to the copy of its outputs (on a CPU,
+    the time inside the model); it excludes copies of inputs and launches by the host.
+    ``prepare_s``, ``launch_s`` and ``wait_s`` are host times. ``size`` is the padded size;
+    ``graph`` is true for a captured step. ``unbacked`` is the number of tokens without a block, and
+    ``premature`` the number of tokens sampled before all known tokens of their request had KV.
+    These two are above 0 only if the rules of an engine are wrong.
     """
 
     size: StepSize
@@ -94,7 +97,7 @@ class Timing(NamedTuple):
 
 
 class StepDone(NamedTuple):
-    """A finished step: the token of each emitting request."""
+    """A finished step, with the new token of each emitting request."""
 
     tokens: dict[int, int]
     timing: Timing
@@ -144,14 +147,16 @@ class Runner:
         self.reset()
 
     def reset(self) -> None:
-        """Forget all requests; weights, cache and graphs remain."""
+        """Forget all requests; weights, KV pool and graphs remain."""
         self._seats: dict[int, int] = {}
         self._prompt_tokens: dict[int, int] = {}
         self._reach: dict[int, int] = {}
         self._watch = TableTracker(self.config.block_size, self.model.tables.shape[1])
 
     def admit(self, prompt: Prompt) -> None:
-        """Put a new request's prompt on the device. Raises RuntimeError if no seat is left."""
+        """Copy the prompt of a new request to the device. Raises RuntimeError if no seat is
+        free.
+        """
         if len(self._seats) == self.config.seats:
             raise RuntimeError(f"all {self.config.seats} seats are taken")
         seat = self._seats[prompt.id] = len(self._seats)
@@ -168,9 +173,10 @@ class Runner:
         emits: Collection[int],
         tables: Mapping[int, Sequence[int]],
     ) -> InFlightStep:
-        """Enqueue a step; ``tables`` has each request's blocks, ``emits`` the sampling requests.
+        """Enqueue a step; ``tables`` has each request's blocks, and ``emits`` the ids of requests
+        that sample a token.
 
-        All arguments are read before this returns. Raises RuntimeError for a row longer than
+        All arguments are read before the method returns. Raises RuntimeError for a row longer than
         ``max_len``.
         """
         begin = read_timer()
@@ -218,7 +224,7 @@ class Runner:
     ) -> torch.Tensor:
         """Enqueue a step of packed inputs; the sampled tokens are valid until the next step.
 
-        ``begin`` is called when the inputs are enqueued and before the model is.
+        ``begin`` is called after the inputs are enqueued and before the model is enqueued.
         """
         if size in self.graphs.sizes:
             return self.graphs.run(packed, size, begin)
@@ -249,13 +255,14 @@ class Runner:
     def warm_up(self, seconds: float) -> None:
         """Run empty steps for the given time, each kind at least once.
 
-        Compilation of kernels and setup of libraries then happen before any measurement. Inputs and
+        As a result, kernels are compiled and libraries set up before any measurement. Inputs and
         outputs use the same pinned memory as real steps, which torch allocates once.
         """
         most = self.config.max_decodes
         counts = [(1, 0, 1), (most, 0, most), (0, 1, 512), (1, 1, 512), (1, PREFILL_ROWS + 1, 4096)]
         sizes = [step_size(*count, most) for count in counts]
-        if self.on_gpu and not self.graphs.sizes:  # otherwise built at capture
+        # otherwise they would be built during the capture
+        if self.on_gpu and not self.graphs.sizes:
             sizes += graph_sizes(most, GRAPH_TOKENS)
         end = read_timer() + seconds
         while True:
@@ -273,14 +280,15 @@ class Runner:
         self._watch.forget(request_id)
 
     def tokens(self, request_id: int, count: int) -> list[int]:
-        """Return the first ``count`` tokens of a request (prompt, output) from the device."""
+        """Return the first ``count`` tokens (prompt, then output) of a request from the device."""
         found: list[int] = self.model.tokens[self._seats[request_id], :count].tolist()
         return found
 
     def _check(self, rows: Sequence[BatchRow], emits: Collection[int]) -> int:
         """Raise RuntimeError for rows that are too long; count tokens that are emitted too early.
 
-        A token whose step the engine discarded is computed again and does not count as too early.
+        A token whose step was discarded by the engine is computed again and does not count as too
+        early.
         """
         premature = 0
         for row in rows:
@@ -296,7 +304,9 @@ class Runner:
         return premature
 
     def _host(self, count: int) -> torch.Tensor:
-        """Allocate host memory for a copy; torch keeps pinned memory until its copies are done."""
+        """Allocate host memory for a copy; torch keeps pinned memory until its copies have
+        finished.
+        """
         return torch.empty(count, dtype=torch.int32, pin_memory=self.on_gpu)
 
     def _write_tables(self, places: list[int], blocks: list[int]) -> None:
@@ -307,7 +317,7 @@ class Runner:
         self.model.tables.view(-1)[moved[0]] = moved[1]
 
     def _quote(self, prompt: Prompt, row: torch.Tensor) -> None:
-        """Copy parts of a prompt that another request has emitted (stream ``o<id>``)."""
+        """Copy the parts of a prompt that another request has emitted (stream ``o<id>``)."""
         at = 0
         for segment in prompt.segments:
             length = segment.end - segment.start
@@ -320,7 +330,7 @@ class Runner:
 
 
 class _HostClock:
-    """Time of a step that runs where it is launched."""
+    """Clock for the duration of a step that runs on the host."""
 
     def start(self) -> None:
         self._begin = read_timer()
@@ -333,7 +343,7 @@ class _HostClock:
 
 
 class _DeviceClock:
-    """Time of a step on the device, between two events of its stream."""
+    """Clock for the duration of a step on the device, between two events of its stream."""
 
     def __init__(self) -> None:
         self._begin = torch.cuda.Event(enable_timing=True)
@@ -346,6 +356,6 @@ class _DeviceClock:
         self._end.record()
 
     def seconds(self) -> float:
-        """Wait for the end of the step and return its duration."""
+        """Wait for the end of the step and return its duration in seconds."""
         self._end.synchronize()
         return float(self._begin.elapsed_time(self._end)) / 1000.0

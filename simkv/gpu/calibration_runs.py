@@ -1,9 +1,11 @@
-"""Short real runs of a campaign: one to fit the cost of serving, the others to evaluate it.
+"""Short real runs of a calibration campaign: one run to fit the cost of serving, and further runs
+to evaluate it.
 
-They differ in load, prompt lengths and step tokens, so that the reported error is for sizes that
-were not fitted. Each starts with its maximum number of requests, so steps are full. Then a new
-request replaces each finished one, with chunks as long as prompts. At the end only decodes remain,
-fewer and fewer. Thus no run depends on the speed of the device.
+The runs differ in load, prompt lengths and step tokens, so that the reported error applies to sizes
+that were not fitted. Each run starts with its maximum number of requests, so its steps are full.
+Later, a new request replaces each finished request, and its chunk is as long as its prompt. At the
+end only decodes remain, and their number decreases. The steps of a run therefore do not depend on
+the speed of the device.
 """
 
 from __future__ import annotations
@@ -27,8 +29,9 @@ OVERLAPPED = "-overlapped"
 class CalibrationLoad:
     """Load of one run.
 
-    ``in_flight`` is the maximum number of concurrent requests, ``prompt`` the mean prompt tokens,
-    ``budget`` the maximum tokens of a step, and ``shortest_output`` a minimum of output tokens.
+    ``in_flight`` is the maximum number of concurrent requests, ``prompt`` the mean number of prompt
+    tokens, ``budget`` the maximum number of tokens of a step, and ``shortest_output`` the minimum
+    number of output tokens.
     """
 
     name: str
@@ -38,9 +41,9 @@ class CalibrationLoad:
     shortest_output: int = 16
 
     def scenario(self, limits: Limits, *, pipelined: bool = False) -> Scenario:
-        """Return a scenario with twice the requests in flight, within ``limits``.
+        """Return a scenario with twice as many requests as run concurrently, within ``limits``.
 
-        With ``pipelined``, the scheduler decides a step ahead. No request ends before all prompts
+        With ``pipelined``, the scheduler decides one step ahead. No request ends before all prompts
         are computed, so that the maximum number of requests decodes together.
         """
         longest = limits.context // 2
@@ -81,10 +84,12 @@ class CalibrationLoad:
 
 
 def fit_load(limits: Limits) -> CalibrationLoad:
-    """Return the load that the serving overhead is fitted to: all decode counts, mid-size steps.
+    """Return the load to which the serving overhead is fitted; it covers all numbers of decodes and
+    medium-sized steps.
 
-    Outputs have two thirds of the tokens of prompts, as in many chats. The clock of a device falls
-    with the share of prompt tokens, so a run of prompts only would give steps that are too slow.
+    Outputs have two thirds of the tokens of prompts, as in many chats. The clock of a device
+    decreases with the fraction of prompt tokens, so a run with only prompts would have steps that
+    are too slow.
     """
     budget = max(limits.decodes, min(limits.tokens // 4, 2048))
     prompt = limits.context // 16
@@ -94,8 +99,8 @@ def fit_load(limits: Limits) -> CalibrationLoad:
 def evaluation_loads(limits: Limits) -> list[CalibrationLoad]:
     """Return the loads for evaluation.
 
-    One has few requests with long prompts in the largest steps, the other many requests with short
-    prompts in small steps.
+    The first has few requests with long prompts in the largest steps. The second has many requests
+    with short prompts in small steps.
     """
     few = max(limits.decodes // 8, 8)
     small = max(limits.decodes, limits.tokens // 16)
@@ -108,10 +113,12 @@ def evaluation_loads(limits: Limits) -> list[CalibrationLoad]:
 
 
 def run_calibration_loads(setup: GpuSetup, limits: Limits) -> Iterator[tuple[str, ExecutionRecord]]:
-    """Run all loads on one runner, and yield each record with its name, the fitting load first.
+    """Run all loads on one runner, and yield each record with its name; the load for fitting is
+    first.
 
-    If steps overlap, all loads run with a pipelined scheduler first, as engines do by default, and
-    then with a synchronous one. Raises InputError if model and cache do not fit on the device.
+    If steps overlap, all loads run first with a pipelined scheduler, which is the default of
+    engines, and then with a synchronous scheduler. Raises InputError if model and cache do not fit
+    on the device.
     """
     setup = replace(setup, warm_up=min(setup.warm_up, 2.0))  # the device is already warm
     works = [fit_load(limits), *evaluation_loads(limits)]

@@ -1,8 +1,9 @@
-"""Measurement campaign: the cost of the parts of a step on this device, point by point.
+"""Measurement campaign: measure the cost of the parts of a step on this device, point by point.
 
-Points are ordered by usefulness and measured twice, in shuffled order within small batches. A
-sentinel before each batch shows drift. A graph serves both measurements of a point. Every
-measurement is appended to a CSV file at once, and a restarted campaign resumes there.
+Points are ordered by usefulness and measured twice, in shuffled order within small batches. A fixed
+step (the sentinel) is timed before each batch to show drift. The two measurements of a point use
+the same graph. Every measurement is appended to a CSV file at once, so that a restarted campaign
+resumes after the last one.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ POINTS_PER_SENTINEL = 20
 class Measurement(NamedTuple):
     """Measurement of a point: median, 10th and 90th percentile and maximum of repeats (s).
 
-    ``longest`` is the longest context of a decode, ``size`` the padded size, ``at_s`` the time
-    since the campaign began.
+    ``longest`` is the longest context of a decode, ``size`` the padded size, and ``at_s`` the time
+    in seconds since the campaign began.
     """
 
     key: str
@@ -61,9 +62,11 @@ def measure(
     seed: int = 0,
     progress: Callable[[], None] = lambda: None,
 ) -> list[Measurement]:
-    """Measure ``points`` until all are done or the time is over; append to the CSV at ``path``.
+    """Measure ``points`` until all are done or the time has passed, and append the results to the
+    CSV file ``path``.
 
-    Measurements already in the file are not repeated. Returns the whole contents of the file.
+    Measurements that are already in the file are not repeated. Returns the whole content of the
+    file.
     """
     begin = perf_counter()
     _drop_incomplete_line(path)
@@ -111,7 +114,7 @@ def _append(path: Path, sample: Measurement) -> None:
 
 
 def _drop_incomplete_line(path: Path) -> None:
-    """Drop the last line if writing it was interrupted."""
+    """Drop the last line if its writing was interrupted."""
     if path.exists() and not (text := path.read_bytes()).endswith(b"\n"):
         path.write_bytes(text[: text.rfind(b"\n") + 1])
 
@@ -132,7 +135,7 @@ def read_samples(path: Path) -> list[Measurement]:
 
 
 def check_same(path: Path, about: dict[str, Any]) -> None:
-    """Write the description of a campaign, or compare it with the existing one.
+    """Write the description of a campaign, or compare it with an existing one.
 
     Raises InputError if the existing measurements have a different setup.
     """
@@ -147,17 +150,18 @@ def check_same(path: Path, about: dict[str, Any]) -> None:
             )
 
 
-#: Ratio to its own scatter above which a change of the sentinel counts.
+#: Ratio of the sentinel's change to its scatter above which the change is reported.
 SIGNIFICANT_DRIFT = 3.0
-#: A repeat stalled if it took this factor times the median of its point, and this excess (s).
+#: A repeat counts as stalled if it exceeds this factor times the median of its point, and exceeds
+#: the median by this time (s).
 STALL_FACTOR, STALL_EXCESS_S = 3.0, 5e-3
 
 
 def measure_drift(samples: Sequence[Measurement]) -> float:
     """Return the relative change of the sentinel over the campaign, by a linear fit.
 
-    0 if the change is within the scatter, or there are fewer than four measurements. It is
-    reported, and nothing is corrected for it.
+    The result is 0 if the change is within the scatter, or if there are fewer than four
+    measurements. The drift is reported, but measurements are not corrected for it.
     """
     seen = [(s.at_s, s.median_s) for s in samples if s.key.startswith("sentinel")]
     if len(seen) < 4:
@@ -171,7 +175,7 @@ def measure_drift(samples: Sequence[Measurement]) -> float:
 
 
 def count_stalled(samples: Sequence[Measurement]) -> int:
-    """Return the number of points with a stalled repeat; their median is used."""
+    """Return the number of points with a stalled repeat; the median is used for such points."""
     return sum(
         s.most_s > max(STALL_FACTOR * s.median_s, s.median_s + STALL_EXCESS_S) for s in samples
     )

@@ -1,9 +1,10 @@
 """The points that a campaign measures, the most useful first.
 
-A step is decomposed by omitting parts of the real model while all layers run: ``rest`` is the step
-without attention, ``decode`` and ``prefill`` are the attention of these rows in isolation, ``mixed
-decode`` is the attention of decodes in a step padded for prefills, which is split differently.
-Whole steps (``step``) as in serving are measured, too; half of them are held out of every fit.
+The cost of a step is decomposed by running all layers of the real model without some of its parts.
+``rest`` is the step without attention, ``decode`` and ``prefill`` are the attention of these rows
+in isolation, and ``mixed decode`` is the attention of decodes in a step that is padded for
+prefills, which the kernel splits differently. Whole steps (``step``) as in serving are also
+measured; half of them are held out of every fit.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ ProbePart = Literal["rest", "decode", "mixed decode", "prefill", "step"]
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a campaign: decode rows, step tokens, context tokens per row, total KV tokens."""
+    """Limits of a campaign: decode rows, step tokens, context tokens per row, and total KV
+    tokens.
+    """
 
     decodes: int = 256
     tokens: int = 8192
@@ -32,12 +35,12 @@ class Limits:
     block_size: int = 16
 
 
-#: For tests, and for the tiny model on a CPU.
+#: Limits for tests, and for the tiny model on a CPU.
 SMALL_LIMITS = Limits(decodes=16, tokens=256, context=256, kv_tokens=2048)
 
 
 class Probe(NamedTuple):
-    """A point to measure: contexts of the decode rows, and (tokens, context) of prefills."""
+    """A point to measure: contexts of the decode rows, and pairs (tokens, context) of prefills."""
 
     part: ProbePart
     decodes: tuple[int, ...] = ()
@@ -56,7 +59,7 @@ class Probe(NamedTuple):
 
     @property
     def load(self) -> StepLoad:
-        """Load of the step as in the simulator, with its longest decode."""
+        """Load of the step as the simulator computes it, with its longest decode."""
         return StepLoad(
             len(self.prefills),
             sum(tokens for tokens, _ in self.prefills),
@@ -69,7 +72,9 @@ class Probe(NamedTuple):
 
 
 def plan_campaign(limits: Limits, seed: int = 0) -> list[Probe]:
-    """Return all points, the most useful first: kinds in turn, each from coarse to fine."""
+    """Return all points, the most useful first: the kinds alternate, and each kind proceeds from
+    coarse to fine.
+    """
     random = np.random.default_rng(seed)
     kinds = [
         _rest(limits),
@@ -91,7 +96,7 @@ def sentinel(limits: Limits) -> Probe:
 
 
 def _rest(limits: Limits) -> list[Probe]:
-    """Return every size that has a graph, and some larger ones for the linear range above."""
+    """Return all sizes that have a graph, and some larger sizes for the linear range above them."""
     sizes = graph_sizes(limits.decodes, limits.tokens)
     decodes = [Probe("rest", (0,) * size.decodes) for size in sizes if not size.prefills]
     prefills = [
@@ -101,14 +106,17 @@ def _rest(limits: Limits) -> list[Probe]:
     ]
     large = [Probe("rest", (), ((t, 0),)) for t in (4096, 8192, 6144, 16384) if t <= limits.tokens]
     mixed = [Probe("rest", (0,), ((max(point.prefills[0][0] - 1, 2), 0),)) for point in prefills]
-    coarse = [*large[:2], *_coarse_first(decodes), *large[2:]]  # linear in between
+    # the time is linear between these sizes
+    coarse = [*large[:2], *_coarse_first(decodes), *large[2:]]
     return [p for two in _in_turn(coarse, _coarse_first(prefills)) for p in two] + _coarse_first(
         mixed
     )[:6]
 
 
 def _decode(limits: Limits, random: np.random.Generator) -> list[Probe]:
-    """Return rows crossed with contexts, and skewed lengths with the same mean."""
+    """Return all combinations of rows and contexts, and rows with skewed lengths of the same
+    mean.
+    """
     rows = [n for n in (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 512) if n <= limits.decodes]
     contexts = [c for c in (64, 512, 2048, 8192, 256, 1024, 4096) if c <= limits.context]
     even = [Probe("decode", (c,) * n) for c in contexts for n in _coarse_first(rows)]
@@ -121,7 +129,7 @@ def _decode(limits: Limits, random: np.random.Generator) -> list[Probe]:
 
 
 def _mixed_decode(limits: Limits, random: np.random.Generator) -> list[Probe]:
-    """Return decode points beside the shortest possible prefill."""
+    """Return points with decodes in a step with the shortest possible prefill."""
     rows = _coarse_first([n for n in (1, 4, 16, 64, 128, 256) if n <= limits.decodes])
     contexts = [c for c in (512, 4096, 2048, 128) if c <= limits.context]
     least = ((2, 0),)
@@ -137,7 +145,9 @@ def _mixed_decode(limits: Limits, random: np.random.Generator) -> list[Probe]:
 
 
 def _prefill(limits: Limits) -> list[Probe]:
-    """Return prefills of one prompt after some context, of several equal and of unequal prompts."""
+    """Return prefills of one prompt after some context, of several equal prompts, and of several
+    unequal prompts.
+    """
     tokens = [t for t in (512, 2048, 128, 4096, 1024, 256, 64, 16) if t <= limits.tokens]
     contexts = [c for c in (0, 2048, 512, 8192, 128) if c <= limits.context]
     single = [Probe("prefill", (), ((t, c),)) for c in contexts for t in tokens]
@@ -153,7 +163,9 @@ def _prefill(limits: Limits) -> list[Probe]:
 
 
 def _steps(limits: Limits, random: np.random.Generator) -> list[Probe]:
-    """Return whole steps as in serving, every other one mixed; some with prefills only."""
+    """Return whole steps as in serving: every other step is mixed, and some contain only
+    prefills.
+    """
     points = []
     for index in range(60):
         rows = int(np.exp(random.uniform(0, np.log(limits.decodes))))
@@ -177,7 +189,7 @@ def _lognormal(
 
 
 def _coarse_first(points: Sequence[Any]) -> list[Any]:
-    """Return the points in the order ends, middle, quarters, and so on."""
+    """Return the points in the order: ends, middle, quarters, and so on."""
     order = {0: None, len(points) - 1: None}
     step = len(points)
     while step > 1:

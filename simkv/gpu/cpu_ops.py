@@ -1,8 +1,9 @@
-"""Model operations in vectorized torch: the implementation for tests, on any device.
+"""Model operations in vectorized torch, as an implementation for tests that runs on any device.
 
-Shapes: T token slots, H query heads, K key-value heads, D head dimension. ``keys`` and ``values``
-are one layer of the pool, [block, token, K, D]; ``tables`` are [seat, block number in sequence].
-``cuda_ops`` has the same functions as Triton kernels.
+In shapes, T is the number of token slots, H of query heads, K of key-value heads, and D the head
+dimension. ``keys`` and ``values`` are one layer of the pool with shape [block, token, K, D];
+``tables`` has the shape [seat, index of the block in the sequence]. ``cuda_ops`` has the same
+functions as Triton kernels.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ def attend(
     values: torch.Tensor,
     tables: torch.Tensor,
 ) -> torch.Tensor:
-    """Return causal attention of every token over the KV of its own sequence, [T, H, D].
+    """Return the causal attention of every token over the KV of its own sequence, with shape [T, H,
+    D].
 
     Padding slots have undefined values.
     """
@@ -93,10 +95,10 @@ def _decode(
     keys: torch.Tensor,
     values: torch.Tensor,
 ) -> torch.Tensor:
-    """Return the attention of one query per row, [rows, H, D]."""
+    """Return the attention of one query per row, with shape [rows, H, D]."""
     block_size = keys.shape[1]
     index = torch.arange(-(-max(int(length.max()), 1) // block_size), device=q.device)
-    # Values beyond a row's length are undefined: missing blocks or NaN.
+    # Values beyond a row's length are undefined, because blocks may be missing or contain NaN.
     blocks = torch.where(index * block_size < length[:, None], tables[:, : len(index)], 0)
     k, v = (x[blocks].flatten(1, 2) for x in (keys, values))
     seen = torch.arange(k.shape[1], device=q.device) < length[:, None]
@@ -113,7 +115,9 @@ def _decode(
 def _prefill(
     q: torch.Tensor, length: int, table: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
 ) -> torch.Tensor:
-    """Return attention of the last tokens of a ``length``-token sequence, [tokens, H, D]."""
+    """Return the attention of the last tokens of a sequence of ``length`` tokens, with shape
+    [tokens, H, D].
+    """
     blocks = table[: -(-length // keys.shape[1])]
     k, v = (x[blocks].flatten(0, 1)[:length].transpose(0, 1) for x in (keys, values))
     at = torch.arange(length - len(q), length, device=q.device)

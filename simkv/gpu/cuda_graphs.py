@@ -1,7 +1,7 @@
-"""Steps of fixed sizes over one static input buffer, captured as CUDA graphs.
+"""Steps of fixed sizes that read one static input buffer and are captured as CUDA graphs.
 
-A CPU cannot capture graphs; there ``run`` calls the model on the same static buffer, so the tests
-cover the padded path.
+On a CPU, which has no graphs, ``run`` calls the model on the same static buffer, so the tests cover
+the code for padding.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from simkv.gpu.transformer import Transformer
 
 
 class StepGraphs:
-    """A graph for each of ``sizes``; all read the same buffer and share memory."""
+    """One graph for each of ``sizes``; all graphs read the same buffer and share memory."""
 
     def __init__(self, model: Transformer, sizes: Collection[StepSize]) -> None:
         self.model = model
@@ -50,7 +50,7 @@ class StepGraphs:
         return self.model.step(input_views(self.buffer, size), size)
 
     def _capture_all(self, sizes: list[StepSize]) -> None:
-        """Capture graphs, the largest first, so that the others fit into its memory."""
+        """Capture graphs, the largest first, so that the other graphs fit into its memory."""
         memory: Any = None
         stream = torch.cuda.Stream()
         for size in sizes:
@@ -67,8 +67,8 @@ def capture(
     """Capture ``run`` as a CUDA graph; return the graph and the tensor with its result.
 
     ``run`` is called once before, so that kernels are compiled and algorithms selected. ``memory``
-    is the pool of an earlier graph that is never replayed at the same time. Such graphs are
-    captured on the same ``stream``, since memory freed by one stream is not reused by another.
+    is the memory pool of an earlier graph that is never replayed at the same time. Such graphs must
+    be captured on the same ``stream``, because memory freed by one stream is not reused by another.
     """
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

@@ -1,8 +1,8 @@
 """The operations of ``cpu_ops`` as launches of simkv's Triton kernels.
 
-Grids and tile sizes depend only on the size of the step, never on its contents. There is no
-autotuning: runs would differ, and it is impossible inside a graph (see triton_tile_configs.py). The
-key-value head is the first grid dimension, so that concurrent programs read the same blocks.
+Grids and tile sizes depend only on the size of the step, never on its contents. Autotuning is not
+used, because runs would differ and it is impossible inside a graph (see triton_tile_configs.py).
+The key-value head is the first grid dimension, so that concurrent programs read the same blocks.
 """
 
 from __future__ import annotations
@@ -18,24 +18,25 @@ from simkv.gpu import triton_kernels
 from simkv.gpu.batch_inputs import StepInputs, StepSize
 from simkv.gpu.triton_tile_configs import AttentionKernel, Tiles, choose_tiles
 
-#: Programs of a decode launch that occupy an H200: four per each of its 132 multiprocessors.
+#: Number of programs of a decode launch that fill an H200: four for each of its 132
+#: multiprocessors.
 BUSY_PROGRAMS = 528
-#: Maximum number of splits of a row; and assumed rows of a mixed step, whose slots are mostly
-#: padding.
+#: Maximum number of splits of a row, and the assumed number of rows of a mixed step, whose slots
+#: are mostly padding.
 MOST_SPLITS = 64
 MIXED_ROWS = 32
 
 
 def tiles_of(kernel: AttentionKernel, q: torch.Tensor) -> Tiles:
-    """Return the tile configuration of a kernel for these queries, on their device."""
+    """Return the tile configuration of a kernel for queries like ``q``, on their device."""
     device = _name(q.device) if q.is_cuda else ""
     return choose_tiles(kernel, q.shape[2], q.element_size(), arch=architecture(), device=device)
 
 
 def architecture() -> int:
-    """Return the device's architecture, such as 90; also 90 in Triton's interpreter.
+    """Return the device's architecture as a number, such as 90; Triton's interpreter also gives 90.
 
-    0 for an AMD GPU, whose architecture is a name such as ``gfx942``.
+    The result is 0 for an AMD GPU, whose architecture is a name such as ``gfx942``.
     """
     try:
         found = driver.active.get_current_target().arch
@@ -64,7 +65,9 @@ def power_of_two(x: int) -> int:
 def add_norm(
     residual: torch.Tensor | None, x: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute ``cpu_ops.add_norm``, but ``residual`` is changed in place (and is ``x`` if None)."""
+    """Compute ``cpu_ops.add_norm``, but change ``residual`` in place (or use ``x`` if it is
+    None).
+    """
     x = x.contiguous()
     normed = torch.empty_like(x)
     width = x.shape[1]
@@ -133,7 +136,9 @@ def attend(
     values: torch.Tensor,
     tables: torch.Tensor,
 ) -> torch.Tensor:
-    """Compute ``cpu_ops.attend``; separate decodes and prefills (vllm-project/vllm#29020)."""
+    """Compute ``cpu_ops.attend``, with separate kernels for decodes and prefills
+    (vllm-project/vllm#29020).
+    """
     out = torch.empty_like(q)
     if size.decodes:
         _decode(q, out, fields, size, keys, values, tables)

@@ -3,11 +3,11 @@
     with log_clocks(Path("clocks.csv"), "cuda"):
         ...
 
-On a GPU: clocks, power and temperature with the driver's own timestamps, from one permanent
-``nvidia-smi`` process, because starting it repeatedly would leave the device idle each time.
-``unix_s`` is the time at which a line was read. It may be seconds later than the driver's
-timestamp, because the process buffers its output. On a CPU: the load of the machine and the clock
-of its cores.
+On a GPU, a line has clocks, power and temperature with the driver's timestamp. A single
+``nvidia-smi`` process runs all the time, because each start would leave the device idle. ``unix_s``
+is the time at which a line was read; it may be seconds later than the driver's timestamp, because
+the process buffers its output. On a CPU, a line has the load of the machine and the clock of its
+cores.
 """
 
 from __future__ import annotations

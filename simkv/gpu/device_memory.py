@@ -13,11 +13,12 @@ from simkv.gpu.batch_runner import Runner, RunnerConfig
 from simkv.gpu.campaign_plan import Limits
 from simkv.gpu.execution_record import GpuSetup
 
-#: Share of the free memory that weights, pool and activations may take.
+#: Fraction of the free memory that weights, KV pool and activations may use.
 USABLE_SHARE = 0.9
-#: Models to choose from on a GPU, and the pool in tokens that must fit beside the weights.
+#: Models to choose from on a GPU, and the size of the KV pool in tokens that must fit in addition
+#: to the weights.
 DEFAULT_MODELS, DEFAULT_POOL = ("llama-3-8b", "qwen2.5-0.5b"), 100_000
-#: Smallest pool for a campaign, in tokens.
+#: Minimum size of the KV pool for a campaign, in tokens.
 SMALLEST_POOL = 8192
 #: Free memory assumed on a CPU, in bytes.
 CPU_MEMORY = 8 << 30
@@ -38,7 +39,9 @@ def free_memory(device: str) -> int:
 
 
 def default_model(device: str) -> str:
-    """Return the largest default model that fits on a GPU with a pool; ``small`` on a CPU."""
+    """Return the largest default model that fits on a GPU together with a KV pool; ``small`` on a
+    CPU.
+    """
     if torch.device(device).type != "cuda":
         return "small"
     for name in DEFAULT_MODELS:
@@ -53,17 +56,19 @@ def weight_bytes(shape: ModelShape, itemsize: int) -> int:
 
 
 def fitting_tokens(shape: ModelShape, itemsize: int, free: int) -> int:
-    """Return the KV tokens that fit beside weights and activations, in whole thousands."""
+    """Return the number of KV tokens that fit in addition to weights and activations, in whole
+    thousands.
+    """
     step = 8192 * 3 * 2 * shape.intermediate * itemsize + 512 * shape.vocab * (itemsize + 4)
     left = USABLE_SHARE * free - weight_bytes(shape, itemsize) - (step if itemsize == 2 else 0)
     return max(int(left / shape.kv_bytes_per_token(itemsize)) // 1000 * 1000, 0)
 
 
 def fit_limits(setup: GpuSetup, limits: Limits, kv_tokens: int | None) -> Limits:
-    """Return the limits of a campaign with a pool that fits on the device.
+    """Return the limits of a campaign, with a KV pool that fits on the device.
 
-    ``kv_tokens`` is a requested pool. Raises InputError if it does not fit, or if almost nothing
-    fits beside the weights.
+    ``kv_tokens`` is a requested size of the pool. Raises InputError if it does not fit, or if the
+    weights leave too little memory.
     """
     release_memory(setup.device)
     free = free_memory(setup.device)
@@ -84,7 +89,9 @@ def fit_limits(setup: GpuSetup, limits: Limits, kv_tokens: int | None) -> Limits
 
 
 def new_runner(setup: GpuSetup, config: RunnerConfig) -> Runner:
-    """Return a runner after freeing the last one. Raises InputError if it does not fit."""
+    """Return a new runner after the memory of the last runner was freed. Raises InputError if it
+    does not fit.
+    """
     release_memory(setup.device)
     check_fits(setup, config)
     return Runner(setup.shape, config, setup.device)

@@ -25,9 +25,10 @@ from simkv.sim.run_record import RunRecord
 class GpuSetup:
     """Setup of a run: a model's shape and a device.
 
-    ``graph_tokens`` is the largest step that may become a CUDA graph (0: none). ``warm_up`` is the
-    duration of steps before the clock starts (s), which bring a GPU to its working clocks. With
-    ``overlap``, a pipelined scheduler's next step is prepared while the device runs the last one.
+    ``graph_tokens`` is the size in tokens of the largest step that is captured as a CUDA graph (0:
+    none). ``warm_up`` is the duration (s) of steps before the clock starts, which bring a GPU to
+    its working clocks. With ``overlap``, the next step of a pipelined scheduler is prepared while
+    the device runs the last step.
     """
 
     shape: ModelShape
@@ -43,7 +44,7 @@ class GpuSetup:
         return 2 if self.device.startswith("cuda") else 4
 
 
-#: Reason for unfinished requests in a run that ended early.
+#: Reason that is recorded for unfinished requests in a run that ended early.
 CUT_SHORT = "the run reached its horizon"
 
 
@@ -51,7 +52,7 @@ CUT_SHORT = "the run reached its horizon"
 class ExecutionRecord:
     """Record of a run, with ``requests`` in the order of their arrival.
 
-    ``at_work``: the engine was neither asleep nor dead at the end.
+    ``at_work`` is true if the engine was neither asleep nor dead at the end.
     """
 
     scenario: Scenario
@@ -64,7 +65,9 @@ class ExecutionRecord:
 
     @property
     def stopped(self) -> str:
-        """Reason for unfinished requests, if there are any, as written in a decision trace."""
+        """Reason for unfinished requests, as written in a decision trace; empty if there are
+        none.
+        """
         if stop := self.record.engine_halt:
             return f"no progress: {stop.why}"
         return CUT_SHORT if self.cut_short else "no progress: the engine fell asleep"
@@ -80,14 +83,14 @@ class ExecutionRecord:
 
     @property
     def leftover(self) -> set[int]:
-        """Requests that had not ended in the engine."""
+        """Ids of the requests that had not ended in the engine."""
         return self.recorder.until_all_ended()[1]
 
 
 def figures(record: RunRecord, passes: list[Pass]) -> dict[str, Any]:
-    """Return the figures of ``summary.json``, and shares of the time."""
+    """Return the metrics of ``summary.json``, and the fractions of time by activity."""
     found = summarize(record)
-    del found["jain_index"]  # requires the time of each request in isolation
+    del found["jain_index"]  # this would require the time of each request in isolation
     steps = [p for p in passes if p.timing]
     timings = [p.timing for p in steps if p.timing]
     wall = sum(p.seconds for p in steps)
@@ -103,7 +106,7 @@ def write_executions(folder: Path, runs: dict[str, ExecutionRecord], setup: GpuS
     """Write runs (by variant) to ``folder``, atomically.
 
     The files are ``summary.json``, ``requests.csv``, ``passes.csv`` (a line per iteration of the
-    engine's loop), ``scenario.yaml``, and per variant a decision trace
+    engine's loop), ``scenario.yaml``, and, for each variant, a decision trace
     ``decisions-<variant>.jsonl.gz``. Returns the names of the files.
     """
     import pandas as pd
@@ -136,7 +139,9 @@ def _summary(run: ExecutionRecord) -> dict[str, Any]:
 
 
 def pass_rows(variant: str, run: ExecutionRecord) -> list[dict[str, Any]]:
-    """Return a row per iteration of the engine's loop (times in s); see ``Pass`` and ``Timing``."""
+    """Return one row per iteration of the engine's loop (times in s); see ``Pass`` and
+    ``Timing``.
+    """
     rows = []
     for p in run.passes:
         row: dict[str, Any] = {"variant": variant, **p._asdict(), **p.load._asdict()}

@@ -1,4 +1,6 @@
-"""Calibrate a device: measure, determine the host's overhead, fit and write a cost profile."""
+"""Calibrate a device: measure the cost of steps, determine the host's overhead, and write a cost
+profile.
+"""
 
 from __future__ import annotations
 
@@ -52,15 +54,16 @@ def calibrate(
     repeats: int = 20,
     progress: Callable[[], None] = lambda: None,
 ) -> Campaign:
-    """Measure within ``budget_s`` seconds, including the start of the model, and fit.
+    """Measure for at most ``budget_s`` seconds, including the start of the model, and fit a
+    profile.
 
-    Resumes an earlier campaign. After the budget there are only short runs: one per mode determines
-    the cost of serving, the others the error of the profile. Writes to ``folder`` the raw
-    measurements (``samples.csv``), the setup and the device's ceilings (``campaign.json``), the
-    state of the device (``clocks.csv``), every pass of the real runs (``passes.csv``) and the
-    profile (``profile.json``); if steps overlap, also the profile of pipelined engines
-    (``profile-overlapped.json``). Raises InputError if the folder holds a campaign with another
-    setup, or there are too few measurements for a fit.
+    An earlier campaign is resumed. After the budget, only short runs follow: one run per mode
+    determines the cost of serving, and the others determine the error of the profile. Writes to
+    ``folder`` the raw measurements (``samples.csv``), the setup and the device's peak rates
+    (``campaign.json``), the state of the device (``clocks.csv``), every pass of the real runs
+    (``passes.csv``) and the profile (``profile.json``). If steps overlap, the profile of pipelined
+    engines (``profile-overlapped.json``) is also written. Raises InputError if the folder contains
+    a campaign with another setup, or if there are too few measurements for a fit.
     """
     begin = perf_counter()
     about = machine_info(setup.device)
@@ -121,7 +124,9 @@ def calibrate(
 
 
 class Campaign(NamedTuple):
-    """Result of a campaign: its main profile, all measurements, and the steps that judge it."""
+    """Result of a campaign: its main profile, all measurements, and the steps on which the
+    profile's error is measured.
+    """
 
     profile: CostProfile
     samples: list[Measurement]
@@ -133,7 +138,7 @@ def _write(profile: CostProfile, path: Path) -> None:
 
 
 def _served(setup: GpuSetup, limits: Limits, path: Path) -> list[ExecutionRecord]:
-    """Return the real runs; all their passes are written to ``path`` as each run ends."""
+    """Return the records of the real runs; when a run ends, its passes are written to ``path``."""
     runs, rows = [], []
     for name, run in run_calibration_loads(setup, limits):
         runs.append(run)
@@ -152,9 +157,10 @@ def real_steps(passes: Sequence[Pass]) -> list[RealStep]:
 
 
 def fit_host(passes: Sequence[Pass]) -> HostCosts:
-    """Fit the host time of steps, their time minus the device time.
+    """Fit the host time of steps, which is their total time minus the device time.
 
-    It has a constant, a slope over decoding sequences, and an extra for steps with prefills.
+    The model has a constant, a cost per decoding sequence, and an additional cost for steps with
+    prefills.
     """
     steps = [(p.load, p.seconds - p.timing.gpu_s) for p in passes if p.timing]
     rest = np.array([seconds for _, seconds in steps])
@@ -168,7 +174,9 @@ def fit_host(passes: Sequence[Pass]) -> HostCosts:
 def achieved_rates(
     samples: Sequence[Measurement], shape: ModelShape, itemsize: int
 ) -> dict[str, Any]:
-    """Return the rates of the attention kernels at their largest points, in GB/s and TFLOP/s."""
+    """Return the rates that the attention kernels reach at their largest points, in GB/s and
+    TFLOP/s.
+    """
     parts = points_by_part(samples)
     found: dict[str, Any] = {}
     if decodes := parts.get("decode"):

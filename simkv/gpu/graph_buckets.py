@@ -1,24 +1,28 @@
-"""Padded sizes of steps: one CUDA graph and one entry in the cost table for each."""
+"""Padded sizes of steps; each size has one CUDA graph and one entry in the cost table."""
 
 from __future__ import annotations
 
 from simkv.gpu.batch_inputs import StepSize
 
-#: Prefills per step for which graphs are captured; a step with more prefills runs eagerly.
+#: Maximum number of prefills in a step that is captured as a graph; a step with more prefills runs
+#: eagerly.
 PREFILL_ROWS = 16
-#: Largest token count with a captured graph; beyond it the GPU is far slower than Python.
+#: Largest token count for which a graph is captured; above it, the GPU takes much longer than
+#: Python.
 GRAPH_TOKENS = 2816
 
 
 def decode_bucket(count: int) -> int:
-    """Return row slots for ``count`` decodes: 1, 2, 4, 8, then multiples of 16."""
+    """Return the number of row slots for ``count`` decodes: 1, 2, 4, 8, then multiples of 16."""
     if count <= 8:
         return next(size for size in (1, 2, 4, 8) if count <= size)
     return -(-count // 16) * 16
 
 
 def token_bucket(count: int) -> int:
-    """Return token slots for a step with prefills: multiples of 32 up to 256, of 128 above."""
+    """Return the number of token slots for a step with prefills: multiples of 32 up to 256, then
+    multiples of 128.
+    """
     unit = 32 if count <= 256 else 128
     return -(-count // unit) * unit
 
@@ -26,8 +30,8 @@ def token_bucket(count: int) -> int:
 def step_size(decodes: int, prefills: int, tokens: int, most_decodes: int) -> StepSize:
     """Return the slots of a step with the given decode rows, prefill rows and total ``tokens``.
 
-    With prefills there is one size per token bucket, with space for ``most_decodes`` rows (or one
-    per token slot, if that is less), so that few graphs serve all mixtures.
+    A step with prefills has one size per number of token slots, with space for ``most_decodes``
+    rows (or one per token slot, if that is less), so that few graphs suffice for all combinations.
     """
     if not prefills:
         rows = decode_bucket(decodes)
@@ -38,7 +42,9 @@ def step_size(decodes: int, prefills: int, tokens: int, most_decodes: int) -> St
 
 
 def graph_sizes(most_decodes: int, most_tokens: int) -> list[StepSize]:
-    """Return all sizes to capture, the largest first so that they share one memory pool well."""
+    """Return all sizes to capture, the largest first, so that all graphs can share the same memory
+    pool.
+    """
     decodes = {step_size(n, 0, n, most_decodes) for n in range(1, most_decodes + 1)}
     tokens = range(2, min(most_tokens, GRAPH_TOKENS) + 1)
     prefills = {step_size(0, 1, n, most_decodes) for n in tokens}

@@ -1,11 +1,11 @@
-"""Speed of the attention kernels and of whole steps, relative to the device's ceilings.
+"""Speed of the attention kernels and of whole steps, relative to the device's peak rates.
 
     for reading in bench(MODEL_SHAPES["llama-3-8b"], SIZES, "cuda"):
         print(reading)
 
-Attention runs through all layers of the model, so keys and values come from the device's memory and
-not from its cache. Bytes and FLOPs are computed: each byte of KV once, four FLOPs per head,
-dimension and pair of tokens.
+Attention is computed for all layers of the model, so keys and values are read from the device's
+memory and not from its cache. The numbers of bytes and FLOPs are computed: each byte of KV counts
+once, and there are four FLOPs per head, dimension and pair of tokens.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ SMALL_SIZES = Limits(decodes=8, tokens=128, context=128, kv_tokens=4096)
 
 
 def sizes_for(kv_tokens: int, sizes: Limits = SIZES) -> Limits:
-    """Return the sizes with fewer rows if ``kv_tokens`` are too few for all of them."""
+    """Return the sizes, with fewer rows if ``kv_tokens`` are too few for all rows."""
     rows = (kv_tokens - 2 * sizes.tokens) // (sizes.context + sizes.block_size)
     return replace(sizes, decodes=max(min(sizes.decodes, rows), 1), kv_tokens=kv_tokens)
 
 
 class Reading(NamedTuple):
-    """A measurement; ``ceiling`` is the device's maximum, or None."""
+    """A measurement; ``ceiling`` is the device's peak rate, or None."""
 
     what: str
     value: float
@@ -64,9 +64,10 @@ def bench(
     repeats: int = 20,
     warm_up: float = 0.0,
 ) -> Iterator[Reading]:
-    """Yield the ceilings, attention, whole steps, and torch's attention where it runs.
+    """Yield the peak rates, and the speeds of attention, of whole steps, and of torch's attention
+    if it is available.
 
-    ``warm_up`` seconds of steps bring the device to its working clocks before any timing.
+    Steps for ``warm_up`` seconds bring the device to its working clocks before any measurement.
     """
     release_memory(device)
     top = ceilings(device)
@@ -95,7 +96,9 @@ def bench(
 def _steps(
     made: Microbenchmark, shape: ModelShape, itemsize: int, repeats: int, bytes_per_s: float
 ) -> Iterator[Reading]:
-    """Yield whole steps with hardly any KV, relative to the time of reading the weights."""
+    """Yield the speed of whole steps with hardly any KV, relative to the time of reading the
+    weights.
+    """
     floor = 1e3 * shape.step_weights * itemsize / bytes_per_s
     for rows in (1, made.limits.decodes):
         taken = 1e3 * median(made.time(Probe("step", (16,) * rows), repeats))
@@ -105,7 +108,8 @@ def _steps(
 def time_tiles(
     shape: ModelShape, sizes: Limits, device: str, *, repeats: int = 20
 ) -> Iterator[tuple[AttentionKernel, Tiles, Reading]]:
-    """Time attention with each candidate tile configuration; see triton_tile_configs.py.
+    """Measure the time of attention with each candidate tile configuration; see
+    triton_tile_configs.py.
 
     Yields nothing on a CPU, whose operations have no tiles.
     """
@@ -133,7 +137,7 @@ def time_tiles(
 def fastest(
     readings: Iterable[tuple[AttentionKernel, Tiles, Reading]], head_dim: int
 ) -> dict[str, Tiles]:
-    """Return the ``tiles.json`` entry of a device: fastest tiles by kernel and head size."""
+    """Return the ``tiles.json`` entry of a device: the fastest tiles by kernel and head size."""
     best: dict[str, tuple[float, Tiles]] = {}
     for kernel, tiles, reading in readings:
         name = f"{kernel} {head_dim}"
@@ -145,7 +149,9 @@ def fastest(
 def compare_attention(
     made: Microbenchmark, other: VarlenAttention, *, repeats: int = 20
 ) -> Iterator[Reading]:
-    """Yield the rate of another library's prefill attention, and its numerical difference."""
+    """Yield the rate of another library's prefill attention, and its numerical difference from
+    simkv's.
+    """
     shape, tokens = made.model.shape, made.limits.tokens
     point = Probe("prefill", (), ((tokens, 0),))
     ours, made.model.ops = made.model.ops, WithAttention(made.model.ops, other.attend)

@@ -1,4 +1,6 @@
-"""Data on the machine of a run: device, driver, versions, clocks, and the device's ceilings."""
+"""Data about the machine of a run: device, driver, versions, clocks, and the device's peak
+rates.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +16,16 @@ import torch
 
 from simkv.gpu.timer import current_clock, read_timer
 
-#: Fields queried with ``nvidia-smi``; ``timestamp`` is the driver's own.
+#: Fields that are queried with ``nvidia-smi``; ``timestamp`` is the driver's own timestamp.
 SMI_FIELDS = "timestamp,driver_version,clocks.sm,clocks.mem,power.draw,temperature.gpu"
 
 
 class Ceilings(NamedTuple):
-    """Measured maximum rates of a device.
+    """Measured peak rates of a device.
 
-    Bytes per second of a large copy (read and written), FLOP/s of a large matrix product, and bytes
-    per second from the host to the device (from pinned memory; on a CPU a plain copy).
+    The rates are bytes per second of a large copy (bytes read and written), FLOP/s of a large
+    matrix product, and bytes per second from the host to the device (from pinned memory; on a CPU,
+    of an ordinary copy).
     """
 
     bytes_per_s: float
@@ -31,7 +34,7 @@ class Ceilings(NamedTuple):
 
 
 def machine_info(device: str) -> dict[str, Any]:
-    """Return device, driver, clocks, versions and date, as far as known."""
+    """Return device, driver, clocks, versions and date, if they are known."""
     found = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
@@ -57,9 +60,10 @@ def machine_info(device: str) -> dict[str, Any]:
 
 @lru_cache(maxsize=4)
 def nvidia_smi(device: str) -> str:
-    """Return driver, clocks, power and temperature at the first call, in one line.
+    """Return a line with driver, clocks, power and temperature at the time of the first call.
 
-    Empty if the tool does not answer. Later values are in the log of ``device_clocks``.
+    The line is empty if ``nvidia-smi`` is not available. The log of ``device_clocks`` has later
+    values.
     """
     command = ["nvidia-smi", f"--query-gpu={SMI_FIELDS}", "--format=csv,noheader"]
     command += gpu_id_option(device)
@@ -78,7 +82,9 @@ def gpu_id_option(device: str) -> list[str]:
 
 @lru_cache(maxsize=4)
 def ceilings(device: str) -> Ceilings:
-    """Measure the device's ceilings on random numbers, once per process, in less than a second."""
+    """Measure the device's peak rates with random numbers; done once per process, in less than a
+    second.
+    """
     on_gpu = torch.device(device).type == "cuda"
     dtype = torch.bfloat16 if on_gpu else torch.float32
     count, side = (1 << 30, 8192) if on_gpu else (1 << 23, 512)
@@ -102,16 +108,16 @@ def median_seconds(run: Callable[[], Any], device: str) -> float:
     return median(time_repeats(run, 10, on_gpu=torch.device(device).type == "cuda"))
 
 
-#: Repeats before the first check, total seconds that suffice, and relative standard error of the
-#: median that suffices.
+#: Number of repeats before the first check, and the total seconds, or the relative standard error
+#: of the median, at which measuring stops.
 MIN_REPEATS, SUFFICIENT_S, SUFFICIENT_ERROR = 5, 0.05, 0.002
 
 
 def time_repeats(run: Callable[[], Any], most: int, *, on_gpu: bool) -> list[float]:
-    """Return the seconds of at most ``most`` runs, by the device's own events where available.
+    """Return the seconds of at most ``most`` runs, measured with the device's events if available.
 
-    There are fewer runs if they took long enough or differ little. An additional first run is
-    discarded.
+    Measuring stops earlier if the runs took long enough or differ little. An additional first run
+    is discarded.
     """
     run()
     timed = _device_times if on_gpu else _host_times
@@ -122,7 +128,9 @@ def time_repeats(run: Callable[[], Any], most: int, *, on_gpu: bool) -> list[flo
 
 
 def _settled(found: list[float]) -> bool:
-    """Return whether more repeats are useless; a median's error is 1.25 times a mean's."""
+    """Return whether more repeats are unnecessary; the standard error of a median is 1.25 times
+    that of a mean.
+    """
     error = 1.25 * stdev(found) / len(found) ** 0.5
     return sum(found) >= SUFFICIENT_S or error <= SUFFICIENT_ERROR * median(found)
 

@@ -1,4 +1,4 @@
-"""A model with a cache full of random numbers, to time any part of a step."""
+"""A model with a cache full of random numbers, with which any part of a step can be timed."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from simkv.gpu.machine_info import time_repeats
 
 
 class CapturedProbe(NamedTuple):
-    """A point ready to be timed again.
+    """A point that can be timed again without another capture.
 
-    It has a graph, a function that writes its block tables, and the tensors that the graph uses but
-    does not own.
+    It consists of a graph, a function that writes its block tables, and the tensors that the graph
+    uses but does not own.
     """
 
     graph: Any
@@ -39,9 +39,10 @@ class CapturedProbe(NamedTuple):
 
 
 class Microbenchmark:
-    """A model with a cache full of random numbers, to time points on it.
+    """A model with a cache full of random numbers, with which points are timed.
 
-    Captured graphs are stored until ``forget``, because capturing takes longer than running.
+    Captured graphs are stored until ``forget`` is called, because a capture takes longer than a
+    run.
     """
 
     def __init__(self, shape: ModelShape, limits: Limits, device: str) -> None:
@@ -56,7 +57,7 @@ class Microbenchmark:
         )
         self.runner = Runner(shape, config, device)
         self.model = self.runner.model
-        # Zeros are avoided, because a device can be faster on them.
+        # The cache contains no zeros, because a device can be faster on zeros.
         for block in self.runner.pool.blocks.split(256):
             block.normal_()
         vocab = (self.model.seats + 1, self.model.max_len)
@@ -83,7 +84,9 @@ class Microbenchmark:
         return time_repeats(found.graph.replay, repeats, on_gpu=True)
 
     def _capture(self, point: Probe) -> CapturedProbe:
-        """Capture a graph in the memory of the first one, since none are replayed concurrently."""
+        """Capture a graph in the memory of the first graph; this is possible because graphs are
+        never replayed concurrently.
+        """
         run, lay = self._run(point)
         lay()
         others = next(iter(self._captured.values()), None)
@@ -91,7 +94,9 @@ class Microbenchmark:
         return CapturedProbe(graph, lay, (run, result))
 
     def difference(self, point: Probe, ops: Any, others: Any) -> float:
-        """Return the relative difference of first-layer attention by ``ops`` and ``others``."""
+        """Return the relative difference between the first-layer attention of ``ops`` and of
+        ``others``.
+        """
         size = self.size(point)
         fields, lay = self._fields(point, size)
         lay()
@@ -105,14 +110,14 @@ class Microbenchmark:
         return float((a - b).norm() / a.norm())
 
     def size(self, point: Probe) -> StepSize:
-        """Return the padded size of a step like this."""
+        """Return the padded size of the step of a point."""
         tokens = len(point.decodes) + sum(t for t, _ in point.prefills)
         return step_size(
             len(point.decodes), len(point.prefills), tokens, self.runner.config.max_decodes
         )
 
     def _run(self, point: Probe) -> tuple[Callable[[], Any], Callable[[], None]]:
-        """Return the function to time, and the function to call before it."""
+        """Return the function to time, and the function to call before each run."""
         size = self.size(point)
         fields, lay = self._fields(point, size)
         if point.part == "step":
@@ -128,7 +133,9 @@ class Microbenchmark:
         )
 
     def _fields(self, point: Probe, size: StepSize) -> tuple[StepInputs, Callable[[], None]]:
-        """Return the inputs of a point, and a function that writes its (random) block tables."""
+        """Return the inputs of a point, and a function that writes its block tables, which are
+        random.
+        """
         decodes = [BatchRow(i, 1, context) for i, context in enumerate(point.decodes)]
         prefills = [
             BatchRow(i, tokens, context)
@@ -168,7 +175,7 @@ def _copy(source: torch.Tensor, target: torch.Tensor) -> None:
 
 
 class WithAttention:
-    """The model's operations with another ``attend``."""
+    """The operations of a model, with another function ``attend``."""
 
     def __init__(self, ops: Any, attend: Callable[..., torch.Tensor]) -> None:
         self._ops = ops

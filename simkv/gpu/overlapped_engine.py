@@ -1,8 +1,8 @@
-"""Steps of a pipelined scheduler: the next step is prepared while the device runs the last one.
+"""Steps of a pipelined scheduler: the next step is prepared while the device runs the current step.
 
-Engines with asynchronous scheduling (vLLM) or overlap (SGLang) work like this: one step ahead, with
-token ids read on the device from the samples of the previous step. A step then takes the maximum of
-the host's and the device's time instead of their sum.
+Engines with asynchronous scheduling (vLLM) or overlap (SGLang) work in this way: the host is one
+step ahead, and the device reads token ids from the samples of the previous step. The duration of a
+step is the maximum of the host's and the device's time instead of their sum.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from simkv.sim.engine import Engine
 
 
 class OverlappedEngine(Engine):
-    """The engine's loop if the end of a step is only known when it occurs.
+    """The engine's loop for steps whose end is known only when it occurs.
 
-    It makes the same decisions as the simulated loop: the next one follows when the oldest step has
-    ended.
+    The loop makes the same decisions as the simulated loop; each decision follows when the oldest
+    step has ended.
     """
 
     executor: TorchExecutor
@@ -29,7 +29,7 @@ class OverlappedEngine(Engine):
             if batch is None:
                 return
             load = self.load(batch)
-            self.launch(batch, load, self.env.now, 0.0)  # its times are set at its end
+            self.launch(batch, load, self.env.now, 0.0)  # its times are set when it ends
             if batch:
                 self.executor.enqueue(load)
                 if len(self.in_flight) < self.scheduler.pipeline_depth:
@@ -39,7 +39,7 @@ class OverlappedEngine(Engine):
             turn = self.finish_iteration(batch)
             if turn == "sleep":
                 yield self.sleep()
-                yield self.timeout_at(self.env.now)  # after all other events of that time
+                yield self.timeout_at(self.env.now)  # resume after all other events of this time
             elif turn == "idle":
                 yield self.timeout_at(self.env.now + self.executor.idle())
 

@@ -3,12 +3,13 @@
     step = rest[tokens] + decode attention + prefill attention (+ a constant in mixed steps)
            all scaled, + cost of a whole step beyond its parts, in isolation and in service + host
 
-``rest`` is a table over the padded sizes of steps, since matrix products cost by tiles; unmeasured
-sizes are interpolated linearly. Attention is linear in what it reads. For decodes, these are tokens
-of context, rows, and the excess of the longest context over the mean, during which the device is
-otherwise idle. For prefills, these are pairs of tokens. The coefficients are fitted to relative
-errors and non-negative. The difference between a whole step and its parts is signed, since parts
-measured in isolation may take longer.
+``rest`` is a table over the padded sizes of steps, because the time of matrix products depends on
+the number of tiles; sizes that were not measured are interpolated linearly. The time of attention
+is linear in a few features. For decodes, these are the tokens of context, the rows, and the excess
+of the longest context over the mean, during which the rest of the device is idle. For prefills, the
+feature is the number of attention pairs. The coefficients are non-negative and minimize relative
+errors. The difference between a whole step and its parts may be negative, because parts measured in
+isolation may take longer.
 """
 
 from __future__ import annotations
@@ -49,12 +50,14 @@ from simkv.gpu.whole_step import (
 )
 
 Floats = npt.NDArray[np.float64]
-#: Parts of steps that the terms are fitted to.
+#: Parts of steps to which the terms are fitted.
 FITTED = ("rest", "decode", "mixed decode", "prefill")
 
 
 class HostCosts(NamedTuple):
-    """Host time (s): per step, per decoding sequence, per idle pass, and extra for prefills."""
+    """Host time (s): per step, per decoding sequence, per idle pass, and in addition per step with
+    prefills.
+    """
 
     step_s: float
     sequence_s: float
@@ -63,7 +66,9 @@ class HostCosts(NamedTuple):
 
 
 class RealStep(NamedTuple):
-    """A step of a real run: its load, its total time and the device's part of it (s)."""
+    """A step of a real run, with its load, its total time (s) and the device's part of this time
+    (s).
+    """
 
     load: StepLoad
     seconds: float
@@ -72,7 +77,7 @@ class RealStep(NamedTuple):
 
 @dataclass(frozen=True)
 class MedianPass:
-    """A point with the median of all its measurements, in seconds."""
+    """A point, with the median of all its measurements in seconds."""
 
     sample: Measurement
     seconds: float
@@ -97,7 +102,7 @@ class MedianPass:
 
 
 def points_by_part(samples: Sequence[Measurement]) -> dict[str, list[MedianPass]]:
-    """Return the points of a campaign by part, each once."""
+    """Return the points of a campaign by part; each point occurs once."""
     groups: dict[str, list[Measurement]] = {}
     for sample in samples:
         if not sample.key.startswith("sentinel"):
@@ -118,11 +123,12 @@ def fit_profile(
     gpu: str,
     source: list[str],
 ) -> CostProfile:
-    """Fit a profile of steps in isolation to the samples.
+    """Fit a profile of single steps, run in isolation, to the samples.
 
-    Half of the campaign's whole steps are fitted, the other half give the error, of the device
-    only. ``fit_synchronous`` and ``fit_overlapped`` adjust the profile to an engine in service.
-    Raises ValueError if a part was not measured at all, or a step would cost no time.
+    Half of the campaign's whole steps are used for the fit, and the other half for the error, which
+    covers only the device. ``fit_synchronous`` and ``fit_overlapped`` adjust the profile to an
+    engine in service. Raises ValueError if a part was not measured at all, or if a step would take
+    no time.
     """
     parts = points_by_part(samples)
     for part in ("rest", "decode", "prefill"):
@@ -193,18 +199,20 @@ def fit_profile(
 def fit_synchronous(
     profile: CostProfile, real: Sequence[RealStep], judged: Sequence[RealStep]
 ) -> CostProfile:
-    """Return the profile of a synchronous engine: a step takes the sum of device and host.
+    """Return the profile of a synchronous engine, in which a step takes the sum of the device's and
+    the host's time.
 
-    ``profile`` is one of steps in isolation. ``real`` are steps of a short real run, which give the
-    device time of steps in service, where caches are cold and clocks fall. ``judged`` are steps of
-    other runs, with other loads and sizes, which give the profile's error.
+    ``profile`` is a profile of steps in isolation. ``real`` are steps of a short real run, which
+    determine the device time of steps in service, where caches are cold and clocks are lower.
+    ``judged`` are steps of other runs, with other loads and sizes, which determine the profile's
+    error.
     """
     terms = fit_whole_steps(profile, [(s.load, s.device_s) for s in real], SERVICE)
     return _judged(profile.model_copy(update={"terms": terms}), judged)
 
 
 def _judged(profile: CostProfile, judged: Sequence[RealStep]) -> CostProfile:
-    """Return the profile with its error on steps of real runs."""
+    """Return the profile with its error, measured on steps of real runs."""
     note = (
         "classes measured apart; what whole steps cost beyond their sum is from half of the whole "
         "steps and from one real run, the error from others of other load and sizes, host and "
@@ -220,36 +228,40 @@ def _with_error(
     cost: Callable[[StepLoad], float],
     steps: Sequence[tuple[StepLoad, float]],
 ) -> CostProfile:
-    """Return the profile with the error of ``cost`` on ``steps`` that were not fitted."""
+    """Return the profile with the error of ``cost`` on ``steps``, which were not used for the
+    fit.
+    """
     error = {"held_out": relative_step_errors(cost, steps), "rms_s": _rms(cost, steps)}
     return _checked(profile.model_copy(update={"fit": profile.fit.model_copy(update=error)}))
 
 
 def _checked(profile: CostProfile) -> CostProfile:
-    """Validate a profile; with negative constants a step must still take some time."""
+    """Validate a profile; even if constants are negative, a step must take some time."""
     try:
         return CostProfile.model_validate(profile.model_dump())
     except ValidationError as error:
         raise ValueError(f"the fit is no profile: {error.errors()[0]['msg']}") from error
 
 
-#: Names of the constants of whole steps beyond their parts, and of steps in service beyond steps in
-#: isolation.
+#: Names of two constants: the excess of whole steps over their parts, and the excess of steps in
+#: service over steps in isolation.
 WHOLE, SERVICE = "whole steps beyond their parts", "service"
-#: Minimum number of steps to fit a term of the overlapped profile to their total time.
+#: Minimum number of steps for fitting a term of the overlapped profile to their total time.
 MIN_STEPS = 20
 
 
 def fit_overlapped(
     profile: CostProfile, real: Sequence[RealStep], judged: Sequence[RealStep]
 ) -> CostProfile:
-    """Return the profile of a pipelined engine: a step takes the maximum of device and host.
+    """Return the profile of a pipelined engine, in which a step takes the maximum of the device's
+    and the host's time.
 
-    ``profile`` is one of steps in isolation. Terms of a synchronous run would not do: its shares of
-    attention and the rest are uncertain where the clock falls, and a second fit would double their
-    error. The device's terms are scaled to the total time of those ``real`` steps of a pipelined
-    run that wait for the device, where the host is hidden, and the host's terms to steps that wait
-    for the host. ``judged`` steps of other pipelined runs give the error.
+    ``profile`` is a profile of steps in isolation. The terms fitted to a synchronous run are not
+    used: the division between attention and the rest is uncertain when the clock decreases, and a
+    second fit would double this error. ``real`` are steps of a pipelined run. The device's terms
+    are scaled to the total time of the steps that wait for the device, and the host's terms to the
+    steps that wait for the host. ``judged`` are steps of other pipelined runs, which determine the
+    profile's error.
     """
     device = device_profile(profile)
     cost = StepCost(device)
@@ -274,7 +286,7 @@ def fit_overlapped(
 
 
 def halves(steps: Sequence[MedianPass]) -> tuple[list[MedianPass], list[MedianPass]]:
-    """Return every other step of each kind, and the rest."""
+    """Split the steps into two lists: every other step of each kind, and the remaining steps."""
     ordered = sorted(steps, key=lambda step: (classify_step(step.load), step.sample.key))
     return ordered[::2], ordered[1::2]
 
@@ -284,9 +296,9 @@ DECODE_FEATURES: list[Feature] = ["decode_context", "decode_seqs", "decode_mean"
 
 
 def _of_decodes(alone: Sequence[MedianPass], beside: Sequence[MedianPass]) -> list[CostTerm]:
-    """Return the attention of decodes, in isolation and beside prefills.
+    """Return the attention terms of decodes, in isolation and in steps with prefills.
 
-    Without enough measurements beside prefills, those in isolation are used for both.
+    If there are too few measurements with prefills, the terms in isolation are used for all steps.
     """
     if len(beside) <= len(DECODE_FEATURES):
         return _lines("decode attention", "decode", alone, DECODE_FEATURES)
@@ -299,7 +311,7 @@ def _of_decodes(alone: Sequence[MedianPass], beside: Sequence[MedianPass]) -> li
 def relative_step_errors(
     cost: Callable[[StepLoad], float], steps: Sequence[tuple[StepLoad, float]]
 ) -> dict[str, StepError]:
-    """Return relative errors of predicted against measured steps, by kind of step and over all."""
+    """Return the relative errors of predicted step times, by kind of step and over all steps."""
     return summarize_errors_by_kind(
         (kind, cost(load) / seconds - 1.0)
         for load, seconds in steps
@@ -315,10 +327,11 @@ def _rms(
 
 
 def _stairs(points: Sequence[MedianPass], padded: Callable[[int], int]) -> list[LinearPiece]:
-    """Return a step function over the padded sizes, interpolated between measured ones.
+    """Return a step function over the padded sizes, interpolated between measured sizes.
 
-    Few sizes above the largest CUDA graph are measured, and a short campaign omits some below it,
-    but steps are padded there, too. Beyond the largest size, the cost is proportional.
+    Few sizes above the largest CUDA graph are measured, and a short campaign omits some sizes below
+    it, but steps of all sizes are padded. Beyond the largest size, the cost is proportional to the
+    size.
     """
     by_size = {p.slots: p.seconds for p in points}
     measured = sorted(by_size)
@@ -333,7 +346,7 @@ def _stairs(points: Sequence[MedianPass], padded: Callable[[int], int]) -> list[
 def _lines(
     name: str, when: StepFilter, points: Sequence[MedianPass], features: Sequence[Feature]
 ) -> list[CostTerm]:
-    """Fit a constant and a slope per feature, non-negative, by least relative squares."""
+    """Fit a constant and a non-negative slope per feature, by least squares of relative errors."""
     columns: list[Feature] = ["steps", *features]
     found = fit_nonnegative([[_value(p.load, f) for f in columns] for p in points], points)
     return [
@@ -343,7 +356,9 @@ def _lines(
 
 
 def fit_nonnegative(rows: Sequence[Sequence[float]], points: Sequence[MedianPass]) -> Floats:
-    """Return coefficients >= 0 that minimize the relative error of ``rows @ x`` to the seconds."""
+    """Return non-negative coefficients ``x`` that minimize the relative error of ``rows @ x``
+    compared with the seconds.
+    """
     seconds = np.array([p.seconds for p in points])
     matrix = np.array(rows, dtype=np.float64) / seconds[:, None]
     scale = np.abs(matrix).max(axis=0)
@@ -357,7 +372,9 @@ def _value(load: StepLoad, feature: Feature) -> float:
 
 
 def _mixed_extra(both: Sequence[MedianPass], prefilling: Sequence[MedianPass]) -> float:
-    """Return the median extra cost of token slots if decode rows are among them (signed)."""
+    """Return the median additional cost (possibly negative) of token slots if a step also has
+    decode rows.
+    """
     alone = {p.slots: p.seconds for p in prefilling}
     extra = [p.seconds - alone[p.slots] for p in both if p.slots in alone]
     return median(extra) if extra else 0.0

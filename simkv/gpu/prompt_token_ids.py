@@ -1,4 +1,4 @@
-"""Token ids of prompts: random, but equal where a workload shares tokens."""
+"""Token ids of prompts: random, but equal for tokens that prompts of a workload share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ def prompt_ids(prompt: Prompt, vocab: int) -> npt.NDArray[np.int32]:
 
 
 def _stream_ids(stream: str, start: int, end: int, vocab: int) -> npt.NDArray[np.int32]:
-    """Return tokens ``start`` to ``end`` of a stream, by the mixing function of SplitMix64."""
+    """Return the ids of tokens ``start`` to ``end`` of a stream, computed with the mixing function
+    of SplitMix64.
+    """
     seed = int.from_bytes(hashlib.blake2b(stream.encode(), digest_size=8).digest(), "little")
     x = np.arange(start + 1, end + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     x += np.uint64(seed)

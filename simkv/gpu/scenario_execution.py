@@ -1,4 +1,6 @@
-"""Serve a scenario on a real device: workload by the wall clock, its scheduler, measured steps."""
+"""Serve a scenario on a real device: requests arrive by the wall clock, and steps are run and
+measured.
+"""
 
 from __future__ import annotations
 
@@ -21,17 +23,18 @@ from simkv.sim.client_loop import run_clients
 from simkv.sim.engine import Engine
 from simkv.workload.workload_section import build_clients
 
-#: Tokens that a pipelined engine may compute past a request's last one, with a margin.
+#: Number of tokens, with a margin, that a pipelined engine may compute past a request's last token.
 OVERSHOOT = 8
-#: Maximum rows of the largest decode graph.
+#: Maximum number of rows of the largest decode graph.
 MOST_DECODES = 512
 
 
 class ScenarioExecution:
-    """Execution of one scenario; ``serve`` runs it, once.
+    """Execution of one scenario; ``serve`` runs the scenario and can be called only once.
 
-    A large enough ``runner`` can serve several scenarios; without one it is created. Raises
-    InputError if model and cache do not fit on the device, or the runner is too small.
+    A ``runner`` that is large enough can serve several scenarios; if none is given, a new runner is
+    created. Raises InputError if model and cache do not fit on the device, or the runner is too
+    small.
     """
 
     def __init__(self, scenario: Scenario, setup: GpuSetup, runner: Runner | None = None) -> None:
@@ -93,9 +96,10 @@ class ScenarioExecution:
 def execute_scenario(
     scenario: Scenario, setup: GpuSetup, runner: Runner, advance: Callable[[], None] | None = None
 ) -> ExecutionRecord:
-    """Serve a scenario; repeat it once if a kernel was built while the clock ran.
+    """Serve a scenario; repeat the run once if a kernel was built during it.
 
-    A step waits for seconds while a kernel is built. Raises InputError if that happens again.
+    A step takes seconds while a kernel is built. Raises InputError if a kernel is built in the
+    second run, too.
     """
     for _ in range(2):
         run = ScenarioExecution(scenario, setup, runner).serve(advance)
@@ -116,7 +120,7 @@ def kernel_builds() -> int:
 def runner_config(scenario: Scenario, setup: GpuSetup) -> RunnerConfig:
     """Return the runner's configuration for a scenario.
 
-    Raises InputError if it cannot be served.
+    Raises InputError if the scenario cannot be served.
     """
     if scenario.pipeline:
         raise InputError("pipeline: only the lockstep engine runs for real; use pipeline: null")
@@ -138,7 +142,7 @@ def runner_config(scenario: Scenario, setup: GpuSetup) -> RunnerConfig:
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Disable Python's garbage collector inside the context, because it would stop a step."""
+    """Context without Python's garbage collection, because a collection would delay a step."""
     gc.collect()
     gc.freeze()
     gc.disable()

@@ -14,15 +14,15 @@ from simkv.gpu.batch_runner import Runner
 from simkv.gpu.graph_buckets import step_size
 from simkv.gpu.machine_info import time_repeats
 
-#: Number of decodes and their context, or the runner's maximum.
+#: Number of decodes and their context length, limited by the runner's maximum.
 ROWS, CONTEXT = 64, 512
 REPEATS = 20
 
 
 def time_sentinel(runner: Runner) -> float:
-    """Return the step's median seconds on the device.
+    """Return the median time of the step on the device, in seconds.
 
-    It writes to the pool, so the runner must be idle.
+    The step writes to the KV pool, so the runner must be idle.
     """
     config = runner.config
     context = min(CONTEXT, config.max_len - 2)

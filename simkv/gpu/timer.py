@@ -1,12 +1,12 @@
-"""Read the time: wall clock, or CPU time of this thread.
+"""Read the time: the wall clock, or the CPU time of this thread.
 
     use_clock("cpu")
     begin = read_timer()
 
-On a shared machine, a thread may lose its core in the middle of a step; its CPU time excludes that.
-CPU time does not advance during a wait, so ``torch_executor.WallClock`` does not wait but advances
-its clock to the end of the wait. Steps on a GPU need the wall clock, because the thread waits for
-them.
+On a shared machine, a thread may lose its core in the middle of a step; its CPU time excludes this
+interruption. CPU time does not advance during a wait, so ``torch_executor.WallClock`` does not
+wait; it sets its clock to the end of the wait. Steps on a GPU need the wall clock, because the
+thread waits for them.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _chosen: list[ClockName] = ["wall"]
 
 
 def use_clock(clock: ClockName) -> None:
-    """Use this clock from now on, in the whole process."""
+    """Set the clock for the whole process."""
     _chosen[0] = clock
 
 
 def current_clock() -> ClockName:
-    """Return the current clock."""
+    """Return the name of the current clock."""
     return _chosen[0]
 
 

@@ -4,12 +4,12 @@
     executor = TorchExecutor(runner, tables, clock)
     engine = Engine(clock, executor.watch(scheduler), executor, leaping=False)
 
-The loop, the schedulers, the record and the figures are the same as in the simulation. A step lasts
+The loop, the schedulers, the record and the metrics are the same as in the simulation. A step lasts
 from its decision (or the end of the previous step, if later) until its tokens are on the host, so
-it includes the host's work. A request that arrives meanwhile is seen by the next decision. A
-request that arrives while the engine sleeps wakes it, and the next step counts from the arrival.
-Decisions thus depend only on the recorded durations of steps and idle passes: a simulation with
-these durations must make the same decisions.
+it includes the host's work. A request that arrives during a step is considered in the next
+decision. A request that arrives while the engine sleeps wakes the engine, and the next step counts
+from this arrival. Decisions therefore depend only on the recorded durations of steps and idle
+passes, and a simulation with these durations must make the same decisions.
 """
 
 from __future__ import annotations
@@ -34,15 +34,17 @@ from simkv.costs.step_load import StepLoad
 from simkv.gpu.batch_runner import InFlightStep, Runner, Timing
 from simkv.gpu.timer import current_clock, read_timer
 
-#: Maximum oversleep of the operating system (s); the rest of a wait is spent awake.
+#: Maximum oversleep of the operating system (s); for this last part of a wait, the thread stays
+#: awake.
 SPIN = 0.0005
 
 
 class WallClock(simpy.Environment):
-    """SimPy environment in real time: events wait until their time since ``start``.
+    """SimPy environment in real time: an event occurs when its time since ``start`` has passed.
 
-    With the thread's CPU time (``read_timer``), the time jumps to the events instead of waiting. If
-    ``skip_waiting`` is set, events do not wait, because all clients have their results.
+    With the thread's CPU time (``read_timer``), the clock jumps to the next event instead of
+    waiting. If ``skip_waiting`` is set, events occur at once, because all clients have their
+    results.
     """
 
     def __init__(self) -> None:
@@ -55,7 +57,9 @@ class WallClock(simpy.Environment):
         self._origin = read_timer()
 
     def wall(self) -> float:
-        """Return seconds since ``start``, at least SimPy's time unless waiting is skipped."""
+        """Return the seconds since ``start``, at least SimPy's time unless ``skip_waiting`` is
+        set.
+        """
         return read_timer() - self._origin
 
     def step(self) -> None:
@@ -71,10 +75,10 @@ class WallClock(simpy.Environment):
 class Pass(NamedTuple):
     """An iteration of the engine's loop; times in seconds.
 
-    ``seconds`` is the duration reported to the engine, ``start`` its begin. An idle pass launched
-    nothing. ``schedule_s`` is the time inside the scheduler's ``schedule``. ``longest_context`` is
-    the longest context of a decode, ``longest_prefill`` the maximum KV tokens at the end of a
-    prefill.
+    ``seconds`` is the duration reported to the engine, and ``start`` its beginning. An idle pass
+    launches no step. ``schedule_s`` is the time inside the scheduler's ``schedule``.
+    ``longest_context`` is the longest context of a decode, ``longest_prefill`` the maximum KV
+    tokens at the end of a prefill.
     """
 
     kind: BatchKind
@@ -89,7 +93,7 @@ class Pass(NamedTuple):
 
 
 class EnqueuedStep(NamedTuple):
-    """A step enqueued on the device, with its data at that time."""
+    """A step enqueued on the device, with its data at the time of the call."""
 
     flight: InFlightStep
     batch: Batch
@@ -99,11 +103,12 @@ class EnqueuedStep(NamedTuple):
 
 
 class TorchExecutor:
-    """Runs a scheduler's decisions on a device and measures them; ``passes`` is the log.
+    """Run a scheduler's decisions on a device and measure them; ``passes`` is the log.
 
-    A step has ended when ``run`` returns, so the next decision does not overlap with it: each
-    step's host time adds to its device time, and both are in the log. An overlapping engine
-    (``overlapped_engine``) uses ``enqueue`` to launch steps and ``finish`` to wait for the oldest.
+    A step has ended when ``run`` returns, so the next decision does not overlap with the step. The
+    duration of a step is therefore the sum of its host time and its device time, which are logged
+    separately. An engine with overlap (``overlapped_engine``) uses ``enqueue`` to launch steps and
+    ``finish`` to wait for the oldest step.
     """
 
     def __init__(self, runner: Runner, tables: BlockTables, clock: WallClock) -> None:
@@ -118,7 +123,9 @@ class TorchExecutor:
         self._under_way: deque[EnqueuedStep] = deque()
 
     def watch(self, scheduler: Scheduler) -> Scheduler:
-        """Wrap the scheduler for the engine, so that its requests and decisions are seen here."""
+        """Wrap the scheduler for the engine, so that the executor receives its requests and
+        decisions.
+        """
         return cast(Scheduler, _Shown(scheduler, self))
 
     def decided(self, batch: Batch, seconds: float) -> None:
@@ -131,7 +138,7 @@ class TorchExecutor:
         return self.finish(float(self.clock.now))[1]
 
     def enqueue(self, load: StepLoad) -> None:
-        """Enqueue the last decided batch on the device."""
+        """Enqueue the batch of the last decision on the device."""
         rows, batch = self._rows, self._batch
         listed = {i for i, _ in batch.scheduled}
         emits = {*batch.emits, *(row.id for row in rows if row.id not in listed)}
@@ -144,7 +151,9 @@ class TorchExecutor:
         return len(self._under_way)
 
     def finish(self, decided: float) -> tuple[float, float]:
-        """Wait for the oldest step, ``decided`` at that time; return its start and its seconds."""
+        """Wait for the oldest step, which was decided at ``decided``; return its start and its
+        duration in seconds.
+        """
         flight, batch, rows, load, schedule_s = self._under_way.popleft()
         done = self.runner.wait(flight)
         start = max(decided, self._busy_until)
@@ -174,7 +183,7 @@ class TorchExecutor:
         raise AssertionError("nothing was foreseen")
 
     def idle(self) -> float:
-        """Return the seconds that the scheduler took to find nothing to run."""
+        """Return the duration in seconds of a scheduler call that found nothing to run."""
         start = float(self.clock.now)
         seconds = max(self.clock.wall() - start, 1e-6)
         nothing = StepLoad(0, 0, 0, 0, 0)
@@ -183,7 +192,7 @@ class TorchExecutor:
 
 
 class _Shown:
-    """Scheduler that passes each request and decision to the executor before the simulator."""
+    """Scheduler that passes each request and decision to the executor before it returns."""
 
     def __init__(self, inner: Scheduler, executor: TorchExecutor) -> None:
         self._inner = inner

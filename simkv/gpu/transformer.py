@@ -1,4 +1,4 @@
-"""A decoder-only transformer with random weights, and one forward pass over flat inputs."""
+"""A decoder-only transformer with random weights, and a forward pass over flat inputs."""
 
 from __future__ import annotations
 
@@ -40,10 +40,11 @@ class Weights:
 def random_weights(
     shape: ModelShape, device: torch.device | str, dtype: torch.dtype, seed: int = 0
 ) -> Weights:
-    """Return random normal weights, sampled on the device; equal for equal seed and device kind.
+    """Return random normal weights, sampled on the device; they are equal for equal seeds and kinds
+    of device.
 
-    They are scaled by the square root of the inputs, so that activations stay near 1 in every layer
-    and the next token depends on all previous tokens.
+    The weights are scaled by the square root of the number of inputs, so that activations stay near
+    1 in every layer and the next token depends on all previous tokens.
     """
     random = torch.Generator(device).manual_seed(seed)
 
@@ -83,10 +84,10 @@ def rotary_tables(
 class Transformer:
     """Weights and the device state that a step reads and writes.
 
-    ``tokens`` [seat, position] are the prompts and sampled tokens; ``tables`` [seat, index] are the
-    block tables. Both have one additional seat, the scratch seat for padding. A step reads its
-    token ids from ``tokens`` and writes the sampled ones there, so the next step needs only its
-    rows from the host.
+    ``tokens`` [seat, position] has the prompts and sampled tokens; ``tables`` [seat, index] has the
+    block tables. Each of them has an additional seat, the scratch seat for padding. A step reads
+    its token ids from ``tokens`` and writes the sampled tokens there, so the host needs to send
+    only the rows of the next step.
     """
 
     def __init__(
@@ -109,10 +110,11 @@ class Transformer:
             self.ops = cuda_ops
 
     def step(self, fields: StepInputs, size: StepSize) -> torch.Tensor:
-        """Run one step and sample greedily: one token per row slot, [rows] int32.
+        """Run one step with greedy sampling and return one token per row slot, as int32 of shape
+        [rows].
 
-        Emitted tokens are also written to ``tokens``. Nothing depends on host values, so a step can
-        be captured as a CUDA graph.
+        Emitted tokens are also written to ``tokens``. The step depends on no values on the host, so
+        it can be captured as a CUDA graph.
         """
         x, residual = self.layers(fields, size)
         decodes = torch.arange(size.decodes, device=x.device)
@@ -142,6 +144,8 @@ class Transformer:
         return x, residual
 
     def logits(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """Return the scores of the next token, [rows, vocab], from the rows' last tokens."""
+        """Return the scores of the next token, of shape [rows, vocab], computed from the last token
+        of each row.
+        """
         _, x = self.ops.add_norm(residual, x, self.weights.norm, self.shape.norm_eps)
         return functional.linear(x, self.weights.head)

@@ -2,10 +2,10 @@
 
 Loop sizes are read on the device, and grids depend only on the size of the step, so that each
 launch can be part of a CUDA graph. One program handles the whole group of query heads that share a
-key-value head; ``PADDED`` is the size of that group rounded up for a tile. A kernel is built once
-per model size: ``UNSPECIALIZED`` lists arguments whose alignment or value depends on the step, and
-which must not cause another build during a run. Softmax uses base 2: ``scale`` already contains the
-factor log2(e).
+key-value head; ``PADDED`` is the size of this group, rounded up to a tile. A kernel is built once
+per model size. ``UNSPECIALIZED`` lists arguments whose alignment or value depends on the step, so
+that they do not cause another build during a run. Softmax uses base 2: ``scale`` already contains
+the factor log2(e).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _tile(keys, values, q, table, t, there, seen, best, total, acc, scale,
     """Add the KV of tokens ``t`` to the running softmax of the rows of ``q``.
 
     With MASKED, ``there`` [tokens] marks the existing tokens and ``seen`` [rows, tokens] the tokens
-    visible to each row; without it, all are visible.
+    visible to each row; without MASKED, all tokens are visible.
     """
     if MASKED:
         block = tl.load(table + t // BLOCK_SIZE, mask=there, other=0).to(tl.int64)
@@ -63,9 +63,9 @@ def decode(q, out, partial, logsum, keys, values, tables, row_seat, length, scal
            BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr):  # fmt: skip
     """Process one split of one row and key-value head; grid (kv heads, rows, SPLITS).
 
-    With one split, write ``out`` [T, H, D]. Otherwise write ``partial`` [rows, H, SPLITS, D],
-    normalized, and ``logsum`` [rows, H, SPLITS], the base-2 logarithm of the softmax's sum, for
-    ``reduce``.
+    With one split, the result is written to ``out`` [T, H, D]. With several splits, the inputs of
+    ``reduce`` are written: the normalized ``partial`` [rows, H, SPLITS, D], and ``logsum`` [rows,
+    H, SPLITS], the base-2 logarithm of the softmax's sum.
     """
     kv_head, row, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     n = tl.load(length + row)
@@ -110,7 +110,7 @@ def reduce(partial, logsum, out, length,
            HEADS: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr):  # fmt: skip
     """Combine the splits of ``decode``; grid (rows, H).
 
-    Padding rows store nothing: their slots belong to the tokens of prefills.
+    Padding rows store nothing, because their slots belong to the tokens of prefills.
     """
     row, head = tl.program_id(0), tl.program_id(1)
     if tl.load(length + row) == 0:
@@ -138,7 +138,7 @@ def prefill(q, out, keys, values, tables, row_seat, length, start, rows, scale,
     origin = tl.load(start)
     row = 0
     high = rows
-    while row + 1 < high:  # find the last row whose first program is not after this one
+    while row + 1 < high:  # find the last row whose first program is this program or an earlier one
         middle = (row + high) // 2
         if (tl.load(start + middle) - origin) // QUERIES + middle <= program:
             row = middle
@@ -164,7 +164,8 @@ def prefill(q, out, keys, values, tables, row_seat, length, start, rows, scale,
     total = tl.zeros([QUERIES * PADDED], tl.float32)
     acc = tl.zeros([QUERIES * PADDED, D], tl.float32)
     position = n - count + i
-    everybody = (n - count + token + 1) // TILE * TILE  # end of whole tiles that all queries see
+    # end of the whole tiles that all queries can see
+    everybody = (n - count + token + 1) // TILE * TILE
     for first in range(0, everybody, TILE):
         t = first + tl.arange(0, TILE)
         best, total, acc = _tile(
@@ -205,7 +206,7 @@ def rotate_and_store(qkv, q, position, slot, cosine, sine, keys, values,
                      BLOCK_SIZE: tl.constexpr, ALL: tl.constexpr):  # fmt: skip
     """Rotate the queries and keys of a token, and store its keys and values; grid (T,).
 
-    ALL is the number of its heads of all three kinds, rounded up to a power of two.
+    ALL is the number of query, key and value heads together, rounded up to a power of two.
     """
     token = tl.program_id(0)
     half = tl.arange(0, D // 2)
@@ -236,7 +237,7 @@ def rotate_and_store(qkv, q, position, slot, cosine, sine, keys, values,
 
 @_jit
 def silu_mul(x, out, width, WIDTH: tl.constexpr):
-    """Compute SiLU of the first half of a row times the second half; grid (T, width / WIDTH)."""
+    """Compute SiLU of the first half of each row times its second half; grid (T, width / WIDTH)."""
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     inside = column < width

@@ -1,12 +1,13 @@
 """Build parameters of the attention kernels for a device.
 
-    choose_tiles("decode", 128, 2, arch=90, device="NVIDIA H100 80GB HBM3")
+choose_tiles("decode", 128, 2, arch=90, device="NVIDIA H100 80GB HBM3")
 
 Candidates compile without spills for Ampere, Ada, Hopper and small Blackwell GPUs and fit into
-their shared memory (see tests/gpu/compile_kernels.py); other architectures, AMD's included, use the
-same and are untested. The first candidate is the default. `calibrate/on-gpu.sh smoke` tries all on
-a real device and reports the fastest; an entry in ``tiles.json`` beside this file then replaces the
-default on that device. Nothing is tuned while a step runs or is captured.
+their shared memory (see tests/gpu/compile_kernels.py); other architectures, including AMD's, use
+the same candidates and are untested. The first candidate is the default. `calibrate/on-gpu.sh
+smoke` tries all candidates on a real device and reports the fastest; an entry in ``tiles.json`` in
+this directory replaces the default on that device. No tuning takes place while a step runs or is
+captured.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from typing import Literal, NamedTuple
 
 AttentionKernel = Literal["decode", "prefill"]
 MEASURED_TILES_FILE = Path(__file__).with_name("tiles.json")
-#: Bytes of shared memory available to a program, for the architectures that the tests compile for.
+#: Bytes of shared memory available to a program, for the architectures for which the tests compile.
 SHARED_MEMORY_BYTES = {80: 166912, 86: 101376, 89: 101376, 90: 232448, 120: 101376}
 
 
 class Tiles(NamedTuple):
     """Build parameters of a kernel: KV tokens per tile, rows per tile, warps, stages.
 
-    ``rows`` is the minimum height of a matrix operand for decodes, and queries times heads of the
-    group for prefills.
+    For decodes, ``rows`` is the minimum height of a matrix operand; for prefills, it is the number
+    of queries times the number of heads of the group.
     """
 
     tile: int
@@ -37,14 +38,15 @@ class Tiles(NamedTuple):
     stages: int
 
 
-#: Three stages leave a single buffer for the next tile; two buffers need at least five.
+#: Three stages leave only one buffer for the next tile; two buffers need at least five stages.
 DECODES = (Tiles(32, 16, 4, 5), Tiles(64, 16, 4, 5), Tiles(64, 16, 4, 3))
 PREFILLS_HOPPER = (Tiles(64, 128, 8, 5), Tiles(64, 128, 8, 3), Tiles(32, 128, 8, 3))
-#: For all other architectures: at most 101,376 bytes of shared memory.
+#: Candidates for all other architectures: at most 101,376 bytes of shared memory.
 PREFILLS = (Tiles(64, 128, 8, 3), Tiles(32, 128, 8, 3), Tiles(32, 64, 4, 3))
-#: Float32, for checks only: twice the bytes, so smaller tiles or more warps.
+#: Candidates for float32, which is used only for checks: numbers have twice the bytes, so tiles are
+#: smaller or there are more warps.
 FLOAT32_TILES = {"decode": Tiles(64, 16, 4, 3), "prefill": Tiles(16, 32, 8, 2)}
-#: Heads of less than 64 dimensions, which only the tiny model has.
+#: Candidates for heads with fewer than 64 dimensions, which only the tiny model has.
 SMALL_HEAD_TILES = {"decode": Tiles(32, 16, 4, 3), "prefill": Tiles(32, 64, 4, 2)}
 
 _tried: dict[AttentionKernel, Tiles] = {}
@@ -64,7 +66,7 @@ def candidates(kernel: AttentionKernel, head_dim: int, itemsize: int, arch: int)
 def choose_tiles(
     kernel: AttentionKernel, head_dim: int, itemsize: int, *, arch: int, device: str = ""
 ) -> Tiles:
-    """Return the tiles of a kernel on a device of this name."""
+    """Return the tiles of a kernel on a device with this name."""
     if kernel in _tried:
         return _tried[kernel]
     found = candidates(kernel, head_dim, itemsize, arch)
@@ -75,7 +77,7 @@ def choose_tiles(
 
 @contextmanager
 def override_tiles(kernel: AttentionKernel, tiles: Tiles) -> Iterator[None]:
-    """Build this kernel with ``tiles`` inside the context, regardless of other settings."""
+    """Context in which this kernel is built with ``tiles``, regardless of other settings."""
     _tried[kernel] = tiles
     try:
         yield

@@ -27,12 +27,12 @@ from simkv.validation.gpu_runs.device_drift import AFTER_LAST_RUN, note_sentinel
 from simkv.validation.gpu_runs.load_sizing import Trial
 from simkv.validation.gpu_runs.validation_suite import order_trial_runs
 
-#: A run starts only if this factor times its predicted duration is left.
+#: A run starts only if the remaining time is at least this factor times its predicted duration.
 TIME_MARGIN = 1.3
 
 
 def print_nothing(line: str) -> None:
-    """Discard a line; the default without an output."""
+    """Discard a line; used if no output is wanted."""
 
 
 def execute_plan(
@@ -45,9 +45,10 @@ def execute_plan(
     say: Callable[[str], None] = print_nothing,
     advance: Callable[[], None] = lambda: None,
 ) -> list[str]:
-    """Serve all ``order_trial_runs`` for which ``deadline()``, the remaining seconds, suffices.
+    """Serve the runs of ``order_trial_runs`` for which the remaining time suffices; ``deadline()``
+    returns the remaining seconds.
 
-    Returns the names of runs skipped for lack of time.
+    Returns the names of the runs that were skipped for lack of time.
     """
     begin = perf_counter()
     wanted = order_trial_runs(cases, repeats)
@@ -79,7 +80,7 @@ def execute_plan(
 def check_device(profile: CostProfile, setup: GpuSetup, *, other_gpu: bool) -> None:
     """Raise InputError if ``profile`` is for another device, unless ``other_gpu`` allows it.
 
-    An H200 instead of an H100 would otherwise appear as the profile's error.
+    Without this check, a run on an H200 instead of an H100 would appear as an error of the profile.
     """
     found = machine_info(setup.device)["device"]
     if found != profile.gpu and not other_gpu:

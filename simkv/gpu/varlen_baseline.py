@@ -1,7 +1,7 @@
 """FlashAttention of torch (``torch.nn.attention.varlen``) as a baseline for prefill attention.
 
-It reads contiguous keys and values, so the pool's blocks are gathered before timing. Steps of one
-prefill without earlier context are compared.
+``varlen`` attention reads contiguous keys and values, so the blocks of the pool are gathered before
+the measurement. The comparison uses steps with one prefill and no earlier context.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class VarlenAttention:
     def __init__(self, attention: Callable[..., Any]) -> None:
         self._attention = attention
         known = inspect.signature(attention).parameters
-        # torch 2.11 has a window instead of a flag, and aligns it to the end of the sequence.
+        # torch 2.11 has a window instead of a flag, and aligns the window to the end of the
+        # sequence.
         self._options: dict[str, Any] = (
             {"is_causal": True} if "is_causal" in known else {"window_size": (-1, 0)}
         )
@@ -51,7 +52,7 @@ class VarlenAttention:
         """Compute ``cpu_ops.attend`` for a step of one prefill that fills all token slots.
 
         The keys and values of the first call are reused for prefills of the same length, so that
-        timed calls contain no gather.
+        timed calls do not gather blocks.
         """
         tokens, heads = q.shape[:2]
         if self._gathered is None or self._gathered[0].shape[:2] != (tokens, heads):

@@ -1,4 +1,4 @@
-"""Cost of whole steps beyond their parts, which were measured in isolation."""
+"""Cost of whole steps in excess of the sum of their parts, which were measured in isolation."""
 
 from __future__ import annotations
 
@@ -17,19 +17,18 @@ from simkv.costs.cost_profile import (
 from simkv.costs.step_load import StepLoad
 
 Floats = npt.NDArray[np.float64]
-#: The kinds of steps with separate constants, and whether they contain prefills.
+#: Kinds of steps with separate constants, and whether steps of the kind contain prefills.
 KINDS: tuple[tuple[StepFilter, bool], ...] = (("pure decode", False), ("prefill", True))
 
 
 def fit_whole_steps(
     profile: CostProfile, steps: Sequence[tuple[StepLoad, float]], name: str
 ) -> list[CostTerm]:
-    """Scale the terms to match whole ``steps`` (load, seconds).
+    """Scale the terms of a profile to match whole ``steps``, given as pairs (load, seconds).
 
-    Per kind of step there is a factor on attention, one on all other terms, and a constant. Parts
-    measured in isolation run at other clocks and without overlap, which changes a share of the
-    step; so does a clock that falls under the load of serving. The constant terms are called
-    ``name``.
+    Each kind of step has a factor on attention, a factor on all other terms, and a constant.
+    Factors are needed because parts measured in isolation run at other clocks and without overlap,
+    and because clocks decrease under the load of serving. The constant terms are called ``name``.
     """
     terms = device_profile(profile).terms
     groups = [[t for t in terms if _is_attention(t) is mine] for mine in (True, False)]
@@ -57,19 +56,20 @@ def _is_attention(term: CostTerm) -> bool:
     return "attention" in term.name and not term.name.startswith("all but")
 
 
-#: Weight of the prior that whole steps are the sum of their parts, relative to a step.
+#: Weight of the prior that a whole step takes the sum of its parts, relative to one measured step.
 SUM_OF_PARTS = 0.3
-#: Rounds of reweighting, and the difference at which a step weighs as much as that prior.
+#: Number of rounds of reweighting, and the difference at which a step has the same weight as the
+#: prior.
 ROUNDS, SATURATION_ERROR = 20, 1e-2
-#: Smallest factor on a group of terms.
+#: Minimum factor on a group of terms.
 MIN_SHARE = 0.2
 
 
 def _shares(parts: Floats, seconds: Floats) -> Floats:
-    """Fit factors on the columns of ``parts`` by least relative differences, beside a constant.
+    """Fit factors on the columns of ``parts``, and a constant, by least relative differences.
 
-    Absolute instead of squared differences give less weight to steps that the terms cannot
-    describe.
+    Absolute differences are used instead of squares, to give less weight to steps that the terms
+    cannot describe.
     """
     count = parts.shape[1]
     rows = np.hstack((parts, np.ones((len(parts), 1)))) / seconds[:, None]
@@ -94,7 +94,9 @@ SPLIT_CONDITIONS: dict[StepFilter, tuple[StepFilter, ...]] = {
 
 
 def _scaled_when(term: CostTerm, when: StepFilter, share: float) -> list[CostTerm]:
-    """Scale a term by ``share`` in steps of a kind; split it if it applies to other kinds, too."""
+    """Scale a term by ``share`` in steps of a kind; if the term also applies to other kinds, split
+    it.
+    """
     if is_host_term(term) or term.when == "any":
         return [term]
     if term.when == "decode":
@@ -124,7 +126,9 @@ def constant_term(name: str, seconds: float, when: StepFilter) -> CostTerm:
 
 
 def device_profile(profile: CostProfile) -> CostProfile:
-    """Return the profile without the host's terms, which the campaign's steps do not have."""
+    """Return the profile without the terms for host time, which the campaign's steps do not
+    contain.
+    """
     terms = [term for term in profile.terms if not is_host_term(term)]
     return profile.model_copy(update={"terms": terms})
 

@@ -1,4 +1,4 @@
-"""Native engine: the schedulers of engines themselves, run behind import stubs.
+"""Native engine: run the schedulers of the engines themselves, with stubs for their imports.
 
-Each source of an engine (a checkout, a wheel, an installed package) runs in a process of its own.
+Each source of an engine (a checkout, a wheel, an installed package) runs in a separate process.
 """

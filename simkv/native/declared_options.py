@@ -1,4 +1,4 @@
-"""Options that an engine's own config classes declare, read from its source without running it."""
+"""Options that an engine's config classes declare, read from the source code without running it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 def read_options(files: Sequence[Path], classes: Collection[str]) -> dict[str, str]:
     """Return the fields of these config classes, mapped to the name of their class.
 
-    Missing files and files with syntax errors declare no options.
+    Missing files and files with syntax errors count as declaring no options.
     """
     found: dict[str, str] = {}
     for path in files:

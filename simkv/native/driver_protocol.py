@@ -11,7 +11,8 @@ from typing import Any, Protocol
 from simkv.core.request import Prompt
 from simkv.core.scheduler_protocol import Batch, Completion
 
-#: Values of the driver after a call: number of waiting requests, of running requests, free blocks.
+#: State after a call of the driver: numbers of waiting requests, of running requests and of free
+#: blocks.
 Counts = tuple[int, int, int]
 
 
@@ -31,7 +32,7 @@ class NativeDriver(Protocol):
 
     @property
     def scheduler(self) -> Any:
-        """The engine's own scheduler object, for the debugger."""
+        """The engine's scheduler object, for the debugger."""
 
     def add(self, prompt: Prompt) -> None:
         """Add a request."""
@@ -40,7 +41,7 @@ class NativeDriver(Protocol):
         """Abort a request, unless it has ended."""
 
     def schedule(self) -> Batch:
-        """Make a decision."""
+        """Make a scheduling decision and return its batch."""
 
     def complete(
         self, accepted: Mapping[int, int], ended: Sequence[int], copied: Sequence[int]
@@ -53,19 +54,19 @@ class NativeDriver(Protocol):
         """Return the lengths of the queues and the number of free blocks."""
 
     def waiting_ids(self) -> list[int]:
-        """Return the waiting requests, head first."""
+        """Return the ids of the waiting requests, the head of the queue first."""
 
     def running_ids(self) -> list[int]:
-        """Return the running requests in the order of the engine."""
+        """Return the ids of the running requests, in the engine's order."""
 
     def blocks_held(self) -> dict[int, int]:
-        """Return the number of blocks by running request."""
+        """Return the number of blocks of each running request."""
 
     def block_tables(self) -> dict[int, list[int]]:
-        """Return the ids of blocks by running request."""
+        """Return the block ids of each running request."""
 
     def fingerprint(self) -> Hashable:
-        """Return the state that determines the next decisions."""
+        """Return the state that determines future decisions."""
 
 
 @dataclass(frozen=True)

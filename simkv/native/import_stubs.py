@@ -20,11 +20,13 @@ from typing import Any
 
 
 class MissingImport(Exception):
-    """A decision used a name of a package that is not installed and for which there is no stub."""
+    """Raised if a decision uses a name of a package that is not installed and has no stub."""
 
 
 class AutoStub:
-    """Stub of an unknown module or of a name in it; raises MissingImport if its value decides."""
+    """Stub of an unknown module or of a name in it; raises MissingImport if a decision depends on
+    its value.
+    """
 
     def __init__(self, name: str) -> None:
         self.__dict__["_stubbed"] = name
@@ -36,7 +38,7 @@ class AutoStub:
 
     def __call__(self, *args: Any, **_: object) -> Any:
         if len(args) == 1 and callable(args[0]):
-            return args[0]  # used as a decorator
+            return args[0]  # when used as a decorator
         return AutoStub(f"{self._stubbed}()")
 
     def __mro_entries__(self, _: object) -> tuple[type, ...]:
@@ -113,7 +115,7 @@ class StubType(type):
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         if len(args) == 1 and callable(args[0]) and not kwargs:
-            return args[0]  # used as a decorator
+            return args[0]  # when used as a decorator
         return super().__call__(*args, **kwargs)
 
     def __or__(cls, other: object) -> Any:
@@ -235,7 +237,7 @@ def stub_imports(finder: SourceFinder) -> Iterator[None]:
 
 
 def name_of(number: int) -> str:
-    """Return an engine's id of a request; ids have the order of their numbers."""
+    """Return the engine's id of a request; ids sort in the order of the request numbers."""
     return f"{number:08}"
 
 

@@ -1,4 +1,6 @@
-"""The real scheduler of a source as a ``Scheduler``: a client of the source's process."""
+"""The real scheduler of a source as a ``Scheduler``, a client of the process that runs the
+source.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,9 @@ from simkv.core.request import Prompt
 from simkv.core.scheduler_protocol import Batch, Completion
 from simkv.native.wire import receive, send, unpack_batch
 
-#: Wall time after which a call counts as hanging, although it uses little CPU (s).
+#: Wall-clock time (s) after which a call counts as hanging even if it uses little CPU.
 WALL_SECONDS = 60.0
-#: Step before which the debugger starts; None: never.
+#: Step before which the debugger starts, or None.
 _debugged: int | None = None
 
 
@@ -33,7 +35,7 @@ def debug_at(step: int | None) -> None:
 
 
 class NativeScheduler:
-    """The scheduler of a source, in a child process of the source's process.
+    """The scheduler of a source, which runs in a child of the source's process.
 
     Implements ``simkv.core.scheduler_protocol.Scheduler``. A call that fails or exceeds its time
     limit makes the next batch fatal. Raises InputError if the source cannot be loaded.
@@ -94,7 +96,7 @@ class NativeScheduler:
         self._now = now
 
     def add(self, prompt: Prompt) -> None:
-        """Add a request with the next decision."""
+        """Add a request at the next decision."""
         self._live.add(prompt.id)
         self._news.append(
             (
@@ -113,7 +115,7 @@ class NativeScheduler:
         )
 
     def abort(self, request_id: int) -> None:
-        """Abort a request with the next decision."""
+        """Abort a request at the next decision."""
         self._live.discard(request_id)
         self._news.append((request_id,))
 
@@ -159,7 +161,7 @@ class NativeScheduler:
         return False
 
     def leap(self, most: int) -> int:  # noqa: ARG002
-        """Return 1: every step is decided by the real scheduler."""
+        """Return 1, because the real scheduler decides every step."""
         return 1
 
     def skip(self, steps: int) -> list[int]:
@@ -188,7 +190,7 @@ class NativeScheduler:
         return state
 
     def _call(self, name: str, *given: Any) -> Any:
-        """Return the result of a call of the driver, or None if this or an earlier call failed."""
+        """Return the result of a call to the driver, or None if this or an earlier call failed."""
         if self.failure:
             return None
         try:
@@ -220,13 +222,13 @@ class NativeScheduler:
 
 
 class SourceProcess:
-    """The process of a source; raises InputError if the source cannot be imported."""
+    """The process that runs a source; raises InputError if the source cannot be imported."""
 
     def __init__(self, engine: str, folder: Path) -> None:
         self._control, child = socket.socketpair()
         quiet = None if _debugged is not None else subprocess.DEVNULL
         root = str(Path(__file__).parents[2])
-        # The environment is empty, so that no variable of the user changes a decision.
+        # The environment is empty, so that no environment variable of the user affects a decision.
         environment = {"PYTHONHASHSEED": "0", "PYTHONPATH": root, "PYTHONDONTWRITEBYTECODE": "1"}
         environment |= {"OMP_NUM_THREADS": "1"}  # threads do not survive a fork
         command = [sys.executable, "-P", "-s", "-m", "simkv.native.source_worker"]
@@ -268,5 +270,5 @@ class SourceProcess:
 
 @lru_cache(maxsize=8)
 def _process(engine: str, folder: Path, owner: int) -> SourceProcess:  # noqa: ARG001
-    """Return the process of a source; a forked process starts its own."""
+    """Return the process of a source; after a fork, a process starts its own."""
     return SourceProcess(engine, folder)

@@ -1,4 +1,6 @@
-"""The source of a native engine: a checkout, an unpacked wheel, a wheel, or what is installed."""
+"""The source of a native engine: a checkout, an unpacked wheel, a wheel, or the installed
+package.
+"""
 
 from __future__ import annotations
 
@@ -20,20 +22,20 @@ from simkv.native.release_sources import unpack_wheel, version_of_wheel
 
 #: Value of ``source`` that selects the installed package.
 INSTALLED = "installed"
-#: The version in ``_version.py`` of a package.
+#: Pattern of the version in a package's ``_version.py``.
 _VERSION = re.compile(r"^(?:__version__ = )?version = ['\"]([^'\"]+)['\"]", re.MULTILINE)
 _TAG = re.compile(r"v?(\d+\.\d+(\.\d+)?\S*)")
 
 
 class SourceError(InputError):
-    """A source that does not exist or contains no code of the engine."""
+    """Raised for a source that does not exist or contains no code of the engine."""
 
 
 class NativeSource(NamedTuple):
-    """Code of an engine: the ``folder`` with its package, and what identifies it.
+    """Code of an engine: the ``folder`` with its package, and data that identify the code.
 
-    ``commit`` is the result of ``git describe``; ``dirty`` whether files differ from the commit.
-    ``digest`` is the SHA-256 of the files that decide.
+    ``commit`` is the output of ``git describe``; ``dirty`` is true if files differ from the commit.
+    ``digest`` is the SHA-256 of the files that affect decisions.
     """
 
     path: str
@@ -45,7 +47,7 @@ class NativeSource(NamedTuple):
 
     @property
     def state(self) -> str:
-        """Version, commit and hash of the files that decide, as text."""
+        """Version, commit and hash of the files that affect decisions, as text."""
         known = [f"version {self.version or 'unknown'}"]
         if self.commit:
             known.append(f"commit {self.commit}{' with local changes' if self.dirty else ''}")
@@ -55,7 +57,8 @@ class NativeSource(NamedTuple):
 def find_source(engine: str, path: str, folder: Path) -> NativeSource:
     """Return the source at ``path``, which is relative to ``folder``.
 
-    Raises SourceError if the engine's code cannot be run or the path contains no source of it.
+    Raises SourceError if the engine's code cannot be run, or if the path contains no source of the
+    engine.
     """
     if engine not in NATIVE_ENGINES:
         raise SourceError(
@@ -77,7 +80,7 @@ def locate(engine: str, path: str) -> Path:
 
 
 def _locate(spec: NativeEngine, path: str) -> tuple[Path, str | None]:
-    """Return the folder that contains the package, and the version of a wheel."""
+    """Return the folder that contains the package, and the version if the source is a wheel."""
     if path == INSTALLED:
         found = find_spec(spec.package)
         if found is None or not found.origin:
@@ -107,7 +110,7 @@ def _unpacked(wheel: Path, package: str) -> Path:
 
 
 def _version_of(folder: Path, package: str) -> str | None:
-    """Return the version in the package's own files or beside it."""
+    """Return the version stated in the files of the package or in its directory, or None."""
     for info in sorted(folder.glob(f"{package}-*.dist-info")):
         return info.name.removesuffix(".dist-info").partition("-")[2]
     file = folder / package / "_version.py"
@@ -116,7 +119,9 @@ def _version_of(folder: Path, package: str) -> str | None:
 
 
 def _describe_commit(folder: Path) -> tuple[str | None, bool]:
-    """Return the commit of a checkout (None outside a repository) and whether files changed."""
+    """Return the commit of a checkout (None outside a repository), and whether files differ from
+    it.
+    """
     described = _git(folder, "describe", "--tags", "--always", "--long", "--match", "v*")
     if described is None:
         return None, False

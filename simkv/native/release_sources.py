@@ -1,6 +1,6 @@
 """Locate the Python sources of a release: in a folder, a wheel, the environment or a package index.
 
-Nothing of a release is imported here, and downloaded files are deleted after recording.
+This module imports no code of a release, and downloaded files are deleted after recording.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class Sources(NamedTuple):
 
 @contextmanager
 def open_sources(package: str, version: str, given: Path | None = None) -> Iterator[Sources]:
-    """Within the context, provide the sources of this version of ``package``.
+    """Context that provides the sources of this version of ``package``.
 
-    Uses ``given`` if it is set, which is a folder that contains the package, or a wheel. Otherwise
-    uses the installed package if it has this version, and else downloads the wheel with pip. Raises
+    If ``given`` is set, it is used; it is a folder that contains the package, or a wheel. Otherwise
+    the installed package is used if it has this version; if not, pip downloads the wheel. Raises
     InputError if there are no sources.
     """
     with TemporaryDirectory() as room:
@@ -87,7 +87,9 @@ def version_of_wheel(wheel: Path) -> str:
 
 
 def unpack_wheel(wheel: Path, package: str, room: Path) -> Path:
-    """Extract the Python files of the package and return their folder; skip compiled files."""
+    """Extract the Python files of the package from a wheel and return their folder; compiled files
+    are skipped.
+    """
     folder = room / "sources"
     try:
         with ZipFile(wheel) as archive:

@@ -1,4 +1,6 @@
-"""KV copies and transfers in a replay, with durations in steps from the recording's header."""
+"""KV copies and transfers in a replay; the header of the recording gives their durations in
+steps.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,8 @@ class ScriptedCopies:
     """KV copies between GPU and host memory.
 
     Copy number ``n`` takes ``steps[n % len(steps)]`` steps. A copy to the GPU can finish in the
-    step that starts it, a copy to host memory in the next step. A copy that a step flushes finishes
-    in that step.
+    step that starts it; a copy to host memory can finish in the next step. A copy that a step
+    flushes finishes in this step.
     """
 
     def __init__(self, steps: Sequence[int]) -> None:
@@ -69,7 +71,7 @@ class ScriptedDisk:
 
 
 class KvTransferHooks(Protocol):
-    """The methods that report KV transfers to a scheduler; see ``KvConnector``."""
+    """Methods with which a scheduler is informed about KV transfers; see ``KvConnector``."""
 
     sends: list[int]
 
@@ -107,7 +109,9 @@ class ScriptedTransfers:
 
 
 class ReplayedTransfers:
-    """KV transfers between replicas during a replay; there are none if ``steps`` is None."""
+    """KV transfers between replicas during a replay; if ``steps`` is None, there are no
+    transfers.
+    """
 
     def __init__(self, scheduler: KvTransferHooks, steps: Sequence[int] | None) -> None:
         self._scheduler = scheduler

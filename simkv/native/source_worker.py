@@ -1,8 +1,8 @@
 """Process of one source: ``python -m simkv.native.source_worker FD ENGINE FOLDER``.
 
-The process imports the engine's scheduler once, behind stubs, and forks a child for each scheduler
-that is built, so that module globals never leak between runs. Its environment is empty, its clock
-is simulated, and its random numbers have a fixed seed.
+The process imports the engine's scheduler once, with stubs, and forks a child for each scheduler
+that is built, so that a run cannot affect the module globals of another run. Its environment is
+empty, its clock is simulated, and its random numbers have a fixed seed.
 """
 
 from __future__ import annotations
@@ -34,11 +34,13 @@ CPU_SECONDS = 10.0
 
 
 class CpuLimitExceeded(BaseException):
-    """Time limit of a call exceeded; not an Exception, so that the call does not catch it."""
+    """Raised if a call exceeds its time limit; not a subclass of Exception, so that the call does
+    not catch it.
+    """
 
 
 class SimulatedWorld:
-    """Replaces the clock and all sources of random numbers of this process."""
+    """Replacement of the clock and of all sources of random numbers of this process."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -54,7 +56,7 @@ class SimulatedWorld:
 
 
 class DriverServer:
-    """Serves the calls of one ``NativeScheduler``."""
+    """Server for the calls of one ``NativeScheduler``."""
 
     def __init__(self, to: socket.socket, world: SimulatedWorld, engine: str, folder: Path) -> None:
         self.to, self.world, self.folder = to, world, folder
@@ -63,7 +65,7 @@ class DriverServer:
         self.driver = NATIVE_ENGINES[engine].build(knobs, native)
 
     def serve(self) -> None:
-        """Answer calls until the other side ends."""
+        """Answer calls until the client closes the connection."""
         driver = self.driver
         send(self.to, ("ready", driver.num_blocks, driver.pipeline_depth))
         calls: dict[str, Any] = {
@@ -92,7 +94,7 @@ class DriverServer:
                 send(self.to, ("done", answer))
 
     def _schedule(self, now: float, news: list[tuple[Any, ...]]) -> tuple[Any, Any]:
-        """Pass arrivals and aborts to the scheduler and return its decision."""
+        """Pass new requests and aborts to the scheduler and return its decision."""
         driver = self.driver
         self.world.now = now
         for message in news:
@@ -112,7 +114,7 @@ class DriverServer:
 
 
 def place_of(error: BaseException, folder: Path) -> str:
-    """Return file and line of the innermost frame of an error in the source."""
+    """Return file and line of the innermost frame of an error that is in the source."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{_short(error.filename, folder)}:{error.lineno}"
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
@@ -122,7 +124,7 @@ def place_of(error: BaseException, folder: Path) -> str:
 
 
 def _prompt(*fields: Any) -> Prompt:
-    """Return the prompt of a message, whose segments are plain tuples."""
+    """Return the prompt in a message; its segments are plain tuples."""
     prompt = Prompt(*fields)
     return replace(prompt, segments=tuple(Segment(*one) for one in prompt.segments))
 
@@ -137,7 +139,7 @@ def _late(*_: object) -> None:
 
 
 def main() -> None:
-    """Import the source and fork a child for each socket that arrives."""
+    """Import the source, and fork a child for each socket that is received."""
     control = socket.socket(fileno=int(sys.argv[1]))
     engine, folder = sys.argv[2], Path(sys.argv[3])
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)

@@ -1,4 +1,6 @@
-"""Messages between simkv and the process of a source: length, then marshalled plain data."""
+"""Messages between simkv and the process of a source: a length, followed by marshalled plain
+data.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ def send(to: socket.socket, message: Any) -> None:
 
 
 def receive(source: socket.socket) -> Any:
-    """Return the next message. Raises EOFError if the other side has ended."""
+    """Return the next message. Raises EOFError if the connection is closed."""
     return marshal.loads(_read(source, _LENGTH.unpack(_read(source, _LENGTH.size))[0]))
 
 
@@ -71,7 +73,7 @@ def _plain(copies: list[KvCopy]) -> list[tuple[int, ...]]:
 
 
 def unpack_batch(data: tuple[Any, ...]) -> Batch:
-    """Return the batch of ``pack_batch``."""
+    """Return the batch that ``pack_batch`` has packed."""
     scheduled, context, emits, kind, preempted, ignored, lost, fatal, held, aside, *rest = data
     causes, refused, lora_loads, drafted, moves = rest
     batch = Batch(scheduled, context, emits, kind, preempted, ignored, lost, fatal)

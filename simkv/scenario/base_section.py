@@ -25,6 +25,6 @@ PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Section(StrictModel):
-    """Immutable section without unknown fields, type coercion, infinities or NaN."""
+    """Immutable section that rejects unknown fields, type coercion, infinities and NaN."""
 
     model_config = ConfigDict(allow_inf_nan=False)

@@ -1,4 +1,4 @@
-"""Validation of the ``engine`` section: the config of any engine, checked strictly."""
+"""Strict validation of the ``engine`` section, which is the config of any engine."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from simkv.scenario.native_engine import build_native_spec
 from simkv.scenario.offloading_size import BACKEND, SIZE
 from simkv.schedulers.engine_registry import ENGINES, find_engine_spec
 
-#: Schema value for settings that the launcher chooses. The loader replaces it by a number
+#: Value in the schema for settings that the launcher chooses. The loader replaces it by a number
 #: before validation.
 Auto = Literal["auto"]
 
@@ -59,7 +59,8 @@ def _strict_model(spec: EngineSpec) -> type[BaseModel]:
         for field in fields(config)
     }
     strict = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-    # For editors; the loader replaces the size by blocks, and the config if there is a source.
+    # These fields are for editors: the loader replaces the size by blocks, and the config if there
+    # is a source.
     more = _HOST_SIZE if spec.host_blocks else {}
     if spec.name in NATIVE_ENGINES:
         more = more | _SOURCE
@@ -99,18 +100,20 @@ _SOURCE: dict[str, Any] = {
 
 
 def _add_fields(fields: dict[str, Any], schema: dict[str, Any]) -> None:
-    """Add fields that a model does not have to its schema."""
+    """Add fields that a model does not declare to its schema."""
     schema["properties"] |= fields
 
 
-@cache  # the engine occurs in several places of a scenario
+@cache  # the engine appears in several places of a scenario
 def _models() -> dict[type[BaseModel], type[EngineConfig]]:
     """Return the config of each engine, by its model."""
     return {_strict_model(engine): engine.config for engine in ENGINES.values()}
 
 
 class _CheckedByModel:
-    """Pydantic annotation that validates ``engine`` strictly and builds the config by ``name``."""
+    """Pydantic annotation that validates ``engine`` strictly and builds the config selected by
+    ``name``.
+    """
 
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
@@ -133,7 +136,7 @@ class _CheckedByModel:
         return {"anyOf": [handler(schema), CUSTOM_ENGINE_SCHEMA]}
 
 
-#: Schema of a custom scheduler for editors; its settings are defined only in its file.
+#: Schema of a custom scheduler for editors; its settings are defined only in the scheduler's file.
 CUSTOM_ENGINE_SCHEMA = {
     "type": "object",
     "properties": {
@@ -192,12 +195,14 @@ def _own_model(config: Any) -> type[BaseModel]:
     return _strict_model(config.own_spec)
 
 
-#: Config of an engine; a mapping in the file and when dumped.
+#: Config of an engine; a mapping in the file and in serialized data.
 AnyEngine = Annotated[EngineConfig, _CheckedByModel(), PlainSerializer(asdict)]
 
 
 def check_no_kv_connector(engines: Sequence[EngineConfig]) -> None:
-    """Raise ValueError if an engine has a KV transfer setting although no replica has a role."""
+    """Raise ValueError if an engine has a setting for KV transfer although no replica has a
+    role.
+    """
     for engine in engines:
         for knob in find_engine_spec(engine).transfer_knobs:
             if getattr(engine, knob) is not None:

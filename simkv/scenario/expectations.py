@@ -34,7 +34,7 @@ VerdictName = Literal[
 OutcomeName = Literal["finished", "starved", "timed_out", "rejected", "lost", "stalled", "cut_off"]
 
 
-#: Columns of ``requests.csv`` that may be bounded for one request; times in seconds.
+#: Columns of ``requests.csv`` that can have a bound for a single request; times are in seconds.
 REQUEST_FIGURES = {
     "first_token_s": "the time of its first token",
     "finish_s": "its finish time",
@@ -52,8 +52,8 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 class Bound(Section):
     """Bound on a metric: exactly one of ``eq``, ``le``, ``ge`` and ``within``.
 
-    ``within`` is ``[low, high]``, both included. Numbers are equal within a relative or absolute
-    tolerance of 1e-9.
+    ``within`` is ``[low, high]``, including both ends. Numbers count as equal within a relative or
+    absolute tolerance of 1e-9.
     """
 
     eq: Number | None = None
@@ -108,14 +108,14 @@ def _bare_word(value: Any) -> Any:
     return value["eq"] if isinstance(value, dict) and list(value) == ["eq"] else value
 
 
-#: Bound, or a plain number in place of ``{eq: number}``.
+#: A bound, or a number as a short form of ``{eq: number}``.
 Expected = Annotated[Bound, BeforeValidator(_bare_number, json_schema_input_type=float | Bound)]
 
 
 def _with_bounds(base: type[Section], figures: Mapping[str, str]) -> Any:
     """Return ``base`` with an optional bound on each metric; other names are errors.
 
-    ``figures`` maps names of metrics to their descriptions.
+    ``figures`` maps the names of the metrics to their descriptions.
     """
     fields: dict[str, Any] = {
         name: (Annotated[Expected | None, Field(description=f"Bound on {what}.")], None)
@@ -125,7 +125,7 @@ def _with_bounds(base: type[Section], figures: Mapping[str, str]) -> Any:
 
 
 class _RequestExpectations(Section):
-    """Expected results of one request: its ``outcome``, and bounds on its row of requests.csv."""
+    """Expected results of one request: its ``outcome``, and bounds on its row in requests.csv."""
 
     outcome: Annotated[OutcomeName, BeforeValidator(_bare_word)] | None = None
     """Expected outcome of the request."""

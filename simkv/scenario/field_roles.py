@@ -4,9 +4,10 @@ class Scenario(BaseModel):
     summary: AboutField[str] = ""
     timeout: WorldField[float | None] = None
 
-find_field_names(Scenario, FieldRole.ABOUT)  # ("summary",)
+find_field_names(Scenario, FieldRole.ABOUT) # ("summary",)
 
-Digests, saved files, differences and the fields that ``--over`` accepts follow from the roles.
+The roles determine digests, the content of saved files, differences between scenarios, and the
+fields that ``--over`` accepts.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pydantic import BaseModel
 
 
 class FieldRole(StrEnum):
-    """Role of a field: ``ABOUT`` fields describe a scenario; the others determine its runs.
+    """Role of a field: ``ABOUT`` fields describe a scenario; all other fields determine its runs.
 
     ``WORLD`` fields are the engine's environment: workload, costs, timeouts. ``ENGINE`` fields are
     chosen by the operator, so a fix may change them.
@@ -51,5 +52,5 @@ def roles(model: type[BaseModel]) -> dict[str, FieldRole]:
 
 
 def find_field_names(model: type[BaseModel], *wanted: FieldRole) -> tuple[str, ...]:
-    """Return the fields of a model that have one of these roles, in the model's order."""
+    """Return the fields of a model that have one of the given roles, in the order of the model."""
     return tuple(name for name, role in roles(model).items() if role in wanted)

@@ -30,7 +30,9 @@ ReplicaCount = Annotated[int, Field(gt=0, le=MAX_REPLICAS)]
 
 
 class _Router(Section):
-    """Base class of routers; always serializes ``name``, even if only set fields are dumped."""
+    """Base class of routers; ``name`` is always serialized, even if only explicitly set fields
+    are.
+    """
 
     name: str
 
@@ -46,7 +48,7 @@ class RoundRobinConfig(_Router):
 
 
 class RandomConfig(_Router):
-    """Send each request to a random replica, all equally likely."""
+    """Send each request to a random replica; all replicas are equally likely."""
 
     name: Literal["random"] = "random"
     seed: Seed = 0
@@ -56,10 +58,10 @@ class RandomConfig(_Router):
 class _Scored(_Router):
     """Base class of routers that compare the load of replicas.
 
-    The score of a replica is the weighted sum of its waiting requests, running requests, requests
-    ``in_flight`` (sent by the router and not finished, always up to date) and the fraction of KV
-    blocks in use. With ``count_own_sends``, each request that the router has sent since the last
-    refresh counts as waiting.
+    The score of a replica is the weighted sum of four numbers: waiting requests, running requests,
+    requests ``in_flight`` (sent by the router and not finished; always up to date), and the
+    fraction of KV blocks in use. With ``count_own_sends``, each request that the router has sent
+    since the last refresh counts as waiting.
     """
 
     waiting_weight: Weight = 4.0
@@ -92,10 +94,11 @@ class PowerOfTwoConfig(_Scored):
 
 
 class _Affine(_Router):
-    """Base class of routers that keep related requests on one replica unless that overloads it.
+    """Base class of routers that send related requests to one replica unless the fleet is
+    imbalanced.
 
-    The fleet is imbalanced if the replica with the most requests in flight exceeds the one with the
-    fewest by more than ``balance_abs_threshold`` requests and by more than a factor of
+    The fleet is imbalanced if the largest number of requests in flight on a replica exceeds the
+    smallest by more than ``balance_abs_threshold`` requests and by more than a factor of
     ``balance_rel_threshold``.
     """
 
@@ -108,8 +111,8 @@ class _Affine(_Router):
 class SessionConfig(_Affine):
     """Send all requests of a session to the same replica, by consistent hashing.
 
-    If the fleet is imbalanced and that replica has the most requests in flight, the replica with
-    the fewest is used instead.
+    If the fleet is imbalanced and this replica has the most requests in flight, the replica with
+    the fewest requests in flight is used instead.
     """
 
     name: Literal["session"] = "session"
@@ -118,9 +121,9 @@ class SessionConfig(_Affine):
 class CacheAwareConfig(_Affine):
     """Send a request to the replica that has received the longest prefix of its prompt.
 
-    The prefix must be longer than ``cache_threshold`` of the prompt; otherwise the replica with the
-    fewest distinct prefixes is used. If the fleet is imbalanced, the replica with the fewest
-    requests in flight is used. Prefixes are compared in chunks of ``block_size`` tokens.
+    The prefix must be longer than the fraction ``cache_threshold`` of the prompt; otherwise the
+    replica with the fewest distinct prefixes is used. If the fleet is imbalanced, the replica with
+    the fewest requests in flight is used. Prefixes are compared in chunks of ``block_size`` tokens.
     """
 
     name: Literal["cache_aware"] = "cache_aware"
@@ -151,7 +154,9 @@ AnyRouter = Annotated[
 
 
 class Outage(Section):
-    """Period without new requests for a replica: from ``at`` to ``back_at`` (s), or forever."""
+    """A period in which a replica gets no new requests: from ``at`` to ``back_at`` (s), or to the
+    end of the run.
+    """
 
     replica: Annotated[int, Field(ge=0)]
     """Index of the replica, from 0."""
@@ -170,14 +175,15 @@ class Outage(Section):
 class Autoscale(Section):
     """Adjust the number of replicas to the load, as Kubernetes' horizontal pod autoscaler does.
 
-    Every ``interval`` (s) the desired number of replicas is computed so that the ``metric``
-    (waiting, running or in-flight requests) per replica is ``target``, within ``min_replicas`` and
-    ``max_replicas``; deviations below ``tolerance`` are ignored. A new replica takes requests after
-    ``lag`` plus the fleet's ``cold_start``. A surplus replica is drained once fewer replicas have
-    been desired for ``scale_down_after`` (s).
+    Every ``interval`` (s), the desired number of replicas is computed so that the ``metric``
+    (waiting, running or in-flight requests) per replica equals ``target``. The number is limited by
+    ``min_replicas`` and ``max_replicas``, and deviations below ``tolerance`` are ignored. A new
+    replica gets requests after ``lag`` plus the fleet's ``cold_start`` (s). The number of replicas
+    is reduced only when fewer replicas have been desired for ``scale_down_after`` (s); surplus
+    replicas are then drained.
 
-    Rule and defaults of interval, tolerance and scale-down: kubernetes/kubernetes,
-    ``pkg/controller/podautoscaler`` (15 s, 0.1 and 300 s).
+    Source of the rule and of the defaults of interval, tolerance and scale-down:
+    kubernetes/kubernetes, ``pkg/controller/podautoscaler`` (15 s, 0.1 and 300 s).
     """
 
     metric: Literal["waiting", "running", "in_flight"] = "in_flight"
@@ -210,9 +216,9 @@ class Autoscale(Section):
 class KvTransfer(Section):
     """Time to transfer KV from a prefill replica to a decode replica.
 
-    A transfer moves ``bytes_per_token`` for each token that the target has not cached, at
-    ``bandwidth`` (bytes/s), plus ``latency`` (s). Transfers from one replica are sequential; with
-    ``shared_link`` all transfers are.
+    A transfer moves ``bytes_per_token`` bytes for each token that the target has not cached, at
+    ``bandwidth`` (bytes/s); ``latency`` (s) is added. Transfers from one replica are sequential;
+    with ``shared_link``, the transfers of all replicas are sequential.
     """
 
     bytes_per_token: Annotated[int, Field(gt=0)]
@@ -228,22 +234,22 @@ class KvTransfer(Section):
 class FleetSettings(Section):
     """Routing of requests, outages and scaling of replicas.
 
-    The router sees the load of the replicas as of the last multiple of ``refresh_interval`` (s);
-    with 0 it always sees the current load. With ``lockstep`` all replicas step together and each
-    step takes as long as the slowest replica, as with the data-parallel ranks of a
-    mixture-of-experts model.
+    The router knows the load of the replicas at the last multiple of ``refresh_interval`` (s); if
+    the interval is 0, it always knows the current load. With ``lockstep``, all replicas step
+    together and each step takes as long as on the slowest replica, as with the data-parallel ranks
+    of a mixture-of-experts model.
 
-    A replica that fails loses its KV and all computed tokens. ``on_failure`` decides about its
-    requests: ``retry`` restarts them on another replica and discards the tokens that their clients
-    have received; ``lose`` drops them. A draining replica takes no new requests and finishes its
-    current ones. While no replica is available, requests wait at the router.
+    A replica that fails loses its KV and all computed tokens. ``on_failure`` determines what
+    happens to its requests: ``retry`` restarts them on another replica and discards the tokens that
+    their clients have received; ``lose`` drops them. A draining replica gets no new requests and
+    finishes its current requests. While no replica is available, requests wait at the router.
 
-    A replica that returns or is added takes requests after ``cold_start`` (s), with an empty cache.
-    ``start_cold`` applies this to the start of the run as well.
+    A replica that returns or is added gets requests after ``cold_start`` (s), with an empty cache.
+    With ``start_cold``, this also applies to the start of the run.
 
     If groups of replicas have the roles ``prefill`` and ``decode``, a prefill replica computes the
-    prompt, emits the first token and holds the KV until a decode replica, chosen by
-    ``decode_router``, has fetched it. ``kv_transfer`` gives the duration of the transfer.
+    prompt, emits the first token and keeps the KV until a decode replica, chosen by
+    ``decode_router``, has fetched it. ``kv_transfer`` determines the duration of the transfer.
     """
 
     router: AnyRouter = RoundRobinConfig()
@@ -274,8 +280,7 @@ class ReplicaGroup(Section):
     """Group of ``count`` equal replicas.
 
     ``engine`` and ``hardware`` override the scenario's sections; ``profile`` overrides its cost
-    profile. With the ``role`` of ``prefill`` or ``decode`` the replicas only prefill or only
-    decode.
+    profile. With the ``role`` ``prefill`` or ``decode``, the replicas only prefill or only decode.
     """
 
     count: ReplicaCount = 1

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 
 from simkv.core.errors import InputError, spelling_hint
 
-#: Latencies that may have a limit, by their names in that tool.
+#: Latencies that can have a limit, by their names in ``vllm bench serve``.
 GOODPUT_LATENCIES = ("ttft", "tpot", "e2el")
 
 
 def parse_goodput_limits(words: Iterable[str]) -> dict[str, float]:
-    """Parse ``ttft:500 tpot:50 e2el:2000`` to limits in ms by name.
+    """Parse limits such as ``ttft:500 tpot:50 e2el:2000``; return them in ms by name.
 
     Raises InputError for an unknown name, or a limit that is not a number of at least 0.
     """

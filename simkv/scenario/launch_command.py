@@ -15,15 +15,15 @@ from simkv.scenario.launch_line import LaunchLine, OptionUse
 from simkv.scenario.scenario import Scenario
 from simkv.schedulers.engine_registry import find_engine_spec
 
-#: Option of the weight format and of the KV format, by field of the hardware section.
+#: Options of the weight format and of the KV format, by field of the hardware section.
 _FORMATS = {"kv": "--kv-cache-dtype", "weights": "--quantization"}
 
 
 def build_launch_command(scenario: Scenario, line: LaunchLine | None = None) -> str | None:
     """Return the command that starts one replica; None if simkv does not know it.
 
-    Settings that the launcher chooses are left out. Options of ``line`` are repeated, except those
-    for the model and its parallelism, which are the scenario's.
+    Settings that the launcher chooses are left out. Options of ``line`` are repeated, except the
+    options for the model and its parallelism, which come from the scenario.
     """
     spec, hardware = find_engine_spec(scenario.engine), scenario.hardware
     server = spec.server_options
@@ -93,7 +93,7 @@ def _overruled(option: OptionUse, line: LaunchLine, scenario: Scenario) -> bool:
 
 
 def _model(name: str, line: LaunchLine | None) -> str:
-    """Return the model's name with its organization, as the launch line has it if there is one."""
+    """Return the model's name with its organization; if there is a launch line, the name in it."""
     if line and line.model:
         return line.model
     if "/" in name or name.endswith(".json"):
@@ -105,7 +105,9 @@ def _model(name: str, line: LaunchLine | None) -> str:
 
 
 def _online_quantization(hardware: HardwareSection) -> list[str]:
-    """Return the option that quantizes the published model, if its short name asks for that."""
+    """Return the option that quantizes the published model when it is loaded, if the model's short
+    name requires it.
+    """
     if "/" in hardware.model or hardware.model.endswith(".json") or hardware.weights:
         return []
     asked = find_architecture(hardware.model)
@@ -114,7 +116,7 @@ def _online_quantization(hardware: HardwareSection) -> list[str]:
 
 
 def _settings(scenario: Scenario, stated: Collection[str]) -> list[str]:
-    """Return the arguments for settings of the engine that differ from the launcher's.
+    """Return the arguments for settings of the engine that differ from the launcher's choices.
 
     ``stated`` are fields that other arguments set.
     """
@@ -134,7 +136,9 @@ def _settings(scenario: Scenario, stated: Collection[str]) -> list[str]:
 
 
 def _is_shorter(scenario: Scenario) -> bool:
-    """Return whether the longest sequence is less than the model's, because the cache is small."""
+    """Return whether the maximum sequence length is below the model's, because the cache is
+    small.
+    """
     limit = find_engine_spec(scenario.engine).length_limit(scenario.engine)
     try:
         model = find_architecture(scenario.hardware.model) if scenario.hardware else None

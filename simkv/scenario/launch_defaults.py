@@ -4,8 +4,9 @@
     hardware: {gpu: H100-SXM, model: llama-3.1-8b}
 
 With ``hardware``, each setting that is missing or ``auto`` gets the value that the engine's
-launcher chooses for that GPU and model (``EngineSpec.launch``). The size of the KV cache follows
-from the remaining GPU memory. Sizes of host memory in GiB become numbers of blocks.
+launcher chooses for that GPU and model (``EngineSpec.launch``). The size of the KV cache is
+computed from the remaining GPU memory. Sizes of host memory in GiB are converted to numbers of
+blocks.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ from simkv.scenario.overrides import merge
 from simkv.schedulers.engine_registry import ENGINES
 
 AUTO = "auto"
-#: Error of the computed memory that the KV cache leaves, as a fraction of the GPU's memory. A start
-#: is refused only if it would fail with this much more memory.
+#: Error of the memory computed for the KV cache, as a fraction of the GPU's memory. A start is
+#: refused only if it would also fail with this amount of additional memory.
 MEMORY_ERROR = 0.03
 #: Path of a section or field in a scenario.
 FieldPath = tuple[str | int, ...]
@@ -51,7 +52,8 @@ FieldLocator = Callable[[str], FieldPath]
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """Settings of an engine section: ``given`` by the user, or by the launcher's ``default``.
+    """Settings of an engine section: ``given`` by the user, or chosen as ``default`` by the
+    launcher.
 
     ``source`` names the origin of the defaults. Names are in the order of the engine's config.
     """
@@ -65,7 +67,7 @@ class EngineSettings:
 class SettingOrigins:
     """Origins of the settings of each engine section of a scenario, by path of the section.
 
-    Origins do not affect equality: scenarios with the same values are equal.
+    Origins do not affect the comparison of scenarios: scenarios with the same values are equal.
     """
 
     sections: Mapping[FieldPath, EngineSettings] = field(default_factory=dict, compare=False)
@@ -77,7 +79,7 @@ class SettingOrigins:
 
 
 class UnknownSetting(InputError):
-    """Setting that cannot be determined, and the ``field`` that requires it."""
+    """Raised for a setting that cannot be determined; ``field`` is the field that requires it."""
 
     def __init__(self, field: FieldPath, why: str) -> None:
         super().__init__(why)
@@ -87,12 +89,12 @@ class UnknownSetting(InputError):
 def resolve_defaults(
     data: Any, folder: Path, *, incomplete: bool = False
 ) -> tuple[Any, SettingOrigins]:
-    """Return a scenario as plain data with all engine settings that follow from its hardware.
+    """Return a scenario as plain data with all engine settings that are derived from its hardware.
 
-    Other errors are left to validation. Raises UnknownSetting if a setting is ``auto`` without
-    hardware, if the weights do not fit into memory, or if the engine refuses to start with its
-    defaults. With ``incomplete`` these are not errors, because variants or candidates complete the
-    data.
+    Raises UnknownSetting if a setting is ``auto`` without hardware, if the weights do not fit into
+    memory, or if the engine refuses to start with its defaults. With ``incomplete``, these are not
+    errors, because variants or candidates complete the data. All other errors are reported by the
+    later validation.
     """
     if not isinstance(data, dict):
         return data, SettingOrigins()
@@ -137,7 +139,9 @@ def _note(
 
 
 def _raised_memory(spec: EngineSpec, whole: dict[str, Any], data: dict[str, Any]) -> str:
-    """Return a note if the KV cache was assumed larger than computed, so that the engine starts."""
+    """Return a note if the KV cache was assumed to be larger than computed so that the engine
+    starts.
+    """
     size = whole.get(spec.memory)
     try:
         section = HardwareSection.model_validate(data["hardware"])
@@ -156,7 +160,7 @@ def _raised_memory(spec: EngineSpec, whole: dict[str, Any], data: dict[str, Any]
 
 
 def _with_bytes(data: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Add the KV bytes per token and GPU to ``offload`` if the engine copies KV to the host."""
+    """Add the KV bytes per token and GPU to ``offload`` if the engine copies KV to host memory."""
     engine, offload = data.get("engine"), data.get("offload", {})
     if not isinstance(engine, dict) or not isinstance(offload, dict):
         return data
@@ -177,10 +181,11 @@ def _groups(
     incomplete: bool,
     origins: dict[FieldPath, EngineSettings],
 ) -> Iterator[Any]:
-    """Yield the groups of replicas with the settings that follow from their hardware and engine.
+    """Yield the groups of replicas with the settings that are derived from their hardware and
+    engine.
 
-    A group inherits the ``common`` engine section, so settings that the launcher chose there are
-    replaced as well.
+    A group inherits the ``common`` engine section, so settings that the launcher chose in that
+    section are replaced as well.
     """
     for index, group in enumerate(groups):
         if not isinstance(group, dict):
@@ -206,7 +211,9 @@ def _groups(
 
 
 def _place(told: dict[str, Any], at: FieldPath, knob: str) -> FieldPath:
-    """Return the path of a group's setting: in its own section ``at``, or in the common section."""
+    """Return the path of a group's setting: in the group's section ``at``, or in the common
+    section.
+    """
     return (*(at if knob in told else ("engine",)), knob)
 
 
@@ -234,7 +241,9 @@ def _completed(
     place: FieldLocator,
     incomplete: bool,
 ) -> dict[str, Any]:
-    """Return an engine section with the settings that follow from hardware, and sizes in blocks."""
+    """Return an engine section with the settings derived from hardware, and with sizes in
+    blocks.
+    """
     plain = _in_blocks(spec, engine)
     try:
         found = _launched(spec, plain, data, folder, place)
@@ -256,7 +265,7 @@ def _host(
     folder: Path,
     place: FieldLocator,
 ) -> dict[str, Any]:
-    """Return the number of host blocks for the size in GiB."""
+    """Return the number of host blocks for a size in GiB."""
     given = data.get("hardware") is not None
     room = _room(_in_blocks(spec, engine), data, folder) if given else None
     if given and room is None:  # validation reports the error
@@ -274,7 +283,7 @@ def _launched(
     folder: Path,
     place: FieldLocator,
 ) -> dict[str, Any]:
-    """Return the section with missing settings filled in as the engine's launcher does."""
+    """Return the section with missing settings filled in as by the engine's launcher."""
     launch = spec.launch
     asked = [knob for knob in (spec.memory, *launch.fields) if engine.get(knob) == AUTO]
     given = {knob: value for knob, value in engine.items() if knob not in asked}
@@ -303,7 +312,8 @@ def _launched(
 def launch_defaults(
     spec: EngineSpec, given: Mapping[str, Any], hardware: Hardware, auto: list[str] | None = None
 ) -> dict[str, Any]:
-    """Return the settings of ``spec`` when it starts on ``hardware`` with the user's settings.
+    """Return the settings of the engine ``spec`` when it starts on ``hardware`` with the user's
+    settings.
 
     ``auto`` lists settings that the engine fits to its memory. Raises LaunchError if the weights
     leave no memory or the engine refuses to start.
@@ -338,9 +348,10 @@ def _enough_blocks(
     hardware: Hardware,
     complete: Callable[[dict[str, Any]], dict[str, Any]],
 ) -> int | None:
-    """Return the smallest KV cache with which the engine starts, as ``spec.memory`` counts it.
+    """Return the size of the smallest KV cache with which the engine starts, in the unit of
+    ``spec.memory``.
 
-    The result is None if the engine would not start with ``MEMORY_ERROR`` more memory either.
+    The result is None if the engine would not start even with ``MEMORY_ERROR`` more memory.
     """
     room = _capacity(spec, found, hardware)
     if room is None or spec.memory_in_tokens:
@@ -378,12 +389,12 @@ def _capacity(spec: EngineSpec, engine: Mapping[str, Any], hardware: Hardware) -
 
 
 def target_of_hardware(hardware: Hardware) -> LaunchTarget:
-    """Return the properties of hardware that a launcher reads."""
+    """Return the properties of hardware that the launcher uses."""
     return target_of_gpu(hardware.gpu, hardware.architecture, hardware.kv)
 
 
 def target_of_gpu(gpu: Gpu, model: Architecture | None = None, kv: str = "bf16") -> LaunchTarget:
-    """Return the properties of a GPU, and of the model if known, that a launcher reads."""
+    """Return the properties of a GPU, and of the model if known, that the launcher uses."""
     facts = None
     if model:
         latent = [p.attention for p in model.layers if isinstance(p.attention, Mla)]
@@ -402,7 +413,7 @@ def target_of_gpu(gpu: Gpu, model: Architecture | None = None, kv: str = "bf16")
 
 
 def _room(engine: dict[str, Any], data: dict[str, Any], folder: Path) -> KvCapacity | None:
-    """Return the KV capacity of a GPU; None if hardware or engine are invalid."""
+    """Return the KV capacity of a GPU; None if hardware or engine is invalid."""
     try:
         section = HardwareSection.model_validate(data["hardware"], context={"folder": folder})
         return compute_kv_capacity(
@@ -413,17 +424,18 @@ def _room(engine: dict[str, Any], data: dict[str, Any], folder: Path) -> KvCapac
 
 
 def _fits_all(spec: EngineSpec, engine: Mapping[str, Any]) -> int:
-    """Return a size of the KV cache that fits any sequence."""
+    """Return a size of the KV cache in which any sequence fits."""
     page = engine.get(spec.block, 1) if spec.memory_in_tokens else 1
     size: int = MAX_BLOCKS * (page if isinstance(page, int) else 1)
     return size
 
 
 def _size(spec: EngineSpec, engine: dict[str, Any], hardware: Hardware) -> dict[str, Any]:
-    """Return the size of the KV cache; if the section is invalid, it fits any sequence.
+    """Return the settings for the size of the KV cache; if the section is invalid, the size
+    suffices for any sequence.
 
-    The result includes the layer groups for which the blocks were counted, unless they are given,
-    and the tokens per block if the model determines them.
+    The result also has the layer groups on which the number of blocks is based, unless they are
+    given, and the tokens per block if the model determines them.
     """
     fits_all = {spec.memory: _fits_all(spec, engine)}
     loose = {"startup_check": False} if spec.longest else {}
@@ -447,10 +459,12 @@ def _size(spec: EngineSpec, engine: dict[str, Any], hardware: Hardware) -> dict[
 def group_knobs(
     spec: EngineSpec, variant: str, room: KvCapacity, setting: ExecutionSettings
 ) -> dict[str, Any]:
-    """Return the settings that follow from a model with several kinds of layers; otherwise none.
+    """Return the settings that a model with several kinds of layers requires; empty for other
+    models.
 
-    These are the groups of layers, the tokens per block if the model needs more than configured,
-    and whether its kernels write states from within a chunk. Empty for variants without groups.
+    The settings are the groups of layers, the tokens per block if the model needs more than
+    configured, and whether its kernels also write states inside a chunk. The result is empty for
+    variants without layer groups.
     """
     lacks = spec.lacks.get(spec.naming.variant_of(variant), ())
     groups = kv_groups(room.hardware, room.block_size)

@@ -1,11 +1,11 @@
-"""Read a server's launch line: fields of a scenario, and what happens to each option.
+"""Read a server's launch line: the scenario fields that it sets, and the use of each option.
 
 line = read_launch_line("vllm serve Qwen/Qwen3-32B -tp 2 --max-num-seqs 512 --port 8001")
-line.fields   # {"engine.max_num_seqs": 512, "hardware.model": ..., "hardware.tp": 2}
-line.options  # one entry per option: used, ignored, not modelled or unknown
+line.fields # {"engine.max_num_seqs": 512, "hardware.model": ..., "hardware.tp": 2} line.options #
+one entry per option: used, ignored, not modelled or unknown
 
-No option is dropped silently: each one sets a field, has no effect on scheduling (``ignored``), or
-is ``not modelled`` with a reason.
+No option is dropped silently: each option sets a field, has no effect on scheduling (``ignored``),
+or is ``not modelled`` with a reason.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ Effect = Literal["used", "ignored", "not modelled", "unknown"]
 
 @dataclass(frozen=True)
 class OptionUse:
-    """An option of a launch line as given (``text``), its effect, and the reason if not modelled.
+    """An option of a launch line as given (``text``), its use, and the reason if it is not
+    modelled.
 
-    ``fields`` are the fields of the scenario that it sets; ``name`` is the engine's name of the
-    option, "" if it is none.
+    ``fields`` are the scenario fields that it sets; ``name`` is the engine's name of the option, ""
+    if the engine has no such option.
     """
 
     text: str
@@ -50,9 +51,10 @@ class OptionUse:
 
 @dataclass(frozen=True)
 class LaunchLine:
-    """Fields of a scenario by dotted path that a launch line sets, and the use of each option.
+    """Scenario fields that a launch line sets, by dotted path, and the use of each option.
 
-    ``model`` is the model as the line names it, ``version`` the release of the engine if stated.
+    ``model`` is the model as named in the line, ``version`` the release of the engine if it is
+    stated.
     """
 
     engine: str
@@ -62,8 +64,7 @@ class LaunchLine:
     options: tuple[OptionUse, ...]
 
     def summary(self) -> list[str]:
-        """Return one line per kind of options without effect in the simulation; used ones have
-        none."""
+        """Return one line for each kind of option that has no effect in the simulation."""
         ignored = [one.text for one in self.options if one.effect == "ignored"]
         lines = [f"ignored (no effect on scheduling): {', '.join(ignored)}"] if ignored else []
         lines += [
@@ -81,8 +82,8 @@ class LaunchLine:
 def read_launch_line(text: str, option: str = "--from-command") -> LaunchLine:
     """Read a launch line, or the script or compose file that ``text`` names.
 
-    Raises InputError, naming ``option``, if there is no launch line in it, or an option lacks its
-    value.
+    Raises InputError, which names ``option``, if the text contains no launch line, or if an option
+    lacks its value.
     """
     return _Reader(find_launch_words(text, option), option).read()
 
@@ -99,7 +100,7 @@ class _Given:
 
 @dataclass
 class _Reader:
-    """Reads the words of one launch line."""
+    """Reader of the words of one launch line."""
 
     launch: LaunchWords
     option: str
@@ -131,7 +132,7 @@ class _Reader:
         return self.spec.server_options
 
     def _split(self, words: list[str]) -> tuple[list[_Given], str | None]:
-        """Return the options, with those of a ``--config`` file first, and the model argument."""
+        """Return the options and the model argument; options of a ``--config`` file come first."""
         given: list[_Given] = []
         model = None
         while words:
@@ -166,7 +167,7 @@ class _Reader:
         return given, model
 
     def _values(self, word: str, kind: str, words: list[str]) -> list[str]:
-        """Remove the values of an option from ``words`` and return them."""
+        """Remove the values of an option from ``words`` and return these values."""
         if kind == "switch":
             return []
         values: list[str] = []
@@ -179,7 +180,7 @@ class _Reader:
         return values
 
     def _unknown(self, word: str, words: list[str]) -> None:
-        """Note an option that no release has. Raises InputError if it looks like a typo."""
+        """Record an option that no release has. Raises InputError if it looks like a typo."""
         hint = self.server.hint(word.partition("=")[0])
         if hint:
             raise InputError(f"{self.option}: {word}: no release has this option{hint}")
@@ -188,7 +189,7 @@ class _Reader:
         self.uses.append(OptionUse(word, "unknown", "no modelled release has this option"))
 
     def _file(self, name: str) -> Iterator[_Given]:
-        """Yield the options of a configuration file, which has their names as keys."""
+        """Yield the options in a configuration file, whose keys are the names of options."""
         path = Path(name)
         document = read_document(path)
         for key, value in document.tree.items():
@@ -200,7 +201,7 @@ class _Reader:
                 yield _Given(text, found[0], value)
 
     def _take(self, one: _Given) -> None:
-        """Set the fields of an option, or note why it sets none."""
+        """Set the fields of an option, or record why it sets none."""
         server = self.server
         if one.name in server.model:
             self._use(one, {}, "used")
@@ -223,7 +224,7 @@ class _Reader:
             self._use(one, {}, "ignored")
 
     def _converted(self, one: _Given) -> Mapping[str, Any] | None:
-        """Return the fields that an option sets; None if it sets none."""
+        """Return the fields that an option sets; None if it sets no field."""
         by_key = _fields_by_flag(self.spec)
         value = one.value
         if one.name in self.server.converted:
@@ -277,7 +278,7 @@ class _Reader:
 
 
 def has_experts(model: str | None) -> bool:
-    """Return whether a model of the catalog is a mixture of experts; False if it is unknown."""
+    """Return whether a model of the catalog is a mixture of experts; False for an unknown model."""
     try:
         return bool(model and find_architecture(model).experts)
     except InputError:
@@ -306,7 +307,7 @@ def _fields_by_flag(spec: EngineSpec) -> dict[tuple[str, str], str]:
 
 
 def option_fields(spec: EngineSpec) -> dict[str, str]:
-    """Return the fields of an engine's config by the name of the option in the engine's logs."""
+    """Return the fields of an engine's config, by the name of the option in the engine's logs."""
     return {
         source.name.strip("-").replace("-", "_"): name
         for name, source in sources(spec.config).items()

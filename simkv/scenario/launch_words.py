@@ -1,7 +1,7 @@
 """Find the words of a server's launch line in a shell command, a script or a compose file.
 
-The words of ``FOO=1 docker run -e BAR=2 vllm/vllm-openai:v0.11.0 --model M`` are ``--model M``;
-environment variables and the tag of the image are returned beside them.
+For example, the words of ``FOO=1 docker run -e BAR=2 vllm/vllm-openai:v0.11.0 --model M`` are
+``--model M``; the environment variables and the version in the image's tag are returned separately.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from simkv.core.server_options import LaunchOptions
 from simkv.scenario.yaml_document import read_document
 from simkv.schedulers.engine_registry import ENGINES
 
-#: Assignment of a variable before a command, after ``export`` or after ``docker run -e``.
+#: Assignment of a variable: before a command, after ``export``, or after ``docker run -e``.
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 #: Reference to a variable, with an optional default.
 _REFERENCE = re.compile(r"\$(?:\{(\w+)(?::?-([^}]*))?\}|(\w+))")
@@ -30,7 +30,7 @@ _SETS_VARIABLE = ("-e", "--env")
 
 @dataclass(frozen=True)
 class LaunchWords:
-    """Words of a launch line after the program, its engine, and the version if it is stated.
+    """Words of a launch line after the program, the engine, and the version if it is stated.
 
     ``variables`` are the environment variables that the line sets.
     """
@@ -45,8 +45,8 @@ def find_launch_words(text: str, option: str = "--from-command") -> LaunchWords:
     """Return the words of the launch line in a command, or in the file that ``text`` names.
 
     A file is a shell script, or a compose file if its name ends with ``.yaml`` or ``.yml``; with
-    several servers, ``FILE:SERVICE`` selects one. Raises InputError, naming ``option``, if there
-    is no launch line or more than one.
+    several servers, ``FILE:SERVICE`` selects one. Raises InputError, which names ``option``, if
+    there is no launch line or more than one.
     """
     file, _, service = text.rpartition(":")
     if _is_file(text):
@@ -74,7 +74,7 @@ def find_launch_words(text: str, option: str = "--from-command") -> LaunchWords:
 def _is_file(text: str) -> bool:
     try:
         return Path(text).is_file()
-    except OSError:  # a command is too long for a file name
+    except OSError:  # a long command cannot be a file name
         return False
 
 
@@ -190,7 +190,7 @@ def _commands(text: str, source: str) -> Iterator[list[str]]:
 
 
 def _expanded(text: str, variables: Mapping[str, str], source: str, *, strict: bool = True) -> str:
-    """Replace references to variables. Raises InputError for an unknown one if ``strict``."""
+    """Replace references to variables. Raises InputError for an unknown variable if ``strict``."""
 
     def value(match: re.Match[str]) -> str:
         name = match[1] or match[3]
@@ -233,7 +233,7 @@ def _of_words(words: Sequence[str], variables: Mapping[str, str]) -> LaunchWords
 
 
 def _starts(words: Sequence[str], place: int, options: LaunchOptions) -> int:
-    """Return the number of words at ``place`` that start the server; 0 if they do not."""
+    """Return the number of words at ``place`` that start the server; 0 if they do not start it."""
     word = words[place].rsplit("/", 1)[-1]
     for program in options.programs:
         here = (re.split("==|@", word)[0], *words[place + 1 : place + len(program)])
@@ -257,7 +257,7 @@ def _tag(image: str) -> str | None:
 
 
 def _stated(word: str) -> str | None:
-    """Return the version in a requirement such as vllm==0.11.0."""
+    """Return the version in a requirement such as vllm==0.11.0, or None."""
     names = "|".join(map(re.escape, _servers()))
     match = re.fullmatch(rf"(?:{names})(?:\[[\w,-]+\])?(?:==|@)v?(\d[\w.+]*)", word)
     return match[1] if match else None

@@ -1,7 +1,7 @@
 """Engines that run their own code: ``engine: {name: vllm, source: ../vllm}``.
 
-The config of a native engine is the config of its port plus the source. The version of the source
-selects ``variant``, which determines the defaults and the accepted settings.
+The config of a native engine is the config of simkv's port plus the source. The version of the
+source determines ``variant``, and thereby the defaults and the accepted settings.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from simkv.schedulers.engine_registry import ENGINES
 
 __all__ = ["SourceError", "build_native_spec", "describe_source", "resolve_sources", "set_source"]
 
-#: Source of engines that name none, set by ``--source``.
+#: Source of all engines for which the scenario names no source; set by ``--source``.
 _SOURCE: ContextVar[str | None] = ContextVar("source", default=None)
 
 
 def set_source(path: str | None) -> None:
-    """Set for this process the source of all engines whose scenario names none."""
+    """Set, for this process, the source of all engines for which the scenario names no source."""
     _SOURCE.set(path if path in (None, INSTALLED) else str(Path(str(path)).resolve()))
 
 
 def resolve_sources(tree: Any, folder: Path) -> None:
     """Complete the engines of a scenario's plain data that name a ``source``.
 
-    Sets the absolute path, the variant of the source's version and a description of its state.
+    Sets the absolute path, the variant for the source's version, and a description of its state.
     Raises InputError if a source cannot be found.
     """
     if not isinstance(tree, dict):
@@ -56,9 +56,9 @@ def resolve_sources(tree: Any, folder: Path) -> None:
 
 
 def build_native_spec(data: dict[str, Any]) -> EngineSpec:
-    """Return the spec of an engine with a source, after ``resolve_sources``.
+    """Return the spec of an engine with a source; ``resolve_sources`` must have completed ``data``.
 
-    Raises InputError if the source is not trusted, or an option is unknown.
+    Raises InputError if the source is not trusted, or if an option is unknown.
     """
     name, source = str(data["name"]), str(data["source"])
     if not is_trusted():

@@ -29,9 +29,10 @@ DERIVED = {
 #: Derived metrics that require --goodput limits.
 GOODPUT_FIGURES = ("good", "goodput", "goodput_share")
 OBJECTIVE_FIGURES = (*FIGURE_NAMES, *DERIVED)
-#: Minimum fraction of good requests if --goodput has limits and no objective bounds it.
+#: Minimum fraction of good requests that is required if --goodput has limits and no objective
+#: bounds it.
 DEFAULT_GOODPUT_SHARE = 0.99
-#: Metrics that bound unserved requests; without a bound on any of them, all must be served.
+#: Metrics of unserved requests; if no objective bounds any of them, all requests must be served.
 UNSERVED_FIGURES = {"unserved", *Outcome}
 
 _FORM = re.compile(r"\s*([\w.]+)\s*(<=|>=)\s*(\S+)\s*")
@@ -53,14 +54,17 @@ class Objective:
         return f"{self.figure} {self.sign} {self.limit:g}"
 
     def holds(self, values: Mapping[str, float | None]) -> bool:
-        """Return whether a run with these metrics meets the objective; missing metrics do not."""
+        """Return whether a run with these metrics meets the objective; a missing metric does not
+        meet it.
+        """
         return self.slack(values) >= 0.0
 
     def slack(self, values: Mapping[str, float | None]) -> float:
-        """Return the margin relative to the limit: 0 or more if met, negative if missed.
+        """Return the margin relative to the limit: 0 or more if the objective is met, negative if
+        it is missed.
 
-        A margin of 0.1 is a tenth of the limit. Minus infinity if the metric is missing; in the
-        metric's own unit if the limit is 0.
+        A margin of 0.1 is a tenth of the limit. If the limit is 0, the margin has the unit of the
+        metric. If the metric is missing, the margin is minus infinity.
         """
         value = values.get(self.figure)
         if value is None or math.isnan(value):
@@ -71,7 +75,7 @@ class Objective:
         return room / (abs(self.limit) or 1.0)
 
     def worst(self, found: Iterable[float | None]) -> float | None:
-        """Return the worst of several values of the metric; None if one is missing."""
+        """Return the worst of several values of the metric; None if any value is missing."""
         values = list(found)
         known = [value for value in values if value is not None]
         if len(known) < len(values) or not known:
@@ -132,7 +136,7 @@ def complete_objectives(
 
 
 def compute_objective_figures(summary: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return all metrics of a run that objectives may bound; None without a sample."""
+    """Return all metrics of a run that objectives can bound; None for a metric without a sample."""
     values: dict[str, float | None] = {}
     for name in (*FIGURE_NAMES, *GOODPUT_FIGURES):
         group = name.partition(".")[0]

@@ -3,9 +3,9 @@
 engine: {name: vllm, num_gpu_blocks: auto, kv_offloading_size: 64}
 
 The size applies to the whole engine, as ``--kv-offloading-size`` does
-(``vllm/v1/kv_offload/cpu/spec.py``). A block takes the bytes that all GPUs of a tensor-parallel
-group store for it, rounded up to whole memory pages. Each GPU stores a complete copy of a latent;
-from 0.27 on, host memory stores it only once.
+(``vllm/v1/kv_offload/cpu/spec.py``). The size of a block in host memory is the number of bytes that
+all GPUs of a tensor-parallel group store for it, rounded up to whole memory pages. Each GPU stores
+a complete copy of latent KV (MLA); from 0.27 on, host memory stores only one copy.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from simkv.costs.hardware.model_architecture import Mla
 SIZE, BACKEND = "kv_offloading_size", "kv_offloading_backend"
 GIB = 1 << 30
 PAGE = 4096
-#: First release that stores only one copy in host memory of latent KV (MLA), which every GPU has.
+#: First release that stores a single copy of latent KV (MLA) in host memory.
 SINGLE_COPY_SINCE = (0, 27)
 
 
 def host_blocks(
     spec: EngineSpec, engine: dict[str, Any], offload: Any, room: KvCapacity | None
 ) -> dict[str, int]:
-    """Return the setting for host blocks with the number that the size in GiB gives.
+    """Return the setting for host blocks, with the number of blocks that the size in GiB allows.
 
     The bytes of a block come from ``room`` if there is hardware, otherwise from the scenario's
-    ``offload`` section. Raises InputError if the size is invalid, is given together with a number
-    of blocks, or is for another backend than vLLM's native one.
+    ``offload`` section. Raises InputError if the size is invalid, if a number of blocks is given as
+    well, or if another backend than vLLM's native one is configured.
     """
     knob, size = spec.host_blocks, engine[SIZE]
     if knob in engine:
@@ -65,7 +65,7 @@ def host_blocks(
 
 
 def _copies(room: KvCapacity, variant: str) -> int:
-    """Number of copies in host memory of the bytes that one GPU stores for a block."""
+    """Return the number of copies in host memory of the bytes that one GPU stores for a block."""
     release = tuple(int(part) for part in re.findall(r"\d+", variant)[:2])
     latent = any(isinstance(part.attention, Mla) for part in room.hardware.architecture.layers)
     return 1 if latent and release >= SINGLE_COPY_SINCE else room.hardware.tp

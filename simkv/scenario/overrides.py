@@ -8,17 +8,17 @@ from typing import Any
 from simkv.scenario.yaml_document import YamlDocument
 from simkv.workload.workload_section import find_other_form_fields
 
-#: Fields that identify the kind of an engine, router or distribution.
+#: Fields that select the kind of an engine, router or distribution.
 TAGS = ("name", "distribution")
 
-#: Fields that replace each other.
+#: Fields that exclude each other.
 EXCLUSIVE = {"profile": "hardware", "hardware": "profile"}
 
 
 def merge(base: Any, override: Any) -> Any:
     """Return ``base`` with ``override`` applied: mappings are merged by key, other values replaced.
 
-    Another form of workload, or another engine, router or distribution, replaces the former as a
+    Another form of workload, or another engine, router or distribution, replaces the old one as a
     whole, and hardware replaces a profile.
     """
     if not isinstance(base, dict) or not isinstance(override, dict):
@@ -42,10 +42,11 @@ def _other_kind(former: Any, new: Any) -> bool:
 
 
 def replace_form(document: YamlDocument, assignment: str) -> None:
-    """Remove fields that an assignment replaces: another form of workload, or profile and hardware.
+    """Remove the fields of a document that an assignment replaces.
 
-    For example ``--set workload.trace=FILE`` removes other workload forms, and an assignment to
-    ``hardware`` or one of its fields removes a profile, and vice versa.
+    For example, ``--set workload.trace=FILE`` removes other forms of workload. An assignment to
+    ``hardware`` or one of its fields removes a profile, and an assignment to a profile removes
+    hardware.
     """
     keys = assignment.partition("=")[0].strip().split(".")
     if keys[0] in EXCLUSIVE:

@@ -12,7 +12,9 @@ from simkv.scenario.scenario_loader import load
 
 
 def find_scenarios_directory() -> Path:
-    """Return the directory of the packaged scenarios: in the package, or beside it in a clone."""
+    """Return the directory of the packaged scenarios: inside the package, or next to it in a
+    clone.
+    """
     package = Path(__file__).parents[1]
     return next(
         (path for path in (package / "scenarios", package.parent / "scenarios") if path.is_dir()),
@@ -71,7 +73,7 @@ class PackagedIncident:
 
 
 def find_incidents(names: Iterable[str] = ()) -> list[PackagedIncident]:
-    """Return the packaged incidents with the given names, or all if there are none.
+    """Return the packaged incidents with the given names; without names, return all.
 
     An incident is a packaged scenario with a report and expectations. Raises InputError for an
     unknown name.

@@ -21,7 +21,9 @@ from simkv.scenario.objectives import parse_objective
 
 @dataclass(frozen=True)
 class PlanOption:
-    """Name of a field's command line option, if it differs from the field's, and its metavar."""
+    """Metadata of a field's command-line option: its name, if it differs from the field's, and its
+    metavar.
+    """
 
     name: str | None = None
     metavar: str | None = None
@@ -54,8 +56,8 @@ class PlanSection(BaseModel):
     """Defaults of ``simkv plan`` for this scenario; command line options take precedence.
 
     ``smallest`` is a setting to minimize and ``largest`` a setting to maximize, each with its
-    candidates as for ``--over``. ``survive`` is the number of replicas that may fail, 0 or 1.
-    ``prices`` is the name of a file beside the scenario.
+    candidates in the syntax of ``--over``. ``survive`` is the number of replicas that may fail, 0
+    or 1. ``prices`` is the name of a file in the directory of the scenario.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)

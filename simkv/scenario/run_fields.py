@@ -1,4 +1,6 @@
-"""Fields of scenarios as plain data: fields that determine a run, and differences of two runs."""
+"""Fields of scenarios as plain data: fields that determine a run, and differences between two
+scenarios.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +14,18 @@ from simkv.scenario.custom.custom_engine import find_custom_code
 from simkv.scenario.field_roles import FieldRole, find_field_names
 from simkv.scenario.scenario import Scenario
 
-#: Fields that only describe a scenario, fields of the engine's environment, and all fields that
-#: determine a run (operator's choices first).
+#: Fields that only describe a scenario; fields of the engine's environment; and all fields that
+#: determine a run, the operator's choices first.
 ABOUT_FIELDS = find_field_names(Scenario, FieldRole.ABOUT)
 WORLD_FIELDS = find_field_names(Scenario, FieldRole.WORLD)
 RUN_FIELDS = (*find_field_names(Scenario, FieldRole.ENGINE), *WORLD_FIELDS)
 
 
 def run_fields(scenario: Scenario, *, defaults: bool = True) -> dict[str, Any]:
-    """Return the fields that determine a run as plain data; equal for equal runs.
+    """Return the fields that determine a run as plain data; the data of equal runs are equal.
 
-    Contents of files are not included; a digest adds them. Without ``defaults``, fields at their
-    default within a section are omitted.
+    The contents of files are not included; ``run_digest`` adds them. Without ``defaults``, fields
+    at their default within a section are omitted.
     """
     return scenario.model_dump(include=set(RUN_FIELDS), exclude_defaults=not defaults)
 
@@ -41,7 +43,9 @@ def find_profiles(scenario: Scenario) -> dict[tuple[str | int, ...], str]:
 
 
 def find_custom_sources(scenario: Scenario) -> dict[tuple[str | int, ...], CustomCode]:
-    """Return the code of a scenario's custom schedulers, by the path of the field with the file."""
+    """Return the code of a scenario's custom schedulers, by the path of the field that names the
+    file.
+    """
     groups = scenario.fleet.groups if scenario.fleet else []
     engines: dict[tuple[str | int, ...], EngineConfig | None] = {("engine",): scenario.engine}
     for index, group in enumerate(groups):
@@ -55,7 +59,9 @@ def find_custom_sources(scenario: Scenario) -> dict[tuple[str | int, ...], Custo
 
 @dataclass(frozen=True)
 class FieldDifference:
-    """Field path with different values in two scenarios; None if a scenario has no value."""
+    """Field path with different values in two scenarios; a value is None if the scenario lacks the
+    field.
+    """
 
     field: str
     before: Any
@@ -68,10 +74,12 @@ class FieldDifference:
 def find_differences(
     before: Scenario, after: Scenario, fields: Iterable[str] = RUN_FIELDS
 ) -> list[FieldDifference]:
-    """Return the differences of two scenarios in ``fields`` (default: all run fields).
+    """Return the differences between two scenarios in ``fields`` (default: all fields that
+    determine a run).
 
-    For a section that only one scenario has, its values that differ from the defaults are listed.
-    Settings chosen by the launcher in both scenarios are omitted, because they follow from others.
+    For a section that only one scenario has, the values that differ from the defaults are listed.
+    Settings chosen by the launcher in both scenarios are omitted, because they are consequences of
+    other settings.
     """
     chosen = _chosen(before) & _chosen(after)
     names = [name for name in fields if getattr(before, name) != getattr(after, name)]
@@ -101,7 +109,7 @@ def _chosen(scenario: Scenario) -> set[str]:
 def _differences(
     path: tuple[Any, ...], values: tuple[Any, Any], short: tuple[Any, Any]
 ) -> Iterator[FieldDifference]:
-    """Yield the leaves that differ; ``short`` holds the same values without their defaults."""
+    """Yield the leaves that differ; ``short`` contains the same values without defaults."""
     a, b = values
     if a == b:
         return

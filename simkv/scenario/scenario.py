@@ -40,7 +40,7 @@ from simkv.workload.workload_section import Workload
 
 
 class Provenance(Section):
-    """Sources of the scenario's numbers, one sentence each."""
+    """Sources of the numbers in the scenario, one sentence each."""
 
     given: list[str] = Field(default=[])
     """Facts stated in the public report."""
@@ -63,10 +63,11 @@ FigureName = Annotated[str, AfterValidator(_known_figure)]
 
 
 class PublishedFigures(Section):
-    """Metrics that the public report states for one variant, shown beside the simulated ones.
+    """Metrics that the public report states for one variant; they are compared with the simulated
+    metrics.
 
     ``figures`` are named as in ``summary.json`` (``e2e_ms.mean``); ``at_least`` are lower bounds;
-    ``e2e_s`` and ``finish_s`` are single requests by id, in seconds.
+    ``e2e_s`` and ``finish_s`` are times of single requests by id, in seconds.
     """
 
     figures: dict[FigureName, float] = Field(default={})
@@ -84,12 +85,12 @@ class PublishedFigures(Section):
 Factor = Annotated[float, Field(gt=0, le=1000)]
 
 
-#: Values of ``step_scale.error`` before 0.3, and the values that replace them.
+#: Values of ``step_scale.error`` before 0.3, with the values that replace them.
 _OLD_ERROR_SIDES = {"cheaper": "faster", "dearer": "slower"}
 
 
 def _rename_error_side(value: object) -> object:
-    """Return the new spelling of an old value, with a warning."""
+    """Return the current spelling of an old value, with a warning."""
     if not isinstance(value, str) or value not in _OLD_ERROR_SIDES:
         return value
     new = _OLD_ERROR_SIDES[value]
@@ -111,7 +112,7 @@ class StepScale(Section):
 
 
 class LoraSection(Section):
-    """Time to load a LoRA adapter: its bytes over two links, one after the other.
+    """Time to load a LoRA adapter, which is copied over two links, one after the other.
 
     The engine loads an adapter between steps, when it admits a request whose adapter is not loaded.
     The defaults are assumptions: all linear layers of an 8B model at rank 16, PCIe 4.0 and a local
@@ -129,7 +130,7 @@ class LoraSection(Section):
 
     @property
     def seconds(self) -> tuple[float, float]:
-        """Seconds to copy an adapter to the GPU, and to read it from disk before that."""
+        """Seconds to copy an adapter to the GPU, and seconds to read it from disk before that."""
         size = self.adapter_mib * 2**20 / 1e9
         return size / self.host_gb_s, size / self.disk_gb_s
 
@@ -137,9 +138,9 @@ class LoraSection(Section):
 class OffloadSection(Section):
     """Time to copy KV to and from host memory, and between host memory and disk.
 
-    Applies to engines with blocks in host memory. The defaults are assumptions: Llama-3.1-8B in
-    bf16, PCIe 4.0, one NVMe disk. They are not calibrated, and neither is the slowdown of steps
-    while copies read the GPU's memory.
+    The section applies to engines with blocks in host memory. The defaults are assumptions:
+    Llama-3.1-8B in bf16, PCIe 4.0, one NVMe disk. They are not calibrated. The slowdown of steps
+    while copies access GPU memory is not modelled.
     """
 
     bytes_per_token: Annotated[float, Field(gt=0)] = 131072.0
@@ -159,9 +160,9 @@ class OffloadSection(Section):
 class DrafterSection(Section):
     """Time of the drafter in speculative decoding; n-gram drafts take no time.
 
-    The default of `share` is 0.05, an assumption: one layer of 32, with the embedding and the
-    output layer. Multi-token prediction with `hardware` takes one layer of the model and its output
-    head instead.
+    The default of `share` is 0.05, an assumption based on one layer of 32 with the embedding and
+    the output layer. For multi-token prediction with `hardware`, the time of one layer of the model
+    and its output head is used instead.
     """
 
     share: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -170,7 +171,7 @@ class DrafterSection(Section):
 
 
 class FrontEndSection(Section):
-    """Time of the API server in front of each engine; a missing field has its packaged value."""
+    """Time of the API server in front of each engine; missing fields have packaged values."""
 
     request_ms: Annotated[float, Field(ge=0, le=1e6)] | None = None
     """CPU time per request (ms): HTTP, validation, chat template."""
@@ -185,12 +186,12 @@ class FrontEndSection(Section):
 
 
 class Scenario(Section):
-    """Experiment: a workload, an engine with its settings, and the costs of its steps.
+    """An experiment: a workload, an engine with its settings, and the costs of its steps.
 
     ``timeout`` (s) is the time that a client waits for its last token, ``horizon`` (s) ends the
     run, and ``engine_ready`` (s) is the time at which the engine first reads its queue. Step costs
-    come from ``hardware`` or a ``profile``; exactly one of them is required. With ``pipeline`` the
-    three threads of ``fastdeploy`` run in parallel, without it in lockstep. With ``fleet`` the
+    come from ``hardware`` or a ``profile``; exactly one of them is required. With ``pipeline``, the
+    three threads of ``fastdeploy`` run in parallel, otherwise in lockstep. With ``fleet``, the
     engine is one of several replicas behind a router. ``published`` and ``expect`` map variant
     names to values; the name is ``run`` in a file without variants.
     """
@@ -253,7 +254,7 @@ class Scenario(Section):
     @model_validator(mode="before")
     @classmethod
     def _rank_by_rank(cls, data: Any) -> Any:
-        """Turn data-parallel ranks without a fleet into replicas in lock-step."""
+        """Convert data-parallel ranks without a fleet to replicas in lockstep."""
         if not isinstance(data, dict) or data.get("fleet") is not None:
             return data
         ranks = _ranks(data.get("engine"), data.get("hardware"))
@@ -262,7 +263,9 @@ class Scenario(Section):
     @model_validator(mode="before")
     @classmethod
     def _complete_groups(cls, data: Any) -> Any:
-        """Fill in the engine and hardware of replica groups from the scenario's sections."""
+        """Fill in missing engine and hardware fields of replica groups from the scenario's
+        sections.
+        """
         fleet = data.get("fleet") if isinstance(data, dict) else None
         if not isinstance(fleet, dict) or not isinstance(fleet.get("replicas"), list):
             return data
@@ -304,7 +307,7 @@ class Scenario(Section):
     @field_validator("profile")
     @classmethod
     def _costs_are_said_once(cls, profile: str | None, info: ValidationInfo) -> str | None:
-        if "hardware" not in info.data:  # which is an error of its own
+        if "hardware" not in info.data:  # this is reported as a separate error
             return profile
         if profile is None and info.data["hardware"] is None:
             raise PydanticCustomError("neither", "missing; set profile or hardware")
@@ -336,7 +339,7 @@ class Scenario(Section):
 
 
 def _ranks(engine: Any, hardware: Any) -> int:
-    """Return the number of data-parallel ranks in a file; 1 if missing or invalid."""
+    """Return the number of data-parallel ranks in a file; 1 if the field is missing or invalid."""
     spec = ENGINES.get(str(engine.get("name"))) if isinstance(engine, dict) else None
     said = [engine.get(spec.ranks)] if spec and spec.ranks else []
     said += [hardware.get("dp")] if isinstance(hardware, dict) else []
@@ -353,10 +356,10 @@ def _completed(scenario: dict[str, Any], group: Any) -> Any:
 
 
 class ScenarioFile(Scenario):
-    """Scenario file: a scenario with named overrides (variants), which run side by side.
+    """A scenario file: a scenario with named overrides (variants), which are run and compared.
 
     An override has the structure of a scenario; fields that it omits keep their values. ``plan`` is
-    read only by ``simkv plan``.
+    used only by ``simkv plan``.
     """
 
     variants: dict[ScenarioName, dict[str, Any]] = Field(default={})

@@ -28,7 +28,7 @@ from simkv.scenario.yaml_document import YamlDocument
 from simkv.schedulers.engine_registry import DEFAULT, ENGINES
 from simkv.workload.formats.bench_command import read_bench_command
 
-#: Origin of a scenario from options in error messages.
+#: Origin that error messages state for a scenario built from options.
 ORIGIN = Path("command line")
 #: Defaults of ``vllm bench serve --dataset-name random``.
 NUM_PROMPTS, INPUT_LEN, OUTPUT_LEN = 1000, 1024, 128
@@ -36,7 +36,7 @@ NUM_PROMPTS, INPUT_LEN, OUTPUT_LEN = 1000, 1024, 128
 
 @dataclass(frozen=True)
 class BuiltScenario:
-    """Scenario as a document, notes for the user, and the launch line if one was read."""
+    """A scenario as a document, notes for the user, and the launch line if there is one."""
 
     document: YamlDocument
     notes: tuple[str, ...]
@@ -44,10 +44,11 @@ class BuiltScenario:
 
 
 def build_scenario(options: ScenarioOptions) -> BuiltScenario:
-    """Build a scenario from options. Raises InputError, naming the option.
+    """Build a scenario from options. Raises InputError, which names the option, for invalid
+    options.
 
-    The GPU, and the model without a launch line, are required. Values are checked when the document
-    is loaded.
+    The GPU is required, and so is the model unless there is a launch line. Values are checked
+    later, when the document is loaded.
     """
     built = _Builder(options)
     built.build()
@@ -55,7 +56,7 @@ def build_scenario(options: ScenarioOptions) -> BuiltScenario:
 
 
 class _Builder:
-    """Builds the document, with the option that set each field."""
+    """Builder of the document; it records the option that set each field."""
 
     def __init__(self, options: ScenarioOptions) -> None:
         self.options = options
@@ -106,7 +107,7 @@ class _Builder:
         return ENGINES[name]
 
     def _version(self, spec: EngineSpec) -> None:
-        """Set the variant: as given, or the nearest to the release of an image."""
+        """Set the variant, either as given or the nearest to the release of an image."""
         asked, stated = self.options.version, self.line.version if self.line else None
         if asked is not None:
             known = find_modelled_variant(spec, asked)
@@ -127,7 +128,7 @@ class _Builder:
             self.notes.append(f"{spec.name} {stated} is simulated with the rules of {variant}")
 
     def _ranks(self, spec: EngineSpec, model: str) -> None:
-        """Set tensor and data parallelism, which override those of the launch line."""
+        """Set tensor and data parallelism, which override the launch line."""
         options = self.options
         if options.tp is not None:
             self._set("hardware.tp", options.tp, "tp")
@@ -163,7 +164,9 @@ class _Builder:
                 raise InputError(f"{find_flag(other)}: cannot be combined with {find_flag(name)}")
 
     def _trace(self, trace: Path) -> None:
-        """Set a workload that replays a trace, or its busiest period, perhaps faster."""
+        """Set a workload that replays a trace, or its busiest period, optionally at a higher
+        speed.
+        """
         options = self.options
         self._set("workload.trace", str(trace), "trace")
         names = {
@@ -245,7 +248,7 @@ class _Builder:
         return bool(node)
 
 
-#: Options that a benchmark's command replaces.
+#: Options that are replaced by a benchmark's command.
 _SYNTHETIC = (
     "request_rate",
     "burstiness",
@@ -262,7 +265,7 @@ _SYNTHETIC = (
 
 
 def make_name(model: str, *gpus: str) -> str:
-    """Return a scenario's name such as ``qwen3-32b-h100``."""
+    """Return a name for the scenario, such as ``qwen3-32b-h100``."""
     path = Path(model)
     short = path.parent.name or path.stem if path.suffix == ".json" else path.name
     text = re.sub(r"[^a-z0-9.]+", "-", "-".join([short, *gpus]).lower()).strip("-.")
@@ -270,7 +273,9 @@ def make_name(model: str, *gpus: str) -> str:
 
 
 def find_modelled_variant(spec: EngineSpec, version: str) -> str | None:
-    """Return the variant name for an engine's version; None if simkv does not model it."""
+    """Return the name of the variant for an engine's version; None if the version is not
+    modelled.
+    """
     found = find_version(version)
     plain = plain_release(version) or (found.base_version if found else version)
     for name in (plain if plain_release(version) else version, plain):
@@ -284,7 +289,7 @@ def find_modelled_variant(spec: EngineSpec, version: str) -> str | None:
 
 
 def nearest_variant(spec: EngineSpec, version: str) -> str:
-    """Return the release nearest to a version that simkv does not model."""
+    """Return the modelled release nearest to a version that is not modelled."""
     releases = [name for name in spec.variants if plain_release(name) == name]
     if not releases:
         return str(spec.config().variant)

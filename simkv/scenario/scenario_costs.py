@@ -33,7 +33,7 @@ class ReplicaCosts:
             return load_profile(self.profile, folder)
         assert self.hardware is not None
         from simkv.costs.operators.profile_resolution import (
-            resolve_profile,  # lazy: most runs do not need it
+            resolve_profile,  # imported here because most runs do not need it
         )
 
         tables = [Path(self.hardware.tables)] if self.hardware.tables else []
@@ -42,16 +42,17 @@ class ReplicaCosts:
         )
 
     def check(self, folder: Path) -> None:
-        """Raise InputError if loading would fail."""
+        """Raise InputError if ``load`` would fail."""
         if self.hardware is None:
             self.load(folder)
         else:
             _on_one_node(self.hardware)
 
     def count_draft_layers(self) -> int:
-        """Return the number of layers of the model if one more layer of it proposes draft tokens.
+        """Return the number of layers of the model if an additional layer proposes draft tokens.
 
-        Returns 0 otherwise, and for costs from a profile, which does not state the model's layers.
+        Returns 0 if no layer does, or if the costs come from a profile, which does not state the
+        model's layers.
         """
         if self.profile is not None or self.hardware is None:
             return 0
@@ -60,15 +61,17 @@ class ReplicaCosts:
 
     @property
     def gpus(self) -> int:
-        """Number of GPUs of one replica; 1 without hardware. Each of ``dp`` ranks is a replica."""
+        """Number of GPUs of one replica; 1 without hardware. Each of the ``dp`` ranks counts as a
+        replica.
+        """
         return self.hardware.tp if self.hardware else 1
 
 
 def _on_one_node(section: HardwareSection) -> Hardware:
-    """Return the hardware; raise InputError if GPUs communicate over an unknown interconnect.
+    """Return the hardware; raise InputError if its GPUs communicate over an unknown interconnect.
 
-    Data-parallel ranks of a dense model share nothing; ranks of a mixture-of-experts model
-    share its experts.
+    The data-parallel ranks of a dense model do not communicate; the ranks of a mixture-of-experts
+    model share its experts.
     """
     made = build_hardware(section)
     together = made.gpus if made.architecture.experts else made.tp

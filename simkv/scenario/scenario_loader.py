@@ -22,8 +22,9 @@ from simkv.scenario.yaml_document import YamlDocument, read_document
 def load(path: Path, overrides: Sequence[str] = ()) -> dict[str, Scenario]:
     """Return the variants of a scenario file by name; a file without variants has one, ``run``.
 
-    ``overrides`` are ``path=value`` assignments, applied to the file before its variants. Raises
-    InputError with the file, line and field, the problem and the expected value.
+    ``overrides`` are assignments of the form ``path=value``, which are applied to the file before
+    its variants. Raises InputError with the file, line and field, the problem and the expected
+    value.
     """
     return resolve_variants(read_document(path), overrides)
 
@@ -34,9 +35,10 @@ def resolve_variants(
     knobs: Sequence[str] = (),
     option: str = "--over",
 ) -> dict[str, Scenario]:
-    """Return the variants of a scenario file that has been read, with ``overrides``; see load.
+    """Return the variants of a scenario file that has been read, with ``overrides`` as in ``load``.
 
-    ``knobs`` are further assignments, applied after ``overrides`` and given by another ``option``.
+    ``knobs`` are further assignments, which were given with another ``option`` and are applied
+    after ``overrides``.
     """
     for name, assignments in (("--set", overrides), (option, knobs)):
         for assignment in assignments:
@@ -57,13 +59,15 @@ def resolve_variants(
 
 
 def list_variant_names(document: YamlDocument) -> list[str]:
-    """Return the names under ``variants`` of a file that has been read, which may be unusable."""
+    """Return the names under ``variants`` of a file that has been read; the file may be invalid."""
     found = document.tree.get("variants")
     return [str(name) for name in found] if isinstance(found, dict) and found else ["run"]
 
 
 def select_variant(document: YamlDocument, name: str) -> None:
-    """Remove all other variants from a scenario file that has been read, which may be unusable."""
+    """Remove all other variants from a scenario file that has been read; the file may be
+    invalid.
+    """
     for section in ("variants", "expect", "published"):
         found = document.tree.get(section)
         if isinstance(found, dict) and "variants" in document.tree:
@@ -71,7 +75,7 @@ def select_variant(document: YamlDocument, name: str) -> None:
 
 
 def variant_names(document: YamlDocument, overrides: Sequence[str] = ()) -> list[str]:
-    """Return the variant names of a file whose engine may need settings that a search supplies.
+    """Return the variant names of a file whose engine may lack settings that a search will supply.
 
     Missing settings are therefore not an error. Raises InputError for all other errors.
     """
@@ -156,7 +160,7 @@ def _check(
 
 
 def _plain(node: Any) -> Any:
-    """Return the data as plain Python types instead of the YAML reader's own."""
+    """Return the data with plain Python types instead of the types of the YAML reader."""
     if isinstance(node, dict):
         return {_scalar(key): _plain(value) for key, value in node.items()}
     if isinstance(node, list):

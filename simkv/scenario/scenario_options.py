@@ -9,7 +9,7 @@ from typing import Annotated
 
 @dataclass(frozen=True)
 class OptionHelp:
-    """Help text, metavar and lower bound of a command's option."""
+    """Help text, metavar and lower bound of a command-line option."""
 
     help: str
     metavar: str | None = None
@@ -18,7 +18,7 @@ class OptionHelp:
 
 @dataclass(frozen=True)
 class ScenarioOptions:
-    """Options that describe a server and its load; None means not given."""
+    """Options that describe a server and its load; None means that the option is not given."""
 
     gpu: Annotated[
         str | None, OptionHelp(help="GPU, such as H100, H200, L40S or RTX-4090.", metavar="NAME")
@@ -110,11 +110,11 @@ class ScenarioOptions:
 
     @property
     def given(self) -> list[str]:
-        """Names of the given options, with their dashes."""
+        """Names of the given options, with their leading dashes."""
         names = [one.name for one in fields(self) if getattr(self, one.name) is not None]
         return [find_flag(name) for name in names]
 
 
 def find_flag(name: str) -> str:
-    """Return the option of a field of ScenarioOptions."""
+    """Return the command-line option of a field of ScenarioOptions."""
     return f"--{name.replace('_', '-')}"

@@ -22,7 +22,7 @@ from simkv.schedulers.engine_registry import ENGINES
 def json_schema() -> dict[str, Any]:
     """Return the JSON schema of scenario files, with a description of each field.
 
-    It is built once; callers must not change it.
+    The schema is built once; callers must not modify it.
     """
     schema = TypeAdapter(ScenarioFile).json_schema(schema_generator=_DescribedSchema)
     whole = schema["$defs"]
@@ -38,7 +38,9 @@ def json_schema() -> dict[str, Any]:
 
 
 class _DescribedSchema(GenerateJsonSchema):
-    """Schema generator that takes descriptions from field texts and adds flags of settings."""
+    """Schema generator that takes descriptions from the field docstrings and adds the flags of
+    settings.
+    """
 
     def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
         described = super().model_schema(schema)
@@ -61,7 +63,7 @@ def _partial(node: Any) -> Any:
     """
     if isinstance(node, list):
         return [_partial(value) for value in node]
-    if not isinstance(node, dict) or node == CUSTOM_ENGINE_SCHEMA:  # identified by name only
+    if not isinstance(node, dict) or node == CUSTOM_ENGINE_SCHEMA:  # identified only by name
         return node
     result = {
         "anyOf" if key == "oneOf" else key: value if key == "items" else _partial(value)

@@ -1,4 +1,4 @@
-"""Write a scenario from options as a file with comments."""
+"""Write a scenario that was built from options as a file with comments."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from simkv.schedulers.engine_registry import find_engine_spec
 from simkv.workload.generated_requests import Arrivals
 from simkv.workload.workload_section import Workload
 
-#: File of the JSON schema beside a scenario.
+#: Name of the file with the JSON schema, in the directory of the scenario.
 SCHEMA = "simkv-schema.json"
-#: Column of comments after values.
+#: Column in which comments after values begin.
 COLUMN = 36
 
 
 def write_template(
     document: YamlDocument, scenario: Scenario, notes: Sequence[str], folder: Path
 ) -> str:
-    """Return the text of a scenario file in ``folder``.
+    """Return the text of a scenario file to be saved in ``folder``.
 
-    Each field has its description as a comment; settings that the engine's launcher chooses are
-    listed as comments, with their values on this hardware.
+    Each field has its description as a comment. Settings that the engine's launcher chooses are
+    listed in comments, with their values on this hardware.
     """
     tree = _commented(document.copy().tree)
     workload = tree["workload"]
@@ -43,7 +43,7 @@ def write_template(
         rest = [name for name in origins.default if name not in tree["engine"]]
         chosen = [f"{name}: {getattr(scenario.engine, name)}" for name in rest]
         lines = [f"Chosen by the launcher ({origins.source}); remove '# ' to set one:", *chosen]
-        # The comment before the next section is the end of the engine section.
+        # The comment before the next section belongs to the end of the engine section.
         tree.yaml_set_comment_before_after_key("hardware", before="\n".join(lines), indent=2)
     described: tuple[tuple[Any, type], ...] = (
         (tree, Scenario),
@@ -64,7 +64,7 @@ def write_template(
 
 
 def _texts(model: type) -> Mapping[str, str]:
-    """Return the first sentence of each field's description."""
+    """Return the first sentence of the description of each field."""
     return {name: text.split(". ")[0].rstrip(".") for name, text in read_field_docs(model).items()}
 
 
@@ -75,7 +75,7 @@ def _commented(node: Any) -> Any:
 
 
 def _describe(section: CommentedMap, texts: Mapping[str, str]) -> None:
-    """Add a field's description after its value, or before it if the value is a section."""
+    """Add a field's description after its value, or before the field if the value is a section."""
     for name, value in section.items():
         text = " ".join(texts.get(name, "").split())
         if not text:

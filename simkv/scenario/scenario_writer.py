@@ -20,7 +20,7 @@ from simkv.scenario.run_fields import (
 from simkv.scenario.scenario import Scenario
 from simkv.workload.workload_section import find_other_form_fields
 
-#: Fields that a file must have in addition to its variants.
+#: Fields that the file must have even if variants set them.
 REQUIRED_FIELDS = tuple(
     name for name, field in Scenario.model_fields.items() if field.is_required()
 )
@@ -43,7 +43,9 @@ def to_yaml(scenarios: Mapping[str, Scenario]) -> str:
 
 
 def _mark(tree: dict[str, Any], place: FieldPath, settings: EngineSettings) -> None:
-    """Add a comment to each default of the engine section at ``place``, if the section exists."""
+    """Add a comment to each setting of the engine section at ``place`` that the launcher chose, if
+    the section exists.
+    """
     node: Any = tree
     for key in place[:-1]:
         node = _child(node, key)
@@ -67,7 +69,8 @@ def build_resolved_scenario(scenarios: Mapping[str, Scenario]) -> dict[str, Any]
     """Build a scenario file that reproduces these runs, with overrides and engine defaults applied.
 
     Values that all variants share, and the run fields of the first variant, are written once at the
-    top level. Profiles and custom schedulers in files are expected beside the scenario file.
+    top level. Files with profiles and custom schedulers are expected in the directory of the
+    scenario file.
     """
     trees = {name: _tree(scenario) for name, scenario in scenarios.items()}
     first, *others = trees.values()
@@ -108,7 +111,9 @@ def _tree(scenario: Scenario) -> dict[str, Any]:
 
 
 def _cover(base: Any, given: Any, full: Any) -> Any:
-    """Return ``given`` plus its defaults for fields that ``base`` would otherwise set."""
+    """Return ``given``, with its defaults written out for fields that ``base`` would otherwise
+    set.
+    """
     if not isinstance(base, dict) or not isinstance(given, dict):
         return given
     gone = find_other_form_fields(given)

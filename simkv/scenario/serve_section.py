@@ -1,4 +1,4 @@
-"""The ``serve`` section of a scenario: lengths of answers for ``simkv serve``."""
+"""The ``serve`` section of a scenario: output lengths for ``simkv serve``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from simkv.workload.length_distributions import LengthDistribution
 
 
 class ServeSection(Section):
-    """Lengths of answers to real clients; ignored by runs."""
+    """Output lengths of replies to real clients; runs ignore this section."""
 
     output_tokens: LengthDistribution | None = None
     """Distribution of output tokens per answer (default: as in the workload)."""

@@ -15,18 +15,18 @@ PollInterval = Annotated[float, Field(ge=1e-6, allow_inf_nan=False)]
 
 
 class Pacing(Section):
-    """Timing of the three threads in seconds, and the number of requests pulled at once.
+    """Timing of the three threads in seconds, and the maximum number of requests pulled at once.
 
-    Engine: it sleeps for ``schedule_interval`` after a call that returned no tasks, and repeatedly
-    for ``queue_interval`` while the worker has not taken the last tasks. ``put_gap`` passes between
-    a decision and its put, while the tasks are serialised. Worker: ``step_gap`` passes between the
-    message of a step and the next point at which tasks are taken. Token processor: it receives a
-    message ``token_processor_lag`` after the end of the step.
+    The engine sleeps for ``schedule_interval`` after a call that returned no tasks, and repeatedly
+    for ``queue_interval`` while the worker has not taken the last tasks. ``put_gap`` is the time to
+    serialize the tasks, between a decision and the put into the worker's queue. ``step_gap`` is the
+    time from the message of a step until the worker takes tasks again. The token processor receives
+    a message ``token_processor_lag`` after the end of the step.
 
     The engine pulls new requests only while ``waiting`` is empty, at most ``max_prefill_num`` and
-    at most one per free slot; with null it pulls all arrived requests. The defaults of the two
-    intervals and of this limit are FastDeploy's (``common_engine.py``, 2026-01). The other
-    durations depend on the machine.
+    at most one per free slot. If ``max_prefill_num`` is null, it pulls all arrived requests. The
+    defaults of the two intervals and of this limit are FastDeploy's (``common_engine.py``,
+    2026-01). The other durations depend on the machine.
     """
 
     schedule_interval: PollInterval = 0.005

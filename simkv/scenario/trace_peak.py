@@ -1,4 +1,4 @@
-"""Busiest period of a trace."""
+"""Find the busiest period of a trace."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def parse_duration(text: str, option: str) -> float:
 
 
 def find_peak_start(path: Path, seconds: float) -> tuple[float, int]:
-    """Return the start (s) of the period with the most arrivals, and their number.
+    """Return the start (s) of the period with the most arrivals, and the number of arrivals in it.
 
     Raises InputError if the trace cannot be read or has no arrival times.
     """

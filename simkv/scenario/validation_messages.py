@@ -52,9 +52,9 @@ def find_location(tree: Any, location: Sequence[str | int]) -> Any:
 
 
 def _location(data: Any, loc: tuple[str | int, ...], names_a_field: bool) -> list[str | int]:
-    """Return pydantic's location without the tags of unions, which are not in the file.
+    """Return pydantic's location without the tags of unions, which do not exist in the file.
 
-    The last part is kept if it ``names_a_field``, which may be missing in the file.
+    If ``names_a_field``, the last part is a field, which may be missing in the file, and is kept.
     """
     location: list[str | int] = []
     node = data
@@ -85,7 +85,7 @@ def _explain(detail: ErrorDetails, location: list[str | int], data: Any) -> str:
         return re.sub(r"^(Value error|Assertion failed), ", "", detail["msg"])
     if kind in ("union_tag_invalid", "literal_error"):
         known = re.findall(r"'([^']*)'", str(context.get("expected", context.get("expected_tags"))))
-        if location[-1] == "distribution":  # excludes plain numbers
+        if location[-1] == "distribution":  # this excludes plain numbers
             known = [name for name in known if name != "number"]
             if find_key(detail.get("input"), "distribution") is None:
                 return f"missing; expected one of {', '.join(known)}"

@@ -1,4 +1,6 @@
-"""Detect fields that variants set themselves, so that a value for all variants has no effect."""
+"""Detect fields that variants override, so that a value for all variants has no effect on these
+variants.
+"""
 
 from __future__ import annotations
 

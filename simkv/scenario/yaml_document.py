@@ -1,4 +1,4 @@
-"""YAML files as plain data with the line of every value."""
+"""Read YAML files as plain data, with the line of every value."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from ruamel.yaml.scanner import RoundTripScanner, Scanner
 from simkv.core.errors import InputError
 from simkv.core.input_files import read_bytes
 
-#: Limits on the size of a file, the number of values after resolving aliases, and the nesting
-#: depth. The reader needs seven seconds for a megabyte of short values.
+#: Limits on the size of a file, on the number of values after aliases are resolved, and on the
+#: nesting depth. The reader needs seven seconds for a megabyte of short values.
 MAX_BYTES = 1 << 20
 MAX_VALUES = 2_000_000
 MAX_DEPTH = 100
-#: Largest integer; larger ones do not fit into the arrays of a simulation.
+#: Largest allowed integer; larger integers do not fit into the arrays of a simulation.
 LARGEST = 10**18
-#: Length at which an assignment is truncated in messages.
+#: Length above which an assignment is shortened in messages.
 SHOWN = 200
-#: Number with more digits than Python accepts.
+#: A number with more digits than Python accepts.
 _TOO_LONG = re.compile(r"\d[\d_]{4000}")
 
 
 class _Shallow(Scanner):
-    """Scanner that stops at deep nesting, which would take the reader half a minute."""
+    """Scanner that stops at deep nesting, for which the reader would need half a minute."""
 
     def fetch_flow_collection_start(self, TokenClass: Any, to_push: Any) -> None:
         self._check(len(self.flow_context))
@@ -48,7 +48,7 @@ class _Shallow(Scanner):
 
 
 class _ShallowWithLines(_Shallow, RoundTripScanner):
-    """Depth-limited scanner of the reader that keeps lines and comments."""
+    """Scanner with a depth limit, for the reader that keeps lines and comments."""
 
 
 def _reader(*, lines: bool) -> YAML:
@@ -58,7 +58,7 @@ def _reader(*, lines: bool) -> YAML:
 
 
 class YamlDocument:
-    """YAML file as plain data (``tree``) with the origin of each value."""
+    """A YAML file as plain data (``tree``), with the origin of each value."""
 
     def __init__(self, path: Path, data: Any) -> None:
         self.path = path
@@ -74,7 +74,7 @@ class YamlDocument:
     def override(self, assignment: str, option: str = "--set") -> None:
         """Apply a ``path=value`` assignment. Raises InputError if it is invalid.
 
-        ``option`` is the command line option that gave it.
+        ``option`` is the command-line option with which the assignment was given.
         """
         given = f"{option} {assignment[:SHOWN]}{'…' if len(assignment) > SHOWN else ''}"
         target, equals, text = assignment.partition("=")
@@ -83,7 +83,7 @@ class YamlDocument:
             raise InputError(f"{given}: expected path=value, as in engine.block_size=16")
         try:
             value = _reader(lines=False).load(text)
-        except Exception as error:  # the reader raises many kinds of errors on odd input
+        except Exception as error:  # the reader raises many kinds of errors for invalid input
             raise InputError(f"{given}: the value is not valid YAML") from error
         _count_values(given, value)
         node = self.tree
@@ -92,7 +92,7 @@ class YamlDocument:
             if known is None and not isinstance(node, dict):
                 raise InputError(f"{given}: {'.'.join(keys[:depth])} has no fields")
             child = None if known is None else node[known]
-            # Copy the node, because an alias elsewhere may refer to it.
+            # Copy the node, because an alias in another place may refer to it.
             child = {} if child is None else copy(child)
             node[key if known is None else known] = child
             node = child
@@ -109,7 +109,9 @@ class YamlDocument:
         self.given_by[tuple(keys)] = given
 
     def place(self, location: Sequence[str | int]) -> str:
-        """Return ``file:line``, or the option, for the value at ``location`` or its parent."""
+        """Return ``file:line``, or the option, for the value at ``location`` or the nearest parent
+        that exists.
+        """
         keys = tuple(str(part) for part in location)
         for length in range(len(keys), 0, -1):
             if keys[:length] in self.given_by:
@@ -160,7 +162,7 @@ def read_document(path: Path) -> YamlDocument:
         line = text.count("\n", 0, long.start()) + 1 if long else 1
         reason = "a number has too many digits" if long else str(error).partition("\n")[0]
         raise InputError(f"{path}:{line}: not valid YAML: {reason}") from error
-    except Exception as error:  # the reader raises many kinds of errors on odd input
+    except Exception as error:  # the reader raises many kinds of errors for invalid input
         text = raw.decode()
         if isinstance(error, AttributeError) and (merged := text.find("<<")) >= 0:
             line = text.count("\n", 0, merged) + 1
@@ -210,7 +212,7 @@ def _count_values(source: str, data: Any) -> None:
 
 
 def _check_numbers(source: str, node: dict[Any, Any] | list[Any]) -> None:
-    """Reject integers beyond ``LARGEST`` among the keys and values of a node."""
+    """Reject integers beyond ``LARGEST`` in the keys and values of a node."""
     position = getattr(node, "lc", None)
     for key, value in node.items() if isinstance(node, dict) else enumerate(node):
         for number in (key, value):

@@ -1,7 +1,7 @@
 """Serve the simulated engine over HTTP, for any client of the real engine's API.
 
 The engine loop, schedulers and costs are the same as in a simulation without a server.
-``live_simulation`` runs them in real time, ``http_app`` is the HTTP API, ``recorded_workload``
-converts received requests so that they can be simulated again, and ``live_explainer`` explains
-them.
+``live_simulation`` runs the simulation in real time, and ``http_app`` is the HTTP API.
+``recorded_workload`` converts received requests to a workload that can be simulated again, and
+``live_explainer`` explains their waiting times.
 """

@@ -19,7 +19,7 @@ KINDS = {400: "BadRequestError", 401: "AuthenticationError", 404: "NotFoundError
 class RequestError(Exception):
     """Error response to a request: status, message and, in ``param``, the invalid field.
 
-    ``kind`` replaces the error type that the status has by default.
+    ``kind`` replaces the default error type of the status.
     """
 
     def __init__(self, status: int, message: str, param: str | None = None, kind: str = "") -> None:

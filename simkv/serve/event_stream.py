@@ -1,4 +1,6 @@
-"""Format replies for HTTP: as server-sent events, one chunk per token, or as one JSON body."""
+"""Format replies for HTTP: as server-sent events with one chunk per message, or as one JSON
+body.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +32,9 @@ class Dialect:
     """Response format of one of the two generation APIs.
 
     ``prefix`` starts the id of a response. ``kind`` and ``chunk_kind`` are the object types of a
-    complete response and of a stream chunk. ``chunk(text)`` returns the fields of a choice with
-    part of the text, ``whole(text)`` the fields of a choice with the complete text. ``opening`` has
-    the fields of a chunk before the first token, or is None.
+    complete response and of a stream chunk. ``chunk(text)`` returns the fields of a choice with a
+    part of the text, and ``whole(text)`` the fields of a choice with the complete text. ``opening``
+    has the fields of a chunk that is sent before the first token, or is None.
     """
 
     prefix: str
@@ -58,14 +60,14 @@ CHAT = Dialect(
     lambda text: {"message": {"role": "assistant", "content": text}},
     {"delta": {"role": "assistant", "content": ""}},
 )
-#: Maximum number of messages that are formatted before other calls are served again.
+#: Maximum number of messages that are formatted at a time, before other calls are served.
 MAX_MESSAGES = 256
 #: Placeholder for the text of a token in the prepared chunk.
 TEXT_PLACEHOLDER = "\0"
 
 
 class Writer:
-    """Writes the replies to one call in one of the two response formats."""
+    """Writer of the replies to one call, in one of the two response formats."""
 
     def __init__(
         self, handler: RequestHandler, call: Generation, body: Body, dialect: Dialect
@@ -95,7 +97,9 @@ class Writer:
         return finish_reason(answer.request, answer.tokens, self.handler.served.longest)
 
     async def events(self, index: int) -> AsyncIterator[bytes]:
-        """Yield the stream events of one prompt's reply; tokens already due are sent together."""
+        """Yield the stream events of the reply to one prompt; tokens that are already due are sent
+        together.
+        """
         answer, word = self.call.replies[index], self.handler.served.texts.word
         number, sent = answer.request.id, 0
         form = self._event([self._choice(index, self.dialect.chunk(TEXT_PLACEHOLDER), None)])
@@ -135,7 +139,9 @@ class Writer:
             yield f"data: {json.dumps(error_object(status, message))}\n\n".encode()
 
     def closing(self) -> bytes:
-        """Return the end of a stream: the usage chunk, if requested, and ``[DONE]``."""
+        """Return the end of a stream: the usage chunk, if the client requested it, and
+        ``[DONE]``.
+        """
         usage = self._event([], self.call.usage()) if self._usage else b""
         return usage + b"data: [DONE]\n\n"
 
@@ -163,14 +169,14 @@ def reply_error(answer: Reply) -> tuple[int, str]:
 
 
 class ReplyResponse(Response):
-    """Response to a call. It ends when all replies have ended or the client disconnects."""
+    """Response to a call; it ends when all replies have ended or the client disconnects."""
 
     def __init__(self, writer: Writer) -> None:
         self.writer = writer
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the response, then end the call, which cancels unfinished requests in the engine."""
+        """Send the response, then end the call; unfinished requests are cancelled in the engine."""
         writer = self.writer
         answer = self._stream(send) if writer.body.stream else self._at_once(scope, receive, send)
         writing = asyncio.ensure_future(answer)

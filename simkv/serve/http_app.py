@@ -59,7 +59,9 @@ def errors(*statuses: int) -> Responses:
 
 
 def content(*kinds: str) -> Responses:
-    """Return the OpenAPI entry of a response with these media types, or without a body if none."""
+    """Return the OpenAPI entry of a response with these media types; without media types, it has no
+    body.
+    """
     return {200: {"description": "successful response", "content": {kind: {} for kind in kinds}}}
 
 
@@ -75,10 +77,10 @@ def body_of(name: str) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": schema}}}
 
 
-#: Errors of any path: missing key (401), late body (408), too large body (413).
+#: Errors that every path can return: missing key (401), late body (408), too large body (413).
 COMMON_RESPONSES = errors(401, 408, 413)
 GENERATION = content("application/json", "text/event-stream") | errors(400, 404, 503)
-#: Schemas that FastAPI adds; `error_responses` returns these errors as status 400.
+#: Schemas that FastAPI adds for its own errors, which ``error_responses`` returns as status 400.
 UNUSED = ("HTTPValidationError", "ValidationError")
 
 
@@ -101,9 +103,9 @@ def remove_unused_schemas(app: FastAPI) -> None:
     app.openapi = openapi
 
 
-#: Returns the text of a scenario file.
+#: Function that returns the text of a scenario file.
 Describe = Callable[[], Awaitable[str]]
-#: Response without a body while the engine is dead.
+#: Response without a body, for an engine that is dead.
 DEAD: dict[int | str, dict[str, Any]] = {503: {"description": "the engine is dead"}}
 
 
@@ -112,7 +114,8 @@ def application(
 ) -> FastAPI:
     """Build the application for a request handler.
 
-    ``describe`` returns the text of a scenario file, ``metrics`` the text for Prometheus.
+    ``describe`` returns the text of a scenario file, and ``metrics`` the metrics in the Prometheus
+    text format.
     """
     app = FastAPI(
         title="simkv",

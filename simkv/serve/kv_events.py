@@ -1,8 +1,8 @@
 """Publish prefix-cache events as vLLM does, for routers that use cached prefixes.
 
-    [topic, sequence number (8 bytes, big-endian), msgpack of [time, [event, ...], rank]]
+[topic, sequence number (8 bytes, big-endian), msgpack of [time, [event, ...], rank]]
 
-Batches are sent by a PUB socket; a ROUTER socket sends missed batches again, from a requested
+A PUB socket sends the batches. On request, a ROUTER socket sends missed batches again, from a given
 sequence number on. The formats match vLLM 0.33.0 (``vllm/distributed/kv_events.py``). A block's
 hash covers its tokens and all preceding tokens, so equal contents have equal hashes on all
 replicas.
@@ -30,14 +30,14 @@ from simkv.schedulers.engine_registry import ENGINES
 from simkv.serve.live_simulation import LiveSimulation
 from simkv.sim.replica_base import Replica
 
-#: Number of batches retained for replay.
+#: Number of batches that are stored for replay.
 REPLAY_BATCHES = 10_000
 LARGEST_PORT = 65535
 #: Sequence number that marks the end of a replay.
 END = (-1).to_bytes(8, "big", signed=True)
 
 
-#: An event for msgpack: its ``type`` and fields.
+#: An event as msgpack data: its ``type`` and fields.
 KvEvent = dict[str, Any]
 
 
@@ -67,14 +67,15 @@ def block_removed(names: list[int]) -> KvEvent:
     return {"type": "BlockRemoved", "block_hashes": names, "medium": "GPU", "group_idx": 0}
 
 
-#: Returns the first tokens of a request (prompt, then emitted tokens), up to a given number.
+#: Function that returns the first tokens of a request (prompt, then emitted tokens), up to a given
+#: number.
 TokensOf = Callable[[int, int], "array[int]"]
-#: Returns the number and name of the adapter that a request uses, or None.
+#: Function that returns the number and name of the adapter of a request, or None.
 LoraOf = Callable[[int], tuple[int, str] | None]
 
 
 class CacheWatcher:
-    """Detects which blocks entered or left the prefix cache since the last call of ``poll``."""
+    """Detect the blocks that entered or left the prefix cache since the last call of ``poll``."""
 
     def __init__(
         self, pool: BlockPool, block_size: int, tokens_of: TokensOf, lora_of: LoraOf
@@ -86,10 +87,10 @@ class CacheWatcher:
         self._tables: dict[int, array[int]] = {}
 
     def poll(self) -> list[KvEvent]:
-        """Return the events since the last call, removals first."""
+        """Return the events since the last call; removals come first."""
         keys = self._pool.keys()
         changed = np.flatnonzero(keys != self._keys)
-        # The table of a request that has just ended exists only in the previous snapshot.
+        # Only the previous snapshot contains the block table of a request that has just ended.
         tables, self._tables = {**self._tables, **self._pool.tables}, dict(self._pool.tables)
         if not len(changed):
             return []
@@ -101,7 +102,7 @@ class CacheWatcher:
     def _stored(
         self, blocks: npt.NDArray[np.int64], tables: dict[int, array[int]]
     ) -> Iterator[KvEvent]:
-        """Yield events for newly cached blocks, each block after its predecessor."""
+        """Yield the events for newly cached blocks; each block comes after its predecessor."""
         fresh = np.zeros(len(self._keys), bool)
         fresh[blocks] = True
         for owner, table in tables.items():
@@ -127,7 +128,7 @@ class CacheWatcher:
 
 
 class BatchPublisher:
-    """Publishes event batches on a socket, and sends them again on a second one (``replay``).
+    """Publish event batches on a socket, and send them again on a second socket (``replay``).
 
     Raises InputError if a socket cannot be bound.
     """
@@ -153,7 +154,9 @@ class BatchPublisher:
             self._number += 1
 
     async def replay(self) -> None:
-        """Answer requests for batches from a given sequence number on, until cancelled."""
+        """Answer requests for batches from a given sequence number on, until this coroutine is
+        cancelled.
+        """
         while self._replay_socket is not None:
             frames = await self._replay_socket.recv_multipart()
             if len(frames) != 3:
@@ -173,10 +176,10 @@ class BatchPublisher:
 
 
 class KvEventPublisher:
-    """Publishes the cache events of all replicas, each on its own addresses.
+    """Publish the cache events of all replicas; each replica has its own addresses.
 
     ``where`` has the address for batches, the address for replays (or None) and the rank of the
-    first replica. ``loras`` lists the adapters in the order of their numbers, from 1 on.
+    first replica. ``loras`` lists the adapters in the order of their numbers, which start at 1.
     ``published`` returns the prefix cache of a scheduler (``EngineSpec.published_cache``).
 
     Raises InputError if the engine publishes no events or if the first address cannot be bound.
@@ -223,7 +226,7 @@ class KvEventPublisher:
         publisher.publish(watcher.poll(), replica.env.now)
 
     async def replay(self) -> None:
-        """Answer replay requests for all replicas until cancelled."""
+        """Answer replay requests for all replicas until this coroutine is cancelled."""
         await asyncio.gather(*(publisher.replay() for _, publisher in self._of.values()))
 
     def close(self) -> None:
@@ -236,7 +239,7 @@ def _bind(socket: zmq.Socket[Any], option: str, address: str) -> None:
     """Bind a socket to the address of an option. Raises InputError on failure."""
     port = address.rpartition(":")[2]
     expected = "expected an address such as tcp://*:5557"
-    if port.isdecimal() and int(port[:9]) > LARGEST_PORT:  # ZMQ takes the port modulo 65536
+    if port.isdecimal() and int(port[:9]) > LARGEST_PORT:  # ZMQ takes the port number modulo 65536
         raise InputError(f"{option} {address}: port above {LARGEST_PORT}; {expected}")
     try:
         socket.bind(address)

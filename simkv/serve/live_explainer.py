@@ -1,9 +1,10 @@
 """Explain the run while the server is running, in a separate process.
 
-Explanations come from a simulation of the received requests, which makes the same decisions at the
-same times. Its duration grows with the number of received requests, so one simulation runs at a
-time. It answers all questions asked before it started, and later questions about requests that had
-already ended. In the server's own process, it would delay the replies.
+An explanation requires a simulation of the received requests, which makes the same decisions at the
+same times as the server. The simulation takes longer the more requests were received, so only one
+simulation runs at a time. It answers all questions that were asked before it started, and later
+questions about requests that had already ended. It runs in a separate process so that it does not
+delay the replies.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ from simkv.serve.error_responses import RequestError
 from simkv.serve.live_simulation import LiveSimulation
 from simkv.serve.recorded_workload import recorded_scenario
 
-#: Niceness of the explaining process, which yields to the server (see ``os.nice``).
+#: Niceness of the explaining process, which gives the server precedence (see ``os.nice``).
 NICE = 10
-#: Maximum number of requests sent to the process at a time; packing them blocks the clock.
+#: Maximum number of requests sent to the process at a time, because packing them blocks the server.
 MAX_BATCH = 200
 #: Outcomes that later requests cannot change.
 SETTLED = {Outcome.FINISHED, Outcome.STARVED, Outcome.TIMED_OUT, Outcome.REJECTED}
@@ -45,7 +46,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class LiveExplanation:
-    """Explanation of a run or of some requests, as ``text`` and as JSON ``data``."""
+    """Explanation of a run or of some of its requests, as ``text`` and as JSON ``data``."""
 
     text: str
     data: dict[str, Any]
@@ -83,8 +84,8 @@ class ExplainedRun:
     def explain(self, numbers: Sequence[int], asked: float, until: float) -> LiveExplanation:
         """Explain the whole run, or the waiting time of the requests ``numbers``.
 
-        ``asked`` is the time of the question (s). If the last simulation ended earlier and its
-        answer could have changed since, the requests are simulated again until ``until`` (s).
+        ``asked`` is the time of the question (s). If the last simulation ended before this time and
+        its answer could have changed, the requests are simulated again until ``until`` (s).
         """
         result = self._result
         if result is None or (self._until < asked and not self._settled(result, numbers)):
@@ -95,7 +96,7 @@ class ExplainedRun:
         return _of_some(result, numbers) if numbers else _of_all(result)
 
     def _settled(self, result: RunResult, numbers: Sequence[int]) -> bool:
-        """Return whether the result for these requests (or for all) can no longer change."""
+        """Return whether the result for the requests ``numbers`` (or for all requests) is final."""
         lives = result.record.requests
         if not numbers and self._changed:
             return False
@@ -163,7 +164,7 @@ class Explainer:
     async def explain(self, numbers: Sequence[int]) -> LiveExplanation:
         """Explain the run so far, or the waiting time of the requests ``numbers``.
 
-        Raises RequestError if the process is killed or the history has ended.
+        Raises RequestError if the process is killed or old requests were dropped from the history.
         """
         self._check_history()
         asked = self._live.now
@@ -174,7 +175,7 @@ class Explainer:
     async def scenario(self) -> str:
         """Return the text of a scenario file with the requests so far.
 
-        Raises RequestError if the process is killed or the history has ended.
+        Raises RequestError if the process is killed or old requests were dropped from the history.
         """
         self._check_history()
         async with self._turn:
@@ -191,7 +192,9 @@ class Explainer:
             )
 
     async def _send_changes(self) -> None:
-        """Send the process all new requests, including requests that arrive meanwhile."""
+        """Send all new requests to the process, including requests that arrive while they are
+        sent.
+        """
         while news := self._live.changes[self._sent : self._sent + MAX_BATCH]:
             await self._do(_add_requests, news)
             self._sent += len(news)
@@ -212,8 +215,8 @@ class Explainer:
     def close(self) -> None:
         """Stop the explaining process and reject further questions.
 
-        The pool's thread has to be joined here: at interpreter exit, its pipe may already be
-        closed, which prints a traceback.
+        The pool's thread must be joined here, because its pipe may already be closed at interpreter
+        exit, which would print a traceback.
         """
         if self._pool is not None:
             for child in active_children():

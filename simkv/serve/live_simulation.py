@@ -1,11 +1,11 @@
-"""Run a simulation in real time: requests come from clients, tokens are sent when they are due.
+"""Run a simulation in real time: requests come from clients, and tokens are sent when they are due.
 
 ``simpy.rt.RealtimeEnvironment`` sleeps inside its ``step`` and cannot be woken, so this module uses
 the plain environment and an asyncio timer set to the next event. The arrival of a request and the
-departure of its client are events too, at the time at which the server learns of them. The
-simulation therefore equals a simulation of the recorded requests, even if the process is late, and
-a late process still serves its sockets. Only replies can be late; ``lag`` measures by how much.
-There are no leaps: they would not change results, and every token has to be sent.
+departure of its client are also events, at the time at which the server notices them. The
+simulation is therefore equal to a later simulation of the recorded requests, even if the process is
+late. A late process still serves its sockets; only its replies are late, by the time ``lag``. The
+simulation does not leap over steps, because every token has to be sent.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ from simkv.workload.listed_requests import make_acceptance
 
 T = TypeVar("T")
 
-#: Minimum time from a request's arrival to its client's departure (s).
+#: Minimum time (s) between a request's arrival and its client's departure.
 MIN_LEAVE_DELAY_S = 1e-6
-#: Maximum lateness of asyncio's timers (s); shorter waits poll the event loop instead.
+#: Maximum lateness (s) of asyncio's timers; for shorter waits, the event loop is polled instead.
 TIMER_LATENESS_S = 0.001
-#: Maximum wall-clock time per slice of simulation (s) before sockets are served again.
+#: Maximum wall-clock time (s) for which events are processed before sockets are served again.
 SLICE_S = 0.002
-#: Number of records of ended requests that are kept after the history has ended: events that were
-#: under way when a request ended may still refer to it.
+#: Number of records of ended requests that are kept after old records are dropped, because events
+#: in progress at the end of a request may still refer to its record.
 KEPT_RECORDS = 10_000
-#: Number of newest steps of each replica that are kept then.
+#: Number of the newest steps of each replica that are kept after old records are dropped.
 KEPT_STEPS = 100_000
-#: Lag above which a warning is logged (s of wall-clock time).
+#: Lag (s of wall-clock time) above which a warning is logged.
 WARN_LAG_S = 0.1
 
 
@@ -63,7 +63,7 @@ class ClientRequest:
     """A client's request: prompt length, generation limits and options.
 
     ``output_tokens`` is the number of tokens that the model will emit. ``segments`` returns the
-    segments of the prompt, given the number that the request gets.
+    segments of the prompt, given the request number.
     """
 
     prompt_tokens: int
@@ -76,21 +76,21 @@ class ClientRequest:
 
 
 class ServerStoppedError(Exception):
-    """The engine died or the server stopped before a request entered the simulation."""
+    """Raised if the engine died or the server stopped before a request entered the simulation."""
 
 
 class LiveSimulation:
     """A scenario's engine or fleet, served at ``speed`` times real time.
 
-    ``journal`` lists the received requests by number; a request whose client left has a
+    ``journal`` lists the received requests by number; a request whose client has left has a
     ``timeout``. ``changes`` lists the same requests in order of receipt, and lists a request again
     when its client leaves; entries are only appended. Each callback in ``on_change`` receives these
-    entries. Both lists, the records of ended requests and old steps are dropped once more than
-    ``max_history`` requests were received; ``before_forgetting`` is called before steps are
-    dropped. ``received`` counts all requests. ``replicas`` includes replicas that
-    have ended. Each callback in ``on_tokens`` receives a replica and the numbers of requests that
-    get a token. ``on_request_end`` receives the record of each ended request; ``warn`` receives a
-    message for the operator.
+    entries. When more than ``max_history`` requests were received, ``journal``, ``changes``, the
+    records of ended requests and old steps are dropped; ``before_forgetting`` is called before
+    steps are dropped. ``received`` counts all requests. ``replicas`` includes replicas that have
+    ended. Each callback in ``on_tokens`` receives a replica and the numbers of requests that get a
+    token. ``on_request_end`` receives the record of each ended request; ``warn`` receives a message
+    for the operator.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class LiveSimulation:
     # Clock.
 
     def start(self) -> None:
-        """Start the clock in the running event loop."""
+        """Start the clock; an event loop must be running."""
         self._loop = asyncio.get_running_loop()
         self._start = time.monotonic()
         self._began = time.time()
@@ -149,7 +149,7 @@ class LiveSimulation:
         return min(self._pending, default=max(self._elapsed, self.env.now))
 
     def wall_clock(self, moment: float) -> float:
-        """Return the time of a simulated moment on the wall clock, in seconds since 1970."""
+        """Return the wall-clock time of a simulated time, in seconds since 1970."""
         return self._began + moment / self.speed
 
     @property
@@ -157,14 +157,14 @@ class LiveSimulation:
         return (time.monotonic() - self._start) * self.speed
 
     def _tick(self) -> None:
-        """Process due events and set the timer."""
+        """Process the events that are due, and set the timer."""
         with suppress(InputError), self._end_replies_on_error():
             self._process_due()
         self._plan()
 
     @contextmanager
     def _end_replies_on_error(self) -> Iterator[None]:
-        """End all replies if an error occurs, for example in a custom scheduler."""
+        """Context that ends all replies if an error occurs, for example in a custom scheduler."""
         try:
             yield
         except InputError as error:
@@ -207,16 +207,19 @@ class LiveSimulation:
     # Client actions.
 
     def _next_moment(self, earliest: float = 0.0) -> float:
-        """Return the time of a new client action: after all others and after the last event."""
+        """Return the time of a new client action: after all earlier actions and after the last
+        event.
+        """
         last = nextafter(max(self.env.now, self._latest), inf)
         self._latest = max(self._elapsed, last, earliest)
         return self._latest
 
     def _schedule(self, action: Callable[[], T], earliest: float = 0.0) -> asyncio.Future[T]:
-        """Do a client's action at the present simulated time, before other events of that time.
+        """Schedule a client's action at the present simulated time, before other events of this
+        time.
 
-        The future has the result; ServerStoppedError if the engine dies before. A cancelled action
-        is not done.
+        The returned future receives the result, or ServerStoppedError if the engine dies first. A
+        cancelled action is not executed.
         """
         done: asyncio.Future[T] = self._loop.create_future()
         moment = self._next_moment(earliest)
@@ -236,13 +239,13 @@ class LiveSimulation:
         return done
 
     def submit(self, ask: ClientRequest) -> asyncio.Future[Reply]:
-        """Submit a request at the present time. The future has its reply."""
+        """Submit a request at the present time; the returned future receives its reply."""
         return self._schedule(partial(self._enter, ask))
 
     def reject_if_full(self, ask: Callable[[], ClientRequest]) -> asyncio.Future[Reply | None]:
         """Submit a request only if every replica would reject it now; otherwise return None.
 
-        If the queue limit of every replica is reached, the choice of the router does not matter.
+        The function checks all replicas, because the router may choose any of them.
         """
         return self._schedule(partial(self._enter_if_full, ask))
 
@@ -253,7 +256,7 @@ class LiveSimulation:
         ):
             return None
         answer = self._enter(ask())
-        if answer.refusal is None:  # no replica can take the request
+        if answer.refusal is None:  # no replica can accept the request
             self.disconnect(answer)
             return None
         return answer
@@ -285,7 +288,8 @@ class LiveSimulation:
         return answer
 
     def disconnect(self, answer: Reply, then: Callable[[], None] = lambda: None) -> None:
-        """Let the client of a reply leave at the present time, unless its request has ended.
+        """Record, at the present time, that the client of a reply leaves, unless its request has
+        ended.
 
         ``then`` is called when the request has ended in the simulation.
         """
@@ -316,7 +320,7 @@ class LiveSimulation:
             note(request)
 
     def cut_off(self) -> None:
-        """End all unfinished replies because the server stops. The simulation stays where it is."""
+        """End all unfinished replies because the server stops; the simulation does not advance."""
         self._end_pending("the server is shutting down")
         for answer in list(self.replies.values()):
             request = answer.request
@@ -329,13 +333,16 @@ class LiveSimulation:
         for future in self._pending.values():
             if not future.done():
                 future.set_exception(ServerStoppedError(why))
-                future.exception()  # nobody waits for departures; do not log them
+                # no task waits for these departures, so their errors must not be logged
+                future.exception()
         self._pending.clear()
 
     # Engine events.
 
     def _deliver(self, replica: Replica, answers: bool, numbers: Sequence[int]) -> None:
-        """Record new tokens, and deliver them to clients if the replica ``answers`` them."""
+        """Record new tokens, and deliver them to the clients of requests that the replica
+        ``answers``.
+        """
         due = self._start + self.env.now / self.speed
         self._note_lag(due)
         for number, times in groupby(numbers):
@@ -346,14 +353,14 @@ class LiveSimulation:
 
     @property
     def history_ended(self) -> bool:
-        """Whether more requests were received than the history can contain."""
+        """Whether more requests were received than the history can hold."""
         return self.max_history is not None and self.received > self.max_history
 
     def _ended(self, life: RequestRecord) -> None:
         self._past.append(life.request.id)
         answer = self.replies.get(life.request.id)
         self.on_request_end(life)
-        if self.history_ended:  # only now: the callback may look up steps of the request
+        if self.history_ended:  # not earlier, because the callback may look up steps of the request
             self._forget_old()
         if life.outcome is Outcome.LOST and not isinstance(self.server, Fleet):
             self.warn(f"request {life.request.id}: {life.reason}; its client waits indefinitely")
@@ -362,7 +369,7 @@ class LiveSimulation:
             answer.end(life.outcome, life.reason, life.refusal)
 
     def _forget_old(self) -> None:
-        """Drop records of ended requests, and old rows of step logs that have become long."""
+        """Drop the records of ended requests, and old rows of long step logs."""
         while len(self._past) > KEPT_RECORDS:
             self.server.forget(self._past.popleft())
         if self._num_rows() > self._most_rows:
@@ -370,7 +377,8 @@ class LiveSimulation:
                 tell()
             for replica in self.replicas:
                 replica.forget_steps(KEPT_STEPS)
-            # A long request keeps its rows, so do not try again at the next end.
+            # The rows of a long request are kept, so the next attempt is not made at the next end
+            # of a request.
             self._most_rows = self._num_rows() + KEPT_STEPS
 
     def _num_rows(self) -> int:

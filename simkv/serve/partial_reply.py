@@ -14,10 +14,10 @@ class Reply:
     """A request's reply, which grows while the response to the client is written.
 
     ``tokens`` is the number of available tokens; ``due`` is the time (``time.monotonic``) of the
-    oldest token that the response writer has not fetched, or None. Once ``outcome`` is set, no
-    tokens follow. ``reason`` says why the request did not finish, and ``refusal`` is set if a queue
-    limit rejected it. Tokens are only counted, so memory does not grow with them; only the bounds
-    of messages with several tokens (accepted drafts) are stored.
+    oldest token that the response writer has not fetched, or None. After ``outcome`` is set, no
+    tokens follow. ``reason`` is the reason why the request did not finish, and ``refusal`` is set
+    if a queue limit rejected it. Tokens are counted and not stored, so memory use does not grow
+    with them; only the bounds of messages with several tokens (accepted drafts) are stored.
     """
 
     __slots__ = (
@@ -72,7 +72,9 @@ class Reply:
         self._wake()
 
     def message(self, first: int) -> int:
-        """Return where the message that begins with token ``first`` ends, and mark it as read."""
+        """Return the end of the message that begins with token ``first``, and mark the message as
+        read.
+        """
         if self._ends and self._ends[0] == first:
             self._ends.popleft()
             return self._ends.popleft()
@@ -92,7 +94,7 @@ class Reply:
     async def wait_for_tokens(self, seen: int) -> float | None:
         """Wait until there are more than ``seen`` tokens or the reply has ended.
 
-        Returns ``due``, and resets it.
+        Returns ``due`` and resets it.
         """
         while self.tokens <= seen and not self.ended:
             self._waiter = asyncio.get_running_loop().create_future()

@@ -67,7 +67,9 @@ class Exposition:
         return bytes(generate_latest(self.registry))
 
     def describe(self) -> list[Metric]:
-        """Return no metrics, so that registering this collector does not call ``collect``."""
+        """Return no metrics, so that the registration of this collector does not call
+        ``collect``.
+        """
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -101,7 +103,7 @@ class Exposition:
             yield self._adapters(asked, [meter for _, meter, _ in present])
 
     def _adapters(self, asked: LoraInfo, meters: Sequence[ReplicaCounters]) -> Metric:
-        """Return a gauge with the time at which each set of adapters was last used."""
+        """Return a gauge with the time at which each set of adapters was last in use."""
         family = GaugeMetricFamily(asked.name, "LoRA adapters in use", labels=asked.labels)
         told: dict[str, float] = {}
         for meter in meters:
@@ -122,7 +124,7 @@ _FAMILIES: dict[str, Any] = {
 def _values(
     row: EngineMetric, meter: ReplicaCounters, now: Mapping[str, MeasuredValue]
 ) -> Iterator[tuple[list[str], float | BucketHistogram]]:
-    """Yield each value of a metric with the values of its extra labels."""
+    """Yield each value of a metric, with the values of its additional labels."""
     if row.measure in now:
         yield from _labelled(now[row.measure])
         return
@@ -170,7 +172,7 @@ def _add(family: Any, labels: Sequence[str], value: float | BucketHistogram) -> 
 
 
 class ReplicaMetrics:
-    """Updates the counters of all replicas behind a request handler, and exports them.
+    """Update the counters of all replicas behind a request handler, and export them.
 
     A request that was sent to several replicas is counted at the last one.
     """

@@ -1,8 +1,8 @@
-"""Find the tokens that a prompt shares with earlier prompts, and name equal prefixes equally.
+"""Find the tokens that a prompt shares with earlier prompts, and assign the same segments to equal
+prefixes.
 
-known = PromptTree()
-known.segments_of(array("q", [1, 2, 3]), "u0")     # []: no shared prefix
-known.segments_of(array("q", [1, 2, 9]), "u1")     # [Segment("u0", 0, 2), Segment("u1", 0, 1)]
+known = PromptTree() known.segments_of(array("q", [1, 2, 3]), "u0") # []: no shared prefix
+known.segments_of(array("q", [1, 2, 9]), "u1") # [Segment("u0", 0, 2), Segment("u1", 0, 1)]
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from collections.abc import Iterator
 
 from simkv.core.request import Segment
 
-#: Maximum number of stored tokens, more than several GPU caches hold; least recent go first.
+#: Maximum number of stored tokens, which exceeds the caches of several GPUs; the least recently
+#: used are dropped first.
 MAX_TOKENS = 8_000_000
 
 
@@ -44,8 +45,8 @@ class PromptTree:
     def segments_of(self, tokens: array[int], own: str) -> list[Segment]:
         """Return the segments of a prompt, and add the prompt to the tree.
 
-        Tokens that the tree does not contain become the stream ``own`` from 0 on. The list is empty
-        if the tree contains none of the tokens.
+        Tokens that the tree does not contain become the stream ``own``, starting at offset 0. The
+        list is empty if the tree contains none of the tokens.
         """
         node, found = self._walk(tokens)
         shared = sum(len(one.tokens) for one in found)
@@ -57,7 +58,9 @@ class PromptTree:
         return segments
 
     def add_reply(self, prompt: array[int], emitted: array[int], own: str) -> None:
-        """Add the tokens emitted after a prompt as the stream ``own``, unless the tree has them."""
+        """Add the tokens emitted after a prompt as the stream ``own``, unless the tree contains
+        them.
+        """
         tokens = prompt + emitted
         node, found = self._walk(tokens)
         shared = sum(len(one.tokens) for one in found)
@@ -118,7 +121,8 @@ def _common(known: array[int], tokens: array[int], place: int) -> int:
     low, high = 0, min(len(known), len(tokens) - place)
     if known[:high] == tokens[place : place + high]:
         return high
-    while low + 1 < high:  # the first `low` tokens are equal, the first `high` are not
+    # Invariant: the first ``low`` tokens are equal, and the first ``high`` tokens are not.
+    while low + 1 < high:
         middle = (low + high) // 2
         if known[low:middle] == tokens[place + low : place + middle]:
             low = middle

@@ -65,9 +65,10 @@ def write_recorded_trace(path: Path, requests: Sequence[Request]) -> None:
         write_file(new, [rows], used_columns(rows, ["arrival"]), source)
 
 
-#: Time between two additions to a growing trace (s).
+#: Time (s) between two additions to a growing trace.
 SAVE_EVERY_S = 0.5
-#: Characters reserved in each row for the time at which the client leaves: the longest float.
+#: Number of characters reserved in each row for the time at which the client leaves: the longest
+#: float.
 TIMEOUT_WIDTH = 24
 #: Columns of a growing trace, which cannot know which of them later rows need.
 _UNUSED = ("has_images", "session", "think_time", "tool_time", "waits_for")
@@ -77,9 +78,10 @@ GROWING_COLUMNS = [name for name in COLUMN_PARSERS if name not in _UNUSED]
 class GrowingTrace:
     """Trace file that gets a row for each received request while the server runs.
 
-    ``add`` receives requests, and a request again when its client leaves. The file can be read at
-    any time. The time of a departure replaces blanks in the request's row. ``warn`` receives a
-    message when the file cannot be written; the rows are kept and written later.
+    ``add`` is called with each request, and again when the request's client leaves. The file can be
+    read at any time. The time of a departure replaces blanks in the request's row. ``warn``
+    receives a message if the file cannot be written; in this case, the rows are kept and written
+    later.
     """
 
     def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
@@ -94,11 +96,13 @@ class GrowingTrace:
             path.write_bytes(header)
 
     def add(self, request: Request) -> None:
-        """Add a request, or a request whose client has left, to the next ``save``."""
+        """Add a request, or a request whose client has left, to the rows that the next ``save``
+        writes.
+        """
         self._changes.append(request)
 
     async def grow(self) -> None:
-        """Add new rows to the file regularly, until cancelled."""
+        """Add new rows to the file at regular intervals, until this coroutine is cancelled."""
         while True:
             await asyncio.sleep(SAVE_EVERY_S)
             try:
@@ -111,7 +115,10 @@ class GrowingTrace:
                 self._failing = False
 
     def save(self) -> None:
-        """Write new requests and departures. Raises InputError; the file then has whole rows."""
+        """Write new requests and departures.
+
+        Raises InputError if this fails; the file still contains only whole rows.
+        """
         new: list[Request] = []
         left: dict[int, str] = {}
         for request in self._changes:
@@ -131,7 +138,7 @@ class GrowingTrace:
         self._changes.clear()
 
     def _append(self, file: int, content: bytes) -> None:
-        """Write rows at the end, all or none."""
+        """Write rows at the end of the file: all of them or none."""
         try:
             os.lseek(file, self._size, os.SEEK_SET)
             while content:
@@ -141,7 +148,7 @@ class GrowingTrace:
             raise
 
     def _format(self, requests: Sequence[Request]) -> list[tuple[bytes, int]]:
-        """Return each request's row and the position in it of the time of departure."""
+        """Return each request's row, and the position in the row of the time of departure."""
         rows, at = _rows(requests, self._source), GROWING_COLUMNS.index("timeout")
         fields = [format_column(rows, name, self._source) for name in GROWING_COLUMNS]
         found = []
@@ -174,11 +181,11 @@ def _rows(requests: Sequence[Request], source: TraceSource) -> RequestRows:
 
 
 def _chance(request: Request) -> float:
-    """Return the acceptance rate of drafts, or NaN if a trace cannot represent it."""
+    """Return the acceptance rate of drafts, or NaN if a trace cannot express it."""
     rates = request.acceptance.rates if request.acceptance else np.nan
     return np.nan if isinstance(rates, tuple) else rates
 
 
 def _shared(request: Request) -> Iterator[Any]:
-    """Yield the segments of a prompt before its unique tokens, which a trace does not contain."""
+    """Yield the segments of a prompt before its unique tokens, which a trace does not list."""
     return (segment for segment in request.segments if segment.stream != f"u{request.id}")

@@ -1,6 +1,6 @@
-"""Count events of a replica while it serves, by simkv's names for the measured quantities.
+"""Count the events of a replica while it serves, by simkv's names of the measured quantities.
 
-``prometheus_exposition`` maps them to the names of the engine's metrics. Times are simulated
+``prometheus_exposition`` maps these names to the names of the engine's metrics. Times are simulated
 seconds.
 """
 
@@ -17,7 +17,7 @@ from simkv.sim.run_record import DraftCounts, RequestRecord
 
 #: The engine's finish reason for requests whose client left.
 _REASONS = {Outcome.STARVED: "abort", Outcome.TIMED_OUT: "abort"}
-#: Label values, which are exported even before their first count.
+#: Values of labels that are exported even before their first count.
 LABELS = {
     "ended_by_reason": ("stop", "length", "abort", "error", "repetition"),
     "prompt_by_source": ("local_compute", "local_cache_hit", "external_kv_transfer"),
@@ -29,7 +29,7 @@ MeasuredValue = float | Mapping[str, float]
 
 
 class BucketHistogram:
-    """Histogram with one bucket up to each of these bounds, and one above them."""
+    """Histogram with one bucket up to each of these bounds, and one bucket above them."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = bounds
@@ -50,7 +50,9 @@ class BucketHistogram:
 
 
 class RequestCounters:
-    """Counts and histograms of requests whose replies are streamed, or of all other requests."""
+    """Counts and histograms of the requests whose replies are streamed, or of all other
+    requests.
+    """
 
     def __init__(self, bounds: Mapping[str, Sequence[float]]) -> None:
         self.counts: Counter[str] = Counter()
@@ -64,10 +66,10 @@ class RequestCounters:
 
 
 class AdapterUsage:
-    """LoRA adapters in use and the time of their last use, as vLLM 0.33.0 reports them.
+    """LoRA adapters in use, and the time of their last use, as vLLM 0.33.0 reports them.
 
     vLLM counts a request from its first token on (``EngineCoreOutput.events``). It reports the
-    adapters of these requests under both labels, running and waiting
+    adapters of counted requests as running and also as waiting
     (``LoRARequestStates.update_scheduler_stats``).
     """
 
@@ -79,7 +81,7 @@ class AdapterUsage:
     def change(self, name: str | None, by: int, now: float) -> None:
         """Record that ``by`` more requests use the adapter ``name`` from time ``now`` (s) on.
 
-        With the name None, only record that a step has ended.
+        If ``name`` is None, only record that a step has ended.
         """
         if now != self._at:
             self.last_used()
@@ -91,11 +93,11 @@ class AdapterUsage:
 
     @property
     def decoding(self) -> int:
-        """Number of adapters with requests between their first and their last token."""
+        """Number of adapters of requests that are between their first and their last token."""
         return len(self._in_use)
 
     def last_used(self) -> dict[str, float]:
-        """Return the time of the last step (s) by the comma-separated names of adapters in use."""
+        """Return the time (s) of the last step for each comma-separated list of adapters in use."""
         if self._at is not None:
             self._last_used[",".join(self._in_use)] = self._at
         return self._last_used
@@ -106,8 +108,8 @@ class ReplicaCounters:
 
     ``bounds`` has the bucket bounds of each quantity. ``streams(request)`` returns whether a reply
     is streamed; ``reason(record, tokens)`` returns the finish reason of a finished reply.
-    ``accepted`` counts accepted drafts by position; ``lora_slots`` is the number of adapters that
-    may run at once.
+    ``accepted`` counts accepted drafts by position; ``lora_slots`` is the maximum number of
+    adapters that run at a time.
     """
 
     def __init__(
@@ -131,7 +133,9 @@ class ReplicaCounters:
         self.lora_slots = 0
 
     def count_tokens(self, numbers: Iterable[int]) -> None:
-        """Count a token for each entry, which is a request whose client receives it now."""
+        """Count one token for each entry of ``numbers``, which is a request whose client receives a
+        token now.
+        """
         now, last = self.replica.env.now, self._last
         self.adapters.change(None, 0, now)
         for number, times in groupby(numbers):
@@ -217,7 +221,9 @@ class ReplicaCounters:
         self._rows = row + log.dropped
 
     def now(self) -> dict[str, MeasuredValue]:
-        """Return the present values, after counting the steps since the last call."""
+        """Return the present values of all counters, after counting the steps since the last
+        call.
+        """
         replica = self.replica
         self.count_steps()
         blocks, free = replica.scheduler.num_blocks, replica.free_blocks

@@ -1,9 +1,10 @@
 r"""Request bodies with the fields that affect the simulation; all other fields are ignored.
 
-msgspec decodes a body into these types while it parses the body: it checks the type of a value
-before it reads its elements, stops at the first invalid one, and stores no field that is not
-declared. A body of invalid elements therefore costs little more than its own bytes. msgspec rejects
-strings with a lone surrogate (``"\ud800"``), which no UTF-8 response could repeat, as invalid JSON.
+msgspec decodes a body into these types while it parses the body. It checks the type of a value
+before it reads the value's elements, stops at the first invalid element, and stores no field that
+is not declared. The memory needed for a body of invalid elements is therefore little more than the
+size of the body. msgspec rejects strings with a lone surrogate (``"\ud800"``) as invalid JSON,
+because no UTF-8 response could repeat them.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class SimkvExtension(Struct, frozen=True):
 
 
 class StreamOptions(Struct, frozen=True):
-    """Options for additional contents of a stream."""
+    """Options for additional content of a stream."""
 
     include_usage: bool | None = False
     continuous_usage_stats: bool | None = False
@@ -76,7 +77,7 @@ class Body(Struct, frozen=True, kw_only=True):
     temperature: float | None = None
     top_p: float | None = None
     seed: Int64 | None = None
-    # msgspec has no optional Raw.
+    # msgspec has no optional Raw type.
     stop: Annotated[Raw, Meta(extra_json_schema=_STOP_SCHEMA)] = None  # type: ignore[assignment]
     request_id: str | None = None
     simkv: SimkvExtension = SimkvExtension()
@@ -179,7 +180,7 @@ _TEXT_OR_NONE = Decoder(str | Annotated[list[str], Meta(max_length=0)] | None)
 #: First character of the first element of a list.
 _ELEMENT = re.compile(rb"\[[ \t\r\n]*(.)")
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
-#: Message and path of msgspec's errors.
+#: Message and path in an error of msgspec.
 _INVALID = re.compile(r"(.*?)(?: - at `\$\.?(.*)`)?", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(.*)`")
 
@@ -215,7 +216,7 @@ def decode(decoder: Decoder[T], data: bytes, name: str = "") -> T:
 
 
 def _invalid(message: str, name: str) -> RequestError:
-    """Convert an error message of msgspec; the path in it gets the notation of the API."""
+    """Convert an error message of msgspec; its path is rewritten in the notation of the API."""
     found = _INVALID.fullmatch(message)
     assert found
     said, path = found[1], found[2] or ""
@@ -231,9 +232,9 @@ def _decode_list(
 ) -> Any:
     """Decode a list of at most ``most`` elements; the first element selects the decoder.
 
-    ``lists`` has the decoders by the first character of that element. If the value is not a list,
-    ``other`` decodes it. Elements are counted before any is decoded: each string has two unescaped
-    quotes, and each list of token ids one bracket.
+    ``lists`` has the decoders by the first character of the first element. If the value is not a
+    list, ``other`` decodes it. Elements are counted before any of them is decoded: each string has
+    two unescaped quotes, and each list of token ids has one bracket.
     """
     data = bytes(raw)
     first = _ELEMENT.match(data)

@@ -1,4 +1,6 @@
-"""ASGI middleware that checks API keys, limits request bodies and adds simkv's header."""
+"""ASGI middleware that checks API keys, limits request bodies and adds a response header of
+simkv.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from simkv.serve.error_responses import error_response
 
-#: Paths that need no key, because probes and scrapers have none.
+#: Paths that need no key, because probes and scrapers do not have one.
 PUBLIC_PATHS = ("/health", "/ping", "/version", "/load", "/metrics")
 
 
 @dataclass(frozen=True)
 class BodyLimits:
-    """Maximum size of a request body in bytes, and maximum time to receive all of it in seconds."""
+    """Maximum size of a request body in bytes, and maximum time in seconds to receive it
+    completely.
+    """
 
     body: int = 16 * 1024 * 1024
     seconds: float = 30.0
@@ -29,9 +33,9 @@ class BodyLimits:
 class Guard:
     """ASGI middleware that admits requests with a valid key and a body within limits.
 
-    Every response gets the header ``x-simkv-speed``. A slash at the end of a path is ignored: a
-    redirect would lead to the host that the client names in its header. ``refuse`` returns the
-    reason if the server accepts no new calls, or an empty string.
+    Every response gets the header ``x-simkv-speed``. A slash at the end of a path is ignored
+    instead of redirected, because a redirect would lead to the host that the client names in its
+    header. ``refuse`` returns the reason why the server accepts no new calls, or an empty string.
     """
 
     def __init__(
@@ -65,7 +69,7 @@ class Guard:
         await app(scope, self._counted(receive), send_and_say)
 
     def _refused(self, path: str, method: str, headers: Headers) -> JSONResponse | None:
-        """Return the error response to a request whose headers already show an error, or None."""
+        """Return the error response to a request that can be rejected by its headers, or None."""
         if self._key and path not in PUBLIC_PATHS and method != "OPTIONS":
             scheme, _, given = headers.get("authorization", "").partition(" ")
             same = hmac.compare_digest(given.strip().encode("utf-8", "replace"), self._key)
@@ -80,7 +84,9 @@ class Guard:
         return None
 
     def _counted(self, receive: Receive) -> Receive:
-        """Return a function like ``receive`` that also checks the size and duration of the body."""
+        """Return a function like ``receive`` that also limits the size and the duration of the
+        body.
+        """
         limits, taken, whole = self._limits, 0, False
         end = asyncio.get_running_loop().time() + limits.seconds
 

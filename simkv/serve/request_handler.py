@@ -26,21 +26,21 @@ from simkv.serve.served_scenario import SampleLength
 from simkv.serve.text_tokenizers import TextTokenizer
 from simkv.workload.workload_base import MAX_TOKEN_COUNT
 
-#: Status and message for requests that do not finish.
+#: Status and message for each reason why a request does not finish.
 ERROR_OUTCOMES = {
     Outcome.REJECTED: (400, "the engine rejected the request"),
     Outcome.STALLED: (503, "the engine is dead"),
     Outcome.LOST: (503, "the replica of the request has failed or was removed"),
     Outcome.CUT_OFF: (503, "the server was stopped before the reply was complete"),
 }
-#: Maximum length of an unknown model's name in the error message, in characters.
+#: Maximum number of characters of an unknown model's name that the error message repeats.
 LONGEST_NAME = 256
-#: Maximum length of a request id in characters: each chunk of a stream repeats it.
+#: Maximum length of a request id in characters, because each chunk of a stream repeats the id.
 LONGEST_ID = 16_384
-#: Maximum size of the response header with the id in bytes; clients reject long headers (aiohttp:
-#: 8,190).
+#: Maximum size in bytes of the response header with the id, because clients reject long headers
+#: (aiohttp: 8,190).
 LONGEST_HEADER = 4096
-#: Characters that a header passes unchanged; others are percent-encoded.
+#: Characters that are sent unchanged in a header; all others are percent-encoded.
 _PRINTABLE = bytes(range(ord("!"), ord("~") + 1)).decode()
 
 
@@ -49,9 +49,9 @@ class ServedModel:
     """Properties of the simulated engine that the HTTP application needs.
 
     ``longest`` is the maximum number of prompt and output tokens together, or None if the engine
-    has no such limit. ``lengths`` samples the output length of requests that may stop by
-    themselves. ``loras`` lists the adapters, which clients select by name or, with
-    ``lora_by_model``, as ``model:adapter``.
+    has no such limit. ``lengths`` samples the output length of requests that may end before their
+    limit. ``loras`` lists the adapters, which clients select by name or, with ``lora_by_model``, as
+    ``model:adapter``.
     """
 
     engine: str
@@ -68,7 +68,7 @@ class ServedModel:
     def adapter(self, model: str | None) -> str | None:
         """Return the LoRA adapter that a model name selects, or None for the base model.
 
-        With ``lora_by_model``, ``model:adapter`` selects an adapter, too. Raises RequestError if
+        With ``lora_by_model``, ``model:adapter`` also selects an adapter. Raises RequestError if
         the name is unknown.
         """
         if not model or model == self.model:
@@ -81,7 +81,7 @@ class ServedModel:
 
 
 class Generation:
-    """A call of a client: its prompts and the replies to them.
+    """A call of a client, with its prompts and the replies to them.
 
     ``request_id`` is given by the client or generated; ``response_id`` and ``model`` are the id and
     the model name in the response.
@@ -127,10 +127,10 @@ class Generation:
 
 @dataclass
 class RequestHandler:
-    """Sends the prompts of calls to the engine and finds calls by name.
+    """Send the prompts of calls to the engine, and find calls by name.
 
-    ``names`` maps the request id of a call to the numbers of its requests. ``on_token_delay``
-    receives the delay of each written token in seconds.
+    ``names`` maps the request id of a call to the numbers of its requests. ``on_token_delay`` is
+    called with the delay of each written token in seconds.
     """
 
     live: LiveSimulation
@@ -150,7 +150,7 @@ class RequestHandler:
     ) -> Generation:
         """Send the prompts of a call to the engine, and wait until it has received them.
 
-        Raises RequestError where the API rejects the call.
+        Raises RequestError if the API rejects the call.
 
         A full queue is reported before an invalid prompt, as in vLLM 0.33.0 (``_preflight``). If
         the queue limit rejects one prompt, the whole call is rejected.
@@ -191,7 +191,8 @@ class RequestHandler:
     ) -> None:
         """Raise RequestError if the queue limit would reject the call.
 
-        The limit does not depend on the prompt, so only the first prompt of the call is submitted.
+        The limit does not depend on the prompt, so the check uses only the first prompt of the
+        call.
         """
 
         def ask() -> ClientRequest:
@@ -212,14 +213,16 @@ class RequestHandler:
             raise _turned_away(answer.refusal)
 
     def _name(self, called: str, answers: Sequence[Reply]) -> None:
-        """Remember the requests of a call, which are needed to explain it."""
+        """Store the numbers of a call's requests, which are needed to explain the call."""
         if self.live.history_ended:
             self.names.clear()
         else:
             self.names[called] = [answer.request.id for answer in answers]
 
     def end(self, call: Generation) -> None:
-        """End a call: cancel unfinished requests, add prompts and replies to the prefix tree."""
+        """End a call: cancel its unfinished requests, and add its prompts and replies to the prefix
+        tree.
+        """
         self.in_flight -= 1
         for answer in call.replies:
             self.live.disconnect(answer, partial(self._keep_reply, answer))
@@ -235,7 +238,9 @@ class RequestHandler:
         return self._prompts.pop(number)
 
     def tokens(self, number: int, count: int) -> array[int]:
-        """Return the first ``count`` tokens of a request in flight: its prompt, then its output."""
+        """Return the first ``count`` tokens of a request in flight: tokens of its prompt, then of
+        its output.
+        """
         prompt = self._prompts.get(number, array("q"))
         emitted = self.served.texts.emitted(number, max(count - len(prompt), 0))
         return (prompt + emitted)[:count]
@@ -291,7 +296,7 @@ class RequestHandler:
         )
 
     def _register(self, prompt: array[int], streamed: bool, number: int) -> list[Segment]:
-        """Keep the prompt of request ``number`` and return its segments."""
+        """Store the prompt of request ``number`` and return its segments."""
         self._prompts[number] = prompt
         if streamed:
             self.streamed.add(number)
@@ -304,7 +309,7 @@ class RequestHandler:
 
 @contextmanager
 def _report_end_of_server() -> Iterator[None]:
-    """Answer a call with status 503 if the engine dies or the server stops."""
+    """Context that answers a call with status 503 if the engine dies or the server stops."""
     try:
         yield
     except ServerStoppedError as error:
@@ -316,7 +321,8 @@ def _turned_away(refusal: Refusal) -> RequestError:
 
 
 def max_output_tokens(longest: int, prompt: int, wanted: int | None, param: str) -> int:
-    """Return the maximum number of output tokens under a limit on prompt and output together.
+    """Return the maximum number of output tokens, given a limit on the sum of prompt and output
+    tokens.
 
     Raises RequestError with the messages of vLLM 0.33.0 (``vllm/renderers/params.py``).
     """

@@ -1,4 +1,4 @@
-"""Load scenarios to be served; they need no workload, because clients send the requests."""
+"""Load scenarios for serving; they need no workload, because clients send the requests."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from simkv.scenario.yaml_document import YamlDocument, read_document
 from simkv.schedulers.engine_registry import ENGINES
 from simkv.workload.length_distributions import LengthDistribution, sample_lengths
 
-#: Samples the output length of a request.
+#: Function that samples the output length of a request.
 SampleLength = Callable[[np.random.Generator], int]
-#: Placeholder for a missing workload; it is never sent.
+#: Placeholder for a missing workload; its requests are never sent.
 PLACEHOLDER = {"requests": [{"prompt_tokens": 1, "output_tokens": 1}]}
 
 
 def load_served_scenario(path: Path, overrides: Sequence[str]) -> tuple[Path, dict[str, Scenario]]:
     """Load a scenario file, or a packaged scenario by name, with its variants.
 
-    Raises InputError as ``simkv run`` does.
+    Raises InputError for the same errors as ``simkv run``.
     """
     path = find_scenario(path)
     document = read_document(path)
@@ -36,7 +36,7 @@ def load_served_scenario(path: Path, overrides: Sequence[str]) -> tuple[Path, di
 
 
 def build_scenario(engine: str, model: str, gpu: str, overrides: Sequence[str]) -> Scenario:
-    """Build a scenario with engine defaults for a model on a GPU, and the KV cache size that fits.
+    """Build a scenario with engine defaults for a model on a GPU, with the KV cache size that fits.
 
     Raises InputError if the engine, model or GPU is unknown.
     """
@@ -66,7 +66,7 @@ def list_scenarios() -> list[str]:
 
 
 def replicas_of(scenario: Scenario) -> list[Scenario]:
-    """Return a scenario for each replica of a fleet, to be served behind an external router.
+    """Return one scenario per replica of a fleet, for serving behind an external router.
 
     Raises InputError if the scenario has no fleet or its replicas depend on each other.
     """
@@ -86,10 +86,10 @@ def replicas_of(scenario: Scenario) -> list[Scenario]:
 
 
 def answer_lengths(scenario: Scenario) -> SampleLength | None:
-    """Return the sampler for the output length of replies that stop by themselves, or None.
+    """Return the sampler for the output length of replies that may end before their limit, or None.
 
-    The lengths come from the section ``serve``. Without it, they come from the workload, if it is a
-    trace or samples its output lengths. Raises InputError if they cannot be read.
+    The lengths come from the section ``serve``. Without this section, they come from the workload,
+    if it is a trace or samples its output lengths. Raises InputError if the lengths cannot be read.
     """
     workload = scenario.workload
     length = scenario.serve.output_tokens if scenario.serve else None

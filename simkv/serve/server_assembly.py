@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from simkv.serve.kv_events import KvEventPublisher
 
 
-#: Bounds of ``--speed``; timers and clocks have finite values between them.
+#: Limits of ``--speed``; between them, timers and clocks have finite values.
 SLOWEST, FASTEST = 1e-6, 1e6
 #: Maximum of ``--grace`` in seconds.
 LONGEST_GRACE = 1e6
@@ -38,7 +38,9 @@ LONGEST_GRACE = 1e6
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """Options of ``simkv serve``; see its ``--help``. Raises InputError for invalid values."""
+    """Options of ``simkv serve``, described in its ``--help``. Raises InputError for invalid
+    values.
+    """
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -93,7 +95,7 @@ class HttpServer:
         ending: ShutdownFlag,
     ) -> None:
         self.options = options
-        # Real clients decide when to leave, and the simulation must not end before them.
+        # Real clients decide when to leave, and the simulation must not end before they do.
         self.scenario = scenario.model_copy(update={"timeout": None, "horizon": None})
         replicas = build_replica_specs(self.scenario, folder)
         path = options.record
@@ -101,7 +103,7 @@ class HttpServer:
         self._grows = (
             path is not None and path.suffix != ".gz" and (path.is_file() or not path.exists())
         )
-        # A file that is written at the end contains the whole history.
+        # A file that is written at the end needs the whole history.
         most = options.max_history if self._grows or path is None else None
         self.live = LiveSimulation(self.scenario, replicas, options.speed, most)
         self.live.warn = warn
@@ -161,7 +163,7 @@ class HttpServer:
 
     @property
     def served_app(self) -> ServedApp:
-        """The application, its simulation and its socket, for the server process."""
+        """The application, the simulation and the socket, for the server process."""
         app = application(self.handler, self.explainer, self.describe, self.metrics.text)
         guard = Guard(app, self.options.speed, self.options.api_key, refuse=self._ending.reason)
         return ServedApp(guard, app, self.live, self._socket, lambda: self.handler.in_flight)
@@ -173,7 +175,9 @@ class HttpServer:
             self.kv_publisher.close()
 
     def begin_trace(self) -> GrowingTrace | None:
-        """Begin the file of ``--record``, or return None if it can only be written at the end."""
+        """Start the file of ``--record``; return None if the file can only be written at the
+        end.
+        """
         path = self.options.record
         if path is None or not self._grows:
             return None
@@ -182,7 +186,9 @@ class HttpServer:
         return self._trace
 
     async def describe(self) -> str:
-        """Return the text of a scenario file with the configuration and all requests so far."""
+        """Return the text of a scenario file with the configuration and all requests received so
+        far.
+        """
         about = [
             f"Requests received so far by simkv serve at --speed {self.options.speed:g}.",
             f"Token counts: {self.served.texts.rule}.",
@@ -205,7 +211,7 @@ class HttpServer:
 
 
 class Deployment:
-    """Servers of a scenario: one, or with ``apart`` one per replica of its fleet.
+    """Servers of a scenario: a single server or, with ``apart``, one per replica of its fleet.
 
     The ports of several servers are consecutive. Raises InputError for scenarios that cannot be
     served.

@@ -22,14 +22,14 @@ from simkv.serve.request_guard import BodyLimits
 
 #: Maximum number of connections that wait to be accepted.
 BACKLOG = 2048
-#: Maximum number of sockets of an event loop on Windows (``FD_SETSIZE`` of CPython).
+#: Maximum number of sockets of an event loop on Windows (``FD_SETSIZE`` in CPython).
 WINDOWS_SOCKETS = 512
 #: File descriptors reserved for uses other than connections.
 RESERVED_FILES = 64
 
 
 class CountedConnection(socket.socket):
-    """A connection that is a member of the set ``others`` while it is open."""
+    """A connection that is in the set ``others`` while it is open."""
 
     others: set[CountedConnection]
 
@@ -39,7 +39,7 @@ class CountedConnection(socket.socket):
 
 
 class Listener(socket.socket):
-    """Listening socket that accepts as many connections as the limit of open files allows."""
+    """Listening socket that accepts connections up to the limit of open files."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
@@ -56,8 +56,9 @@ class Listener(socket.socket):
             os.close(number)
             raise ConnectionAbortedError(errno.ECONNABORTED, "too many connections")
         visitor = CountedConnection(self.family, self.type, self.proto, fileno=number)
-        # asyncio sets this option only if the protocol number is TCP's; here it is 0. Otherwise
-        # Nagle's algorithm holds a response's body back until the client's delayed ACK (40 ms).
+        # asyncio sets this option only if the protocol number is TCP's, but here it is 0. Without
+        # the option, Nagle's algorithm delays the body of a response until the client's delayed ACK
+        # (40 ms).
         visitor.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         visitor.others = self._connections
         self._connections.add(visitor)
@@ -67,7 +68,8 @@ class Listener(socket.socket):
 def raise_file_limit() -> int:
     """Raise the limit of open files to the maximum that the system allows, and return it.
 
-    Windows has no such limit; there the number of sockets that ``select`` accepts is returned.
+    Windows has no such limit; on Windows, the result is the number of sockets that ``select``
+    accepts.
     """
     try:
         import resource
@@ -94,15 +96,16 @@ def bind(host: str, port: int) -> Listener:
 #: Maximum size of a request's head in bytes, and maximum time to receive it in seconds.
 HEAD_BYTES = 65536
 HEAD_SECONDS = 30.0
-#: Maximum time to receive a body (s) before the connection is closed; the guard answers earlier.
+#: Maximum time (s) to receive a body before the connection is closed; the guard sends an error
+#: response earlier.
 BODY_SECONDS = BodyLimits.seconds + 1.0
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
     """HTTP protocol that closes connections whose requests are too large or arrive too slowly.
 
-    A timer runs whenever a request has begun and is incomplete, on every request of a connection.
-    uvicorn limits only the idle time between requests, and no size of a head.
+    For every request of a connection, a timer runs from its beginning until it is complete. uvicorn
+    itself limits only the idle time between requests, and it does not limit the size of a head.
     """
 
     def connection_made(self, transport: Any) -> None:
@@ -142,7 +145,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def _wait(self, seconds: float | None) -> None:
-        """Set the timer of the incomplete request, or stop it."""
+        """Set the timer of an incomplete request, or stop the timer."""
         if self._patience is not None:
             self._patience.cancel()
         self._patience = None
@@ -150,7 +153,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._patience = self.loop.call_later(seconds, self._give_up, seconds)
 
     def _give_up(self, seconds: float) -> None:
-        """Close the connection, unless an earlier request on it is still being answered."""
+        """Close the connection, unless the response to an earlier request is still being sent on
+        it.
+        """
         answering = self.cycle and not self.cycle.response_complete
         if answering and (self.pipeline or not self.cycle.more_body):
             self._wait(seconds)
@@ -164,7 +169,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
 
 class SignalFreeServer(uvicorn.Server):
-    """uvicorn server without signal handlers, because one process may run several servers."""
+    """uvicorn server without signal handlers, because one process can run several servers."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -173,7 +178,7 @@ class SignalFreeServer(uvicorn.Server):
 
 @dataclass
 class ServedApp:
-    """An application with its socket and simulation.
+    """An application with its socket and its simulation.
 
     ``unguarded_app`` is the application without its middleware. ``in_flight`` returns the number of
     calls in flight.
@@ -187,7 +192,7 @@ class ServedApp:
 
 
 class ShutdownFlag:
-    """Flag that is set when the process receives a shutdown signal."""
+    """A flag that is set when the process receives a shutdown signal."""
 
     def __init__(self) -> None:
         self.is_set = False
@@ -204,14 +209,16 @@ async def serve_until_shutdown(
     ready: Callable[[], None],
     beside: Sequence[Coroutine[Any, Any, None]] = (),
 ) -> None:
-    """Serve until a signal, then until calls in flight have ended or ``grace`` (s) has passed.
+    """Serve until a signal arrives, then until all calls in flight have ended or ``grace`` (s) has
+    passed.
 
-    A second signal stops at once. ``ready`` is called when the servers accept clients. The
-    coroutines ``beside`` run at the same time and are cancelled at the end.
+    A second signal stops the servers at once. ``ready`` is called when the servers accept clients.
+    The coroutines in ``beside`` run at the same time and are cancelled at the end.
     """
     loop = asyncio.get_running_loop()
     gc.collect()
-    gc.freeze()  # exclude existing objects from garbage collection, which would stop the clock
+    # exclude existing objects from garbage collection, because a collection would stop the clock
+    gc.freeze()
     stop, now = asyncio.Event(), asyncio.Event()
 
     def end() -> None:
@@ -247,7 +254,7 @@ async def serve_until_shutdown(
 
 
 async def warm(app: Any) -> None:
-    """Send a request that is rejected, so that no real request is delayed by one-time costs."""
+    """Send a request that is rejected, so that one-time costs do not delay a real request."""
     body = b'{"prompt": [1], "model": "\\u0000"}'
     scope = {
         "type": "http",

@@ -19,12 +19,14 @@ from simkv.core.errors import InputError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-#: The role of a message and its content.
+#: The role and the content of a message.
 RoleMessage = tuple[str, str]
 
 
 class TextTokenizer(Protocol):
-    """Interface for conversion between text and tokens; ``rule`` describes it for users."""
+    """Interface for the conversion between text and tokens; ``rule`` describes the conversion for
+    users.
+    """
 
     rule: str
 
@@ -40,11 +42,13 @@ class TextTokenizer(Protocol):
     def word(self, request: int, place: int) -> str:
         """Return the filler text of the token at ``place`` in the output of a request.
 
-        It is printable ASCII without quotes and backslashes.
+        The text is printable ASCII without quotes and backslashes.
         """
 
     def emitted(self, request: int, count: int) -> array[int]:
-        """Return the tokens of the filler text of a request's first ``count`` output tokens."""
+        """Return the tokens of the filler text for the first ``count`` output tokens of a
+        request.
+        """
 
 
 #: Seventy syllables for filler words.
@@ -52,9 +56,10 @@ SYLLABLES = [a + b for a in "bdfgklmnprstvz" for b in "aeiou"]
 
 
 class FourByteTokenizer:
-    """Tokenizer with one token per four bytes of UTF-8, which is four characters of English.
+    """Tokenizer with one token per four bytes of UTF-8, which are four characters of English text.
 
-    Tokens do not span messages, so a reply has the same tokens when it is part of the next prompt.
+    A token never spans two messages, so a reply has the same tokens when it is part of the next
+    prompt.
     """
 
     rule = "one token per four bytes of UTF-8 (about four English characters)"
@@ -86,7 +91,8 @@ class FourByteTokenizer:
 class FileTokenizer:
     """Tokenizer that is loaded from a file, such as the ``tokenizer.json`` of a model."""
 
-    #: Candidates for the filler word: the first that remains one token when repeated is used.
+    #: Candidates for the filler word; the first candidate that stays a single token when repeated
+    #: is used.
     _WORDS = (" the", " a", " hello", "a", ".", "0")
 
     def __init__(self, tokenizer: Tokenizer, path: Path) -> None:
@@ -131,5 +137,5 @@ def load_tokenizer(path: Path | None) -> TextTokenizer:
         raise InputError(f"--tokenizer {path}: no such file; expected a tokenizer.json")
     try:
         return FileTokenizer(Tokenizer.from_file(str(path)), path)
-    except Exception as error:  # the package raises Exception itself
+    except Exception as error:  # the package raises Exception itself, not a subclass
         raise InputError(f"--tokenizer {path}: {error}; expected a tokenizer.json") from error

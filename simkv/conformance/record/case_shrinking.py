@@ -1,4 +1,4 @@
-"""Shrink a recorded case while a property still holds."""
+"""Shrink a recorded case as long as it keeps a given property."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ def _smaller(case: RecordingCase, form: CaseSchema) -> Iterator[RecordingCase]:
 
 
 def _plainer(config: Any, form: CaseSchema) -> Iterator[Any]:
-    """Yield variants of a configuration with one setting reset to its default."""
+    """Yield variants of a configuration, each with one setting reset to its default."""
     plain: dict[str, Any] = {field.name: field.default for field in fields(config)}
     for knob, default in {**plain, **form.plain}.items():
         if knob not in form.kept and getattr(config, knob) != default:
             try:
                 yield replace(config, **{knob: default})
-            except ValueError:  # rejected at start-up
+            except ValueError:  # the engine rejects this configuration at start-up
                 continue

@@ -30,15 +30,16 @@ from simkv.schedulers.vllm.versions import find_rules
 class EngineDriver:
     """Functions that record the released scheduler of an engine.
 
-    Within ``stub_imports(folder)``, the scheduler of ``package`` is imported from ``folder``, and
-    ``record(case, version, name)`` records a case. ``make_case(version, name)`` builds a case.
-    ``case_names(version, count)`` returns names of random cases, ``handmade_names(version)`` names
-    of handmade cases. ``form`` describes the structure of the cases.
+    Within the context ``stub_imports(folder)``, the scheduler of ``package`` is imported from
+    ``folder``, and ``record(case, version, name)`` records a case. ``make_case(version, name)``
+    builds a case. ``case_names(version, count)`` returns names of random cases,
+    ``handmade_names(version)`` names of handmade cases. ``form`` describes the structure of the
+    cases.
 
     The rules of a version are compared with the rules of ``base_release(version)``. ``rules_of``
     returns the rules of a release; it is None if all versions have the same rules. ``seen`` returns
-    the rules that recordings can reveal. ``knobs`` are settings; recordings that depend on them are
-    kept.
+    the rules that recordings can show. ``knobs`` are the settings for which recordings are kept if
+    they depend on them.
     """
 
     title: str

@@ -1,4 +1,4 @@
-"""Write a Markdown report on the rules that a new release uses."""
+"""Write a Markdown report about the rules that a new release uses."""
 
 from __future__ import annotations
 

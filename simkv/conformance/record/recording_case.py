@@ -12,9 +12,9 @@ from simkv.core.recording_format import RecordingLine
 class RecordingCase(NamedTuple):
     """Configuration, requests and aborts of a recording.
 
-    ``aborts`` are tuples (step, phase, request id). The other fields are sequences of durations in
-    steps, which are used in turn: ``copies`` for KV copies to and from host memory, ``disk`` for
-    transfers to and from a disk, ``looks`` for lookups on the disk, and ``transfers`` for KV
+    ``aborts`` are tuples (step, phase, request id). The other fields are lists of durations in
+    steps, whose values are used in turn: ``copies`` for KV copies to and from host memory, ``disk``
+    for transfers to and from a disk, ``looks`` for lookups on the disk, and ``transfers`` for KV
     transfers between replicas.
     """
 
@@ -38,12 +38,12 @@ class RecordingCase(NamedTuple):
 class CaseSchema:
     """Structure of the cases of an engine, used to shrink and display a case.
 
-    When a case is shrunk, the settings in ``kept`` do not change: they are sizes or select a
-    scheduler. All other settings are reset to their values in ``plain`` or else to their defaults.
-    ``cut(request, tokens)`` returns the fields to change if the prompt of a request is shortened to
-    ``tokens``. ``limit`` is the name of the field with the maximum number of output tokens. Fields
-    in ``idle`` may be 0. ``columns`` maps table headings to functions that return the cell of a
-    request.
+    When a case is shrunk, the settings in ``kept`` do not change, because they are sizes or select
+    a scheduler. All other settings are reset to their values in ``plain`` or, if missing there, to
+    their defaults. ``cut(request, tokens)`` returns the fields to change if the prompt of a request
+    is shortened to ``tokens``. ``limit`` is the name of the field with the maximum number of output
+    tokens. Fields in ``idle`` may be 0. ``columns`` maps table headings to functions that return
+    the cell of a request.
     """
 
     kept: Collection[str]

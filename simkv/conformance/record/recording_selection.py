@@ -11,8 +11,8 @@ from simkv.conformance.record.rule_inference import find_mismatch, with_changes
 from simkv.core.errors import InputError
 from simkv.schedulers.engine_registry import ENGINES
 
-#: Number of random cases to keep, and number of the smallest recordings that are searched for
-#: recordings that show a rule or depend on a setting.
+#: Number of random cases to keep, and number of the smallest recordings that are searched for one
+#: that shows a rule or depends on a setting.
 RANDOM_CASES_KEPT = 28
 RECORDINGS_SEARCHED = 300
 
@@ -20,7 +20,7 @@ RECORDINGS_SEARCHED = 300
 def recordings_by_rule(
     rules: Any, seen: Collection[str], traces: Mapping[str, DecisionTrace]
 ) -> dict[str, list[str]]:
-    """For each rule in ``seen``, return the names of recordings that show the rule.
+    """Return, for each rule in ``seen``, the names of the recordings that show the rule.
 
     A recording shows a rule if simkv fails to reproduce it with the rule inverted. Names keep the
     order of ``traces``.
@@ -38,7 +38,8 @@ def recordings_by_rule(
 def recordings_by_knob(
     rules: Any, knobs: Collection[str], traces: Mapping[str, DecisionTrace]
 ) -> dict[str, list[str]]:
-    """For each setting in ``knobs``, return the names of recordings that depend on the setting.
+    """Return, for each setting in ``knobs``, the names of the recordings that depend on the
+    setting.
 
     A recording depends on a setting if simkv fails to reproduce it with the default of the setting.
     A setting with string values has an entry for each recorded value.
@@ -54,7 +55,7 @@ def recordings_by_knob(
                 continue
             try:
                 without = recording.knobs(replace(config, **{knob: plain[knob]}))
-            except ValueError:  # another knob requires it
+            except ValueError:  # another setting requires this setting
                 continue
             header = {**trace.header, "config": without}
             if find_mismatch(replace(trace, header=header), rules):
@@ -73,8 +74,8 @@ def choose(
 
     Small recordings are added up to ``RANDOM_CASES_KEPT``: first recordings with preemptions and
     aborts (up to a third of this number), then recordings with preemptions. Two recordings for each
-    setting in ``knobs`` are added. Raises InputError if no recording shows one of the rules; more
-    cases must be recorded then.
+    setting in ``knobs`` are added. Raises InputError if a rule is not shown by any recording; in
+    this case, more cases must be recorded.
     """
     traces = dict(sorted(traces.items(), key=lambda item: len(pack_traces([item[1]]))))
     apart = recordings_by_rule(rules, seen, dict(list(traces.items())[:RECORDINGS_SEARCHED]))
@@ -97,5 +98,5 @@ def choose(
 
 
 def _has(trace: DecisionTrace, *fields: str) -> bool:
-    """Whether each of ``fields`` is non-empty in some step."""
+    """Return whether each of ``fields`` is non-empty in some step."""
     return all(any(line.get(field) for line in trace.steps) for field in fields)

@@ -1,7 +1,7 @@
 """Determine which known rules a release uses, from the decisions of its scheduler.
 
 The decisions are compared with all known releases first, then with combinations of their rules. If
-none reproduces them, the first case that none reproduces is shrunk and reported.
+no combination reproduces all cases, the first case that remains unexplained is shrunk and reported.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from simkv.conformance.record.rule_inference import (
     rule_combinations,
 )
 
-#: Record the real scheduler's decisions in a case; the second argument names the recording.
+#: Function that records the real scheduler's decisions in a case; the second argument is the name
+#: of the recording.
 RecordCase = Callable[[RecordingCase, str], DecisionTrace]
 
-#: Maximum number of combinations of rules that are compared with a shrunk case,
-#: besides the releases.
+#: Maximum number of combinations of rules, in addition to the releases, that are compared with a
+#: shrunk case.
 COMBINATIONS_TRIED = 8
 
 
@@ -48,10 +49,10 @@ class FollowResult:
     """Result of comparing a release with known rules in ``cases`` cases with ``steps`` steps in
     total.
 
-    ``like`` are the releases whose rules reproduce all its decisions. If there are none,
-    ``changed`` lists the combinations of rules that reproduce all decisions, each as its changes to
-    the newest release. If no combination does either, ``unexplained`` is a counterexample.
-    ``broken`` is the error if the release cannot be recorded.
+    ``like`` are the releases whose rules reproduce all its decisions. If there are no such
+    releases, ``changed`` lists the combinations of rules that reproduce all decisions, each given
+    as its changes to the newest release. If there are no such combinations, ``unexplained`` is a
+    counterexample. ``broken`` is the error if the release cannot be recorded.
     """
 
     cases: int
@@ -75,7 +76,7 @@ def follow(
     for name, case in cases.items():
         try:
             traces[name] = record(case, name)
-        except Exception as error:  # a release may have changed in any way
+        except Exception as error:  # a new release may have changed in any way
             return FollowResult(len(traces), _steps(traces), broken=describe_crash(name, error))
     done = len(traces), _steps(traces)
     known = distinct_releases(engine)
@@ -93,7 +94,8 @@ def follow(
     asked = known
     rivals = known | {key: mixed[key] for key in _lasting(missed, traces, mixed, mixed=True)}
     names = (name for name in (missed, *traces) if _unmade(traces[name], rivals))
-    if (missed := next(names, "")) == "":  # each case fits some release, but no release fits all
+    # each case agrees with some release, but no release agrees with all cases
+    if (missed := next(names, "")) == "":
         missed = last
         asked = rivals = {key: known[key] for key in _lasting(last, traces, known)}
 
@@ -120,7 +122,7 @@ def describe_crash(name: str, error: Exception) -> str:
 
 
 def _unmade(trace: DecisionTrace, rules: Mapping[str, Any]) -> bool:
-    """Return whether none of ``rules`` reproduces a trace."""
+    """Return whether no entry of ``rules`` reproduces a trace."""
     return all(find_mismatch(trace, each) for each in rules.values())
 
 
@@ -130,8 +132,8 @@ def _all_through(
     """Return the entries of ``rules`` that reproduce all ``traces``.
 
     The second value is the name of the trace that excluded the last entry, or "" if entries remain.
-    With ``mixed``, the entries are combinations of rules over one release; combinations that agree
-    in everything a trace can show are compared only once.
+    With ``mixed``, the entries are combinations of the rules of one release. Combinations that
+    differ only in rules that a trace cannot show are compared only once.
     """
     left = dict(rules)
     for name, trace in traces.items():
@@ -163,8 +165,8 @@ def _lasting(
 
 
 def _nearest(name: str, trace: DecisionTrace, known: Mapping[str, Any]) -> UnexplainedCase:
-    """Return a recording that no known release reproduces, and the release that reproduces the
-    most of its steps.
+    """Return the difference between a recording and the release that reproduces the most of its
+    steps, as an unexplained case.
     """
     found = {key: find_mismatch(trace, rules) for key, rules in known.items()}
     steps = [str(line["step"]) for line in trace.steps]

@@ -18,19 +18,20 @@ from simkv.schedulers.vllm.release_rules import VllmRules
 from simkv.schedulers.vllm.versions import RELEASED as VLLM_RELEASES
 from simkv.schedulers.vllm.versions import RULES, find_rules
 
-#: vLLM's rules that recordings can show; other rules concern start-up and defaults.
+#: vLLM's rules that recordings can show; all other rules concern start-up and defaults.
 SHOWN_BY_VLLM: Mapping[str, Rule] = {
     name: rule for name, rule in described_rules(VllmRules).items() if rule.can_be_shown
 }
 
-#: vLLM's rules about features that have separate recordings; their combinations are not tried.
+#: vLLM's rules about features that have separate recordings; combinations of these rules are not
+#: tried.
 FEATURE_RULES = tuple(
     name
     for name, rule in SHOWN_BY_VLLM.items()
     if {*rule.knobs} & {"num_speculative_tokens", "num_cpu_blocks", "kv_connector"}
 )
 
-#: Rules that a recording can show, without those in ``FEATURE_RULES``.
+#: Rules that a recording can show, without the rules in ``FEATURE_RULES``.
 OBSERVABLE_RULES: dict[str, tuple[str, ...]] = {
     "vllm": tuple(name for name in SHOWN_BY_VLLM if name not in FEATURE_RULES),
     "sglang": sglang_versions.OBSERVABLE_RULES,
@@ -66,8 +67,8 @@ def can_show(version: str, rule: str) -> bool:
 
 
 def observable_rules(trace: DecisionTrace) -> list[str]:
-    """Return the entries of ``OBSERVABLE_RULES`` whose settings are not at their defaults in a
-    recording.
+    """Return the rules in ``OBSERVABLE_RULES`` that a recording can show, because it sets the
+    settings that they need.
     """
     engine = trace.header["engine"]
     config = ENGINES[engine].recording.config(trace.header)
@@ -87,13 +88,13 @@ def find_mismatch(trace: DecisionTrace, rules: Any) -> Mismatch | None:
         spec = replace(spec, build=partial(spec.build, rules=rules))
     try:
         return compare(trace, replay_decisions(spec, trace.header, len(trace.steps)))[1]
-    except Exception as error:  # incompatible rules may fail anywhere
+    except Exception as error:  # incompatible rules may raise errors anywhere
         return Mismatch("?", {}, {"raised": repr(error)})
 
 
 def distinct_releases(engine: str) -> dict[str, Any]:
-    """Return a mapping from release to rules; releases with equal rules appear once, as the
-    newest.
+    """Return a mapping from releases to rules; of several releases with equal rules, only the
+    newest is included.
     """
     newest: dict[tuple[bool, ...], str] = {}
     seen = (*OBSERVABLE_RULES[engine], *(FEATURE_RULES if engine == "vllm" else ()))

@@ -13,8 +13,8 @@ from simkv.schedulers.sglang.versions import RULES
 
 
 def base_release(version: str) -> str:
-    """Return ``version`` if it is known, else the newest known release, which determines the
-    settings.
+    """Return ``version`` if it is known, otherwise the newest known release; the result determines
+    the settings.
     """
     return version if version in RULES else next(iter(RULES))
 
@@ -23,7 +23,7 @@ def base_release(version: str) -> str:
 #: all features, with the prefill delayer, and with each queue policy in turn.
 KINDS = ("rand", "gone", "tight", "lora", "urgent", "whole", "delay", "order")
 
-#: Settings for which additional recordings are kept if no other recording depends on them.
+#: Settings for which additional recordings are kept if no other kept recording depends on them.
 SHOWN_KNOBS = (
     "schedule_policy",
     "scheduler_recv_interval",
@@ -136,13 +136,13 @@ def _config(draw: random.Random, base: str) -> SglangConfig:
 
 
 def _loras(case: RecordingCase, draw: random.Random) -> RecordingCase:
-    """Return the case with LoRA adapters for most requests, more adapters than can run at a
-    time.
+    """Return the case with LoRA adapters for most requests; there are more adapters than can run at
+    a time.
     """
     most = draw.randint(1, 3)
     drains = draw.random() < 0.5
-    # With a drainer, every request has an adapter: the drainer selects among equal requests in
-    # the order of a set, and the position of None in that set is random.
+    # With a drainer, every request has an adapter, because the drainer chooses among equal requests
+    # in the order of a set, and the position of None in a set is random.
     names = ["abcdef"[i] for i in range(most + draw.randint(0, 2))]
     names += [] if drains else [""]
     requests = [
@@ -260,7 +260,7 @@ def _ordered(draw: random.Random, base: str, number: int) -> RecordingCase:
 
 
 def _delayed(draw: random.Random, config: SglangConfig) -> SglangConfig:
-    """Return the config with few rows and much memory, so that only the prefill delayer holds
+    """Return the config with few rows and much memory, so that only the prefill delayer delays
     prompts.
     """
     return replace(
@@ -278,7 +278,7 @@ def _delayed(draw: random.Random, config: SglangConfig) -> SglangConfig:
 
 
 def _first_together(draw: random.Random, requests: list[RecordingLine]) -> list[RecordingLine]:
-    """Set the arrivals: three requests together, then the others one by one."""
+    """Set the arrivals: three requests arrive together, then the others one at a time."""
     step = 0
     for i, request in enumerate(requests):
         step += 0 if i < 3 else draw.choice([0, 1, 1, 2, 3])
@@ -345,7 +345,7 @@ def _few(draw: random.Random, longest: int) -> list[RecordingLine]:
 def _aborts(draw: random.Random, requests: list[RecordingLine]) -> list[tuple[int, int, int]]:
     """Return aborts of about half of the requests, as tuples (step, phase, id).
 
-    They are received between iterations, before (phase 0) or after (phase 1) the arrivals.
+    Aborts are received between iterations, before (phase 0) or after (phase 1) the arrivals.
     """
     leaving = [r for r in requests if draw.random() < 0.5]
     return sorted(

@@ -25,9 +25,9 @@ SHOWN_KNOBS = (
     "enable_block_reuse",
 )
 
-#: Cases of a revision that show rare behavior: a crash because a paused request does not fit into
-#: one step, a last token in the step of a pause, a pause of the last of several requests, and a
-#: first request that blocks all requests behind it.
+#: Cases of a revision that show rare behavior. A paused request that does not fit into one step
+#: crashes the engine; a last token is emitted in the step of a pause; the last of several requests
+#: is paused; the first request blocks all requests behind it.
 RARE = {
     "5f480b7a6": [
         *("tight-206", "tight-451", "tight-595"),
@@ -37,8 +37,8 @@ RARE = {
 
 
 def base_variant(version: str) -> str:
-    """Return ``version`` if it is known, else the newest known variant, which determines the
-    settings.
+    """Return ``version`` if it is known, otherwise the newest known variant; the result determines
+    the settings.
     """
     return version if version in VARIANTS else next(iter(VARIANTS))
 
@@ -108,7 +108,7 @@ def _some_requests(draw: random.Random, most: int) -> list[RecordingLine]:
 
 
 def _share(draw: random.Random, requests: list[RecordingLine], most: int) -> None:
-    """Give prompts a common prefix, or make them continue an earlier prompt and its output."""
+    """Make some prompts share a common prefix or continue an earlier prompt and its output."""
     for i, r in enumerate(requests):
         before = draw.choice(requests[:i]) if i and draw.random() < 0.4 else None
         if before:

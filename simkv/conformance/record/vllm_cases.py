@@ -73,8 +73,8 @@ def _random(version: str, seed: int) -> RecordingCase:
 
 
 def base_release(version: str) -> str:
-    """Return ``version`` if it is known, else the newest known release, which determines the
-    settings.
+    """Return ``version`` if it is known, otherwise the newest known release; the result determines
+    the settings.
     """
     try:
         find_variant(version)
@@ -86,10 +86,10 @@ def base_release(version: str) -> str:
 def case_names(version: str, count: int) -> list[str]:
     """Return the names of random cases of a release.
 
-    There are ``count`` cases that are plain, with aborts or with LoRA adapters. There are half as
-    many with layer groups (sliding windows or recurrent states), and a quarter as many each with
-    other layer groups, drafts, blocks in host memory, disks and KV transfers, if the release
-    supports them.
+    There are ``count`` cases that are plain, with aborts or with LoRA adapters, and half this
+    number with layer groups (sliding windows or recurrent states). For other layer groups, drafts,
+    blocks in host memory, disks and KV transfers, there is a quarter of this number each, if the
+    release supports the feature.
     """
     rules = find_rules(base_release(version))
     dies_of_ties = not rules.breaks_ties_by_id and "policy" not in rules.fixed
@@ -129,8 +129,8 @@ def handmade_names(version: str) -> list[str]:
 
 
 def _newer_knobs(case: RecordingCase, draw: random.Random) -> RecordingCase:
-    """Return the case with random values for the settings of later releases that this release
-    has.
+    """Return the case with random values for settings that were introduced later but that this
+    release has.
     """
     config = case.config
     seqs, budget, most = config.max_num_seqs, config.max_num_batched_tokens, config.max_model_len
@@ -147,8 +147,8 @@ def _newer_knobs(case: RecordingCase, draw: random.Random) -> RecordingCase:
 
 
 def _windows(case: RecordingCase, draw: random.Random) -> RecordingCase:
-    """Return the case with layer groups, at least one with a sliding window, and a scaled KV
-    cache.
+    """Return the case with layer groups, at least one of them with a sliding window, and a scaled
+    KV cache.
     """
     config = case.config
     windows = [draw.randint(2, 6 * config.block_size) for _ in range(2)]
@@ -163,7 +163,7 @@ def _windows(case: RecordingCase, draw: random.Random) -> RecordingCase:
 
 
 def _come_back(case: RecordingCase, draw: random.Random) -> list[RecordingLine]:
-    """Return the requests, and follow-up requests that continue some of their conversations."""
+    """Return the requests and follow-up requests that continue some of them."""
     requests, most = [*case.requests], case.config.max_model_len
     for r in draw.sample(case.requests, draw.randint(0, len(case.requests))):
         prompt = r["prompt_tokens"] + r["output_tokens"]
@@ -204,7 +204,7 @@ def _sizes(case: RecordingCase, draw: random.Random) -> RecordingCase:
 
 
 def _chunked(case: RecordingCase, draw: random.Random) -> RecordingCase:
-    """Return the case with layer groups, at least one with chunked attention."""
+    """Return the case with layer groups, at least one of them with chunked attention."""
     case = _windows(case, draw)
     chunk = f"{CHUNKED}{case.config.block_size * draw.randint(1, 6)}"
     window = draw.randint(2, 6 * case.config.block_size)
@@ -214,8 +214,8 @@ def _chunked(case: RecordingCase, draw: random.Random) -> RecordingCase:
 
 
 def _states(case: RecordingCase, draw: random.Random) -> RecordingCase:
-    """Return the case with layer groups, at least one with recurrent states, and a scaled KV
-    cache.
+    """Return the case with layer groups, at least one of them with recurrent states, and a scaled
+    KV cache.
     """
     config, fixed = case.config, find_rules(case.config.variant).fixed
     window, several = draw.randint(2, 6 * config.block_size), draw.randint(1, 3)
@@ -245,9 +245,12 @@ def _states(case: RecordingCase, draw: random.Random) -> RecordingCase:
 
 
 def _drafts(case: RecordingCase, draw: random.Random) -> RecordingCase:
-    """Return the case with a drafter; ``accepts`` of a request lists numbers of accepted drafts."""
+    """Return the case with a drafter; the field ``accepts`` of a request lists its numbers of
+    accepted drafts.
+    """
     config, rules = case.config, find_rules(case.config.variant)
-    method = draw.choice([name for name in rules.draft_methods if name != "mtp"])  # as eagle
+    # the same method as eagle
+    method = draw.choice([name for name in rules.draft_methods if name != "mtp"])
     drafts = draw.randint(1, min(draw.choice([1, 3, 8]), config.max_model_len))
     slots = config.max_num_seqs if method == "draft_model" else 0
     threshold = config.long_prefill_token_threshold
@@ -279,8 +282,8 @@ def _drafts(case: RecordingCase, draw: random.Random) -> RecordingCase:
 
 
 def _small_budget(case: RecordingCase, draw: random.Random) -> RecordingCase:
-    """In a fraction ``SMALL`` of cases, reduce the token budget to at most two blocks above the
-    minimum.
+    """Return the case; in a fraction ``SMALL`` of cases, its token budget is at most two blocks
+    above the minimum.
     """
     config, rules = case.config, find_rules(case.config.variant)
     if draw.random() >= SMALL or not config.enable_chunked_prefill:
@@ -313,7 +316,9 @@ def _tiers(case: RecordingCase, draw: random.Random) -> RecordingCase:
 
 
 def _disk(case: RecordingCase, draw: random.Random) -> RecordingCase:
-    """Return the case with a disk, a host memory that is too small, and more follow-up requests."""
+    """Return the case with a disk, with too little host memory, and with more follow-up
+    requests.
+    """
     for _ in range(3):
         case = _tiers(case, draw)
     blocks = draw.choice([draw.randint(1, 12), draw.randint(4, 24), draw.randint(8, 40)])
@@ -361,8 +366,8 @@ def _aborts(case: RecordingCase, draw: random.Random) -> RecordingCase:
 
 
 def _loras(case: RecordingCase, draw: random.Random) -> RecordingCase:
-    """Return the case with LoRA adapters for most requests, more adapters than can run at a
-    time.
+    """Return the case with LoRA adapters for most requests; there are more adapters than can run at
+    a time.
     """
     most = draw.randint(1, 3)
     names = [None, *("abcde"[: most + draw.randint(0, 2)])]
@@ -374,11 +379,11 @@ def _loras(case: RecordingCase, draw: random.Random) -> RecordingCase:
     return case._replace(config=config, requests=requests)
 
 
-#: Functions that build cases with layer groups, by the prefix of the case names.
+#: Functions that add layer groups to a case, by the prefix of the case name.
 LAYER_GROUP_CASES = {"win": _windows, "chunk": _chunked, "mamba": _states, "size": _sizes}
 
 
-#: Functions that build cases with KV outside the GPU, by the prefix of the case names.
+#: Functions that add KV outside the GPU to a case, by the prefix of the case name.
 EXTERNAL_KV_CASES: dict[str, Callable[[RecordingCase, random.Random], RecordingCase]] = {
     "tier": _tiers,
     "disk": _disk,
@@ -394,7 +399,7 @@ def make_case(version: str, name: str) -> RecordingCase:
     - ``win-``: with layer groups; ``mamba-``: with groups that have recurrent states.
     - ``chunk-``: with chunked attention; ``size-``: with blocks of several sizes.
     - ``spec-``: with drafts; ``winspec-``, ``mambaspec-`` and so on also have layer groups.
-    - ``tier-``: with blocks in host memory; ``disk-``: with a disk, too.
+    - ``tier-``: with blocks in host memory; ``disk-``: also with a disk.
     - ``pdsend-``, ``pdload-``: on a replica that only prefills or only decodes.
 
     A name whose kind ends with ``gone``, such as ``wingone-``, adds aborts. A kind exists only if
@@ -440,7 +445,8 @@ def _made_of(request: RecordingLine) -> str:
 
 CASE_SCHEMA = CaseSchema(
     kept={"name", "variant", "block_size", "num_gpu_blocks", "max_model_len"}
-    | {"kv_connector", "kv_role"},  # requests cannot name a KV destination without them
+    # without these fields, requests cannot name the destination of their KV
+    | {"kv_connector", "kv_role"},
     plain={"enable_prefix_caching": False, "async_scheduling": False},
     cut=_cut,
     limit="max_tokens",

@@ -12,7 +12,7 @@ from simkv.schedulers.vllm.release_rules import VllmRules
 
 
 class HandmadeCase(NamedTuple):
-    """A case that ``make(version)`` builds, for releases whose rules satisfy ``starts``."""
+    """A case built by ``make(version)``, for releases whose rules satisfy ``starts``."""
 
     make: Callable[[str], RecordingCase]
     starts: Callable[[VllmRules], bool]
@@ -40,7 +40,7 @@ def _asks(*rows: tuple[int, int, int, int]) -> list[dict[str, Any]]:
 def _tight(
     version: str, budget: int, *rows: tuple[int, int, int, int], **knobs: Any
 ) -> RecordingCase:
-    """Return a case with a KV cache of eight blocks of four tokens; ``rows`` are as in
+    """Return a case with a KV cache of eight blocks of four tokens; ``rows`` have the format of
     ``_asks``.
     """
     blocks = {"block_size": 4, "num_gpu_blocks": 9, "max_model_len": 32, "max_num_seqs": 8}
@@ -60,8 +60,8 @@ def _victim_was_scheduled(version: str) -> RecordingCase:
 
 
 def _outgrows_the_cache(version: str) -> RecordingCase:
-    """Return a case whose request fits the KV cache at start-up, but not with a null block
-    (#47272).
+    """Return a case whose request fits the KV cache by vLLM's check at start-up, but not with the
+    null block (#47272).
     """
     return _tight(version, 8, (0, 27, 5, 0), num_gpu_blocks=8)
 
@@ -91,16 +91,14 @@ def _drafting(version: str, drafts: int, *rows: tuple[int, int, int]) -> Recordi
 
 
 def _hit_alone(version: str) -> RecordingCase:
-    """Return a case with a prompt that is cached except for its last token, with no other
-    request.
-    """
+    """Return a case with a single request whose prompt is cached except for its last token."""
     return _drafting(version, 2, (0, 8, 1), (3, 8, 4))
 
 
 def _hit_at_the_end(version: str) -> RecordingCase:
-    """Return a case like ``_hit_alone``, in which draft slots would exceed ``max_model_len``.
+    """Return a case like ``_hit_alone`` in which draft slots would exceed ``max_model_len``.
 
-    Another request is running.
+    Another request runs at the same time.
     """
     return _drafting(version, 4, (0, 27, 1), (1, 3, 20), (3, 27, 2))
 
@@ -135,8 +133,8 @@ def _shorter_hit(version: str) -> RecordingCase:
 
 
 def _slots_of_a_chunk(version: str) -> RecordingCase:
-    """Return a case in which a block with a state fits a step, but not with the draft model's
-    slots.
+    """Return a case in which the tokens of a block with a state fit into a step, but not together
+    with the draft model's slots.
     """
     config = VllmConfig(
         variant=version,

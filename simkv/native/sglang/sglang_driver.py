@@ -1,7 +1,7 @@
 """Driver of SGLang's own scheduler for the native engine.
 
-Reasons for waiting are inferred from what can be observed: rows in use, the tokens of the last
-prefill, free pages and preemptions.
+Reasons for waiting are inferred from observable data: rows in use, the tokens of the last prefill,
+free pages and preemptions.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class NativeSglang:
 
     def abort(self, number: int) -> None:
         if number in self._prompts:
-            if self.engine.receives is None:  # otherwise requests go on until the loop receives it
+            # without it, requests would continue until the loop receives the abort
+            if self.engine.receives is None:
                 self.engine.left_early.add(number)
             self.engine.unread.append(number)
 
@@ -86,7 +87,7 @@ class NativeSglang:
         return batch
 
     def _explain(self, batch: Batch) -> None:
-        """Infer why requests were not scheduled."""
+        """Infer the reasons why requests were not scheduled, and record them in ``batch``."""
         scheduler = self.scheduler
         chunked = scheduler.chunked_req
         if chunked is not None and int(chunked.rid) not in {i for i, _ in batch.scheduled}:
@@ -126,7 +127,8 @@ class NativeSglang:
             if i not in engine.left_early and i not in engine.refused:
                 done.delivered.append(i)
                 self._delivered += 1
-            if i in last and i in engine.received:  # a stop string ends a request in any case
+            # a stop string ends a request regardless of other settings
+            if i in last and i in engine.received:
                 engine.received[i].sampling_params.ignore_eos = False
             return i in last
 
@@ -169,7 +171,7 @@ class NativeSglang:
         found: dict[int, list[int]] = {}
         for i in self.running_ids():
             request = self.engine.received[i]
-            kv = getattr(request, "kv", None) or request  # its own object since 0.5.22
+            kv = getattr(request, "kv", None) or request  # a separate object since 0.5.22
             if kv.req_pool_idx is not None:
                 length = request.seqlen if request.output_ids else computed_prefix(request)
                 slots = rows[kv.req_pool_idx, :length].tolist()
@@ -196,8 +198,10 @@ class NativeSglang:
 
 
 def _counters(component: Any) -> Hashable:
-    """Return the counters of a component that make it wait for a number of steps."""
-    state = getattr(component, "_curr_state", None)  # of the prefill delayer
+    """Return the counters that make a component, such as the prefill delayer, wait for a number of
+    steps.
+    """
+    state = getattr(component, "_curr_state", None)  # counters of the prefill delayer
     left = getattr(component, "_prefill_decode_interval_remaining", None)
     return left, getattr(component, "_counter", None), getattr(state, "delayed_count", None)
 
@@ -226,7 +230,7 @@ def _refused(config: SglangConfig) -> str | None:
 
 
 def _variant_of(version: str | None) -> str:
-    """Return the newest release with known rules that is not newer than the version."""
+    """Return the newest release with known rules that is not newer than ``version``."""
     found = version and find_version(version)
     older = [r for r in RELEASES if found and find_version(r) <= found]  # type: ignore[operator]
     return older[0] if older else RELEASES[-1 if found else 0]

@@ -1,8 +1,8 @@
 """Drive the unmodified scheduler of an SGLang source, step by step, with a fake model.
 
-The calls are the calls of SGLang's event loops: receive requests, choose the next batch, run it and
-process the results (with overlap, the previous batch's results). Recorders and the native engine
-share this code. The scheduler is set up in ``sglang_scheduler_setup.py``.
+The driver makes the same calls as SGLang's event loops: receive requests, choose the next batch,
+run it and process the results (with overlap, the results of the previous batch). Recorders and the
+native engine share this code. The scheduler is set up in ``sglang_scheduler_setup.py``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from simkv.schedulers.sglang.recording import RECORDING
 
 
 class LaunchedRows(NamedTuple):
-    """Rows of a batch: (request, tokens), tokens before them, and the kind of the batch."""
+    """Rows of a batch: pairs of request and number of tokens, the tokens before them, and the kind
+    of the batch.
+    """
 
     rows: list[tuple[int, int]]
     contexts: list[int]
@@ -35,10 +37,10 @@ class LaunchedRows(NamedTuple):
 class SglangEngine:
     """SGLang's scheduler with the given settings; ``clock`` returns the time in seconds.
 
-    ``received`` are the requests by id. ``refused`` are the requests that are too long. ``ignored``
-    and ``retracted`` list the requests that the present step rejects and preempts. ``left_early``
-    are the requests whose clients have left. ``aborted`` are the requests that SGLang removed from
-    its queue.
+    ``received`` has the requests by id. ``refused`` are the requests that are too long. ``ignored``
+    lists the requests that the present step rejects, and ``retracted`` the requests that it
+    preempts. ``left_early`` are the requests whose clients have left. ``aborted`` are the requests
+    that SGLang removed from its queue.
     """
 
     def __init__(self, config: SglangConfig, clock: Callable[[], float]) -> None:
@@ -81,7 +83,7 @@ class SglangEngine:
         ]
 
     def receive(self) -> None:
-        """Process pending arrivals and aborts if SGLang's loop receives requests in this step."""
+        """Process pending arrivals and aborts if SGLang's loop receives messages in this step."""
         if self.receives and not self.receives(self.scheduler.last_batch):
             return
         for message in self.unread:
@@ -115,7 +117,7 @@ class SglangEngine:
         return batch
 
     def rows(self, batch: Any) -> LaunchedRows:
-        """Return the rows of a batch that was just launched; None has no rows."""
+        """Return the rows of a batch that was just launched; ``batch`` may be None."""
         rows: list[tuple[int, int]] = []
         contexts: list[int] = []
         kind = "idle"
@@ -133,7 +135,7 @@ class SglangEngine:
     def process(self, batch: Any, ends: Callable[[int], bool]) -> list[Any]:
         """Deliver the batch's tokens; return the requests that finish, in the order of the batch.
 
-        ``ends`` is called for each token and returns whether it is the last of its request.
+        ``ends`` is called for each token and returns whether it is the last token of its request.
         """
         import torch
 
@@ -161,7 +163,7 @@ class SglangEngine:
         return [r for r in going if r.finished()]
 
     def rest(self) -> None:
-        """If there are no requests, reset the new-token ratio as ``on_idle`` does."""
+        """If there are no requests, reset the new-token ratio, as ``on_idle`` does."""
         scheduler = self.scheduler
         if not (scheduler.waiting_queue or scheduler.running_batch.reqs or scheduler.chunked_req):
             scheduler.new_token_ratio_tracker.reset()
@@ -175,7 +177,9 @@ class SglangEngine:
 
 @contextlib.contextmanager
 def _no_logprobs(batch: Any) -> Iterator[None]:
-    """Within the context, disable log probabilities of a batch, because the fake model has none."""
+    """Context in which the log probabilities of a batch are disabled, because the fake model has
+    none.
+    """
     asking = [x for x in (batch, *batch.reqs) if x.return_logprob]
     for x in asking:
         x.return_logprob = False
@@ -185,6 +189,6 @@ def _no_logprobs(batch: Any) -> Iterator[None]:
 
 
 def computed_prefix(request: Any) -> int:
-    """Return the number of cached tokens before this prefill."""
+    """Return the number of cached tokens of a request before this prefill."""
     known = getattr(request, "prefix_len", None)
     return len(getattr(request, "prefix_indices", ())) if known is None else int(known)

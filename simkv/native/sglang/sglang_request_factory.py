@@ -14,7 +14,9 @@ EOS_TOKEN = 1
 
 
 class RequestTimesStub:
-    """The timestamps of a request, in steps; only the queue entry time affects decisions."""
+    """Timestamps of a request in steps; only the time at which it entered the queue affects
+    decisions.
+    """
 
     def __init__(self, scheduler: Any) -> None:
         self.scheduler, self.wait_queue_entry_time = scheduler, 0.0
@@ -25,7 +27,7 @@ class RequestTimesStub:
         return ImportStub()
 
     def set_wait_queue_entry_time(self) -> None:
-        """Set the queue entry time to the current step plus a small unique number."""
+        """Set the time of queue entry to the current step plus a small unique number."""
         self.scheduler.entries += 1
         self.wait_queue_entry_time = self.scheduler.clock() + self.scheduler.entries / 1e6
 
@@ -44,7 +46,7 @@ class SglangRequestFactory:
         return self._numbers.setdefault(what, len(self._numbers) + EOS_TOKEN + 1)
 
     def make(self, line: RecordingLine, scheduler: Any) -> Any:
-        """Build a text request as ``handle_generate_request`` does."""
+        """Build a text request, as ``handle_generate_request`` does."""
         batches = importlib.import_module("sglang.srt.managers.schedule_batch")
         tokens = array(
             "q",

@@ -26,7 +26,7 @@ from simkv.schedulers.sglang.config import SglangConfig
 
 
 class OrderedPreemption:
-    """Mixin for SGLang's prefill adder that preempts in the order of ids.
+    """Mixin for SGLang's prefill adder that preempts requests in the order of their ids.
 
     SGLang itself iterates over a set, whose order is random.
     """
@@ -104,7 +104,7 @@ def build_sglang_scheduler(
     for part in ("running_status", "chunked_prefill", "schedule_policy"):
         getattr(module.Scheduler, f"init_{part}")(scheduler)
     scheduler.result_queue = deque()
-    # The overlap loop sets this at its start.
+    # The overlap loop sets this attribute at its start.
     scheduler.enable_skip_finishing_decode = not config.disable_overlap_schedule
     components = "sglang.srt.managers.scheduler_components."
     for part, name in (
@@ -149,10 +149,10 @@ def recv_skipper() -> Callable[[Any], bool] | None:
     """
     managers, name = "sglang.srt.managers.", "SchedulerRecvSkipper"
     kind: Any = _real(managers + "scheduler_components.recv_skipper", name)
-    kind = kind or _real(managers + "scheduler_recv_skipper", name)  # its location in 0.5.15
+    kind = kind or _real(managers + "scheduler_recv_skipper", name)  # module in 0.5.15
     skipper = kind.maybe_create(**accepted_arguments(kind.maybe_create, {"server_args": SETTINGS}))
     if skipper and "last_forward_mode" in inspect.signature(skipper.handle).parameters:
-        return lambda last: bool(skipper.handle(last and last.forward_mode))  # up to 0.5.15
+        return lambda last: bool(skipper.handle(last and last.forward_mode))  # name up to 0.5.15
     receives: Callable[[Any], bool] | None = skipper and skipper.handle
     return receives
 
@@ -166,7 +166,8 @@ def _set_up_delayer(clock: Callable[[], float]) -> None:
 
     module: Any = importlib.import_module("sglang.srt.managers.prefill_delayer")
     module.time = ConfigStub(perf_counter=clock)
-    if isinstance(kind := module._State, type):  # otherwise patched for an earlier case
+    # otherwise the patch for an earlier case would remain
+    if isinstance(kind := module._State, type):
         module.first_state = kind
     module._State = lambda: module.first_state(start_time=clock())
     module.all_gather_single = gather
@@ -200,9 +201,7 @@ def _parts(
     clock: Callable[[], float],
     gave_up: Callable[[Any, Any], None],
 ) -> dict[str, Any]:
-    """Return the attributes of the scheduler, including attributes that do not affect its
-    decisions.
-    """
+    """Return the attributes of the scheduler; some of them do not affect its decisions."""
     return {
         "server_args": SETTINGS,
         "ps": PARALLEL_SETTINGS,
@@ -277,7 +276,9 @@ def _parts(
 
 
 def _set(config: SglangConfig) -> None:
-    """Set all settings of the config where SGLang reads them, as its launcher does."""
+    """Set all settings of the config at the places from which SGLang reads them, as its launcher
+    does.
+    """
     for knob in fields(config):
         setattr(SETTINGS, knob.name, getattr(config, knob.name))
     for place in (PARALLEL_SETTINGS, SETTINGS):
@@ -293,6 +294,8 @@ def _set(config: SglangConfig) -> None:
 
 
 def _real(module: str, name: str) -> Any:
-    """Return the class with this name in SGLang's released code; None if the release lacks it."""
+    """Return the class with this name in SGLang's released code; None if the release does not have
+    it.
+    """
     found = getattr(importlib.import_module(module), name, None)
     return found if isinstance(found, type) and not issubclass(found, ImportStub) else None

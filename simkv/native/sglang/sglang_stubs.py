@@ -2,7 +2,7 @@
 
 Scheduler, batches, policies, prefix cache, allocators, row tables and result processor are the
 unmodified code of a release and run on torch's CPU tensors. Models, kernels, devices, sockets and
-settings are stubs, for one rank without speculative decoding or grammars.
+settings are stubs. They support one rank, without speculative decoding and grammars.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from simkv.native.import_stubs import ConfigStub, SourceFinder, stub_imports
 
 #: Packages and modules of ``sglang.srt`` that are loaded from the release; all others are stubs.
 REAL_MODULES = ("managers", "mem_cache", "environ", "sampling", "lora.lora_drainer")
-#: Modules in these packages that are stubs, too.
+#: Modules in these packages that are replaced by stubs nevertheless.
 STUBBED_MODULES = (
     "managers.io_struct",
     "managers.mm_utils",
@@ -93,7 +93,9 @@ class CaptureHiddenMode(enum.IntEnum):
 
 
 class DisaggregationMode(enum.Enum):
-    """Stub of the disaggregation mode: a single server prefills and decodes."""
+    """Stub of the disaggregation mode, which is always a single server that prefills and
+    decodes.
+    """
 
     NULL = "null"
     PREFILL = "prefill"
@@ -116,7 +118,7 @@ class SamplingBatchInfo:
 
 
 class ReqDllmMixin:
-    """Stub of a mixin for requests of diffusion models: no request is one."""
+    """Stub of a mixin for requests of diffusion models; no request is of this kind."""
 
     dllm_config = None
 
@@ -128,8 +130,8 @@ class ReqDllmMixin:
     _init_fill_ids_for_dllm = init_diffusion_llm
 
 
-#: Settings of SGLang; the recorder adds the settings of a case. Missing settings are off, which is
-#: the launcher's default.
+#: Settings of SGLang; the recorder adds the settings of a case. Missing settings are off, as by
+#: default.
 SETTINGS: Any = ConfigStub(
     dict.fromkeys(("enable_mamba_extra_buffer", "enable_mamba_extra_buffer_lazy"), lambda: False),
     attn=ConfigStub(backend="torch_native"),
@@ -198,8 +200,8 @@ def _places(
 ) -> None:
     """Assign memory slots to the new tokens of requests and write them to ``out``.
 
-    Tokens fill the rest of the request's last page first, then pages from ``free``, or page 0 if
-    none is left.
+    Tokens first fill the rest of the request's last page, then pages from ``free``; if no free page
+    is left, page 0 is used.
     """
     pages, at = iter(free.tolist()), 0
     for start, end, place in zip(prefix_lens, seq_lens, last, strict=True):
@@ -257,7 +259,7 @@ STUB_ATTRIBUTES: dict[str, dict[str, Any]] = {
         "get_parallel": lambda: PARALLEL_SETTINGS,
         "attention_backends": lambda: ("torch_native", "torch_native"),
     },
-    "server_args": {"get_global_server_args": lambda: SETTINGS},  # read by older releases
+    "server_args": {"get_global_server_args": lambda: SETTINGS},  # older releases read this setting
     "model_executor.forward_batch_info": {
         "ForwardMode": ForwardMode,
         "CaptureHiddenMode": CaptureHiddenMode,
@@ -297,8 +299,8 @@ def _is_real(name: str) -> bool:
 
 @contextlib.contextmanager
 def stub_sglang_imports(source: Path) -> Iterator[None]:
-    """Within the context, import SGLang from ``source``; at the end, restore the previous
-    imports.
+    """Context in which SGLang is imported from ``source``; at its end, the previous imports are
+    restored.
     """
     try:
         import torch  # noqa: F401 - before its own packages are hidden

@@ -1,9 +1,9 @@
 """Stub of TensorRT-LLM's block manager with block reuse.
 
-It follows ``WindowBlockManager``, ``KVCacheBlock`` and ``LRUEvictionPolicy`` of
+The stub follows ``WindowBlockManager``, ``KVCacheBlock`` and ``LRUEvictionPolicy`` of
 NVIDIA/TensorRT-LLM@b35ac1b64 method by method and uses their names. Blocks are linked objects, and
-tokens are handled one by one. To be independent of simkv's scheduler, it does not use
-``simkv.schedulers.trtllm.block_reuse``.
+tokens are handled one by one. The stub does not use ``simkv.schedulers.trtllm.block_reuse``, so
+that it is independent of simkv's scheduler.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class BlockStub:
 
 
 class ReusingKvCacheStub(KvCacheStub):
-    """A ``KvCacheStub`` that keeps blocks for reuse after their request has ended."""
+    """A ``KvCacheStub`` that keeps blocks for reuse after the end of their request."""
 
     enable_block_reuse = True
 

@@ -1,8 +1,8 @@
 """Stubs for the C++ objects that TensorRT-LLM's Python scheduler uses: requests and KV blocks.
 
-They follow ``llmRequest.h`` and ``kvCacheManager.cpp`` method by method, for one attention window,
-a beam width of one and no drafts. Block reuse is in ``trtllm_block_stubs.py``. The scheduler itself
-is TensorRT-LLM's code.
+The stubs follow ``llmRequest.h`` and ``kvCacheManager.cpp`` method by method, for one attention
+window, a beam width of one and no draft tokens. Block reuse is in ``trtllm_block_stubs.py``. The
+scheduler itself is TensorRT-LLM's code.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class LlmRequestState(enum.Enum):
 
 
 class CapacitySchedulerPolicy(enum.Enum):
-    """Capacity policies, as in ``llm_args.py``."""
+    """Capacity policies, named as in ``llm_args.py``."""
 
     MAX_UTILIZATION = 0
     GUARANTEED_NO_EVICT = 1
@@ -45,8 +45,8 @@ StreamToken = tuple[str, int]
 
 
 class LlmRequestStub:
-    """A request as the scheduler sees it; ``left`` is the number of tokens that its model still
-    emits.
+    """A request as the scheduler sees it; ``left`` is the number of tokens that the model will
+    still emit.
 
     ``prompt`` contains the tokens of the prompt; by default, they are unique to the request.
     """
@@ -127,7 +127,7 @@ class LlmRequestStub:
         return 1
 
     def move_to_next_context_chunk(self) -> None:
-        """Advance the position past the launched chunk of the prompt."""
+        """Advance the position to the end of the launched chunk of the prompt."""
         self.context_current_position += self._chunk
         self._chunk = 0
 
@@ -152,7 +152,7 @@ class LlmRequestStub:
         return self.num_tokens - self.prompt_len + 1 >= self.max_new_tokens
 
     def add_token(self) -> None:
-        """Add a sampled token and apply the stop criteria."""
+        """Add a sampled token, and end the request if a stop criterion applies."""
         self.unique_tokens.append((f"o{self.request_id}", self.num_tokens - self.orig_prompt_len))
         self.num_tokens += 1
         self.left = max(self.left - 1, 0)
@@ -161,7 +161,7 @@ class LlmRequestStub:
             self.state = LlmRequestState.GENERATION_COMPLETE
 
     def pause(self) -> None:
-        """Return the request to the start of its prefill; emitted tokens become part of the
+        """Return the request to the start of its prefill; its emitted tokens become part of the
         prompt.
         """
         self.max_new_tokens -= self.num_tokens - self.prompt_len
@@ -235,9 +235,7 @@ class KvCacheStub:
             self._take(r.request_id, 1)
 
     def store_context_blocks(self, r: LlmRequestStub) -> None:
-        """Store no blocks, because block reuse is off; ``ReusingKvCacheStub`` overrides this
-        method.
-        """
+        """Do nothing, because block reuse is off; ``ReusingKvCacheStub`` overrides this method."""
 
     def remove_sequence(self, r: LlmRequestStub) -> None:
         self.free += self.held.pop(r.request_id, 0)

@@ -1,8 +1,8 @@
-"""vLLM's disk tier without threads: its work runs when a recording schedules it.
+"""vLLM's disk tier without threads; a recording determines the steps in which its work runs.
 
 The manager, lookups, thread pool and file I/O are the released vLLM code, unmodified. The files are
-real, too, with ``BLOCK_BYTES`` bytes each. Only the timing differs: a transfer or lookup runs
-between two steps, after the number of steps in ``disk`` or ``looks`` of the header.
+real files of ``BLOCK_BYTES`` bytes. Only the timing differs: a transfer or lookup runs between two
+steps, after the number of steps given by ``disk`` or ``looks`` in the header.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from simkv.core.scheduler_protocol import DiskTransfers, KvCopy
 from simkv.native.import_stubs import ConfigStub
 from simkv.native.scripted_transfers import ScriptedDisk
 
-#: Bytes of a block: one page, because files are read and written by pages.
+#: Bytes of a block: one memory page, because files are read and written in pages.
 BLOCK_BYTES = mmap.PAGESIZE
 TIERING_PACKAGE = "vllm.v1.kv_offload.tiering."
 
@@ -35,11 +35,11 @@ class ThreadStub:
 
 
 class ThreadWouldWait(Exception):
-    """Raised when a thread would wait for work."""
+    """Raised if a thread would wait for work."""
 
 
 class ConditionStub:
-    """A condition without waiting threads."""
+    """Stub of a condition on which no thread waits."""
 
     def __init__(self, _: object = None) -> None: ...
 
@@ -59,9 +59,9 @@ class ConditionStub:
 
 
 class SteppedDiskTier:
-    """A disk tier in a temporary folder, behind vLLM's manager of host memory.
+    """A disk tier in a temporary folder, below vLLM's manager of host memory.
 
-    ``given`` is its configuration for vLLM; ``attach`` connects it to the manager.
+    ``given`` is the tier's configuration for vLLM; ``attach`` connects the tier to the manager.
     """
 
     def __init__(self, steps: Sequence[int], looks: Sequence[int]) -> None:
@@ -81,7 +81,7 @@ class SteppedDiskTier:
         self._manager, (self._tier,) = manager, manager.secondary_tiers
 
     def begin(self, step: int) -> RecordingLine:
-        """Collect new transfers and lookups, and run the work that is due.
+        """Collect new transfers and lookups, and run all work that is due.
 
         Returns the fields to record for the step.
         """
@@ -114,13 +114,15 @@ class SteppedDiskTier:
         }
 
     def read_for(self, request: str, keys: Any, states: Any) -> int:
-        """Return the number of a request's loaded blocks that came from disk, according to vLLM."""
+        """Return the number of a request's loaded blocks that were read from disk, according to
+        vLLM.
+        """
         context = states[request].req_context
         sources = (str(self._manager.get_load_source(key, context)) for key in keys)
         return sum(source.lower().endswith("disk") for source in sources)
 
     def _look(self) -> tuple[int, int] | None:
-        """Return the number of the lookup that a step requests and its number of blocks, or
+        """Return the number of the lookup that a step requests and the number of blocks in it, or
         None.
         """
         try:

@@ -1,7 +1,7 @@
 """Driver of vLLM's own scheduler for the native engine.
 
-Reasons for waiting are inferred from what can be observed: allocations that fail, free slots, the
-budget that is left, the order of the queue and preemptions.
+Reasons for waiting are inferred from observable data: failed allocations, free slots, the remaining
+token budget, the order of the queue, and preemptions.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.lora import VllmLoras
 from simkv.schedulers.vllm.versions import RELEASED, find_rules, find_variant
 
-#: Modules with the classes of options.
+#: Modules that contain classes of options.
 OPTION_FILES = ("vllm/config/scheduler.py", "vllm/config/cache.py", "vllm/config.py")
 OPTION_CLASSES = ("SchedulerConfig", "CacheConfig")
 
@@ -60,10 +60,12 @@ class NativeVllm:
         manager = self.scheduler.kv_cache_manager
         self._allocate, manager.allocate_slots = manager.allocate_slots, self._observe
         self._freed = self.engine.freed
-        self._asks = 0  # request that asked for blocks last
+        self._asks = 0  # the request that last asked for blocks
 
     def _observe(self, request: Any, *given: Any, **named: Any) -> Any:
-        """Call vLLM's ``allocate_slots`` and note a failure and the preemptions it causes."""
+        """Call vLLM's ``allocate_slots``, and record a failure and the preemptions that it
+        causes.
+        """
         for victim in self._freed[len(self._causes) :]:
             self._causes.setdefault(victim, self._asks)
         found = self._allocate(request, *given, **named)
@@ -125,7 +127,9 @@ class NativeVllm:
         return KvCopies(loads, stores, line["flush"]) if any(line.values()) else None
 
     def _explain(self, batch: Batch, launched: Launched) -> None:
-        """Infer why requests were not scheduled, and the adapters that are copied."""
+        """Infer why requests were not scheduled and which adapters are copied, and record both in
+        ``batch``.
+        """
         scheduler, rows = self.scheduler, launched.rows
         limit = getattr(scheduler, "max_num_scheduled_tokens", self.config.max_num_batched_tokens)
         spent = sum(rows.values()) >= limit
@@ -154,7 +158,7 @@ class NativeVllm:
         batch.held = Held(int(head), why)
 
     def _note_running(self, batch: Batch) -> set[str | None]:
-        """Note the running requests and copies of adapters; return the adapters in use."""
+        """Record the running requests and copies of adapters; return the adapters in use."""
         before, loras = self._running, self._loras
         self._running = {r.request_id: None for r in self.scheduler.running}
         if not self.config.enable_lora:
@@ -170,7 +174,9 @@ class NativeVllm:
         return {self._lora(i) for i in self._running} - {None}
 
     def _explain_adapters(self, batch: Batch, waiting: Any, used: set[str | None]) -> None:
-        """Note the waiting requests whose adapter has no slot, up to the one without blocks."""
+        """Record the waiting requests whose adapter has no slot, up to the first request without
+        blocks.
+        """
         for request in waiting:
             i = request.request_id
             if i in self._failed:
@@ -284,7 +290,9 @@ def _refused(config: VllmConfig) -> str | None:
 
 
 def _variant_of(version: str | None) -> str:
-    """Return the version if its rules are known, else the newest release that is not newer."""
+    """Return ``version`` if its rules are known, otherwise the newest known release that is not
+    newer.
+    """
     found = version and find_version(version)
     if not version or not found:
         return RELEASED[0]

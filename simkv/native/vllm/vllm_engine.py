@@ -39,10 +39,11 @@ class Tokens(list[int]):
 
 
 class Launched(NamedTuple):
-    """A decision: vLLM's ``output`` and the work of its step.
+    """A decision: vLLM's ``output``, and the work of its step.
 
-    ``rows`` maps requests to tokens, ``start`` to the tokens before them. ``emits`` are the
-    requests that emit a token. ``drafts`` are the drafts that the model may accept.
+    ``rows`` maps request ids to numbers of scheduled tokens, and ``start`` to the number of tokens
+    before these. ``emits`` are the requests that emit a token. ``drafts`` are the drafts that the
+    model may accept.
     """
 
     output: Any
@@ -55,7 +56,7 @@ class Launched(NamedTuple):
 
 
 class VllmEngine:
-    """vLLM's scheduler with the given settings, and the requests that it was given.
+    """vLLM's scheduler with the given settings, and the requests added to it.
 
     ``instead`` maps the scheduler's class to the class to run, such as a subclass. ``copying`` are
     durations of KV copies in steps. ``native`` are further options of vLLM, by config class.
@@ -79,16 +80,17 @@ class VllmEngine:
         self.scheduler = self._scheduler()
         self.worker.attach(self.scheduler)
         self.pool = self.scheduler.kv_cache_manager.block_pool
-        self.drafted: set[str] = set()  # requests with drafts that the model may accept
+        self.drafted: set[str] = set()  # requests with draft tokens that the model may accept
         self.freed: list[int] = []
         self._status = importlib.import_module("vllm.v1.request").RequestStatus
         manager = self.scheduler.kv_cache_manager
         manager.free = self._noting(manager.free)
-        if hasattr(manager, "pop_blocks_for_free"):  # blocks are freed after the steps in flight
+        # these blocks are freed after the steps in flight
+        if hasattr(manager, "pop_blocks_for_free"):
             manager.pop_blocks_for_free = self._noting(manager.pop_blocks_for_free)
 
     def _noting(self, free: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Wrap ``free`` so that the requests whose blocks it frees are recorded."""
+        """Wrap ``free`` to record the requests whose blocks it frees."""
 
         def noting(request: Any) -> Any:
             self.freed.append(int(request.request_id))
@@ -97,11 +99,11 @@ class VllmEngine:
         return noting
 
     def abort(self, number: int) -> None:
-        """Abort a request, as vLLM does when its client disconnects."""
+        """Abort a request, as vLLM does if its client disconnects."""
         self.scheduler.finish_requests(name_of(number), self._status.FINISHED_ABORTED)
 
     def launch(self) -> Launched:
-        """Make a decision."""
+        """Make a scheduling decision."""
         scheduler = self.scheduler
         lengths = {i: r.num_tokens for i, r in scheduler.requests.items()}
         self.freed.clear()
@@ -120,7 +122,7 @@ class VllmEngine:
             start[i] = before = request.num_computed_tokens - n
             if before + n >= lengths[i] + max(_placeholders(request) - 1 - drafts, 0):
                 emits.append(i)
-                # One token and its drafts, following the newest emitted token.
+                # The next token and its drafts follow the newest emitted token.
                 decodes += n - drafts == 1 and before >= request.num_prompt_tokens
         kind = "mixed" if decodes else "prefill"
         if decodes == len(rows):
@@ -134,7 +136,8 @@ class VllmEngine:
     def deliver(
         self, launched: Launched, counts: Mapping[str, int], ended: Collection[str], report: Any
     ) -> None:
-        """Deliver new tokens, given by their ``counts`` by request, and the KV worker's report.
+        """Deliver new tokens and the KV worker's report; ``counts`` has the number of tokens by
+        request.
 
         The last token of the requests in ``ended`` is their stop token.
         """
@@ -159,7 +162,7 @@ class VllmEngine:
     def waiting(self) -> list[Any]:
         """Return the waiting requests in the order in which vLLM considers them."""
         waiting = [*self.scheduler.waiting]
-        skipped = [*getattr(self.scheduler, "skipped_waiting", ())]  # 0.18 to 0.30
+        skipped = [*getattr(self.scheduler, "skipped_waiting", ())]  # name from 0.18 to 0.30
         holding = [*getattr(self.scheduler, "kv_holding_waiting", ())]
         if holding:
             return [*holding, *waiting]
@@ -168,8 +171,8 @@ class VllmEngine:
         return [*skipped, *waiting]
 
     def is_over(self, i: str) -> bool:
-        """Whether a request has ended; vLLM still lists it until another replica has read its
-        blocks.
+        """Return whether a request has ended; vLLM lists an ended request until another replica has
+        read its blocks.
         """
         request = self.scheduler.requests.get(i)
         return request is None or request.is_finished()
@@ -179,8 +182,8 @@ class VllmEngine:
         return request.num_output_tokens if request else 0
 
     def blocks(self, i: str) -> list[int]:
-        """Return the ids of a request's blocks, one layer group after another, without freed
-        blocks.
+        """Return the ids of a request's blocks, one layer group after another, without blocks that
+        were freed.
         """
         manager = self.scheduler.kv_cache_manager
         coordinator = getattr(manager, "coordinator", None)  # 0.9.0 has only one layer group
@@ -192,7 +195,7 @@ class VllmEngine:
         return [block.block_id for table in tables for block in table if block is not null]
 
     def number(self, *what: object) -> int:
-        """Return a number for these arguments; equal arguments give the same number."""
+        """Return a number that identifies the arguments; equal arguments give the same number."""
         return self.numbers.setdefault(what, len(self.numbers) + 1)
 
     def _hashes(self, request: Any) -> list[bytes]:
@@ -212,7 +215,7 @@ class VllmEngine:
         return [self.number(stream, outputs + n) for n in range(count)]
 
     def _propose(self, ids: list[str], emits: list[str]) -> None:
-        """Propose drafts for the requests in a step; with n-grams, only for requests that emit a
+        """Propose drafts for the requests of a step; with n-grams, only for requests that emit a
         token.
         """
         ngrams = self.config.speculative_method == "ngram"
@@ -221,7 +224,7 @@ class VllmEngine:
         self.scheduler.update_draft_token_ids(ConfigStub(req_ids=ids, draft_token_ids=proposed))
 
     def add(self, prompt: Prompt, line: Mapping[str, Any] = MappingProxyType({})) -> None:
-        """Add a request; ``line`` has its KV transfer, if any."""
+        """Add a request; ``line`` describes its KV transfer, if any."""
         tokens = [
             self.number(stream, position)
             for stream, start, end in prompt.segments
@@ -234,7 +237,7 @@ class VllmEngine:
             min_tokens=0,
             eos_token_id=-1,
             ignore_eos=False,
-            # A proxy requests a number of tokens from the prefill replica.
+            # A proxy requests this number of tokens from the prefill replica.
             stop_token_ids=() if line.get("kv") == "send" else stops,
             structured_outputs=None,
             extra_args=sampling_extra_args(line, self.config.block_size),
@@ -271,7 +274,7 @@ class VllmEngine:
         knobs = {
             k: v for k, v in dataclasses.asdict(config).items() if k not in ("name", "variant")
         }
-        # vLLM settings that simkv does not have are off.
+        # vLLM settings that simkv does not model are off.
         off = dict.fromkeys(("max_num_encoder_input_tokens", "encoder_cache_size"), 0)
         rules = find_rules(config.variant)
         if rules.reserves_draft_slots and config.num_speculative_tokens:
@@ -294,7 +297,7 @@ class VllmEngine:
         kind = interface.KVCacheConfig
         default = accepted_fields(
             kind, prefix_cache_retention_interval=0
-        )  # as in vllm/config/cache.py
+        )  # computed as in vllm/config/cache.py
         tensors = (
             [ConfigStub(size=BLOCK_BYTES * config.num_gpu_blocks)] if self.worker.works else []
         )
@@ -369,7 +372,7 @@ def _layers(interface: Any, config: VllmConfig, group: LayerKind) -> Any:
     size = config.max_model_len if states and mode == "none" else size
     given: dict[str, Any] = {"block_size": size, "sliding_window": window or None}
     given |= {"attention_chunk_size": chunk or None}
-    if states:  # the same size as a block of the other groups
+    if states:  # the same number of bytes as a block of the other groups
         given = {"block_size": size, "mamba_cache_mode": mode, "shapes": (), "dtypes": ()}
         given["num_speculative_blocks"] = config.num_speculative_tokens
         if config.mamba_prefill_checkpoints:

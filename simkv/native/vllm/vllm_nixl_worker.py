@@ -1,7 +1,7 @@
 """A worker for vLLM's NIXL connector that transfers no data.
 
 The connector, including its scheduler side, is the released vLLM code, unmodified. There is no
-other replica: each transfer finishes when ``ScriptedTransfers`` schedules it.
+other replica: ``ScriptedTransfers`` determines when each transfer finishes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from simkv.native.scripted_transfers import ScriptedTransfers
 from simkv.native.vllm.vllm_stubs import CONNECTOR_PACKAGE, CORE
 from simkv.schedulers.vllm.config import VllmConfig
 
-#: Location of a prompt's KV, in the format in which a prefill replica reports it.
+#: Location of a prompt's KV, in the format that a prefill replica uses to report it.
 REMOTE_PREFILL_PARAMS = {
     "do_remote_prefill": True,
     "do_remote_decode": False,
@@ -29,7 +29,7 @@ REMOTE_PREFILL_PARAMS = {
 REMOTE_DECODE_PARAMS = {"do_remote_prefill": False, "do_remote_decode": True}
 
 
-#: Modules of the connector in all releases; each release has only some of them.
+#: Modules of the connector in all releases; each release has only some of these modules.
 CONNECTOR_MODULES = (
     ".nixl.connector",
     ".nixl.base_scheduler",
@@ -45,16 +45,18 @@ class Platform(ImportStub):
 
 
 class NixlWorker:
-    """Worker that reports transfers as finished; ``given`` is its configuration for vLLM."""
+    """Worker that reports transfers as finished; ``given`` is the worker's configuration for
+    vLLM.
+    """
 
-    works = False  # an attribute of workers that copy to host memory
+    works = False  # an attribute of workers that copy KV to host memory
 
     def __init__(self, config: VllmConfig, copying: Mapping[str, Sequence[int]]) -> None:
         self.given = _given(config)
         self._transfers = ScriptedTransfers(copying["transfers"])
 
     def attach(self, _: Any) -> None:
-        """Connect to nothing, because this worker does not use the scheduler."""
+        """Do nothing, because this worker does not need the scheduler."""
 
     def begin(self, _: Any, output: Any, step: int) -> RecordingLine:
         """Start the loads of a batch and the sends of ended requests; return the fields to
@@ -92,8 +94,8 @@ def sampling_extra_args(request: Mapping[str, Any], block_size: int) -> Any:
 
 
 def _blocks(ids: Any) -> int:
-    """Return the number of blocks in ``ids``: one list, or since about 0.20 one list per layer
-    group.
+    """Return the number of blocks in ``ids``, which is one list or, since about 0.20, one list per
+    layer group.
     """
     return sum(map(len, ids)) if ids and not isinstance(ids[0], int) else len(ids)
 
@@ -110,7 +112,7 @@ def _given(config: VllmConfig) -> dict[str, Any]:
         last = () if kv_cache_config is None else (kv_cache_config,)
         return kind(config, base.KVConnectorRole.SCHEDULER, *last)
 
-    # An earlier case may have imported the scheduler while these modules were stubs.
+    # An earlier case may have imported the scheduler when these modules were stubs.
     scheduler = importlib.import_module(CORE + "sched.scheduler")
     scheduler.__dict__.update(real, KVConnectorFactory=ConfigStub(create_connector=create))
 

@@ -1,8 +1,8 @@
 """A worker for vLLM's offloading connector that copies no data.
 
 The connector's scheduler side, its manager and its policies are the released vLLM code, unmodified.
-vLLM passes ended requests and the blocks of a copy in sets, whose order is random. Here, requests
-are in the order of their ids, and blocks are in the order of the prompt.
+vLLM passes ended requests and the blocks of a copy in sets, whose order is random. This module
+orders requests by id, and blocks by their position in the prompt.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from simkv.schedulers.vllm.config import VllmConfig
 
 
 class FakeOffloadingWorker:
-    """Worker that reports each copy as finished when ``ScriptedCopies`` schedules it.
+    """Worker that reports each copy as finished when ``ScriptedCopies`` finishes it.
 
-    ``given`` is its configuration for vLLM.
+    ``given`` is the worker's configuration for vLLM.
     """
 
     def __init__(self, config: VllmConfig, copying: Mapping[str, Sequence[int]]) -> None:
@@ -93,7 +93,7 @@ class FakeOffloadingWorker:
 
 
 def _sides(job: Any) -> Any:
-    """Return the source and the destination of a copy, which are a single field up to 0.24."""
+    """Return the source and the destination of a copy; up to 0.24, one field contains both."""
     return getattr(job, "transfer_spec", None) or (job.src_spec, job.dst_spec)
 
 
@@ -115,7 +115,7 @@ def _given(config: VllmConfig, more: Mapping[str, Any]) -> dict[str, Any]:
     def create(config: Any, role: Any, kv_cache_config: Any) -> Any:  # noqa: ARG001
         return kind(config, base.KVConnectorRole.SCHEDULER, kv_cache_config)
 
-    # An earlier case may have imported the scheduler while these modules were stubs.
+    # An earlier case may have imported the scheduler when these modules were stubs.
     scheduler = importlib.import_module(CORE + "sched.scheduler")
     scheduler.__dict__.update(real, KVConnectorFactory=ConfigStub(create_connector=create))
     extra = {

@@ -12,8 +12,8 @@ from simkv.schedulers.vllm.versions import find_rules
 class Speculation:
     """Speculative decoding settings of a case.
 
-    ``given`` contains properties that ``VllmConfig`` derives from them. Since 0.33, the hash of a
-    block covers ``hash_lookahead`` tokens after it.
+    ``given`` contains properties that ``VllmConfig`` derives from these settings. Since 0.33, the
+    hash of a block covers ``hash_lookahead`` tokens after it.
     """
 
     def __init__(self, config: VllmConfig) -> None:

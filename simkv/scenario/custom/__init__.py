@@ -1,1 +1,1 @@
-"""Custom schedulers and policies: loading, base classes, and the laws that they must keep."""
+"""Custom schedulers and policies: loading, base classes, and the laws that they must obey."""

@@ -1,9 +1,9 @@
 """Time limit of one call of a custom scheduler.
 
 A call that loops forever is interrupted, so that every run ends. An interval timer checks the
-duration while calls are made, so that a call makes no system call itself. Only the main thread can
-be interrupted, and only if the operating system has interval timers and the process does not use
-the real-time timer otherwise.
+duration of calls, so that the calls themselves need no system call. Only the main thread can be
+interrupted, and only if the operating system has interval timers and the process does not use the
+real-time timer for another purpose.
 """
 
 from __future__ import annotations
@@ -20,18 +20,20 @@ Answer = TypeVar("Answer")
 
 #: CPU time limit of one call (s).
 CPU_SECONDS = 10.0
-#: Wall time limit of one call that waits without using CPU (s).
+#: Wall-clock time limit of one call that waits without using CPU (s).
 WALL_SECONDS = 60.0
 #: Interval between two checks of the call (s).
 TICK = 0.5
 
 
 class CallTimeout(BaseException):
-    """Time limit of a call exceeded; not an Exception, so that the call does not catch it."""
+    """Raised if a call exceeds its time limit; not a subclass of Exception, so that the call does
+    not catch it.
+    """
 
 
 class _Timer:
-    """Interval timer of this process; stops by itself when no calls are made."""
+    """Interval timer of this process; it stops by itself when no calls are made."""
 
     def __init__(self) -> None:
         self.inside = False
@@ -61,7 +63,7 @@ class _Timer:
             signal.setitimer(signal.ITIMER_REAL, TICK, TICK)
 
     def stop(self) -> None:
-        """Stop the timer; at exit this prevents a tick that would kill the process."""
+        """Stop the timer; at the exit of the process, a timer signal would otherwise kill it."""
         if self._ticking:
             signal.setitimer(signal.ITIMER_REAL, 0.0)
             signal.signal(signal.SIGALRM, self._before)
@@ -96,5 +98,5 @@ def call_in_time(call: Callable[[], Answer]) -> Answer:
 
 
 def limits_exceeded() -> str:
-    """Return the limits on CPU and wall-clock time, as text for an error message."""
+    """Return the limits on CPU time and wall-clock time, as text for an error message."""
     return f"used more than {CPU_SECONDS:g} s of CPU time or {WALL_SECONDS:g} s of wall-clock time"

@@ -1,7 +1,7 @@
 """Load the code of custom schedulers, if the user trusts it.
 
 Code comes from an installed package (entry points ``simkv.schedulers``), or from a file if the
-command itself allows it with ``--trust`` or ``trust=True``. A scenario file alone never suffices.
+command allows it with ``--trust`` or ``trust=True``. A scenario file alone cannot allow it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TRUSTED: ContextVar[bool] = ContextVar("trusted", default=False)
 
 @dataclass(frozen=True)
 class CustomCode:
-    """Code of a scheduler: its bytes and the path of their file."""
+    """Code of a scheduler: its bytes, and the path of the file."""
 
     path: str
     code: bytes
@@ -49,13 +49,13 @@ class CustomCode:
 
 
 def set_trust(yes: bool) -> None:
-    """Set for this process whether files named by scenarios are executed."""
+    """Set for this process whether files named in scenarios are executed."""
     _TRUSTED.set(yes)
 
 
 @contextmanager
 def override_trust(yes: bool) -> Iterator[None]:
-    """Also trust files within this context if ``yes``; earlier trust remains in effect."""
+    """If ``yes``, also trust files within this context; earlier trust remains in effect."""
     token = _TRUSTED.set(yes or _TRUSTED.get())
     try:
         yield
@@ -64,7 +64,7 @@ def override_trust(yes: bool) -> Iterator[None]:
 
 
 def is_trusted() -> bool:
-    """Return whether files named by scenarios are executed now."""
+    """Return whether files named in scenarios are executed now."""
     return _TRUSTED.get()
 
 
@@ -81,7 +81,8 @@ def _points() -> tuple[EntryPoint, ...]:
 def _in_current_folder(point: EntryPoint) -> bool:
     """Return whether the package is in the current directory or a relative PYTHONPATH entry.
 
-    Such a package is not installed: it may have been downloaded together with a scenario.
+    Such a package does not count as installed, because it may have been downloaded together with a
+    scenario.
     """
     if point.dist is None:
         return False
@@ -126,18 +127,21 @@ def load_from_file(path: Path, name: str) -> tuple[Any, CustomCode]:
             f"{path}: the scenario would run this code; review it, then pass --trust (in Python: "
             "trust=True)"
         )
-    check_input(path)  # worker processes and debuggers read it again, which a pipe does not allow
+    # worker processes and debuggers read the file again, which is impossible for a pipe
+    check_input(path)
     code = read_bytes(path)
     source = CustomCode(str(path.resolve()), code)
     folder = str(path.resolve().parent)
     if folder not in sys.path:
-        sys.path.append(folder)  # the file may import modules beside it; last, so they shadow none
+        # the file may import modules from its directory, which is last on the path so that they
+        # shadow no other modules
+        sys.path.append(folder)
     return load_scheduler_class(source, name), source
 
 
 @lru_cache(maxsize=64)
 def load_scheduler_class(source: CustomCode, name: str) -> Any:
-    """Return the scheduler class that the code defines: the only one, or the one called ``name``.
+    """Return the scheduler class that the code defines: the only one, or the class called ``name``.
 
     Raises InputError if the code cannot be executed or defines no such class.
     """
@@ -165,7 +169,7 @@ def load_scheduler_class(source: CustomCode, name: str) -> Any:
 
 
 def find_error_line(error: BaseException, path: str) -> int | None:
-    """Return the innermost line of a file in the traceback of an error, or None."""
+    """Return the innermost line of the file ``path`` in the traceback of an error, or None."""
     line, trace = None, error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == path:
@@ -175,9 +179,10 @@ def find_error_line(error: BaseException, path: str) -> int | None:
 
 
 def line_of_method(of: type[Any], path: str, name: str) -> int:
-    """Return the first line of a method in the file ``path``, or 1.
+    """Return the first line of a method in the file ``path``.
 
-    If the file does not define the method, use ``decide`` or ``schedule``.
+    If the file does not define the method, the line of ``decide`` or ``schedule`` is returned,
+    otherwise 1.
     """
     for one in (name, "decide", "schedule"):
         found = getattr(of, one, None)

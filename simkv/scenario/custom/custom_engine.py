@@ -1,4 +1,4 @@
-"""Custom schedulers as engines: config, spec, and transfer to worker processes."""
+"""Custom schedulers as engines: their configs and specs, and their transfer to worker processes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def build_custom_spec(name: str, file: str | None, folder: Path) -> EngineSpec:
 
     Its code is in ``file``, relative to ``folder``, or in an installed package if ``file`` is None.
 
-    Raises InputError if its code is not trusted or is not a scheduler.
+    Raises InputError if the code is not trusted or does not define a scheduler.
     """
     if file is None:
         of, source = sources.load_from_package(name)

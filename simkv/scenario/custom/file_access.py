@@ -1,8 +1,8 @@
-"""Detection of files that a custom scheduler reads while it decides.
+"""Detection of files that a custom scheduler reads while it makes decisions.
 
 A file may contain future requests, which a scheduler must not know. An audit hook
-(``sys.addaudithook``, PEP 578) reports every file that is opened. Imports of code are ignored, and
-so are files that the scheduler reads when it is built.
+(``sys.addaudithook``, PEP 578) reports every file that is opened. Imports of code, and files that
+the scheduler reads when it is built, are ignored.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ _inside: dict[int, list[str]] = {}
 
 @contextmanager
 def watch_file_reads() -> Iterator[list[str]]:
-    """Collect the files that this thread opens for reading within the context, except code."""
+    """Yield a list that collects the files that this thread opens for reading within the context,
+    except code.
+    """
     _listen()
     thread = threading.get_ident()
     found: list[str] = []

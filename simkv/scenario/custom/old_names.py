@@ -1,6 +1,6 @@
 """Old names of the classes that custom schedulers import."""
 
-#: Names in ``simkv.own`` and the names in ``simkv.custom`` that replace them.
+#: Names in ``simkv.own``, and the names in ``simkv.custom`` that replace them.
 OLD_NAMES = {
     "OwnConfig": "CustomConfig",
     "OwnRequest": "CustomRequest",

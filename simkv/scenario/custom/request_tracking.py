@@ -23,7 +23,7 @@ from simkv.core.scheduler_protocol import (
     blocks_for,
 )
 
-#: Maximum number of consecutive decisions without a token while requests are present.
+#: Maximum number of consecutive decisions without a token while there are requests.
 MOST_IDLE = 20_000
 #: Fields of a batch that are lists, and fields that custom schedulers cannot set.
 LISTS = (
@@ -42,7 +42,9 @@ KINDS, WHYS, NEEDS = get_args(BatchKind), get_args(WaitReason), get_args(Preempt
 
 
 class BatchError(Exception):
-    """Invalid result: the violated ``law``, ``what`` is wrong, and the ``requests`` involved."""
+    """Raised for an invalid result; has the violated ``law``, ``what`` is wrong, and the
+    ``requests`` involved.
+    """
 
     def __init__(self, law: str, what: str, requests: Iterable[int] = ()) -> None:
         super().__init__(law, what)
@@ -51,7 +53,7 @@ class BatchError(Exception):
 
 @dataclass(slots=True)
 class TrackedRequest:
-    """Request with the number of its computed and emitted tokens."""
+    """A request with the numbers of its computed and emitted tokens."""
 
     prompt: Prompt
     computed: int = 0
@@ -72,21 +74,21 @@ class RequestTracker:
     """Unfinished requests of a scheduler by id.
 
     ``rows`` is false for packaged engines with a custom policy, whose batches are not checked row
-    by row. ``tokens`` is true if computed tokens can be tracked: the scheduler is not pipelined and
-    lists all decodes.
+    by row. ``tokens`` is true if computed tokens can be tracked, which requires that the scheduler
+    is not pipelined and lists all decodes.
     """
 
     def __init__(self, num_blocks: int, block_size: int, *, rows: bool, tokens: bool) -> None:
         self.requests: dict[int, TrackedRequest] = {}
         self.rows, self.tokens = rows, tokens
         self._num_blocks, self._block_size = num_blocks, block_size
-        self._blocks = 0  # blocks needed for the computed tokens
+        self._blocks = 0  # number of blocks needed for the computed tokens
         self._group: set[int] = set()
         self._emits: list[int] = []
         self._idle = 0
 
     def add(self, prompt: Prompt) -> None:
-        """Add a request that arrives."""
+        """Add a request that has arrived."""
         self.requests[prompt.id] = TrackedRequest(prompt)
 
     def remove(self, ids: Iterable[int]) -> None:
@@ -96,7 +98,7 @@ class RequestTracker:
                 self._blocks -= self._needs(r.computed)
 
     def check_batch(self, batch: Any) -> None:
-        """Account for a decision. Raises BatchError if it is invalid."""
+        """Check a decision and update the tracked requests. Raises BatchError if it is invalid."""
         if not isinstance(batch, Batch):
             raise BatchError("answers", f"found {batch!r}, expected a Batch")
         if self.rows:
@@ -115,7 +117,9 @@ class RequestTracker:
         self._count_idle(0 if batch.emits or batch.decodes or not self.requests else 1)
 
     def check_completion(self, batch: Batch, ended: Collection[int], completion: Any) -> None:
-        """Account for a step that has run. Raises BatchError if the completion is invalid."""
+        """Check the completion of a step and update the tracked requests. Raises BatchError if it
+        is invalid.
+        """
         if not isinstance(completion, Completion):
             raise BatchError("answers", f"found {completion!r}, expected a Completion")
         if not self.rows:
@@ -154,7 +158,9 @@ class RequestTracker:
             raise BatchError("leaps", f"found {steps!r}, expected 1 to {most}")
 
     def check_skipped(self, free: Any, steps: int) -> None:
-        """Account for steps that were skipped. Raises BatchError if ``free`` is invalid."""
+        """Update the tracked requests after skipped steps. Raises BatchError if ``free`` is
+        invalid.
+        """
         good = isinstance(free, list) and len(free) == steps
         if not (good and all(isinstance(n, int) and 0 <= n <= self._num_blocks for n in free)):
             what = f"found {free!r}, expected {steps} numbers of 0 to {self._num_blocks}"
@@ -267,9 +273,11 @@ class RequestTracker:
             raise BatchError("blocks", what, ids)
 
     def _compute(self, i: int, tokens: Any, context: Any) -> bool:
-        """Account for a row; return whether the request then has all its tokens computed."""
+        """Count the tokens of a row; return whether all tokens of the request are computed
+        afterwards.
+        """
         r = self.requests[i]
-        if not self.tokens:  # tokens are not tracked: check only the total
+        if not self.tokens:  # tokens are not tracked, so only the total is checked
             most = r.prompt.prompt_tokens + r.prompt.max_tokens
             numbers = isinstance(tokens, int) and isinstance(context, int)
             if not (numbers and tokens >= 1 and 0 <= context <= most - tokens):

@@ -1,8 +1,8 @@
 """Guard of a custom scheduler in a run: time limit per call and validation of results.
 
-A call that raises, exceeds its time limit or returns an invalid result ends the engine with a
-verdict (``Batch.fatal``); the run still has metrics. ``simkv check-scheduler`` checks more; see
-``simkv.scenario.custom.scheduler_laws``.
+A call that raises an exception, exceeds its time limit or returns an invalid result stops the
+engine with a verdict (``Batch.fatal``); the run still has metrics. ``simkv check-scheduler`` has
+further checks; see ``simkv.scenario.custom.scheduler_laws``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from simkv.scenario.custom.request_tracking import BatchError, RequestTracker
 
 Answer = TypeVar("Answer")
 
-#: Members that only some schedulers have (``ClockedScheduler``, ``OffloadingScheduler``); the
+#: Methods that only some schedulers have (``ClockedScheduler``, ``OffloadingScheduler``); the
 #: engine looks for them when it is built.
 OPTIONAL_PROPERTIES = ("awaits_kv", "has_pending_copies")
 OPTIONAL_METHODS = ("set_time", "moved", "finish_disk_transfers")
@@ -48,8 +48,8 @@ class GuardedScheduler:
     """Custom scheduler whose failures cannot break the engine.
 
     Implements ``simkv.core.scheduler_protocol.Scheduler``. ``failure`` describes the first failure,
-    if any. After it the inner scheduler is not called, and the next batch ends the run
-    (``Batch.fatal``). Raises InputError if the scheduler cannot be built.
+    if any. After a failure, the inner scheduler is not called again, and the next batch ends the
+    run (``Batch.fatal``). Raises InputError if the scheduler cannot be built.
     """
 
     def __init__(self, build: Callable[[], Any], of: type[Any], source: CustomCode) -> None:
@@ -109,7 +109,7 @@ class GuardedScheduler:
         return batch
 
     def complete(self, batch: Batch, ended: Collection[int]) -> Completion:
-        """Account for a step that has run."""
+        """Report to the scheduler that a step has run."""
 
         def complete() -> Completion:
             completion: Completion = self._inner.complete(batch, ended)
@@ -124,7 +124,7 @@ class GuardedScheduler:
         self._call("abort", lambda: self._inner.abort(request_id), None, request_id)
 
     def leap(self, most: int) -> int:
-        """Return for how many steps, at most ``most``, the batch stays the same."""
+        """Return the number of steps, at most ``most``, for which the batch stays the same."""
 
         def leap() -> int:
             steps: int = self._inner.leap(most)
@@ -134,7 +134,9 @@ class GuardedScheduler:
         return self._call("leap", leap, 1)
 
     def skip(self, steps: int) -> list[int]:
-        """Account for ``steps`` steps with the same batch; return the free blocks after each."""
+        """Report ``steps`` steps with the same batch; return the number of free blocks after
+        each.
+        """
 
         def skip() -> list[int]:
             free: list[int] = self._inner.skip(steps)
@@ -163,7 +165,9 @@ class GuardedScheduler:
         return self._call("blocks_held", held, None) or {}
 
     def fingerprint(self) -> Hashable:
-        """Return the state that determines the next step; after a failure it never repeats."""
+        """Return the state that determines the next step; after a failure, a different value on
+        each call.
+        """
 
         def state() -> tuple[Hashable]:
             found = self._inner.fingerprint()
@@ -174,7 +178,7 @@ class GuardedScheduler:
         return self._call("fingerprint", state, None) or self._unique
 
     def __getattr__(self, name: str) -> Any:
-        """Forward an optional member of the protocol that the scheduler has."""
+        """Return an optional method of the protocol, if the inner scheduler has it."""
         inner = self.__dict__.get("_inner")
         if name in OPTIONAL_PROPERTIES and hasattr(inner, name):
             return self._call(name, lambda: bool(getattr(inner, name)), False)
@@ -195,7 +199,7 @@ class GuardedScheduler:
     def _call(
         self, name: str, call: Callable[[], Answer], otherwise: Answer, about: int | None = None
     ) -> Answer:
-        """Return the result of the call, or ``otherwise`` if this or an earlier call failed."""
+        """Return the result of ``call``, or ``otherwise`` if this or an earlier call failed."""
         if self.failure:
             return otherwise
         try:

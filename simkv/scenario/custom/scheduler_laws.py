@@ -1,8 +1,8 @@
 """Laws of custom schedulers, checked at each call by ``simkv check-scheduler``.
 
-A ``CheckedScheduler`` behaves like the inner scheduler until it violates a law, then raises
-``LawViolation`` with the law, the step and the line. A normal run uses only a guard; see
-``simkv.scenario.custom.scheduler_guard``.
+A ``CheckedScheduler`` behaves like the scheduler that it wraps. If that scheduler violates a law,
+``LawViolation`` is raised with the law, the step and the line. A normal run does not check the
+laws; it only uses a guard (see ``simkv.scenario.custom.scheduler_guard``).
 """
 
 from __future__ import annotations
@@ -40,10 +40,12 @@ LAWS = {
 
 
 class LawViolation(InputError):
-    """Violation of a ``law`` in decision number ``step``, at a ``line`` of the scheduler's file."""
+    """Raised if a scheduler violates ``law`` in decision number ``step``, at ``line`` of its
+    file.
+    """
 
     def __init__(self, law: str, what: str, path: str, line: int, step: int | None) -> None:
-        super().__init__(law, what, path, line, step)  # for copies by SimPy and pickle
+        super().__init__(law, what, path, line, step)  # required for copies by SimPy and pickle
         self.law, self.what, self.path, self.line, self.step = law, what, path, line, step
 
     def __str__(self) -> str:
@@ -58,15 +60,15 @@ class CheckedScheduler:
     def __init__(self, build: Callable[[], Any], of: type[Any], source: CustomCode) -> None:
         self._of, self._source = of, source
         self.step = 0
-        #: Hash of each decision, with request ids relative to the first request; and the step at
-        #: which each request ended.
+        #: Hash of each decision, with request ids relative to the first request.
         self.trail: list[int] = []
+        #: Step in which each request ended, by request id.
         self.over: dict[int, int] = {}
         self.leapt = False
         self._first: int | None = None
         self.inner = self._call("__init__", build)
-        # A packaged engine with a custom policy has its own laws; tokens of pipelines are not
-        # tracked.
+        # Packaged engines with a custom policy have their own laws, and the tokens of pipelined
+        # schedulers are not tracked.
         self._ours = is_engine_class(of)
         self._tracker = tracker_of(self.inner, self.num_blocks, of)
         self._follows = self._tracker.tokens
@@ -99,7 +101,7 @@ class CheckedScheduler:
         return batch
 
     def complete(self, batch: Batch, ended: Collection[int]) -> Completion:
-        """Account for a step that has run and check the result."""
+        """Report that a step has run, and check the result."""
         completion: Completion = self._call("complete", lambda: self.inner.complete(batch, ended))
         self._track("complete", lambda: self._tracker.check_completion(batch, ended, completion))
         for i in completion.finished:
@@ -115,13 +117,15 @@ class CheckedScheduler:
         self._judge_state("abort")
 
     def leap(self, most: int) -> int:
-        """Return for how many steps, at most ``most``, the batch stays the same."""
+        """Return the number of steps, at most ``most``, for which the batch stays the same."""
         steps = self._call("leap", lambda: self.inner.leap(most))
         self._track("leap", lambda: self._tracker.check_steps(steps, most))
         return int(steps)
 
     def skip(self, steps: int) -> list[int]:
-        """Account for ``steps`` steps with the same batch; return the free blocks after each."""
+        """Report ``steps`` steps with the same batch; return the number of free blocks after
+        each.
+        """
         free = self._call("skip", lambda: self.inner.skip(steps))
         self._track("skip", lambda: self._tracker.check_skipped(free, steps))
         self.step += steps
@@ -258,7 +262,7 @@ class CheckedScheduler:
         raise LawViolation(law, what, self._source.shown, self._line(call), self.step)
 
     def broken(self, law: str, what: str, step: int | None) -> LawViolation:
-        """Return the violation found by comparison with another run of the same requests."""
+        """Return a violation that was found by comparison with another run of the same requests."""
         return LawViolation(law, what, self._source.shown, self._line("schedule"), step)
 
     def _line(self, name: str) -> int:
@@ -266,6 +270,6 @@ class CheckedScheduler:
 
 
 def watched_scheduler(config: Any) -> CheckedScheduler:
-    """Return a new checked scheduler for a custom engine's config. Raises LawViolation."""
+    """Return a new checked scheduler for the config of a custom engine. Raises LawViolation."""
     of: type[Any] = config.own_class
     return CheckedScheduler(lambda: of(config), of, config.own_source)

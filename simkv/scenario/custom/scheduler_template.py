@@ -62,9 +62,9 @@ class CustomConfig:
 class CustomRequest:
     """Request as a scheduler sees it.
 
-    ``computed`` is the number of its tokens with KV, ``emitted`` the number of tokens sent,
-    ``preemptions`` the number of preemptions, and ``waited`` the number of decisions that left it
-    in the queue.
+    ``computed`` is the number of tokens with KV, ``emitted`` the number of tokens sent to the
+    client, ``preemptions`` the number of preemptions, and ``waited`` the number of decisions in
+    which the request stayed in the queue.
     """
 
     prompt: Prompt
@@ -90,9 +90,10 @@ class CustomRequest:
 
 
 class CustomScheduler:
-    """Base class; subclasses implement ``decide`` with ``compute`` and ``preempt``.
+    """Base class of custom schedulers; subclasses implement ``decide``, which calls ``compute`` and
+    ``preempt``.
 
-    ``waiting`` and ``running`` are in order of arrival unless ``decide`` reorders them.
+    ``waiting`` and ``running`` are in order of arrival unless ``decide`` changes the order.
     """
 
     config: CustomConfig
@@ -114,7 +115,7 @@ class CustomScheduler:
         return wanted - self.pool.held(r.id)
 
     def fits(self, r: CustomRequest, tokens: int) -> bool:
-        """Return whether the blocks for ``tokens`` more tokens of a request are free."""
+        """Return whether enough blocks are free for ``tokens`` more tokens of a request."""
         return self.blocks(r, tokens) <= self.pool.free
 
     def compute(self, batch: Batch, r: CustomRequest, tokens: int) -> None:
@@ -206,7 +207,9 @@ class CustomScheduler:
         return 1
 
     def skip(self, steps: int) -> list[int]:
-        """Account for ``steps`` identical steps; required if ``leap`` returns more than 1."""
+        """Update the state for ``steps`` identical steps; required if ``leap`` returns more than
+        1.
+        """
         raise NotImplementedError("implement skip(self, steps), because leap returned more than 1")
 
     def waiting_ids(self) -> list[int]:
@@ -222,6 +225,8 @@ class CustomScheduler:
         return self.pool.holdings()
 
     def fingerprint(self) -> Hashable:
-        """Return the state that determines future decisions, including any that ``decide`` adds."""
+        """Return the state that determines future decisions; subclasses must include state that
+        ``decide`` adds.
+        """
         rows = [(r.id, r.computed, r.emitted) for r in (*self.running, *self.waiting)]
         return tuple(rows), len(self.waiting), self.pool.free

@@ -6,9 +6,9 @@ class Shortest(CustomVllmScheduler):
     def waiting_order(self, r: PolicyRequest) -> float:
         return r.prompt_tokens
 
-A policy makes the decisions that a class for vLLM's ``--scheduler-cls`` can make before it calls
-``schedule``, without a copy of that method. It uses only ``self.config`` and its arguments, so that
-``simkv export-scheduler`` can export it to vLLM.
+A policy makes decisions that a class for vLLM's ``--scheduler-cls`` can make before it calls
+``schedule``, so that the class needs no copy of this method. A policy uses only ``self.config`` and
+its arguments, so that ``simkv export-scheduler`` can export it to vLLM.
 """
 
 from __future__ import annotations
@@ -24,13 +24,16 @@ from simkv.schedulers.vllm.schedule_step import ScheduleStep
 from simkv.schedulers.vllm.scheduler import VllmScheduler
 from simkv.schedulers.vllm.versions import find_rules
 
-#: Cap on preemption counts in the fingerprint, so that the states of a livelock repeat.
+#: Maximum preemption count in the fingerprint; without it, the states of a livelock would not
+#: repeat.
 MAX_COUNTED_PREEMPTIONS = 64
 
 
 @dataclass(frozen=True)
 class CustomVllmConfig(VllmConfig):
-    """vLLM's settings; a subclass adds its policy's settings. ``policy`` must stay ``fcfs``."""
+    """vLLM's settings; a subclass adds the settings of its policy. ``policy`` must stay
+    ``fcfs``.
+    """
 
     def __post_init__(self) -> None:
         """Raise ValueError for settings that vLLM or a custom policy does not support."""
@@ -66,7 +69,7 @@ class PolicyRequest(NamedTuple):
 class CustomVllmScheduler(VllmScheduler):
     """vLLM's scheduler with decisions that a subclass overrides."""
 
-    # If VllmScheduler is compiled, a copy also has the attributes that this class adds.
+    # If VllmScheduler is compiled, ``copy`` must also copy the attributes of this class.
     __mypyc_attrs__ = (*getattr(VllmScheduler, "__mypyc_attrs__", ()), "__dict__")
 
     config: CustomVllmConfig
@@ -77,7 +80,8 @@ class CustomVllmScheduler(VllmScheduler):
         self._preempted: dict[int, int] = {}
 
     def waiting_order(self, r: PolicyRequest) -> Any:  # noqa: ARG002
-        """Return the sort key of a waiting request: smallest first; ties keep their order.
+        """Return the sort key of a waiting request; the smallest key is first, and equal keys keep
+        their order.
 
         The queue is sorted before each step.
         """
@@ -86,7 +90,7 @@ class CustomVllmScheduler(VllmScheduler):
     def running_order(self, r: PolicyRequest) -> Any:  # noqa: ARG002
         """Return the sort key of a running request.
 
-        The first requests get tokens first, and the last are preempted first.
+        The first requests get tokens first, and the last requests are preempted first.
         """
         return 0
 
@@ -95,7 +99,9 @@ class CustomVllmScheduler(VllmScheduler):
         waiting: Sequence[PolicyRequest],  # noqa: ARG002
         running: Sequence[PolicyRequest],  # noqa: ARG002
     ) -> int | None:
-        """Return the limit on running requests for admission; None for the configured limit."""
+        """Return the maximum number of running requests for admission; None for the configured
+        limit.
+        """
         return None
 
     def chunk(
@@ -135,7 +141,7 @@ class CustomVllmScheduler(VllmScheduler):
         return 1
 
     def fingerprint(self) -> Any:
-        """Return the state that determines future decisions, with capped preemption counts."""
+        """Return the state that determines future decisions, with limited preemption counts."""
         often = tuple(
             (i, min(count, MAX_COUNTED_PREEMPTIONS)) for i, count in self._preempted.items()
         )
