@@ -3,9 +3,9 @@
     python benchmarks/decision_digests.py [w1 w1-async w1-100k w2 w3-azure w3-mooncake w4]
     python benchmarks/decision_digests.py --take [...]  # write new digests with the commit
 
-``decision_digests.json`` contains, for each case, an md5 over every request's outcome, token times
-and preemptions, and over every step's end and free blocks. Exits with 1 if one differs. W3 needs
-the public traces, as in ``simulation_speed.py``.
+``decision_digests.json`` contains, for each case, an md5 hash of the outcome, token times and
+preemptions of every request, and of the end and free blocks of every step. Exits with 1 if a hash
+differs. The cases W3 need the public traces, as in ``simulation_speed.py``.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ KEPT = HERE / "decision_digests.json"
 
 
 def fingerprint(record: RunRecord) -> str:
-    """Return the md5 of the decisions of a run and their times.
+    """Return the md5 hash of the decisions of a run and their times.
 
-    Token times are rows of the step log and their ends. The digest does not depend on how the
-    record stores them.
+    Token times are hashed as rows of the step log with their end times, so the hash does not depend
+    on how the record stores them.
     """
     md5 = hashlib.md5(usedforsecurity=False)
     for i in sorted(record.requests):
@@ -43,7 +43,7 @@ def fingerprint(record: RunRecord) -> str:
 
 
 def _rows(life: RequestRecord) -> Iterator[tuple[int, int]]:
-    """Return the ranges of rows that gave the request a token; adjacent ranges are merged."""
+    """Return the ranges of rows in which the request got a token; adjacent ranges are merged."""
     start, end = -1, -2
     for first, last in emitting_rows(life):
         if first == end + 1:
@@ -57,7 +57,7 @@ def _rows(life: RequestRecord) -> Iterator[tuple[int, int]]:
 
 
 def measure(case: Case) -> str:
-    """Run a case and return its md5."""
+    """Run a case and return its md5 hash."""
     return fingerprint(run_clients(case.engine(), case.requests(), None))
 
 

@@ -1,15 +1,16 @@
 """Convert incidents to server logs and diagnose them in a separate process.
 
-    python -m benchmarks.diagnose_held_out [--fresh] [NAME…]
+python -m benchmarks.diagnose_held_out [--fresh] [NAME…]
 
-The incidents are the packaged ones of vLLM and SGLang, eight more, and five healthy servers. The
-diagnosis has only a folder with logs, spans or client results. It is correct if the cause and the
-first suggested fix are right; for a healthy server, if no fault is reported.
+The set consists of the packaged incidents of vLLM and SGLang, eight further incidents, and five
+healthy servers. The diagnosis gets only a folder with logs, spans or client results. It is correct
+if the cause and the first suggested fix are correct or, for a healthy server, if it reports no
+fault.
 
-The rule for a correct answer follows from the cause that the thread of the incident documents, or
-from the setting that causes the incident; a comment at each incident gives the reason. The rules
-were written before the answers were read. If an answer does not match, the answer must change.
-``--fresh`` takes the set in ``fresh_incidents`` instead.
+The rule for a correct answer is based on the cause documented in the public thread of the incident,
+or on the setting that causes the incident; a comment at each incident gives the reason. The rules
+were written before the answers were read. If an answer does not match, the diagnosis must be
+changed and not the rule. ``--fresh`` uses the set in ``fresh_incidents`` instead.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ HEALTHY = "Result: healthy"
 class HeldOutIncident:
     """A server, the files that it writes, and the rule for a correct answer.
 
-    ``source`` is a packaged incident, with its ``variant``, or a scenario. ``cause`` are regular
-    expressions: the ``Cause:`` line must match all of them. The first fix of the ``Fix:`` line
-    must contain one of ``fixes``. Both are empty for a healthy server.
+    ``source`` is a packaged incident with its ``variant``, or a scenario. ``cause`` has regular
+    expressions, all of which the ``Cause:`` line must match. The first fix in the ``Fix:`` line
+    must contain one of ``fixes``. For a healthy server, ``cause`` and ``fixes`` are empty.
     """
 
     name: str
@@ -72,7 +73,9 @@ def _load(
 
 
 def _cold() -> dict[str, Any]:
-    """Return a few prompts without cached prefixes among many with a shared prefix."""
+    """Return a workload with a few prompts without cached prefixes among many prompts with a shared
+    prefix.
+    """
     warm = [
         {"prompt_tokens": 1000, "output_tokens": 20, "arrival": 0.12 * i, "prefix_group": "warm"}
         | {"prefix_tokens": 960}
@@ -92,7 +95,7 @@ def _cold() -> dict[str, Any]:
 
 VLLM, SGLANG = ("vllm-log", "otel"), ("sglang-log",)
 SG = {"name": "sglang", "variant": "0.5.23", "max_total_num_tokens": 128000}
-#: Terms for requests that lose computed tokens: vLLM preempts, SGLang retracts.
+#: Words for the loss of computed tokens: vLLM preempts requests, SGLang retracts them.
 PREEMPTED = r"preempt|retract"
 KV_CACHE = r"kv|cache|blocks"
 INCIDENTS = (
@@ -107,8 +110,8 @@ INCIDENTS = (
         ("skip-blocked",),
     ),
     HeldOutIncident(
-        # vLLM 37307: a prompt is admitted for its first chunk, preempted halfway, and its work is
-        # repeated. The fix is admission for the whole prompt.
+        # vLLM 37307: a prompt is admitted for its first chunk and preempted later, and its work is
+        # repeated. The fix is to admit a prompt only if all of it fits.
         "partial admission",
         "vllm-37307-partial-admission",
         "before",
@@ -117,8 +120,8 @@ INCIDENTS = (
         ("--scheduler-reserve-full-isl",),
     ),
     HeldOutIncident(
-        # vLLM 39734: a prompt needs more blocks than the cache has and waits without end. It must
-        # be rejected by a smaller max_model_len, or fit into a larger cache.
+        # vLLM 39734: a prompt needs more blocks than the cache has and waits forever. Either a
+        # smaller max_model_len must reject it, or a larger cache must hold it.
         "larger than the cache",
         "vllm-39734-larger-than-cache",
         "before",
@@ -127,8 +130,8 @@ INCIDENTS = (
         ("--max-model-len", "--num-gpu-blocks"),
     ),
     HeldOutIncident(
-        # vLLM 44594: the cache is too small for all admitted outputs, which causes preemptions.
-        # Admission that leaves a share of the cache free prevents them.
+        # vLLM 44594: the cache is too small for the outputs of all admitted requests, which causes
+        # preemptions. The fix is admission that keeps a part of the cache free.
         "watermark",
         "vllm-44594-watermark",
         "off",
@@ -138,7 +141,7 @@ INCIDENTS = (
     ),
     HeldOutIncident(
         # SGLang 30743: the server crashes with "Prefill out of memory" at the next chunk of a
-        # prompt, for decodes took the memory that was not reserved for their outputs.
+        # prompt, because decodes have used memory that was not reserved for their outputs.
         "chunk out of memory",
         "sglang-30743-chunk-oom",
         "before",
@@ -147,8 +150,8 @@ INCIDENTS = (
         ("without --enable-mixed-chunk", "--schedule-conservativeness"),
     ),
     HeldOutIncident(
-        # SGLang 31954: longest-prefix-match sorts uncached requests behind all cached ones. The
-        # thread proposes another order or aging; it does not blame the number of slots.
+        # SGLang 31954: longest-prefix-match sorts uncached requests behind all cached requests. The
+        # thread suggests another order or aging, and does not mention the number of slots.
         "cold prefix",
         "sglang-31954-lpm-cold",
         "before",
@@ -157,7 +160,7 @@ INCIDENTS = (
         ("--schedule-policy", "lpm-aging"),
     ),
     HeldOutIncident(
-        # SGLang 32549: prefill has priority, and running requests get no tokens meanwhile.
+        # SGLang 32549: prefills have priority, and running requests get no tokens during prefills.
         "decodes starved",
         "sglang-32549-decode-starved",
         "before",
@@ -192,11 +195,11 @@ INCIDENTS = (
         (r"prefill", r"chunk|tokens (per|a) step|long.prefill.token.threshold"),
         ("--long-prefill-token-threshold",),
     ),
-    # The next six were written before the reader had processed similar incidents;
+    # The next six were written before the log reader had been tried on similar incidents;
     # docs/diagnose.md has their first results.
     HeldOutIncident(
-        # The setting: a cache for few prompts, in a version that admits for the first chunk only
-        # (see partial admission) and recomputes preempted prompts completely.
+        # The setting: a cache for few prompts, in a version that admits a prompt for its first
+        # chunk only (see partial admission) and recomputes preempted prompts completely.
         "chunks thrown away",
         _load(
             {"variant": "0.14.0", "num_gpu_blocks": 1300, "enable_prefix_caching": False},
@@ -211,7 +214,7 @@ INCIDENTS = (
         ("vllm 0.", "--enable-prefix-caching"),
     ),
     HeldOutIncident(
-        # The setting: new prompts are admitted in one of 64 steps.
+        # The setting: new prompts are admitted in only one of 64 steps.
         "rare prefills",
         _load({"prefill_schedule_interval": 64}, 3.0, 500, 150),
         "run",
@@ -220,7 +223,7 @@ INCIDENTS = (
         ("--prefill-schedule-interval",),
     ),
     HeldOutIncident(
-        # The setting: admission leaves 60 % of the cache free.
+        # The setting: admission keeps 60 % of the cache free.
         "too much kept free",
         _load({"watermark": 0.6, "num_gpu_blocks": 700, "max_model_len": 4096}, 4.0, 500, 150),
         "run",
@@ -273,8 +276,9 @@ INCIDENTS = (
 
 
 def main() -> None:
-    """Diagnose all incidents, or the named ones, and print the results and the number of correct
-    ones."""
+    """Diagnose all incidents, or the named ones; print the results and the number of correct
+    answers.
+    """
     right, named, incidents = 0, [one for one in sys.argv[1:] if one != "--fresh"], INCIDENTS
     if "--fresh" in sys.argv[1:]:
         from benchmarks.fresh_incidents import INCIDENTS as incidents
@@ -287,7 +291,7 @@ def main() -> None:
 
 
 def diagnosed(server: HeldOutIncident) -> tuple[bool, str]:
-    """Return whether the answer is correct, with its cause and fix."""
+    """Return whether the answer is correct, and its cause and fix as text."""
     with tempfile.TemporaryDirectory() as folder:
         if isinstance(server.source, str):
             path = find_scenario(Path(server.source))
@@ -331,7 +335,7 @@ def is_correct(incident: HeldOutIncident, answer: Sequence[str]) -> bool:
 
 
 def _without_sglang(document: dict[str, Any]) -> dict[str, Any]:
-    """Remove vLLM's own setting if the engine is SGLang."""
+    """Remove a setting that only vLLM has if the engine is SGLang."""
     engine = document["engine"]
     if engine["name"] == "sglang":
         engine = {key: value for key, value in engine.items() if key != "num_gpu_blocks"}

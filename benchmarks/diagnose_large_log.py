@@ -1,11 +1,11 @@
-"""Measure memory and time of reading a log of one gigabyte.
+"""Measure the memory and the time needed to read a log of one gigabyte.
 
-    python -m benchmarks.diagnose_large_log [GIGABYTES] [vllm|sglang]
+python -m benchmarks.diagnose_large_log [GIGABYTES] [vllm|sglang]
 
-The log comes from a simulated server, with lines for requests and iterations; it is repeated with
-later times, and with lines of another program in between. A separate process reads a quarter of it,
-then all of it, with a progress bar on a terminal. Prints the lines per CPU second, compared with an
-empty loop over the same file, and the peak memory, compared with the quarter.
+The log is written by a simulated server, with lines for requests and iterations. It is repeated
+with later times, and lines of another program are added. One process reads a quarter of the log and
+another the whole log, with a progress bar on a terminal. Prints the lines per CPU second, compared
+with an empty loop over the same file, and the peak memory, compared with the first process.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ENGINES: dict[str, dict[str, Any]] = {
     "vllm": {"name": "vllm", "variant": "0.33.0", "num_gpu_blocks": 4000},
     "sglang": {"name": "sglang", "max_total_num_tokens": 64000},
 }
-#: Format of the times of a line, and their position.
+#: Format of the times in a line, and their position in the line.
 FORMS = {"vllm": ("%m-%d %H:%M:%S", 23), "sglang": ("%Y-%m-%d %H:%M:%S", 1)}
 ACCESS = 'INFO:     10.0.0.{0}:51234 - "POST /v1/completions HTTP/1.1" 200 OK'
 
@@ -47,7 +47,7 @@ def ran(engine: str) -> RunResult:
 
 
 def lines(engine: str) -> Iterator[str]:
-    """Yield the log of such a server without end."""
+    """Yield the lines of the log of such a server, without end."""
     result = ran(engine)
     config: Any = result.scenario.engine
     if engine == "vllm":
@@ -84,7 +84,7 @@ def write(path: Path, size: int, engine: str) -> int:
 
 
 def read_in_a_process(path: Path) -> tuple[float, float]:
-    """Return CPU seconds and peak memory (MiB) of a separate process that reads the log."""
+    """Return the CPU seconds and the peak memory (MiB) of a separate process that reads the log."""
     command = [sys.executable, "-m", "benchmarks.diagnose_large_log", "--read", str(path)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     cpu, peak = done.stdout.split()
@@ -92,7 +92,7 @@ def read_in_a_process(path: Path) -> tuple[float, float]:
 
 
 def read_here(path: Path) -> None:
-    """Read the log and print the cost."""
+    """Read the log in this process and print the cost."""
     from simkv.cli.command_support import progress
     from simkv.incident.source_reader import read_source
 

@@ -1,13 +1,14 @@
-"""Reduce recorded runs to the data of a user, and diagnose them.
+"""Reduce recorded runs to the data that a user would have, and diagnose them.
 
-    python -m benchmarks.diagnose_recorded_runs FOLDER [CASE…]
+python -m benchmarks.diagnose_recorded_runs FOLDER [CASE…]
 
-``FOLDER`` has cases as for ``simkv validate case``. For each case, this writes spans (queue,
-prefill, first token and end of every request), scrapes every 15 s, and a log with only its start
-and the stats lines. The diagnosis is given engine, version, GPU, model and the two limits of the
-operator. Prints the errors of the simulated means against the full record, the victims (worst
-decile by queue time) that are reported or found by the simulation alone, and for sampled requests
-whether the 90 % interval contains the true figure.
+``FOLDER`` has cases in the format of ``simkv validate case``. For each case, the program writes
+spans (queue, prefill, first token and end of every request), scrapes every 15 s, and a log that
+contains only the start-up and the statistics lines. The diagnosis also gets the engine, its
+version, the GPU, the model and two limits set by the operator. The program prints the errors of the
+simulated means compared with the full record. It also prints the victims (the 10 % of requests with
+the longest queue times) that the diagnosis reports or that the simulation alone finds. For sampled
+requests, it prints whether the 90 % interval contains the true value.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ from simkv.sim.simulation import simulate_with_profile
 from simkv.workload.workload_section import build_clients
 
 BEGIN = 1.7e9
-#: Requests queued for less than this (ms) did not wait: the engine admits requests between
-#: steps.
+#: Requests with a queue time below this (ms) count as not waiting, because the engine admits
+#: requests only between steps.
 WAITED = 1.0
 
 
 def main() -> None:
-    """Diagnose every case from its spans and from scrapes; print the errors."""
+    """Diagnose every case from its spans and from its scrapes; print the errors."""
     root, *wanted = sys.argv[1:]
     for path in sorted(Path(root).glob("*/case.json")):
         case = json.loads(path.read_text())
@@ -116,7 +117,7 @@ def _f1(true: set[int], found: set[int]) -> float:
 def _drawn(
     name: str, kind: str, texts: dict[str, str], table: pd.DataFrame, asked: UserSettings
 ) -> None:
-    """Diagnose from files without data of single requests."""
+    """Diagnose from files without data on single requests."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out"
         for file, text in texts.items():

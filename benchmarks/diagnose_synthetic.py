@@ -1,12 +1,14 @@
-"""Simulate runs with costs unknown to the diagnosis, and diagnose them from their servers' files.
+"""Simulate runs with costs that the diagnosis does not know, and diagnose them from the files of
+their servers.
 
-    python -m benchmarks.diagnose_synthetic [NAME…]
+python -m benchmarks.diagnose_synthetic [NAME…]
 
-Steps are composed of operators of a GPU and a model (extra ``hardware``), while the diagnosis fits
-another form of cost model. It is a separate process with a folder of files, without GPU and model.
-Prints, for each run, the error of the simulated means and, for sampled requests, whether the 90 %
-interval contains the true value: from spans, from spans and a log with iterations, from such a log
-alone, and from a log with only stats lines.
+The step costs are composed from the operator times of a GPU and a model (extra ``hardware``), while
+the diagnosis fits another form of cost model. The diagnosis is a separate process that gets a
+folder with files, but neither GPU nor model. For each run, the program prints the error of the
+simulated means and, for sampled requests, whether the 90 % interval contains the true value. This
+is done for four kinds of input: spans; spans and a log with iterations; such a log alone; and a log
+with only statistics lines.
 """
 
 from __future__ import annotations
@@ -88,7 +90,7 @@ RUNS = {
     "long prompts": _run(LARGE, _vllm("0.33.0", num_gpu_blocks=6000), 3.0, 2500, 150, 0.3),
     "L4": _run(L4, _vllm("0.24.0", num_gpu_blocks=3000), 0.8, 700, 200),
 }
-#: Evidence for the diagnosis: the kinds of files that are written, and their sources.
+#: Inputs of the diagnosis: the kinds of files that are written, and their sources.
 GIVEN = {
     "spans": ("vllm-log", "otel"),
     "spans, iterations": ("vllm-log-iterations", "otel"),
@@ -98,7 +100,7 @@ GIVEN = {
 
 
 def main() -> None:
-    """Diagnose all runs, or the named ones, from each kind of evidence; print the errors."""
+    """Diagnose all runs, or the named ones, from each kind of input; print the errors."""
     wanted = [name for name in sys.argv[1:] if name in RUNS] or list(RUNS)
     for name in wanted:
         scenario = next(

@@ -1,10 +1,10 @@
-"""A second set of held-out incidents, with other engines, loads and seeds than the first.
+"""A second set of held-out incidents, with other engines, loads and seeds than in the first set.
 
-    python -m benchmarks.diagnose_held_out --fresh [NAME…]
+python -m benchmarks.diagnose_held_out --fresh [NAME…]
 
 The set was committed before any of its servers was diagnosed; docs/diagnose.md has the result of
-that first run. The planted setting of each server is the reason for its rule. A rule accepts every
-flag that undoes the effect of the planted setting by the engine's own documentation.
+that first run. A rule is based on the setting that was changed in the server. It accepts every flag
+that, according to the engine's documentation, reverses the effect of this setting.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _sessions(engine: dict[str, Any], seed: int, rate: float, sessions: int) -> 
 
 INCIDENTS = (
     HeldOutIncident(
-        # The setting: max_num_seqs=6; only the default log with access lines.
+        # The setting: max_num_seqs=6; the only file is the default log with access lines.
         "six slots, access lines",
         _server(_vllm("0.17.0", max_num_seqs=6), 101, 3.0, 400, 220, 90),
         "run",
@@ -114,8 +114,9 @@ INCIDENTS = (
         ("--chunked-prefill-size",),
     ),
     HeldOutIncident(
-        # The setting: a cache for about five requests; no queue limit is at fault. vLLM preempts,
-        # because outputs are long. More blocks, or fewer requests at once, undo it.
+        # The setting: a cache for about five requests; no queue limit causes the problem. vLLM
+        # preempts requests, because outputs are long. More blocks, or fewer requests at a time, fix
+        # it.
         "cache for five requests",
         _server(_vllm("0.19.0", num_gpu_blocks=220, max_model_len=3000), 106, 1.5, 400, 350, 50),
         "run",
@@ -124,7 +125,7 @@ INCIDENTS = (
         ("--num-gpu-blocks", "--max-num-seqs", "--gpu-memory-utilization", "larger cache"),
     ),
     HeldOutIncident(
-        # The setting: a cache for few requests, known from the statistics and access lines only.
+        # The setting: a cache for few requests; only the statistics and access lines show it.
         "small cache, access lines",
         _server(_vllm("0.28.0", num_gpu_blocks=170, max_model_len=2400), 107, 3.0, 600, 150, 90),
         "run",
@@ -133,7 +134,7 @@ INCIDENTS = (
         ("--num-gpu-blocks", "--max-num-seqs", "--gpu-memory-utilization", "larger cache"),
     ),
     HeldOutIncident(
-        # The setting: conversations without prefix caching compute every prompt again.
+        # The setting: conversations without prefix caching, so that every prompt is computed again.
         "no prefix caching",
         _sessions(_vllm("0.30.0", enable_prefix_caching=False), 108, 2.5, 25),
         "run",
@@ -167,7 +168,7 @@ INCIDENTS = (
         ("--watermark",),
     ),
     HeldOutIncident(
-        # The setting: prefills run in one of 80 steps.
+        # The setting: prefills run in only one of 80 steps.
         "prefill every 80 steps",
         _server(_vllm("0.33.0", prefill_schedule_interval=80), 111, 2.0, 700, 100, 60),
         "run",
@@ -176,7 +177,7 @@ INCIDENTS = (
         ("--prefill-schedule-interval",),
     ),
     HeldOutIncident(
-        # The setting: SGLang's scheduler reads new requests in one of 150 steps.
+        # The setting: SGLang's scheduler receives new requests in only one of 150 steps.
         "requests read seldom",
         _server(_sglang("0.5.23", scheduler_recv_interval=150), 112, 2.0, 500, 120, 60),
         "run",
@@ -185,8 +186,8 @@ INCIDENTS = (
         ("--scheduler-recv-interval",),
     ),
     HeldOutIncident(
-        # The setting: almost nothing is reserved for outputs, so requests are retracted. A higher
-        # conservativeness or fewer running requests undo it.
+        # The setting: almost no memory is reserved for outputs, so requests are retracted. A higher
+        # conservativeness or fewer running requests fix it.
         "outputs not reserved",
         _server(
             _sglang("0.5.20", max_total_num_tokens=9_000, schedule_conservativeness=0.02),

@@ -1,14 +1,14 @@
-"""Measure the speed of a release: the loop alone and the whole run, in fresh processes.
+"""Measure the speed of a release: the engine loop alone, and the whole run, each in a new process.
 
     python benchmarks/release_speed.py [--keep] [--compiled PYTHON] [w1 w2 w3-azure w3-mooncake w4
         fleet startup]
 
-Times are CPU seconds, the minimum of a few rounds, and not comparable across machines. Compare the
-ratios to the floor (SimPy timeouts) and to the yardstick (a constant loop of plain Python), which
-are measured in the same run. A whole run is ``simkv run --no-plots`` with ledger, verdicts and
-files. ``--compiled`` names a Python with the compiled wheel (``make compiled`` creates
-``build/compiled/bin/python``), whose figures are printed below the others. ``--keep`` appends a
-line to ``history.jsonl``. W4 runs the loop alone, once, unless it is named.
+Times are CPU seconds, the minimum of a few rounds; they cannot be compared between machines.
+Instead, compare the ratios to the floor (SimPy timeouts) and to the yardstick (a fixed loop of
+plain Python), which are measured in the same run. A whole run is ``simkv run --no-plots`` with
+ledger, verdicts and files. ``--compiled`` names a Python with the compiled wheel (``make compiled``
+creates ``build/compiled/bin/python``); its results are printed below the others. ``--keep`` appends
+a line to ``history.jsonl``. For W4, only the loop is run, and only once, unless W4 is named.
 """
 
 from __future__ import annotations
@@ -33,15 +33,17 @@ from simkv.workload.workload_section import Workload, generate_requests
 
 HISTORY = HERE / "history.jsonl"
 USUAL = ("w1", "w2", "w3-azure", "w3-mooncake", "w4", "fleet", "startup")
-#: Figures that are compared between builds: the loop and, if it was run, the whole.
+#: Times that are compared between builds: the loop and, if it was run, the whole run.
 TIMES = ("loop_s", "whole_s")
 TINY = {"requests": [{"prompt_tokens": 100, "output_tokens": 10}]}
-#: A new process for each figure, so that nothing is cached and peak memory is separate.
+#: Each time is measured in a new process, so that nothing is cached and peak memory is separate.
 ONE = "import sys; sys.path.insert(0, sys.argv[1]); import release_speed as r; r.one(sys.argv[2])"
 
 
 def one(name: str) -> None:
-    """Print requests, CPU seconds of the loop, peak memory (MiB) and the build of a case."""
+    """Print the number of requests, the CPU seconds of the loop, the peak memory (MiB) and the
+    build, for one case.
+    """
     case = next((case for case in CASES if case.name == name), None)
     if case is None:  # fleet-N
         requests = generate_requests(Workload.model_validate(poisson(10_000, 34)), None)
@@ -57,7 +59,7 @@ def one(name: str) -> None:
 
 
 def loop(name: str, rounds: int, python: str = sys.executable) -> dict[str, float]:
-    """Return the result of the fastest of ``rounds`` fresh processes."""
+    """Return the result of the fastest of ``rounds`` new processes."""
     command = [python, "-P", "-c", ONE, str(HERE), name]
     found = [json.loads(subprocess.check_output(command, text=True)) for _ in range(rounds)]
     return min(found, key=lambda line: float(line["loop_s"]))
@@ -75,13 +77,13 @@ def whole(case: Case, folder: Path, rounds: int, python: str = sys.executable) -
 
 
 def cpu_of(*words: str, rounds: int, python: str = sys.executable) -> float:
-    """Return the minimum CPU seconds of a Python with these arguments."""
+    """Return the minimum CPU seconds, over the rounds, of a Python process with these arguments."""
 
     def spent() -> float:
         usage = resource.getrusage(resource.RUSAGE_CHILDREN)
         return usage.ru_utime + usage.ru_stime
 
-    # As installed, with bytecode, which the first round may have to write.
+    # bytecode as after an installation, which the first round may have to write
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     found = []
     for _ in range(rounds):
@@ -102,7 +104,7 @@ def rate(work: Callable[[int], None], count: int) -> float:
 
 
 def timeouts(count: int) -> None:
-    """Return the floor for any simulator on SimPy."""
+    """Process SimPy timeouts, which is the floor for any simulator based on SimPy."""
     env = simpy.Environment()
 
     def process() -> Iterator[simpy.Event]:
@@ -114,7 +116,9 @@ def timeouts(count: int) -> None:
 
 
 def yardstick(count: int) -> None:
-    """Run plain Python typical of simulators: dicts, lists, calls, sums. Must not change."""
+    """Run plain Python code that is typical of simulators: dicts, lists, calls, sums. It must not
+    change.
+    """
     table: dict[int, list[float]] = {}
     for i in range(count):
         row = table.setdefault(i % 1000, [])
@@ -124,8 +128,7 @@ def yardstick(count: int) -> None:
 
 
 def measured(case: Case, folder: Path, python: str, *, alone: bool) -> dict[str, float]:
-    """Return a line with the cost of a case with a Python: the loop ``alone``, or the whole run
-    too."""
+    """Return the costs of a case with a Python: of the loop ``alone``, or also of the whole run."""
     rounds = 1 if case.name == "w4" else 3
     found = loop(case.name, rounds, python)
     speed = found["requests"] / found["loop_s"]

@@ -1,11 +1,12 @@
 """Check that the work per request does not grow with size, for every engine and variant.
 
-    python benchmarks/scaling.py [--limit 0.05] [vllm sglang mistralrs fastdeploy trtllm]
+python benchmarks/scaling.py [--limit 0.05] [vllm sglang mistralrs fastdeploy trtllm]
 
-Work is counted as executed lines of Python, with one count per round of a comprehension, so the
-figures do not depend on machine or load. Loops in C (``sorted``, ``list``) are not counted. Each
-line gives the exponent of the work per request over one size, fitted between the smallest and the
-largest size with all others constant. Exits with 1 if one exceeds the limit.
+Work is counted as executed lines of Python, and each round of a comprehension counts as a line, so
+the results do not depend on the machine or its load. Loops in C (``sorted``, ``list``) are not
+counted. Each printed line gives the exponent with which the work per request grows with one size.
+It is fitted between the smallest and the largest value, with all other sizes constant. Exits with 1
+if an exponent exceeds the limit.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from simkv.sim.fleet.routers import build_router
 from simkv.workload.clients import Clients
 from simkv.workload.workload_section import Workload, build_clients
 
-#: Large values for unlimited sizes, by the settings of each engine.
+#: Large values that make sizes practically unlimited, by the settings of each engine.
 ROOMY: dict[str, dict[str, Any]] = {
     "vllm": {"num_gpu_blocks": 40_000, "max_model_len": 4096},
     "sglang": {"max_total_num_tokens": 640_000},
@@ -39,13 +40,14 @@ ROOMY: dict[str, dict[str, Any]] = {
     "trtllm": {"max_tokens_in_paged_kv_cache": 640_000, "tokens_per_block": 16},
 }
 PROMPT, OUTPUT = 60, 20
-#: Settings that make an engine observe priorities.
+#: Settings with which an engine uses priorities.
 PRIORITIES = {"vllm": {"policy": "priority"}}
 
 
 def config(engine: str, variant: str, seats: int, blocks: int | None = None, **more: Any) -> Any:
-    """Return the engine's config with this number of slots, and of blocks of 16 tokens (default:
-    plenty)."""
+    """Return the engine's config with this number of slots, and with this number of blocks of 16
+    tokens (default: more than enough).
+    """
     spec = ENGINES[engine]
     knobs = {**ROOMY[engine], "variant": variant, spec.seats: seats, **more}
     if blocks:
@@ -64,7 +66,7 @@ def burst(count: int, apart: float = 0.0, tiers: int = 1) -> list[Request]:
 
 
 def one(made: Any) -> Callable[[simpy.Environment, int], Engine]:
-    """Build a replica of the config."""
+    """Return a function that builds a replica of the config."""
     profile = load_profile("unit-step")
 
     def make(env: simpy.Environment, rank: int) -> Engine:
@@ -106,10 +108,11 @@ def sessions(turns: int, **more: int) -> Clients:
 
 
 Sized = Callable[[str, str, int], tuple[SimulatedServer, "list[Request] | Clients"]]
-#: Sessions without compaction. No limit applies: the work of a turn grows with the turns in its
-#: context, each a segment of its prompt, and in SGLang a node of the radix tree.
+#: Sessions without compaction. They have no limit, because the work of a turn grows with the number
+#: of turns in its context: each is a segment of its prompt and, in SGLang, a node of the radix
+#: tree.
 TURNS_IN_CONTEXT = "turns in context"
-#: The sizes that grow, and their ranges.
+#: Sizes that are varied, with their ranges.
 AXES: dict[str, tuple[Sized, int, int]] = {
     "requests": (lambda e, v, n: (alone(config(e, v, 16)), burst(n, 2.0)), 100, 400),
     "waiting": (lambda e, v, n: (alone(config(e, v, 4)), burst(n)), 50, 400),
@@ -145,14 +148,14 @@ def work(serving: Callable[[], object]) -> int:
 
 
 def per_request(sized: Sized, engine: str, variant: str, size: int) -> float:
-    """Return the work per request at a size."""
+    """Return the work per request for a given value of the size."""
     server, requests = sized(engine, variant, size)
     count = len(requests.requests if isinstance(requests, Clients) else requests)
     return work(lambda: run_clients(server, requests, None)) / count
 
 
 def exponent(sized: Sized, engine: str, variant: str, small: int, large: int) -> float:
-    """Return the exponent of the growth of work per request."""
+    """Return the exponent with which the work per request grows."""
     before, after = (per_request(sized, engine, variant, size) for size in (small, large))
     return log(after / before) / log(large / small)
 

@@ -4,9 +4,10 @@
     python benchmarks/serve_fuzzing.py [--examples 100]
 
 schemathesis generates valid and invalid bodies, headers and methods, and checks the responses
-against the document. Two of its checks are excluded: valid bodies may be rejected (a prompt longer
-than the model's limit), and numbers may be sent as text, as with vLLM. At the end, the engine must
-be empty, without unexpected errors, and a run of the record must end.
+against the document. Two of its checks are excluded, because valid bodies may be rejected (a prompt
+longer than the model's limit), and because numbers may be sent as text, as in vLLM. At the end, the
+engine must be empty, there must be no unexpected errors, and a simulation of the recorded requests
+must end.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def wait_for(url: str) -> None:
 
 
 def wait_until_idle(url: str) -> None:
-    """Wait until no call is in flight and no block is held. Raises TimeoutError."""
+    """Wait until no call is in flight and no block is in use. Raises TimeoutError."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         lines = httpx.get(f"{url}/metrics").text.splitlines()

@@ -1,12 +1,13 @@
 """Send 100,000 requests to a server from eight clients that misbehave, and check its state.
 
-    python benchmarks/serve_soak.py [--requests 100000] [--minutes 10]
+python benchmarks/serve_soak.py [--requests 100000] [--minutes 10]
 
-Each client has its own fault: it leaves during a stream, reads nothing for a while, dribbles its
-request head, sends invalid JSON, invalid fields or a body of megabytes, closes its half of the
-connection, or asks for other paths with the wrong method; one has no fault. Prints memory at ten
-moments. At the end, the engine must be empty and the log without a traceback, and a run of the
-record must have as many steps, preemptions and finished requests as the server had.
+Each client has a different fault: it leaves during a stream, reads nothing for a while, sends its
+request head very slowly, sends invalid JSON, invalid fields or a body of megabytes, closes its half
+of the connection, or requests other paths with the wrong method. One client has no fault. Memory is
+printed ten times. At the end, the engine must be empty and the log must contain no traceback. A
+simulation of the recorded requests must have the same numbers of steps, preemptions and finished
+requests as the server.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ Fault = Callable[["Client"], Awaitable[None]]
 
 
 class Client:
-    """One client; ``sent`` counts its requests and ``statuses`` the answers by status."""
+    """One client; ``sent`` is the number of its requests, and ``statuses`` the number of responses
+    by status.
+    """
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -54,7 +57,7 @@ class Client:
         return self._writer
 
     async def answer(self) -> None:
-        """Read one answer, and count its status."""
+        """Read one response and count its status."""
         assert self._reader is not None
         head = await self._reader.readuntil(b"\r\n\r\n")
         self.statuses[head.split(b" ", 2)[1].decode()] += 1
@@ -68,7 +71,7 @@ class Client:
             self.leave()
 
     def leave(self) -> None:
-        """Close the connection without reading what is left."""
+        """Close the connection without reading the remaining data."""
         if self._writer is not None:
             self._writer.transport.abort()
         self._writer = None
@@ -148,7 +151,7 @@ FAULTS: tuple[Fault, ...] = (
 
 
 async def misbehave(clients: list[Client], most: int, until: float) -> None:
-    """Let each client send its share of ``most`` requests, at the latest until ``until``."""
+    """Let the clients send ``most`` requests together, at the latest until ``until``."""
 
     async def repeat(client: Client, fault: Fault) -> None:
         while client.sent < most // len(clients) and time.monotonic() < until:
@@ -195,7 +198,7 @@ async def soak(most: int, minutes: float, pid: int) -> list[Client]:
 
 
 def main() -> int:
-    """Soak the server and check its state; return the exit code."""
+    """Run the soak test and check the server's state; return the exit code."""
     options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     options.add_argument("--requests", type=int, default=100_000)
     options.add_argument("--minutes", type=float, default=10)

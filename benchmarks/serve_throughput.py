@@ -1,10 +1,11 @@
 """Measure the throughput and accuracy of ``simkv serve``.
 
-    python benchmarks/serve_throughput.py [STREAMS]
+python benchmarks/serve_throughput.py [STREAMS]
 
-Starts the server as a process and reads streams from another one. Prints, for rising ``--speed``,
-SSE chunks per second and their lag (the server's own ``simkv:clock_lag_seconds``). Then, at --speed
-1, prints the TTFT and ITL of clients beside those of a run of the record.
+The program starts the server as a process and reads streams in another process. For increasing
+``--speed``, it prints the SSE chunks per second and their lag (the server's metric
+``simkv:clock_lag_seconds``). At --speed 1, it also compares the clients' TTFT and ITL with a
+simulation of the recorded requests.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).parents[1]
-#: A step takes 10 ms, plus 0.1 ms per prompt token.
+#: Costs in which a step takes 10 ms, plus 0.1 ms per prompt token.
 SCENARIO = """\
 name: served
 engine: {{name: vllm, variant: "0.33.0", num_gpu_blocks: 8000, max_num_seqs: {streams}}}
@@ -35,7 +36,9 @@ profile: {costs}
 
 @dataclass
 class Stream(asyncio.Protocol):
-    """Client that reads one reply; ``times`` are the times of its chunks by the monotonic clock."""
+    """A client that reads one reply; ``times`` are the times of its chunks by the monotonic
+    clock.
+    """
 
     body: bytes
     done: asyncio.Future[None]
@@ -75,7 +78,7 @@ async def read(port: int, streams: int, tokens: int, apart: float) -> list[Strea
 
 
 class Server:
-    """Run ``simkv serve`` as a separate process."""
+    """``simkv serve`` as a separate process."""
 
     def __init__(self, folder: Path, streams: int, speed: float) -> None:
         path = folder / "served.yaml"
@@ -91,8 +94,9 @@ class Server:
         self.port = int(found[1])
 
     def lag(self, share: float) -> float:
-        """Return the bound of the lag (s) for this share of all tokens, from the server's
-        histogram."""
+        """Return an upper bound of the lag (s) for the fraction ``share`` of all tokens, from the
+        server's histogram.
+        """
         url = f"http://127.0.0.1:{self.port}/metrics"
         text = urllib.request.urlopen(url).read().decode()
         found = re.findall(r'clock_lag_seconds_bucket\{le="([^"]+)"\} (\S+)', text)
@@ -113,9 +117,10 @@ def _children_cpu() -> float:
 
 
 def sustained(streams: int, speed: float, tokens: int) -> tuple[float, float, float]:
-    """Return chunks per second, the lag bound of 99 % of them (s), and chunks per CPU second.
+    """Return the chunks per second, the bound of the lag (s) for 99 % of the chunks, and the chunks
+    per CPU second.
 
-    The last one includes the server's start.
+    The CPU time includes the start of the server.
     """
     with tempfile.TemporaryDirectory() as folder:
         server = Server(Path(folder), streams, speed)
@@ -129,7 +134,9 @@ def sustained(streams: int, speed: float, tokens: int) -> tuple[float, float, fl
 
 
 def compared(streams: int, tokens: int) -> list[str]:
-    """Return lines that compare the clients' times at --speed 1 with a run of the record."""
+    """Return lines that compare the clients' times at --speed 1 with a simulation of the recorded
+    requests.
+    """
     from simkv.metrics.scenario_runner import run_file
 
     with tempfile.TemporaryDirectory() as name:

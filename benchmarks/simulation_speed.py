@@ -1,10 +1,11 @@
-"""Measure the speed of simkv with leaping on and off, beside floors measured in the same run.
+"""Measure the speed of simkv with and without leaping, and compare it with floors measured in the
+same run.
 
-    python benchmarks/simulation_speed.py [w1 w1-100k w2 w3-azure w3-mooncake w4 fleet hardware]
+python benchmarks/simulation_speed.py [w1 w1-100k w2 w3-azure w3-mooncake w4 fleet hardware]
 
-Times are CPU seconds of this process and not comparable across machines; ratios to the floors are.
-The simulation loop is measured without workload generation and metrics, which are shown separately.
-W3 needs the public traces (see traces/README.md) under ../shared/workloads.
+Times are CPU seconds of this process. They cannot be compared between machines, but their ratios to
+the floors can. The simulation loop is measured without workload generation and metrics, whose times
+are shown separately. W3 needs the public traces (see traces/README.md) under ../shared/workloads.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from simkv.workload.workload_section import Workload, generate_requests
 
 
 def floors() -> Iterator[tuple[str, float]]:
-    """Return the floor for any simulator on SimPy, in operations per CPU second."""
+    """Yield the floors for any simulator based on SimPy, in operations per CPU second."""
 
     def timeouts(count: int) -> None:
         env = simpy.Environment()
@@ -75,8 +76,9 @@ def run(case: Case, requests: list[Request], *, leaping: bool) -> None:
 
 
 def run_fleets() -> None:
-    """Compare one replica with eight behind a router: at the same total rate, and at the same rate
-    per replica."""
+    """Compare one replica with eight replicas behind a router: at the same total rate, and at the
+    same rate per replica.
+    """
     speeds: list[float] = []
     for replicas, rate in ((1, 34), (8, 34), (8, 8 * 34)):
         requests = generate_requests(Workload.model_validate(poisson(10_000, rate)), None)
@@ -93,7 +95,7 @@ def run_fleets() -> None:
 
 
 def run_hardware() -> None:
-    """Compare a profile of four linear terms with a profile composed of operators."""
+    """Compare a profile with four linear terms and a profile composed of operators."""
     hardware = make_hardware(find_gpu("H100-SXM"), find_architecture("Llama-3.1-8B"))
     config = vllm(16_000)
     made: list[CostProfile] = [load_profile("llama3-8b-class.json", HERE)]
@@ -107,7 +109,8 @@ def run_hardware() -> None:
     requests = generate_requests(Workload.model_validate(poisson(10_000, 34)), None)
     best = dict.fromkeys(range(len(made)), float("inf"))
     engines: dict[int, Engine] = {}
-    for _ in range(7):  # alternately, so that other load on the machine affects both
+    # alternate between them, so that other load on the machine affects both equally
+    for _ in range(7):
         for which, profile in enumerate(made):
             engine = Engine(
                 simpy.Environment(), build_scheduler(config), SimulatedExecutor(profile)

@@ -24,7 +24,7 @@ TRACES = HERE.parent.parent / "shared" / "workloads"
 
 @dataclass(frozen=True)
 class Case:
-    """A workload on one replica; ``stepping``: also run with leaping off."""
+    """A workload on one replica; with ``stepping``, it is also run without leaping."""
 
     name: str
     workload: dict[str, object]
@@ -33,7 +33,7 @@ class Case:
 
     @property
     def missing(self) -> str | None:
-        """Return the missing trace that it needs, or None."""
+        """Return the trace that the case needs if it is missing, else None."""
         trace = self.workload.get("trace")
         return str(trace) if trace and not Path(str(trace)).is_file() else None
 
@@ -42,13 +42,15 @@ class Case:
         return generate_requests(Workload.model_validate(self.workload), None)
 
     def engine(self, *, leaping: bool = True) -> Engine:
-        """Return a new replica."""
+        """Return a new replica; ``leaping`` enables leaps."""
         executor = SimulatedExecutor(load_profile("llama3-8b-class.json", HERE))
         return Engine(simpy.Environment(), build_scheduler(self.config), executor, leaping=leaping)
 
 
 def poisson(count: int, rate: float) -> dict[str, object]:
-    """Return log-normal lengths of mean 512 and 256 tokens, with Poisson arrivals."""
+    """Return a workload with Poisson arrivals and log-normal lengths with means of 512 and 256
+    tokens.
+    """
     return {
         "arrivals": {
             "num_prompts": count,
@@ -60,7 +62,7 @@ def poisson(count: int, rate: float) -> dict[str, object]:
 
 
 def vllm(blocks: int, **knobs: object) -> VllmConfig:
-    """Return a vLLM engine with 256 sequences, by default without a prefix cache."""
+    """Return a vLLM engine with at most 256 sequences, by default without prefix caching."""
     usual = {
         "num_gpu_blocks": blocks,
         "max_num_seqs": 256,
@@ -73,7 +75,7 @@ def vllm(blocks: int, **knobs: object) -> VllmConfig:
 
 
 def make_fleet(replicas: int) -> Fleet:
-    """Return a fleet of W1's replicas behind a router that reads loads."""
+    """Return a fleet of the replicas of W1, behind a router that reads loads."""
     profile = load_profile("llama3-8b-class.json", HERE)
 
     def make(env: simpy.Environment, rank: int) -> Engine:
@@ -83,7 +85,7 @@ def make_fleet(replicas: int) -> Fleet:
     return Fleet(simpy.Environment(), [make] * replicas, router)
 
 
-#: The replica serves about 42 requests/s of W1, so 34/s is a load of 80 %.
+#: The replica serves about 42 requests/s of W1, so 34 requests/s is a load of 80 %.
 CASES = (
     Case("w1", poisson(10_000, 34), vllm(16_000)),
     Case("w1-async", poisson(10_000, 34), vllm(16_000, async_scheduling=True)),

@@ -1,8 +1,8 @@
-"""Write the vLLM log of a recorded run: its start, and a stats line every 10 s.
+"""Write the vLLM log of a recorded run: the start-up lines, and a statistics line every 10 s.
 
-If the record has the server's own figures over time with its cache usage, the lines use them.
-Otherwise running and waiting requests and tokens follow from the requests, and cache usage from the
-size of the GPU's cache.
+If the record has the server's metrics over time, including cache usage, the lines contain these
+metrics. Otherwise, running and waiting requests and tokens are computed from the requests, and
+cache usage from the size of the cache on the GPU.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from simkv.incident.emit.log_dates import format_time
 from simkv.incident.emit.vllm_log_writer import STATS_INTERVAL_S, stats_line
 from simkv.schedulers.vllm.config import VllmConfig
 
-#: The columns of a timeline, and their names in records.
+#: Columns of a timeline, with their names in records.
 COLUMNS = {
     "t_s": "t",
     "prompt_tok_per_s": "prompt_throughput",
@@ -30,7 +30,7 @@ COLUMNS = {
 
 
 def lines_of_case(folder: Path, case: dict[str, Any], table: pd.DataFrame) -> str:
-    """Return the log of a case in ``folder`` whose requests are the ``table``."""
+    """Return the log of the case in ``folder``; ``table`` has its requests."""
     engine = case["engine"]
     blocks, ranks = engine.get("num_gpu_blocks") or _room(case), engine.get("data_parallel", 1)
     args = {name: engine[name] for name in ("max_num_seqs", "max_num_batched_tokens")}
@@ -56,7 +56,7 @@ def lines_of_case(folder: Path, case: dict[str, Any], table: pd.DataFrame) -> st
 
 
 def gpu_of(case: dict[str, Any]) -> str:
-    """Return the name of one GPU; several are written as ``2 x NVIDIA …``."""
+    """Return the name of one GPU; a record names several GPUs as ``2 x NVIDIA …``."""
     return str(case["engine"]["gpu"]).removeprefix("2 x ").partition(" (")[0]
 
 
@@ -76,7 +76,7 @@ def _room(case: dict[str, Any]) -> int:
 
 
 def _recorded(folder: Path) -> pd.DataFrame | None:
-    """Return the server's own figures every 10 s; None without cache usage."""
+    """Return the server's own metrics every 10 s; None if cache usage is missing."""
     path = folder / "timeseries.csv"
     if not path.is_file():
         path = folder / "original" / "timeseries.csv"
@@ -93,7 +93,7 @@ def _recorded(folder: Path) -> pd.DataFrame | None:
         hits=hits,
     )
     gap = found["t_s"].diff().median()
-    if gap < STATS_INTERVAL_S:  # a line covers the ten seconds before it
+    if gap < STATS_INTERVAL_S:  # a line covers the previous ten seconds
         many = round(STATS_INTERVAL_S / gap)
         idle = found.iloc[[-1] * (many - len(found) % many)].assign(
             prompt=0.0, output=0.0, running=0, waiting=0, usage=0.0

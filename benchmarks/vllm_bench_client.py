@@ -5,8 +5,8 @@
     pip install 'simkv[serve]' aiohttp regex tqdm
     python benchmarks/vllm_bench_client.py WHEEL SCENARIO [OPTIONS OF vllm bench serve]
 
-Only the benchmark's client runs. Modules of the engine and of missing packages that it imports are
-stubs that define any name; the client calls none of them.
+Only the client of the benchmark runs. Modules of the engine and of missing packages that the client
+imports are replaced by stubs that define any name; the client does not call them.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-#: Modules that really run; all others below ``vllm`` are stubs.
+#: Modules that are loaded from the wheel; all other modules below ``vllm`` are stubs.
 REAL = ("vllm.benchmarks", "vllm.exceptions")
 
 
 class Hollow(type):
-    """Class that can be called, subclassed and indexed, with any attribute."""
+    """A stub class that can be called, subclassed and indexed, and that has any attribute."""
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
@@ -49,7 +49,7 @@ class Hollow(type):
 
 
 def hollow(name: str) -> Any:
-    """Return a class of that name that does nothing."""
+    """Return a class with this name that does nothing."""
     return Hollow(name, (), {"__init__": _ignore})
 
 
@@ -58,7 +58,7 @@ def _ignore(*_: Any, **__: Any) -> None:
 
 
 class HollowModule(ModuleType):
-    """Module that defines every name."""
+    """A stub module that defines every name."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name != "__version__":
@@ -67,7 +67,7 @@ class HollowModule(ModuleType):
 
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finder of stub modules for the engine's own modules and missing packages."""
+    """Import finder that provides stubs for the engine's modules and for missing packages."""
 
     def __init__(self, wheel: Path) -> None:
         self.wheel = wheel
@@ -83,11 +83,11 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Do nothing, because a stub has no code."""
+        """Do nothing, because a stub has no code to run."""
 
 
 class Absent(Finder):
-    """Provide stubs for packages that the client names but does not need."""
+    """Import finder that provides stubs for packages that the client imports but does not need."""
 
     PACKAGES = ("PIL", "datasets", "huggingface_hub", "pybase64", "soundfile", "transformers")
 
@@ -98,7 +98,9 @@ class Absent(Finder):
 
 
 class Words:
-    """Tokenizer with tokens of three letters and a space, for equal counts in client and server."""
+    """Tokenizer in which a token is three letters and a space, so that client and server count the
+    same tokens.
+    """
 
     LETTERS = "abcdefghijklmnopqrstuvwxyz"
     vocab_size = 26**3
@@ -136,7 +138,7 @@ def client(wheel: Path) -> Any:
 
 
 def main() -> None:
-    """Start the server, run the client against it, stop the server."""
+    """Start the server, run the client against it, and stop the server."""
     if len(sys.argv) < 3:
         sys.exit(__doc__)
     wheel, scenario, *options = sys.argv[1:]

@@ -1,1 +1,3 @@
-"""Maintainer tools, not in the wheel: constant fits, generated pages and recording counts."""
+"""Tools for maintainers, which are not in the wheel: constant fits, generated pages and recording
+counts.
+"""

@@ -1,6 +1,6 @@
 """Generate docs/accuracy.md: ``python -m dev.accuracy_page docs``.
 
-The page states which data simkv was judged on and how large its errors were, by release.
+For each release, the page lists the data on which simkv was evaluated and its errors.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ FIGURES = ("ttft", "tpot", "e2e", "throughput", "inside")
 
 
 def read_results() -> list[dict[str, Any]]:
-    """Return the results of the judges, with None for figures that a judge does not have."""
+    """Return the results of the evaluations, with None for metrics that an evaluation does not
+    have.
+    """
     found = tomllib.loads((HERE / "accuracy_results.toml").read_text(encoding="utf-8"))["result"]
     return [dict.fromkeys(FIGURES) | one for one in found]
 

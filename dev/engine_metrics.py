@@ -4,9 +4,9 @@
     python -m dev.engine_metrics sglang ~/sglang-0.5.23/sglang/srt/observability
 
 The sources are parsed, not run. Each metric has a name, a type, labels beyond those common to its
-class, and buckets (None if they depend on the model). By default the file in simkv is rewritten
-with the metrics that it already lists, each with its simkv measure; ``--all`` prints every
-registered metric instead.
+class, and buckets (None if they depend on the model). By default, the file in simkv is rewritten
+with the metrics that it already lists, and each metric keeps the quantity of simkv that it exports.
+With ``--all``, every registered metric is printed instead.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def numbers(node: ast.AST | None) -> list[float] | None:
 
 
 class Sources:
-    """The parsed modules of an engine's metrics and the named lists of numbers in them."""
+    """Parsed modules with an engine's metrics, and the lists of numbers that they name."""
 
     def __init__(self, folder: Path, engine: str) -> None:
         self.trees = [ast.parse((folder / name).read_text()) for name in FILES[engine]]

@@ -1,6 +1,7 @@
 """Write the example reports of the repository: ``python -m dev.example_reports reports``.
 
-They use the plotting library of the package, so that the repository contains it once.
+The reports load the plotting library from the package, so that the repository contains only one
+copy.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from simkv.report.html_page import LIBRARY_FILE
 from simkv.report.report_gallery import write_gallery
 from simkv.scenario.packaged_scenarios import find_incidents
 
-#: One incident of each engine that most readers know.
+#: One well-known incident per engine.
 EXAMPLES = ("mistralrs-forty", "sglang-32549-decode-starved", "vllm-31731-heavy-head")
 
 

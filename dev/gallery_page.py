@@ -18,7 +18,7 @@ from simkv.scenario.packaged_scenarios import PackagedIncident, find_incidents
 
 PAGE = "gallery.md"
 PICTURES = "pictures/incidents"
-#: Resolution of a picture; 900 pixels wide.
+#: Resolution of a picture, which is 900 pixels wide.
 DPI = 90
 ENGINES = {
     "fastdeploy": "FastDeploy",
@@ -40,7 +40,9 @@ scenario. Run any of them with `simkv run NAME`, and find its cause with `simkv 
 
 
 def write_incident(incident: PackagedIncident, folder: Path) -> str:
-    """Draw the picture of an incident below ``folder`` and return its section of the page."""
+    """Draw the picture of an incident into a folder below ``folder``, and return the incident's
+    section of the page.
+    """
     results = {
         name: run_scenario(incident.variants[name], incident.path.parent)
         for name in incident.variants

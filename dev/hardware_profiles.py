@@ -1,8 +1,9 @@
 """Generate the packaged hardware data that replaces the operator tables: ``make profiles``.
 
-Writes ``efficiency.json`` (fractions of data-sheet rates that measured GPUs reach, and the error of
-estimates made with them, leaving out one GPU at a time) and the packaged profiles. The only inputs
-are the tables of the package aiconfigurator-core and the GPUs' data sheets.
+Writes ``efficiency.json`` and the packaged profiles. ``efficiency.json`` has the fractions of
+data-sheet rates that measured GPUs reach, and the error of estimates with these fractions, measured
+by leaving out one GPU at a time. The only inputs are the tables of the package aiconfigurator-core
+and the GPUs' data sheets.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from simkv.costs.operators.calibration_rules import CostConstants
 from simkv.costs.operators.operator_tables import TableStore, find_installed_tables
 from simkv.costs.operators.profile_resolution import compose_from_tables, estimate_from_data_sheet
 
-#: Measured GPUs whose fractions are used; the other GPUs of the tables are variants of these.
+#: Measured GPUs whose fractions are used; all other GPUs in the tables are variants of these.
 SYSTEMS = ("a100_sxm", "h100_sxm", "h200_sxm", "b200_sxm", "l40s", "rtx_pro_6000_server")
 SOURCE = (
     "medians over the operator tables of aiconfigurator-core 0.12.0 (Apache-2.0) of A100, H100, "

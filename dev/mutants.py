@@ -1,9 +1,9 @@
-"""Mutation testing: change one expression of a module and see whether the module's tests fail.
+"""Mutation testing: change one expression of a module and check whether the module's tests fail.
 
-    python -m dev.mutants [--count 200] [--seed 0] [--group NAME] [--again]
+python -m dev.mutants [--count 200] [--seed 0] [--group NAME] [--again]
 
-``dev/mutants.toml`` lists the groups of modules with their tests, and mutants that change no
-behaviour. Each mutant runs in a temporary copy of the tracked files. A further call continues
+``dev/mutants.toml`` lists the groups of modules with their tests, and mutants that do not change
+the behavior. Each mutant runs in a temporary copy of the tracked files. A further call continues
 after the last result of ``build/mutants.jsonl`` (``--out FILE``); with ``--again``, it repeats
 mutants that survived. The exit code is 1 if a mutant survived.
 """
@@ -33,16 +33,17 @@ ROOT = Path(__file__).resolve().parent.parent
 TABLE = tomllib.loads((ROOT / "dev" / "mutants.toml").read_text(encoding="utf-8"))
 #: Maximum memory of a test process in bytes.
 MAX_MEMORY = 8 << 30
-#: Results of a mutant whose tests failed, ran too long, or passed.
+#: Results of a mutant: its tests failed, ran too long, or passed.
 KILLED, TIMEOUT, SURVIVED, EQUIVALENT = "killed", "timeout", "survived", "equivalent"
-#: Exit codes of pytest for a wrong call, and for no tests.
+#: Exit codes of pytest for an invalid call, and for no tests.
 NO_TESTS = (4, 5)
 
 
 def shuffle_mutants(group: str, seed: int) -> list[Mutant]:
     """Return all mutants of a group in random order.
 
-    The order is that of hashes of their names, so that changes of other code do not change it.
+    The order is determined by hashes of their names, so that changes to other code do not affect
+    it.
     """
     table = TABLE["groups"][group]
     found = [
@@ -69,7 +70,7 @@ def copy_sources(folder: Path) -> None:
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    # Bytecode of a mutant must not remain.
+    # Bytecode of the mutant must not remain.
     return {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
@@ -79,7 +80,8 @@ def _limit() -> None:
 
 
 def run_tests(folder: Path, stages: list[list[str]], timeout: float) -> tuple[str, str]:
-    """Run lists of pytest arguments until one fails; return the status and the failed test.
+    """Run lists of pytest arguments in order until one fails; return the status and the failed
+    test.
 
     ``timeout`` is in seconds for each list. Raises RuntimeError if pytest could not run any test.
     """
@@ -112,7 +114,8 @@ def run_group(group: str, mutants: list[Mutant], folder: Path, out: Path) -> Non
     for mutant in mutants:
         path = folder / mutant.key.partition(" ")[0]
         source, times = path.read_bytes(), path.stat()
-        path.write_bytes(mutant.apply(source))  # newer than its bytecode, which is not used
+        # make the source newer than its bytecode, so that the bytecode is not used
+        path.write_bytes(mutant.apply(source))
         status, by = run_tests(folder, stages, timeout)
         path.write_bytes(source)
         os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))

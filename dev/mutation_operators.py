@@ -1,4 +1,4 @@
-"""Find the mutants of a module: each changes one expression or statement of a function."""
+"""Find the mutants of a module; each mutant changes one expression or statement of a function."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SWAPPED: dict[type[ast.AST], type[Any]] = {
     ast.Div: ast.Mult, ast.Mod: ast.Add, ast.Break: ast.Continue, ast.Continue: ast.Break,
 }  # fmt: skip
 SWAPPED_NAMES = {"min": "max", "max": "min", "any": "all", "all": "any"}
-#: Code whose change is no change of behaviour, or of messages only.
+#: Code whose change affects no behavior, or only messages.
 SKIPPED = (ast.Raise, ast.Assert, ast.JoinedStr, ast.Import, ast.ImportFrom)
 
 
@@ -76,7 +76,7 @@ def _changes(node: ast.AST, scope: str) -> Iterator[tuple[str, ast.expr | ast.st
 
 
 def _replacement(node: ast.expr | ast.stmt, scope: str) -> Any:
-    """Return the node that replaces ``node``, or None if none does."""
+    """Return the node that replaces ``node``, or None if no operator applies."""
     match node:
         case ast.BoolOp() | ast.BinOp() | ast.AugAssign() if type(node.op) in SWAPPED:
             new = copy.copy(node)

@@ -1,9 +1,9 @@
 """Check that simkv gives the same results with the oldest dependencies that it allows.
 
-    python -m dev.oldest_dependencies build/oldest
+python -m dev.oldest_dependencies build/oldest
 
 Creates a virtual environment with the lower bounds of pyproject.toml, runs all packaged scenarios
-with it and with this Python, and compares every figure. Exits with 1 if one differs.
+with it and with this Python, and compares all metrics. Exits with 1 if a metric differs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def oldest(dependencies: list[str]) -> list[str]:
-    """Return a constraint to the lower bound of each dependency such as ``numpy>=1.26``."""
+    """Return constraints to the lower bound of each dependency, such as ``numpy>=1.26``."""
     found = []
     for text in dependencies:
         match = re.match(r"([\w.-]+)>=([\d.]+)", text)

@@ -1,8 +1,8 @@
 """Fractions of data-sheet rates that operators reach, from the tables of measured GPUs.
 
-A fraction is the median over a GPU's large shapes, which a single limit bounds; fixed overheads are
-the median over its smallest shapes. The result is the median over GPUs. ``errors_of`` measures the
-error of such estimates against the tables of a GPU that was left out.
+A fraction is the median over a GPU's large shapes, whose time depends on a single rate; fixed
+overheads are the median over its smallest shapes. The result is the median over GPUs. ``errors_of``
+measures the error of such estimates against the tables of a GPU that was left out.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from simkv.costs.operators.roofline import Efficiency
 from simkv.costs.scaled_executor import classify_step
 from simkv.costs.step_load import StepLoad, count_attention_pairs
 
-#: Thresholds of large shapes: matrix sides, tokens, prompt length in tokens, and bytes of KV.
+#: Minimum sizes of large shapes: matrix sides, tokens, prompt length in tokens, and bytes of KV.
 SIDE, TOKENS, LENGTH, NBYTES = 4096, 4096, 4096, 128e6
 
 
 def shares_of(store: TableStore, gpu: Gpu) -> dict[str, float]:
-    """Return the fractions that one GPU's tables show; others are missing."""
+    """Return the fractions that can be computed from the tables of one GPU."""
     found: dict[str, float] = {}
     families = (_products, _prompts, _decodes, _experts, _latent, _elementwise, _links)
     for rates in families:
@@ -35,7 +35,7 @@ def shares_of(store: TableStore, gpu: Gpu) -> dict[str, float]:
 
 
 def joined(shares: Sequence[Mapping[str, float]]) -> Efficiency:
-    """Return the median of each fraction over the GPUs that show it."""
+    """Return the median of each fraction over the GPUs for which it is known."""
     names = Efficiency.model_fields
     return Efficiency(
         **{
@@ -148,9 +148,9 @@ def _experts(store: TableStore, gpu: Gpu) -> dict[str, float]:
 
 
 def _latent(store: TableStore, gpu: Gpu) -> dict[str, float]:
-    """Return the fractions of latent attention in DeepSeek-V3's shape.
+    """Return the fractions that latent attention with the shape of DeepSeek-V3 reaches.
 
-    Keys have 128 + 64 dimensions, values 128, and the latent vector 576.
+    Keys have 128 + 64 dimensions, values have 128, and the latent vector has 576.
     """
     found = {}
     rows = _rows(store, "context_mla", {"kv_cache_dtype": "bfloat16"})

@@ -1,10 +1,10 @@
 """Pack recordings of decisions into one file.
 
-    python -m dev.pack_recordings tests/conformance/traces/vllm/0.34.0.jsonl.gz RECORDINGS...
+python -m dev.pack_recordings tests/conformance/traces/vllm/0.34.0.jsonl.gz RECORDINGS...
 
-RECORDINGS are files and directories. Name the packed file itself among them to add to it; of two
-recordings with the same variant and case, the last one is written. The cases are sorted, so equal
-recordings give equal bytes.
+RECORDINGS are files and directories. To add to an existing packed file, include it in RECORDINGS.
+If two recordings have the same variant and case, the last one is written. The cases are sorted, so
+equal recordings give equal bytes.
 """
 
 from __future__ import annotations

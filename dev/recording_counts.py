@@ -1,9 +1,9 @@
 """Count the recorded traces that each variant reproduces, by replaying them.
 
-    python -m dev.recording_counts PATHS... > simkv/conformance/counts.json
+python -m dev.recording_counts PATHS... > simkv/conformance/counts.json
 
-PATHS are all available recordings, and the files of tests/conformance/traces whose versions have no
-other recording.
+PATHS are all available recordings. For versions without other recordings, they include the files of
+tests/conformance/traces.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def variant_of(engine: str, recorded: str) -> str:
     """Return the variant whose scheduler replays traces with this variant name.
 
     Some traces are named after the engine's configuration (``v1-async``, ``lpm``, ``seed_wtinf``).
-    If such a name identifies no variant, the result is the first variant, which is the recorded
-    release.
+    If the name identifies no variant, the result is the engine's first variant, which is the
+    recorded release.
     """
     spec = ENGINES[engine]
     try:

@@ -22,7 +22,7 @@ from simkv.schedulers.vllm.versions import RULES as VLLM_RULES
 
 
 class RulesPage(NamedTuple):
-    """A page: the engine with its title, the file of its rules, the rules of a variant."""
+    """A page: the engine with its title, the file with its rules, and the rules of each variant."""
 
     title: str
     spec: EngineSpec
@@ -71,7 +71,9 @@ def render_page(page: RulesPage) -> str:
 
 
 def _describe(name: str, rule: Rule) -> Iterator[str]:
-    """Yield a list item: when a rule holds, what it means, its source and what shows it."""
+    """Yield a list item: the releases in which a rule applies, its meaning, its source, and the
+    recordings that show it.
+    """
     yield f"- **`{name}`** ({_releases(rule)}). {_sentence(rule.meaning)}"
     if rule.otherwise:
         yield f"  Otherwise: {_sentence(rule.otherwise[0].lower() + rule.otherwise[1:])}"

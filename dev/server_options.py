@@ -1,7 +1,7 @@
 """Collect the options of engines' servers: ``python -m dev.server_options WHEELS ENGINE FILE``.
 
-Reads the sources of unpacked wheels without importing them: the arguments that are added to a
-parser, and the fields of the classes whose fields are arguments.
+Reads the sources of unpacked wheels without importing them. Options are the arguments that are
+added to a parser, and the fields of certain classes.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Annotated
 
 import typer
 
-#: Files with options, and the classes whose fields are options, by engine. No class: all whose
-#: fields have an annotation ``A[...]``.
+#: Files with options, and the classes whose fields are options, by engine. If no class is given,
+#: all classes are used whose fields have an annotation ``A[...]``.
 SOURCES = {
     "vllm": (
         ("vllm/engine/arg_utils.py", "vllm/entrypoints/**/cli_args.py"),
@@ -24,7 +24,7 @@ SOURCES = {
     ),
     "sglang": (("sglang/srt/server_args.py", "sglang/srt/arg_groups/fields/*.py"), ()),
 }
-#: Options whose spelling ``-O3`` has a kind of its own.
+#: Options with the special spelling ``-O3``.
 _LIST = re.compile(r"\b(list|List|set)\[|'?tuple\[")
 
 
@@ -109,7 +109,8 @@ def main(
     for pattern in patterns:
         for source in sorted(wheels.glob(f"{engine}-*/{pattern}")):
             for name, kind, others in _options(source, classes):
-                # An option that takes a value in one release and a list in another takes both.
+                # An option that takes a value in one release and a list in another accepts both
+                # forms.
                 kinds[name] = kind if kinds.get(name) != "list" else "list"
                 aliases |= dict.fromkeys(others, name)
     plural = {"switch": "switches", "value": "values", "list": "lists"}

@@ -64,7 +64,9 @@ def write_docs(
     pairs: Sequence[Pair] = (),
     above: Sequence[HostTimes] = (),
 ) -> list[str]:
-    """Write the page to ``path`` and the picture beside it; return the names of both files."""
+    """Write the page to ``path`` and the picture to the same directory; return the names of the two
+    files.
+    """
     picture = path.with_name("validation.png")
     with plot_settings():
         save(draw(scores), picture)
@@ -93,7 +95,7 @@ _KNOWN = ["case", "costs from", "GPU", "settings and budget", "load and rate", "
 
 
 def _for_users(scores: Sequence[Score]) -> dict[str, str | int]:
-    """Return the values of the page's first lines, errors in per cent."""
+    """Return the values in the first lines of the page; errors are in percent."""
     figures = [f for s in scores for f in s.figures if f.metric in METRICS]
     means = [abs(f.error_pct) for f in figures if f.statistic == "mean"]
     tails = [abs(f.error_pct) for f in figures if f.statistic == "p99"]
@@ -111,7 +113,7 @@ def _for_users(scores: Sequence[Score]) -> dict[str, str | int]:
 
 
 def _provenance(s: Score) -> list[str]:
-    """Return the cells that state the source of a case's costs and the inputs that were known."""
+    """Return the cells with the source of a run's costs and the inputs that were known."""
     if s.fitted_to_itself:
         alone = int((~s.case.scored).sum()) - 1
         settings = ["the run's own", "the run's own", "not seen"]
@@ -182,7 +184,7 @@ def _otherwise(o: SensitivityScore) -> list[str]:
 
 
 def draw(scores: Sequence[Score], most: float = 10.0) -> Canvas:
-    """Plot errors by case, metric and statistic; errors are clipped at ``most`` per cent."""
+    """Plot errors by case, metric and statistic; errors above ``most`` percent are clipped."""
     figure = Canvas(figsize=(WIDTH, 0.9 + 0.72 * len(scores)))
     panels = figure.subplots(1, len(METRICS), sharey=True, squeeze=False)[0]
     for axes, metric in zip(panels, METRICS, strict=True):
@@ -225,7 +227,7 @@ def main(
         Path | None, typer.Option(metavar="FOLDER", help="Further directory of kernel tables.")
     ] = None,
 ) -> None:
-    """Simulate recorded runs and write the report on all of them."""
+    """Simulate recorded runs and write a report about all of them."""
     folders = [folder for named in cases for folder in find_recorded_runs(named)]
     found = judge_cases(folders, None, kernel_tables, varied=True)
     crossed = list(cross_predict(found.scores, found.costs))
@@ -240,7 +242,9 @@ def main(
 
 
 def _tables(folders: list[Path], given: Path | None) -> list[Path]:
-    """Return the folders of kernel tables: those beside the cases and the given one."""
+    """Return the folders of kernel tables: the folders in the same directories as the cases, and
+    the given folder.
+    """
     beside = [folder.resolve().parent / "calibration" for folder in folders]
     return [path for path in dict.fromkeys([*beside, *([given] if given else [])]) if path.is_dir()]
 

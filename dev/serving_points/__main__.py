@@ -37,7 +37,9 @@ def fit(
         int | None, typer.Option(help="Maximum number of processes (default: one per core).")
     ] = None,
 ) -> None:
-    """Fit constants per kind of configuration to measured rows; evaluate them on held-out rows."""
+    """Fit constants for each kind of configuration to measured rows, and evaluate them on held-out
+    rows.
+    """
     check_folder("DIR", folder)
     if report:
         check_folder("--report", report.parent)

@@ -1,11 +1,12 @@
 """Fit cost constants by kind of configuration and evaluate them on held-out points.
 
-The constants of a kind are regularized towards the constants of the wider kind that contains it, so
-that few points change them little (``Level``). Each ladder of levels in ``LADDERS`` is evaluated on
-held-out points in two ways: by folds of configurations (new points of known pairs of model and GPU)
-and by whole pairs (unseen pairs). Levels wider than a pair also apply to models that they were not
-fitted to; ``transfers`` states which ladders may have them. Of these, the ladder with the fewest
-constants whose summed error is close to the best is chosen.
+A kind of configuration is defined at a ``Level``, and a ladder is a list of levels from wide to
+narrow kinds. The constants of a kind are regularized towards the constants of the wider kind that
+contains it, so that a kind with few points changes them little. Each ladder in ``LADDERS`` is
+evaluated in two ways: with configurations held out (new points of known pairs of model and GPU),
+and with whole pairs held out (unseen pairs). Levels wider than a pair also apply to models to which
+they were not fitted; ``transfers`` decides whether a ladder may have such levels. Among the ladders
+that may, the ladder with the fewest constants whose total error is close to the best is chosen.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from simkv.costs.operators.configuration_kind import Configuration
 from simkv.validation.serving_points.latency_gradients import FITTED_CONSTANTS, Floats
 
 FOLDS = 5
-#: Regularization scale of each constant: a difference of this size from the wider kind's value has
+#: Regularization scale of each constant. A difference of this size from the wider kind's value has
 #: the same residual as a point whose error is two ``SCALE``.
 REACH = np.array([0.5, 0.25, 0.01, 0.0005, 0.00002, 0.02])
 #: Scale of log(measured / predicted) for TTFT and TPOT: the targets are 10 % and 5 %.
 SCALE = np.array([0.10, 0.05])
 LOW = np.array([0.3, 0.5, 0.0, 0.0, 0.0, 0.0])
 HIGH = np.array([5.0, 2.5, 0.2, 0.02, 0.001, 0.5])
-#: Relative and absolute tolerance to the best total error (in units of ``SCALE``) within which the
+#: Relative and absolute difference to the best total error (in units of ``SCALE``) up to which the
 #: ladder with fewer constants is preferred.
 BETTER, WORTH = 0.02, 0.05
 
@@ -38,8 +39,9 @@ Values = dict[str, Floats]
 
 @dataclass(frozen=True)
 class Level:
-    """A kind given by ``fields`` of a configuration, with the ``FITTED_CONSTANTS`` that it may
-    change."""
+    """A level of kinds, which are given by ``fields`` of a configuration, and the
+    ``FITTED_CONSTANTS`` that the level may change.
+    """
 
     fields: tuple[str, ...]
     free: tuple[str, ...] = FITTED_CONSTANTS
@@ -86,7 +88,9 @@ def fit(samples: Sequence[Residual], ladder: Ladder) -> Values:
 
 
 def values_for(kind: Configuration, found: Mapping[str, Floats], ladder: Ladder) -> Floats:
-    """Return the constants of the most specific level that has any, or ``NONE`` if no level has."""
+    """Return the constants of the narrowest level that has constants for this kind, or ``NONE`` if
+    no level has.
+    """
     for level in reversed(ladder):
         if (name := level.name(kind)) in found:
             return found[name]
@@ -142,7 +146,9 @@ def residuals(samples: Sequence[Residual], values: Mapping[str, Floats], ladder:
 def left_out(
     samples: Sequence[Residual], ladder: Ladder, part_of: Callable[[Residual], object]
 ) -> Floats:
-    """Return the residuals of each sample under constants fitted without its part."""
+    """Return the residuals of each sample, with constants fitted to the samples of all other
+    parts.
+    """
     found = np.zeros((len(samples), 2))
     labels = [part_of(s) for s in samples]
     for label in set(labels):
@@ -153,12 +159,12 @@ def left_out(
 
 
 def fold(sample: Residual) -> int:
-    """Return the fold of a sample's configuration; it is the same on every machine."""
+    """Return the fold of a sample's configuration, which is the same on every machine."""
     return zlib.crc32(repr(sample.configuration).encode()) % FOLDS
 
 
 def mape(logs: Floats) -> Floats:
-    """Return the mean absolute relative error of predictions from log(measured / predicted)."""
+    """Return the mean absolute relative error of predictions, given log(measured / predicted)."""
     return np.asarray(np.abs(np.exp(-logs) - 1.0).mean(axis=0))
 
 
@@ -166,8 +172,8 @@ def mape(logs: Floats) -> Floats:
 class LeftOut:
     """Held-out errors of a ladder with ``number`` constants.
 
-    ``configurations`` and ``groups`` are MAPE (TTFT, TPOT) with configurations, and with pairs of
-    model and GPU, held out.
+    ``configurations`` is the MAPE (TTFT, TPOT) with configurations held out, and ``groups`` the
+    MAPE with pairs of model and GPU held out.
     """
 
     name: str
@@ -177,7 +183,7 @@ class LeftOut:
 
     @property
     def total(self) -> float:
-        """Sum of both errors, in units of ``SCALE``."""
+        """Sum of the two errors, in units of ``SCALE``."""
         return float(((self.configurations + self.groups) / SCALE).sum())
 
 
@@ -198,10 +204,10 @@ class Fitted:
 
 
 def transfers(samples: Sequence[Residual], ladder: Ladder) -> bool:
-    """Return whether the levels of a ladder that are wider than a pair transfer.
+    """Return whether the levels of a ladder that are wider than a pair transfer to other models.
 
-    They do if they reduce the summed error in each class (engine, dense or mixture) by more than
-    ``BETTER``, with each model left out and with each source left out.
+    They transfer if they reduce the total error of each class (engine; dense model or mixture of
+    experts) by more than ``BETTER``, both with one model and with one source left out at a time.
     """
     wide = tuple(level for level in ladder if level.fields != _OF_A_PAIR)
     if not wide:
@@ -218,9 +224,10 @@ def transfers(samples: Sequence[Residual], ladder: Ladder) -> bool:
 
 
 def choose(samples: Sequence[Residual]) -> Fitted:
-    """Fit the ladder with the fewest constants whose held-out error is close to the best.
+    """Fit the ladder with the fewest constants whose held-out error is close to the best, and
+    return it.
 
-    Only ladders that transfer are considered (``transfers``).
+    Only ladders whose levels transfer are considered (``transfers``).
     """
     tried: list[LeftOut] = []
     logs: dict[str, tuple[Floats, Floats]] = {}

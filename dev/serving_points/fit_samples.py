@@ -1,4 +1,6 @@
-"""Samples of a fit: each measurement with its prediction and the slopes of the constants."""
+"""Samples of a fit: each measurement with its prediction and the derivatives with respect to the
+constants.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,8 @@ def constants_of(values: Floats) -> CostConstants:
 
 @dataclass(frozen=True)
 class Residual:
-    """A measurement and its replay: ``real`` and ``at`` are measured and replayed TTFT and TPOT in
-    ms.
+    """A measurement and its replay: ``real`` has the measured and ``at`` the replayed TTFT and TPOT
+    in ms.
 
     ``slopes`` has shape (2, constants). ``start`` are the constants of the replay, ``release``
     is the engine's release and ``source`` the export that lists the measurement first.
@@ -50,8 +52,9 @@ class Residual:
     concurrency: int = 0
 
     def predicted(self, values: Floats) -> Floats:
-        """Return TTFT and TPOT (ms) under these constants, at least one fifth of the replayed
-        values."""
+        """Return TTFT and TPOT (ms) with these constants; they are at least one fifth of the
+        replayed values.
+        """
         moved = self.at + self.slopes @ (values - self.start)
         return np.maximum(moved, self.at / 5)
 
@@ -67,7 +70,7 @@ def samples_of(
     replayed: Sequence[PointReplay | None],
     start: Mapping[Configuration, Floats] | None = None,
 ) -> list[Residual]:
-    """Return a sample for each replayed measurement of the trusted rows."""
+    """Return a sample for each trusted row with a replayed measurement."""
     found: dict[str, Residual] = {}
     for row, point, run in zip(rows, points, replayed, strict=True):
         if isinstance(point, str) or run is None or run.latency is None or run.moved is None:

@@ -20,7 +20,7 @@ FIT_HEAD = ("constants by", "number", "TTFT", "TPOT", "TTFT, pair left out", "TP
 
 
 def fit_rows(fitted: Fitted) -> Iterator[list[str]]:
-    """Yield a row for each ladder: its number of constants and held-out MAPE in per cent."""
+    """Yield a row for each ladder: its number of constants, and its held-out MAPE in percent."""
     for tried in fitted.tried:
         chosen = " (chosen)" if tried.name == fitted.chosen else ""
         errors = [percent(float(e)) for e in (*tried.configurations, *tried.groups)]
@@ -31,7 +31,7 @@ CONSTANT_HEAD = ("of", *(re.sub("_s$", " (ms)", name) for name in FITTED_CONSTAN
 
 
 def constant_rows(rules: Iterable[Mapping[str, Any]]) -> Iterator[list[str]]:
-    """Yield a row for each rule: its kind and the constants that it changes, times in ms."""
+    """Yield a row for each rule: its kind, and the constants that it changes; times are in ms."""
     for rule in rules:
         cells = []
         for name in FITTED_CONSTANTS:

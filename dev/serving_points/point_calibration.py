@@ -34,8 +34,8 @@ RULES, SOURCES = "constants.json", "error_sources.json"
 class Calibrated:
     """Result of a calibration: samples, constants, sources of error and coverage of the intervals.
 
-    ``left_out`` are predictions of all rows, each with constants and an interval made without its
-    configuration; ``unseen`` are those made without its pair of model and GPU.
+    ``left_out`` has a prediction for each row, with constants and an interval fitted without the
+    row's configuration. ``unseen`` has predictions fitted without the row's pair of model and GPU.
     """
 
     samples: list[Residual]
@@ -53,8 +53,9 @@ def calibrate(
     jobs: int | None = None,
     advance: Callable[[], object] = lambda: None,
 ) -> Calibrated:
-    """Fit constants to measured rows, starting from operator costs alone; ``source`` names the
-    rows."""
+    """Fit constants to measured rows, starting from operator costs without constants; ``source``
+    names the rows.
+    """
     points = points_of(rows)
     return learn(rows, points, replay_points(points, jobs=jobs, advance=advance), source)
 
@@ -65,7 +66,9 @@ def replay_points(
     jobs: int | None = None,
     advance: Callable[[], object] = lambda: None,
 ) -> list[PointReplay | None]:
-    """Replay each point with operator costs alone; None for a point that cannot be simulated."""
+    """Replay each point with operator costs and without constants; the result is None for a point
+    that cannot be simulated.
+    """
     wanted = [None if isinstance(p, str) else PointJob(p, CostConstants()) for p in points]
     found = run_all([job for job in wanted if job], jobs=jobs, advance=advance)
     return [None if job is None else found[job.key] for job in wanted]
@@ -77,7 +80,7 @@ def learn(
     replayed: Sequence[PointReplay | None],
     source: str,
 ) -> Calibrated:
-    """Fit constants to replays that were made without fitted constants."""
+    """Fit constants to replays, which were made without fitted constants."""
     samples = samples_of(rows, points, replayed)
     fitted = choose(samples)
     held_out = hold_out(samples, fitted.ladder)
@@ -116,7 +119,9 @@ def predictions_of(
     logs: Floats,
     sides: Floats,
 ) -> list[Prediction]:
-    """Predict each row whose measurement is a sample; the other rows get the reason for refusal."""
+    """Predict each row whose measurement is a sample; for all other rows, give the reason why there
+    is no prediction.
+    """
     place = {sample.measurement: i for i, sample in enumerate(samples)}
     found = []
     for row, point in zip(rows, points, strict=True):
@@ -145,7 +150,7 @@ def write(folder: Path, found: Calibrated) -> None:
 def rules_of(samples: Sequence[Residual], fitted: Fitted, source: str) -> list[dict[str, Any]]:
     """Return the rules of ``constants.json``; each level changes the result of the level before it.
 
-    Every rule names a measured GPU family, so a GPU of another family gets none.
+    Every rule names a measured GPU family, so no rule applies to a GPU of another family.
     """
     found: dict[str, dict[str, Any]] = {}
     for kind in {sample.kind for sample in samples}:
@@ -161,7 +166,7 @@ def rules_of(samples: Sequence[Residual], fitted: Fitted, source: str) -> list[d
 
 
 def _changes(before: Floats, after: Floats) -> dict[str, float]:
-    """Return the changes of the constants: ratios of factors, differences of seconds."""
+    """Return the changes of the constants: ratios for factors, differences for seconds."""
     found = {}
     for name, old, new in zip(FITTED_CONSTANTS, before, after, strict=True):
         change = round(new - old, 8) if name.endswith("_s") else round(new / old, 5)

@@ -1,4 +1,6 @@
-"""Generate the page on measured points: tables by group and plots of predicted against measured."""
+"""Generate the page about measured points, with tables by group and plots of predicted against
+measured values.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ COLOURS = (BLUE, YELLOW, RED, GREY)
 
 
 def write_page(path: Path, found: Calibrated, command: str) -> list[str]:
-    """Write the page to ``path`` and the picture beside it; return the names of both files."""
+    """Write the page to ``path`` and the picture to the same directory; return the names of the two
+    files.
+    """
     picture = path.with_name(f"{path.stem}.png")
     with plot_settings():
         save(draw(found.left_out), picture)
@@ -88,7 +92,7 @@ CLASS_HEAD = ["class", "TTFT", "TPOT", "TTFT, pair not fitted", "TPOT, pair not 
 
 
 def _class_rows(found: Calibrated) -> list[list[str]]:
-    """Return the errors of each class: on configurations and on pairs that were not fitted."""
+    """Return the errors of each class, with configurations and with pairs held out."""
     groups = [score_groups(predictions)["class"] for predictions in (found.left_out, found.unseen)]
     return [
         [one.name, *(percent(g.errors[n].mape) for g in (one, other) for n in LATENCY_NAMES)]
@@ -99,7 +103,8 @@ def _class_rows(found: Calibrated) -> list[list[str]]:
 def _tables(title: str, predictions: Sequence[Prediction]) -> str:
     parts = []
     for name, group in score_groups(predictions).items():
-        if not name.startswith("suspect"):  # suspect rows are not fitted, so none is held out
+        # suspect rows are not used for the fit, so they are not held out
+        if not name.startswith("suspect"):
             lines = "\n".join(markdown(HEAD, score_rows(group), 1))
             parts.append(f"### By {name}\n\n{lines}\n")
     return f"## {title}\n\n" + "\n".join(parts)

@@ -1,8 +1,9 @@
-"""Judge how constants and intervals transfer: ``python -m dev.serving_points.transfer_judge``.
+"""Evaluate whether constants and intervals transfer to other data: ``python -m
+dev.serving_points.transfer_judge``.
 
 Each measurement is predicted with constants and an interval that were fitted without its model
-(leave one model out) or without its source (leave one source out). The judge prints scores by class
-for TTFT, TPOT and throughput, once for each set of constants, so that one sees the worth of each.
+(leave one model out) or without its source (leave one source out). The program prints scores by
+class for TTFT, TPOT and throughput, for each set of constants, so that the sets can be compared.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Evaluate profiles at token budgets they were not fitted at: ``python -m dev.token_budgets``."""
+"""Evaluate profiles at token budgets other than the budget of the fit: ``python -m
+dev.token_budgets``.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,11 @@ def validate_budgets(
         ),
     ] = None,
 ) -> None:
-    """Test profiles at token budgets they were not fitted at.
+    """Test profiles at token budgets other than the budget of the fit.
 
-    Fits a profile to requests in isolation at one token budget and predicts a load at all others.
-    The ground truth is synthetic: planted devices, and devices described by kernel tables.
+    A profile is fitted to requests in isolation at one token budget, and predicts a load at all
+    other budgets. The ground truth is synthetic: devices with made-up costs, and devices described
+    by kernel tables.
     """
     if kernel_tables and not kernel_tables.is_dir():
         raise InputError(f"--kernel-tables {kernel_tables}: there is no such folder")

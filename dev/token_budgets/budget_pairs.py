@@ -1,4 +1,6 @@
-"""Errors of profiles fitted at one token budget and used at another, for every pair of budgets."""
+"""Errors of profiles that were fitted at one token budget and used at another, for every pair of
+budgets.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ class Pair:
 
 
 def pairs_of(device: Device, budgets: Sequence[int] = BUDGETS) -> Iterator[Pair]:
-    """Yield all pairs of budgets on a device, equal ones included."""
+    """Yield all pairs of budgets on a device, including pairs of equal budgets."""
     fits = {budget: _fitted(device, budget) for budget in budgets}
     for asked in budgets:
         sent = load_for(device, asked)
@@ -41,7 +43,9 @@ def pairs_of(device: Device, budgets: Sequence[int] = BUDGETS) -> Iterator[Pair]
 
 
 def made(folders: Iterable[Path]) -> Iterator[Pair]:
-    """Yield all pairs on planted devices and on devices of the kernel tables in some folders."""
+    """Yield all pairs on devices with made-up costs, and on devices of the kernel tables in some
+    folders.
+    """
     for device in (*planted(), *(d for folder in folders for d in of_tables(folder))):
         yield from pairs_of(device)
 
@@ -66,9 +70,9 @@ def _fitted(device: Device, budget: int) -> StepCost:
 
 
 def table(found: Iterable[Pair]) -> list[str]:
-    """Return a Markdown table of errors in per cent, as lines.
+    """Return a Markdown table of errors in percent, as lines.
 
-    It has a row per device and requested budget, and a column per fitted budget.
+    It has one row per device and predicted budget, and one column per fitted budget.
     """
     rows: dict[tuple[str, int], dict[int, float]] = {}
     for pair in found:
@@ -83,8 +87,9 @@ def table(found: Iterable[Pair]) -> list[str]:
 
 
 def near(found: Sequence[Pair], within: float = 0.05) -> str:
-    """Return a sentence with the number of pairs of different budgets whose error is below
-    ``within``."""
+    """Return a sentence with the number of pairs of different budgets with an error below
+    ``within``.
+    """
     apart = [pair for pair in found if pair.fitted != pair.asked]
     good = sum(abs(pair.error) < within for pair in apart)
     return f"{good} of {len(apart)} pairs of different budgets are within {100 * within:g} %"

@@ -1,9 +1,10 @@
-"""Devices with known costs: planted ones, and those described by kernel tables.
+"""Devices with known costs: devices with made-up ("planted") costs, and devices described by kernel
+tables.
 
-A planted device differs from the form that profiles are fitted in: matrix products come in tiles of
-tokens, one of the two devices changes more sharply from reading weights to computing, the attention
-of a mixed batch costs more than its parts by a different fraction, and every sampled sequence has a
-cost.
+The costs of a planted device differ from the cost model that is fitted. Matrix products are
+computed in tiles of tokens; on one of the two devices, the transition between reading weights and
+computing is sharper; the attention of a mixed batch exceeds the sum of its parts by another
+fraction; and every sampled sequence has a cost.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ from simkv.schedulers.vllm.execution_settings import graph_sizes
 
 @dataclass(frozen=True)
 class Device:
-    """Duration of a step (s) on a device, and the facts known in advance: model and GPU."""
+    """Function that returns the duration of a step (s) on a device, and facts that are known in
+    advance: model and GPU.
+    """
 
     name: str
     cost: Callable[[StepLoad], float]
@@ -43,10 +46,11 @@ class Device:
 
 @dataclass(frozen=True)
 class Planted:
-    """A device given by its own costs in seconds.
+    """A device defined by its costs in seconds.
 
-    The costs are per step (``host``), for reading all weights, and per token, attention pair, token
-    of KV read and sampled sequence. Tokens are computed in multiples of ``tile``.
+    There are costs per step (``host``), for reading all weights, and per token, per attention pair,
+    per KV token that is read, and per sampled sequence. Tokens are computed in multiples of
+    ``tile``.
     """
 
     host: float
@@ -56,10 +60,10 @@ class Planted:
     context: float
     sampled: float
     tile: int
-    #: Exponent that combines reading and computing: 1 gives their sum, a large number their
-    #: maximum.
+    #: Exponent that combines the times of reading and computing: 1 gives their sum, a large number
+    #: their maximum.
     sharpness: float
-    #: Extra attention time of the decodes in a step with prefill, as a fraction.
+    #: Additional attention time of the decodes in a step with prefills, as a fraction.
     mixed: float
 
     def __call__(self, load: StepLoad) -> float:
@@ -74,7 +78,7 @@ class Planted:
 
 
 def planted() -> list[Device]:
-    """Return two devices: a large model on a fast GPU, a small one on a slow GPU."""
+    """Return two devices: a large model on a fast GPU, and a small model on a slow GPU."""
     llama, code = find_model("Llama-3.1-8B"), find_model("CodeLlama-34b-Instruct-hf")
     large = Planted(1.5e-3, 22e-3, 9e-5, 2.4e-9, 7e-8, 2e-5, 64, 6.0, 0.4)
     small = Planted(3e-3, 60e-3, 2.1e-4, 8e-9, 5e-7, 5e-5, 32, 3.0, 0.6)
@@ -90,7 +94,9 @@ def planted() -> list[Device]:
 
 
 def of_profile(name: str, profile: CostProfile, model: Model, gpu: Gpu, ranks: int = 1) -> Device:
-    """Return the device that a profile describes; all decodes of a step have the same length."""
+    """Return the device that a profile describes; all decodes of a step have equal context
+    lengths.
+    """
     even = profile.attention and profile.attention.model_copy(update={"skew": None})
     cost = StepCost(profile.model_copy(update={"attention": even}))
     return Device(name, cost, model, gpu, ranks)
@@ -99,14 +105,15 @@ def of_profile(name: str, profile: CostProfile, model: Model, gpu: Gpu, ranks: i
 def of_tables(folder: Path) -> Iterator[Device]:
     """Yield the devices of all kernel tables in a folder whose models and GPUs are known.
 
-    Reads bundles of LLMServingSim, tables of aiconfigurator, and Vidur's of one model on two GPUs.
+    Reads bundles of LLMServingSim, tables of aiconfigurator, and Vidur's tables of one model on two
+    GPUs.
     """
     yield from _of_bundles(sorted(path.parent for path in folder.glob("*/meta.yaml")))
     llama = find_model("Llama-3.1-8B")
     for path in sorted(folder.glob("*/gemm_perf.parquet")):
         try:
             profile = aiconfigurator_profile(path.parent, llama)
-        except InputError:  # other head counts, or pyarrow is missing
+        except InputError:  # the table has other numbers of heads, or pyarrow is missing
             continue
         if gpu := known_gpu(profile.gpu):
             yield of_profile(f"{path.parent.name}, {llama.name}", profile, llama, gpu)

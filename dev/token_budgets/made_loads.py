@@ -21,9 +21,9 @@ from simkv.sim.engine import Engine
 
 Cost = Callable[[StepLoad], float]
 
-#: Mean lengths of prompts and outputs in tokens, and number of requests of the load.
+#: Mean lengths of prompts and outputs in tokens, and the number of requests of the load.
 PROMPT, OUTPUT, REQUESTS = 900, 120, 80
-#: Number of requests in isolation, as in the public records.
+#: Number of requests in isolation, the same as in the public records.
 ALONE = 32
 #: Offered load as a fraction of the device's capacity.
 BUSY = 0.5
@@ -49,7 +49,9 @@ class ToldExecutor:
 
 
 def alone_on(device: Device, budget: int, seed: int = 0) -> IsolatedRequests:
-    """Return durations (s) of requests in isolation, prompts in chunks of ``budget`` tokens."""
+    """Return the durations (s) of requests in isolation; prompts are computed in chunks of
+    ``budget`` tokens.
+    """
     random = np.random.default_rng(seed)
     prompts = np.exp(random.uniform(np.log(200), np.log(3500), ALONE)).astype(int)
     outputs = random.integers(20, 200, ALONE)
@@ -90,7 +92,9 @@ def requests(rate: float, seed: int = 1) -> list[Request]:
 
 
 def served(cost: Cost, budget: int, sent: Sequence[Request]) -> tuple[float, float]:
-    """Return mean E2E and makespan (s) of requests on vLLM with this budget and ample blocks."""
+    """Return the mean E2E latency and the makespan (s) of requests on vLLM with this token budget
+    and enough blocks.
+    """
     env = simpy.Environment()
     config = VllmConfig(
         variant="0.11.0",
@@ -107,7 +111,9 @@ def served(cost: Cost, budget: int, sent: Sequence[Request]) -> tuple[float, flo
 
 
 def load_for(device: Device, budget: int) -> list[Request]:
-    """Return the load that keeps a device busy at this budget without an ever-growing queue."""
+    """Return a load with which a device is busy at this token budget, while its queue does not grow
+    without limit.
+    """
     together = [replace(request, arrival=0.0) for request in requests(1.0)]
     _, makespan = served(device.cost, budget, together)
     return requests(BUSY * REQUESTS / makespan)
