@@ -128,7 +128,9 @@ def yardstick(count: int) -> None:
 
 
 def measured(case: Case, folder: Path, python: str, *, alone: bool) -> dict[str, float]:
-    """Return the costs of a case with a Python: of the loop ``alone``, or also of the whole run."""
+    """Return the costs of a case with one Python: the costs of the loop if ``alone``, else of the
+    whole run.
+    """
     rounds = 1 if case.name == "w4" else 3
     found = loop(case.name, rounds, python)
     speed = found["requests"] / found["loop_s"]

@@ -4,9 +4,9 @@ python benchmarks/scaling.py [--limit 0.05] [vllm sglang mistralrs fastdeploy tr
 
 Work is counted as executed lines of Python, and each round of a comprehension counts as a line, so
 the results do not depend on the machine or its load. Loops in C (``sorted``, ``list``) are not
-counted. Each printed line gives the exponent with which the work per request grows with one size.
-It is fitted between the smallest and the largest value, with all other sizes constant. Exits with 1
-if an exponent exceeds the limit.
+counted. Each printed line gives an exponent: the work per request grows with this power of one
+size. The exponent is fitted between the smallest and the largest value, with all other sizes
+constant. Exits with 1 if an exponent exceeds the limit.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ROOMY: dict[str, dict[str, Any]] = {
     "trtllm": {"max_tokens_in_paged_kv_cache": 640_000, "tokens_per_block": 16},
 }
 PROMPT, OUTPUT = 60, 20
-#: Settings with which an engine uses priorities.
+#: Settings that enable an engine's priorities.
 PRIORITIES = {"vllm": {"policy": "priority"}}
 
 
@@ -155,7 +155,7 @@ def per_request(sized: Sized, engine: str, variant: str, size: int) -> float:
 
 
 def exponent(sized: Sized, engine: str, variant: str, small: int, large: int) -> float:
-    """Return the exponent with which the work per request grows."""
+    """Return the growth exponent of the work per request."""
     before, after = (per_request(sized, engine, variant, size) for size in (small, large))
     return log(after / before) / log(large / small)
 

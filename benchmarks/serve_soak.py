@@ -35,8 +35,8 @@ Fault = Callable[["Client"], Awaitable[None]]
 
 
 class Client:
-    """One client; ``sent`` is the number of its requests, and ``statuses`` the number of responses
-    by status.
+    """A client; ``sent`` is the number of its requests, and ``statuses`` the number of responses by
+    status.
     """
 
     def __init__(self, seed: int) -> None:
@@ -151,7 +151,9 @@ FAULTS: tuple[Fault, ...] = (
 
 
 async def misbehave(clients: list[Client], most: int, until: float) -> None:
-    """Let the clients send ``most`` requests together, at the latest until ``until``."""
+    """Send ``most`` requests in total, each with its client's fault; stop at the time ``until`` at
+    the latest.
+    """
 
     async def repeat(client: Client, fault: Fault) -> None:
         while client.sent < most // len(clients) and time.monotonic() < until:

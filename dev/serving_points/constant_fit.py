@@ -4,9 +4,9 @@ A kind of configuration is defined at a ``Level``, and a ladder is a list of lev
 narrow kinds. The constants of a kind are regularized towards the constants of the wider kind that
 contains it, so that a kind with few points changes them little. Each ladder in ``LADDERS`` is
 evaluated in two ways: with configurations held out (new points of known pairs of model and GPU),
-and with whole pairs held out (unseen pairs). Levels wider than a pair also apply to models to which
-they were not fitted; ``transfers`` decides whether a ladder may have such levels. Among the ladders
-that may, the ladder with the fewest constants whose total error is close to the best is chosen.
+and with whole pairs held out (unseen pairs). Levels wider than a pair also apply to models outside
+the fit; ``transfers`` decides whether a ladder may have such levels. Among the ladders that may,
+the ladder with the fewest constants whose total error is close to the best is chosen.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ REACH = np.array([0.5, 0.25, 0.01, 0.0005, 0.00002, 0.02])
 SCALE = np.array([0.10, 0.05])
 LOW = np.array([0.3, 0.5, 0.0, 0.0, 0.0, 0.0])
 HIGH = np.array([5.0, 2.5, 0.2, 0.02, 0.001, 0.5])
-#: Relative and absolute difference to the best total error (in units of ``SCALE``) up to which the
-#: ladder with fewer constants is preferred.
+#: Maximum relative and absolute difference to the best total error (in units of ``SCALE``) at which
+#: the ladder with fewer constants is preferred.
 BETTER, WORTH = 0.02, 0.05
 
 Values = dict[str, Floats]

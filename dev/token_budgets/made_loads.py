@@ -111,7 +111,7 @@ def served(cost: Cost, budget: int, sent: Sequence[Request]) -> tuple[float, flo
 
 
 def load_for(device: Device, budget: int) -> list[Request]:
-    """Return a load with which a device is busy at this token budget, while its queue does not grow
+    """Return a load that keeps a device busy at this token budget, while its queue does not grow
     without limit.
     """
     together = [replace(request, arrival=0.0) for request in requests(1.0)]

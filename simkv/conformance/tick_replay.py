@@ -70,8 +70,7 @@ TICK_MARGIN_S = 0.125
 
 
 def one_step_per_tick(lag: int, gap: bool) -> Pacing:
-    """Return the delays with which each of the three threads runs once per tick, as in the
-    recordings.
+    """Return delays that make each of the three threads run once per tick, as in the recordings.
 
     A step takes one second. A tick takes one second, or 1.5 seconds with ``gap``; the additional
     half second is the time from the decision to the put. A message of tick t is received before the

@@ -83,7 +83,7 @@ class BlockPool:
         """Append ``count`` blocks from the front of the free queue to the block table of ``owner``.
 
         An allocated block loses its key. Raises RuntimeError if fewer than ``count`` blocks are
-        free; callers must check this beforehand.
+        free; callers must check this first.
         """
         if count > self._free.length:
             raise RuntimeError(f"{count} blocks requested, {self._free.length} free")

@@ -29,7 +29,7 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class LaunchTarget:
-    """The GPUs and the model with which an engine is started.
+    """The GPUs and the model of an engine at its start.
 
     ``memory_bytes`` is the memory of one ``gpu`` as reported by CUDA. ``capability`` is its compute
     capability; it is None if the GPU is not a CUDA GPU or the capability is unknown. ``kv`` is the

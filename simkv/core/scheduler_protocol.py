@@ -280,7 +280,7 @@ class Completion:
     """The result of a batch: the ids that received a token and the ids that ended, in order.
 
     ``refused`` are ids whose clients receive a rejection. ``delivered`` excludes the members of a
-    decode group, all of which received a token.
+    decode group; each member received a token.
     """
 
     delivered: list[int]

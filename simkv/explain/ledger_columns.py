@@ -1,4 +1,4 @@
-"""Wait ledgers computed for many requests together: those that wait only before their first run.
+"""Compute the wait ledgers of many requests together, if they wait only before their first run.
 
 The results equal the ledgers that ``wait_ledger`` builds one by one. Most requests can be handled
 in this way.
@@ -20,7 +20,7 @@ from simkv.sim.run_record import RequestRecord, RunRecord
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 
-#: Ledger kinds by code; the first codes are those of runs.
+#: Ledger kinds by code; kinds of runs have the first codes.
 KINDS = (*RUN_KINDS, *(kind for kind in LedgerKind if kind not in RUN_KINDS))
 CODES = {kind: code for code, kind in enumerate(KINDS)}
 

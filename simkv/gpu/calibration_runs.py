@@ -84,7 +84,7 @@ class CalibrationLoad:
 
 
 def fit_load(limits: Limits) -> CalibrationLoad:
-    """Return the load to which the serving overhead is fitted; it covers all numbers of decodes and
+    """Return the load that measures the serving overhead; it covers all numbers of decodes and
     medium-sized steps.
 
     Outputs have two thirds of the tokens of prompts, as in many chats. The clock of a device

@@ -23,7 +23,7 @@ from simkv.gpu.transformer import Transformer
 
 
 class StepGraphs:
-    """One graph for each of ``sizes``; all graphs read the same buffer and share memory."""
+    """A CUDA graph for each of ``sizes``; all graphs read the same buffer and share memory."""
 
     def __init__(self, model: Transformer, sizes: Collection[StepSize]) -> None:
         self.model = model

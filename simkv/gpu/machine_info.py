@@ -128,8 +128,9 @@ def time_repeats(run: Callable[[], Any], most: int, *, on_gpu: bool) -> list[flo
 
 
 def _settled(found: list[float]) -> bool:
-    """Return whether more repeats are unnecessary; the standard error of a median is 1.25 times
-    that of a mean.
+    """Return whether more repeats are unnecessary.
+
+    The standard error of a median is 1.25 times the standard error of a mean.
     """
     error = 1.25 * stdev(found) / len(found) ** 0.5
     return sum(found) >= SUFFICIENT_S or error <= SUFFICIENT_ERROR * median(found)

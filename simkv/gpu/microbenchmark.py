@@ -1,4 +1,4 @@
-"""A model with a cache full of random numbers, with which any part of a step can be timed."""
+"""A model that times any part of a step, with a cache full of random numbers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class CapturedProbe(NamedTuple):
 
 
 class Microbenchmark:
-    """A model with a cache full of random numbers, with which points are timed.
+    """A model that times points, with a cache full of random numbers.
 
     Captured graphs are stored until ``forget`` is called, because a capture takes longer than a
     run.

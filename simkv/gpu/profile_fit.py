@@ -50,7 +50,7 @@ from simkv.gpu.whole_step import (
 )
 
 Floats = npt.NDArray[np.float64]
-#: Parts of steps to which the terms are fitted.
+#: Parts of steps whose times the terms describe.
 FITTED = ("rest", "decode", "mixed decode", "prefill")
 
 

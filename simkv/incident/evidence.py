@@ -63,13 +63,13 @@ class Evidence:
     """Evidence from one source, or from all sources of one incident.
 
     ``requests`` is a table as returned by ``read_measured``, with arrival times in ``t_s``.
-    ``arrivals`` lists requests of which only the arrival is known (``request``, ``t_s``,
-    ``max_tokens``, ``prompt_tokens``; an unknown length is 0). ``access`` counts the HTTP requests
-    for tokens from ``from_s`` to ``t_s``: ``accepted``, ``rejected`` (status 4xx) and ``failed``
-    (status 5xx). ``engine`` is the name of the engine, and ``settings`` are its start options under
-    the engine's own names. ``died`` is the log line that reports the end of the engine process.
-    ``notes`` are sentences about omissions and assumptions, and ``lacks`` are sentences about
-    missing information.
+    ``arrivals`` lists requests without a measured answer (``request``, ``t_s``, ``max_tokens``,
+    ``prompt_tokens``; an unknown length is 0). ``access`` counts the HTTP requests for tokens from
+    ``from_s`` to ``t_s``: ``accepted``, ``rejected`` (status 4xx) and ``failed`` (status 5xx).
+    ``engine`` is the name of the engine, and ``settings`` are its start options under the engine's
+    own names. ``died`` is the log line that reports the end of the engine process. ``notes`` are
+    sentences about omissions and assumptions, and ``lacks`` are sentences about missing
+    information.
     """
 
     source: str

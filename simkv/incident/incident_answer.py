@@ -42,8 +42,8 @@ from simkv.incident.workload_rebuild import is_sampled
 from simkv.metrics.run_result import RunResult
 from simkv.report.narrative import describe_cause
 
-#: Maximum difference between reconstructions, relative to their mean, up to which the result counts
-#: as identified.
+#: Maximum difference between reconstructions, relative to their mean, for a result that counts as
+#: identified.
 IDENTIFIABLE_SPREAD = 0.5
 #: Settings of the queue order, with the requests that each policy prefers.
 POLICY_FIELDS = ("schedule_policy", "policy")
@@ -103,7 +103,7 @@ def explain_incident(
     """Build the answer for a reproduced incident: affected requests, cause and fix.
 
     ``ensemble`` has the metrics of the likely reconstructions if the requests are sampled.
-    ``mending`` is None if no flags were tried.
+    ``mending``, the result of trying other flags, is None if no flags were tried.
     """
     waits, found = summarize_waits(result), server_verdicts(result)
     healthy = is_healthy(result)

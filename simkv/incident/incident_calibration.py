@@ -53,7 +53,7 @@ NEAR_ROUNDS = 2
 SEGMENTS, WARM_UP_SHARE = 5, 0.25
 #: Factors on the guessed size of the KV cache; these sizes are also tried.
 CACHE_SIZE_FACTORS = (0.88, 0.94, 1.06)
-#: Minimum number of output tokens of a request from which decode steps can be fitted.
+#: Minimum number of output tokens of a request whose decode steps are fitted.
 MIN_OUTPUT_TOKENS = 4
 
 

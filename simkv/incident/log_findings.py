@@ -15,8 +15,8 @@ import pandas as pd
 
 from simkv.core.figure_registry import format_seconds
 
-#: KV cache usage (fractions) from which the cache counts as full, and below which it certainly is
-#: not full.
+#: Minimum KV cache usage (a fraction) of a full cache, and maximum usage of a cache that is
+#: certainly not full.
 FULL_CACHE, FREE_CACHE = 0.95, 0.8
 #: Fraction of the lines that must report a queue for the finding that requests queue.
 QUEUE_SHARE = 0.5

@@ -230,8 +230,8 @@ class Writers:
 def _after(before: float | None, time: float) -> float:
     """Return the time in seconds for a time of day without a date.
 
-    The date is that of the previous line, whose time is ``before``, or the next day if the clock
-    has passed midnight.
+    The date is the date of the previous line, whose time is ``before``, or the next day if the time
+    of day is more than twelve hours earlier.
     """
     if before is None:
         return time

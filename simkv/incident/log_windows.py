@@ -85,9 +85,9 @@ def build_windows(series: pd.DataFrame, tokens: float) -> LogWindows:
 def with_initial_state(cut: LogWindows) -> LogWindows:
     """Return the windows of a log that starts in the middle, with the initial state.
 
-    The numbers of running and waiting requests at the beginning are assumed to equal those of the
-    first line. The exception is a first interval with far fewer output tokens than the same number
-    of requests emits in a later interval.
+    The first line is assumed to give the numbers of running and waiting requests at the beginning.
+    The exception is a first interval with far fewer output tokens than the same number of requests
+    emits in a later interval.
     """
     pairs = (cut.running > 0) & (cut.output > 0)
     if not pairs.any() or cut.running[0] <= 0:

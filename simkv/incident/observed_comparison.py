@@ -18,8 +18,8 @@ from simkv.sim.run_record import RunRecord
 Floats = npt.NDArray[np.float64]
 #: Number of times at which the state is compared if there is no log.
 MOMENTS = 200
-#: Relative tolerances: of means; of tail latencies and TPOT; of the queue time, relative to the
-#: queue time or to the mean E2E. If a difference is larger, the incident is not reproduced.
+#: Relative tolerances for means, for tail latencies and TPOT, for the queue time, and for the queue
+#: time relative to the mean E2E. If a difference is larger, the incident is not reproduced.
 MEAN_TOLERANCE, TAIL_TOLERANCE, QUEUE_TOLERANCE, QUEUE_E2E_TOLERANCE = 0.15, 0.25, 0.3, 0.1
 #: Tolerance of the mean number of running or waiting requests, relative to the requests in the
 #: system; a difference of one request is always accepted.

@@ -38,7 +38,7 @@ from simkv.study.whatif.candidate_changes import Change, apply_change
 from simkv.study.whatif.trial_evaluation import Evaluator, RunFigures, make_trial_job
 from simkv.study.whatif.whatif import Effect, evaluate_change, run_whatif
 
-#: Ratio of mean E2E latencies up to which remedies count as similarly good.
+#: Maximum ratio of mean E2E latencies of remedies that count as similarly good.
 NEAR_BEST_RATIO = 1.1
 #: Maximum increase of the p99 E2E latency; a remedy above it only shifts the wait to a few
 #: requests.

@@ -214,9 +214,7 @@ class _Maker:
         return self.evidence.settings[name].where
 
     def _machine(self) -> LaunchTarget | None:
-        """Return the GPU and model with which the engine's launcher started; None if the GPU is
-        unknown.
-        """
+        """Return the GPU and model given to the engine's launcher; None if the GPU is unknown."""
         gpu = known_gpu(self.gpu or "")
         if gpu is None:
             return None

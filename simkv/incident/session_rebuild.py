@@ -24,7 +24,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 #: Number of requests that a logged hit rate covers (vLLM: ``PrefixCachingMetrics``).
 HIT_RATE_REQUESTS = 1000
-#: Fractions of the mean time in the system after which a session can send its next prompt. The
+#: Minimum time between two prompts of a session, as a fraction of the mean time in the system. The
 #: first fraction is used if the resulting prompts agree with the log within ``MAX_TOKEN_ERROR``.
 FREE_AFTER = (0.7, 0.4, 0.1, 0.0)
 MAX_TOKEN_ERROR = 0.02

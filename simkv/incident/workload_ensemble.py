@@ -23,8 +23,8 @@ from simkv.core.errors import InputError
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-#: Number of members, of which the more likely half is used; and the fractions of requests between
-#: two scrapes that arrive at once, which the members use in turn.
+#: Number of members (the more likely half is used), and the fractions of requests between two
+#: scrapes that arrive at once. The members use these fractions in turn.
 MEMBERS, BURST_SHARES = 12, (0.0, 0.3, 0.6, 1.0)
 #: Maximum distance of a member from the log lines, as a multiple of the smallest distance; members
 #: beyond it are dropped.

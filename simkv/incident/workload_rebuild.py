@@ -146,7 +146,7 @@ def server_role(evidence: Evidence) -> str | None:
 
 def describe_missing_side(evidence: Evidence, role: str) -> str:
     """Return a sentence about the missing side of a disaggregated deployment, and about the flags
-    with which its requests are logged.
+    that make it log its requests.
     """
     missing = {
         "prefill": "output lengths, decode times and the ends of requests are in the log of the "
@@ -302,8 +302,8 @@ def _only_arrivals(arrivals: pd.DataFrame | None) -> pd.DataFrame | None:
 def _with_missing(
     requests: pd.DataFrame, arrivals: pd.DataFrame | None, notes: list[str]
 ) -> pd.DataFrame:
-    """Return all requests in order of arrival, including requests of which only the arrival is
-    known.
+    """Return all requests in order of arrival, including requests with a known arrival but no
+    measured answer.
     """
     whole = requests.copy()
     for name, default in (("max_tokens", 0), ("gave_up_s", np.nan), ("prefill_ms", np.nan)):
@@ -383,7 +383,7 @@ def _hit_share(series: pd.DataFrame | None) -> float:
 def session_pieces(
     sessions: Sequence[object], prompts: npt.NDArray[np.int64], source: TraceSource
 ) -> PromptPieces:
-    """Return prompts of which each extends the previous prompt of its session.
+    """Return prompts; each extends the previous prompt of its session.
 
     Each prompt is the beginning of the session's text.
     """

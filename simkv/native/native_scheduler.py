@@ -21,9 +21,9 @@ from simkv.core.request import Prompt
 from simkv.core.scheduler_protocol import Batch, Completion
 from simkv.native.wire import receive, send, unpack_batch
 
-#: Wall-clock time (s) after which a call counts as hanging even if it uses little CPU.
+#: Wall-clock limit of a call (s). A longer call counts as hanging even if it uses little CPU.
 WALL_SECONDS = 60.0
-#: Step before which the debugger starts, or None.
+#: The debugger starts before this step; None without a debugger.
 _debugged: int | None = None
 
 

@@ -71,7 +71,7 @@ class ScriptedDisk:
 
 
 class KvTransferHooks(Protocol):
-    """Methods with which a scheduler is informed about KV transfers; see ``KvConnector``."""
+    """Methods that inform a scheduler about KV transfers; see ``KvConnector``."""
 
     sends: list[int]
 

@@ -348,7 +348,7 @@ def _enough_blocks(
     hardware: Hardware,
     complete: Callable[[dict[str, Any]], dict[str, Any]],
 ) -> int | None:
-    """Return the size of the smallest KV cache with which the engine starts, in the unit of
+    """Return the size of the smallest KV cache that lets the engine start, in the unit of
     ``spec.memory``.
 
     The result is None if the engine would not start even with ``MEMORY_ERROR`` more memory.

@@ -74,7 +74,7 @@ class YamlDocument:
     def override(self, assignment: str, option: str = "--set") -> None:
         """Apply a ``path=value`` assignment. Raises InputError if it is invalid.
 
-        ``option`` is the command-line option with which the assignment was given.
+        ``option`` is the command-line option that contained the assignment.
         """
         given = f"{option} {assignment[:SHOWN]}{'…' if len(assignment) > SHOWN else ''}"
         target, equals, text = assignment.partition("=")

@@ -145,7 +145,7 @@ class LiveSimulation:
 
     @property
     def now(self) -> float:
-        """Simulated time up to which ``journal`` is complete, in seconds since the start."""
+        """Simulated time until which ``journal`` is complete, in seconds since the start."""
         return min(self._pending, default=max(self._elapsed, self.env.now))
 
     def wall_clock(self, moment: float) -> float:

@@ -31,7 +31,7 @@ from simkv.validation.benchmark_results import BenchmarkResult
 
 #: Metrics that a calibration fits, if a file contains them.
 FITTED = ("ttft_ms.mean", "tpot_ms.mean", "e2e_ms.mean")
-#: Maximum factor by which step times may be increased or decreased.
+#: Step times may be multiplied or divided by at most this factor.
 MAX_FACTOR = 8.0
 #: Maximum latency of the API server, and maximum time per request (s).
 MAX_LATENCY_S, MAX_REQUEST_S = 2.0, 0.2

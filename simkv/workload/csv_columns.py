@@ -40,8 +40,8 @@ def open_csv(
     quoted: bool = False,
     line: int = 1,
 ) -> Iterator[CsvTable]:
-    """Yield the columns of a CSV file with a header: all of ``needed``, and those of ``also`` that
-    exist.
+    """Yield the columns of a CSV file with a header: all of ``needed``, and the existing columns of
+    ``also``.
 
     Column names are case-insensitive; the next line has the number ``line``. Raises InputError if a
     needed column is missing or a requested column is duplicated.

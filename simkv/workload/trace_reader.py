@@ -62,7 +62,7 @@ class TraceReader:
         self.source = TraceSource(self.path, self.selection, progress)
 
     def no_rows_error(self) -> InputError:
-        """Return the error for a trace of which no request is left, with the reasons."""
+        """Return the error for a trace without any remaining request, with the reasons."""
         left_out = "; ".join(self.tally.lines()) or f"{self.tally.rows:,} rows"
         return InputError(f"{self.path}: no requests selected from this trace ({left_out})")
 

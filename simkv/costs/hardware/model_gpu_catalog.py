@@ -103,9 +103,7 @@ class Model(_Named):
 
     @property
     def flops_per_pair(self) -> int:
-        """FLOP of attention over all layers for one pair of tokens, of which one attends to the
-        other.
-        """
+        """FLOP of attention, over all layers, of one token to one other token."""
         return 4 * self.layers * self.heads * self.head_dim
 
 

@@ -68,7 +68,7 @@ class TableStore:
     system: str
     backend: str
     release: str
-    #: Files from which rows were returned.
+    #: Files whose rows were returned.
     seen: set[Path] = field(default_factory=set, compare=False)
 
     def has(self, table: str) -> bool:

@@ -25,8 +25,7 @@ LAUNCH_S_BY_GPU = {
     "NVIDIA RTX PRO 6000 Blackwell Server Edition": 5.9e-3,
     "NVIDIA GeForce RTX 4090": 0.0,
 }
-#: Validation cases from which these values were derived; comparisons with these cases are not
-#: independent.
+#: Validation cases that provided these values; comparisons with these cases are not independent.
 MEASURED_IN = ("lss-rtxpro6000-llama3.1-8b", "lss-rtx4090-llama3.1-8b")
 
 

@@ -276,9 +276,7 @@ def _parts(
 
 
 def _set(config: SglangConfig) -> None:
-    """Set all settings of the config at the places from which SGLang reads them, as its launcher
-    does.
-    """
+    """Set all settings of the config where SGLang reads them, as its launcher does."""
     for knob in fields(config):
         setattr(SETTINGS, knob.name, getattr(config, knob.name))
     for place in (PARALLEL_SETTINGS, SETTINGS):

@@ -159,7 +159,7 @@ class ResourceManager:
         raise NotImplementedError
 
     def decay(self, steps: int, growing: int) -> None:
-        """Reduce the reserve as ``steps`` decode-only calls do, of which ``growing`` calls had
+        """Reduce the reserve as ``steps`` decode-only calls do; ``growing`` of these calls had
         tasks.
         """
         raise NotImplementedError

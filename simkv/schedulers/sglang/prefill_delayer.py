@@ -58,7 +58,7 @@ class PrefillDelayer:
         return self._allows
 
     def end(self, taken: int, prompts: int) -> None:
-        """End the pass; its batch has ``taken`` rows, of which ``prompts`` are prompts."""
+        """End the pass; its batch has ``taken`` rows, including ``prompts`` prompts."""
         if self._allows is None:  # there was no request to delay
             self.passes = 0
         if self.state.rules.bounds_delays:

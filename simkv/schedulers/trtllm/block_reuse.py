@@ -191,7 +191,7 @@ class ReusingKvCache(KvCache):
         return best, most
 
     def _part(self, r: LlmRequest, kept: ReusableBlock) -> None:
-        """Start a block of ``r`` from the cached block ``kept``, of which only the first tokens
+        """Start a block of ``r`` from the cached block ``kept``; only the first tokens of ``kept``
         match.
 
         If the cached block is an unused leaf, ``r`` takes it over; otherwise its content is copied

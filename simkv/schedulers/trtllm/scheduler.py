@@ -274,8 +274,8 @@ class TrtllmScheduler:
 
 
 def find_rejection(prompt: Prompt, config: TrtllmConfig) -> Refusal | None:
-    """Return the error with which the server rejects a request before the engine receives it, or
-    None.
+    """Return the error of the server for a request that it rejects before the engine receives it,
+    else None.
     """
     tokens, most = prompt.prompt_tokens, config.max_num_tokens
     if tokens > most and not config.enable_chunked_prefill:

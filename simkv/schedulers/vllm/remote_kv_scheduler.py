@@ -5,8 +5,8 @@ Source: ``vllm/v1/core/sched/scheduler.py``. If the KV of a waiting request can 
 request gets blocks for it and waits in the state ``WAITING_FOR_REMOTE_KVS``; no step computes its
 tokens. When the load is complete, the request can be admitted like any other request.
 
-With asynchronous scheduling, blocks to which a step in flight writes are freed only when that step
-ends (rule ``frees_when_steps_end``). Requests with such blocks cannot be preempted (rule
+With asynchronous scheduling, blocks written by a step in flight are freed only when that step ends
+(rule ``frees_when_steps_end``). Requests with such blocks cannot be preempted (rule
 ``protects_in_flight``).
 """
 

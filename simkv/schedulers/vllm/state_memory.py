@@ -1,8 +1,8 @@
 # mypyc: compile
 """Block memory of models in which some layers have a state (``mamba`` groups).
 
-Mamba and linear attention layers have one state for all previous tokens. A state fills one block,
-whatever the number of tokens. ``MambaManager`` in ``vllm/v1/core/single_type_kv_cache_manager.py``
+Mamba and linear attention layers have one state for all previous tokens. A state fills one block
+for any number of tokens. ``MambaManager`` in ``vllm/v1/core/single_type_kv_cache_manager.py``
 (since 0.21.0) stores states in one of three ways (``mamba_cache_mode``):
 
 - Without a prefix cache, a request holds one block in such a group from admission to end.

@@ -22,7 +22,7 @@ class Autoscaler:
         #: Recent (time, number) pairs, without pairs followed by a number at least as high. The
         #: first pair has the maximum, below which the fleet is not scaled down.
         self._wanted: deque[tuple[float, int]] = deque()
-        #: Time (s) up to which the result does not change while the loads stay the same.
+        #: The result does not change before this time (s) while the loads stay the same.
         self.steady_until = 0.0
 
     def target_size(

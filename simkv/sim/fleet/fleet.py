@@ -199,7 +199,7 @@ class Fleet:
             self.router.forget(lifetime.replica)
 
     def _scale(self) -> float:
-        """Adjust the number of replicas; return the time (s) up to which only an event can change
+        """Adjust the number of replicas; until the returned time (s), only an event can change
         it.
         """
         current, starting = len(self._serving), len(self._starting)

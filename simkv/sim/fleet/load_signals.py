@@ -73,8 +73,7 @@ class LoadBoard:
             self._loads.setdefault(replica, Occupancy()).waiting += 1
 
     def refresh(self) -> float:
-        """Read the load of all replicas; return the time (s) up to which only an event can change
-        it.
+        """Read the load of all replicas; until the returned time (s), only an event can change it.
 
         During a leap, the fraction of blocks in use changes without an event.
         """

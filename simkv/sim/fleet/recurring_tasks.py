@@ -44,8 +44,8 @@ class RecurringTasks:
         """SimPy process: call ``work`` now and at all multiples of ``interval`` (s), before other
         events of that time.
 
-        ``work`` returns the time (s) up to which a repeated call has no effect unless another event
-        occurs. Only the last of these calls is simulated.
+        ``work`` returns a time (s); until this time, a repeated call has no effect unless another
+        event occurs. Only the last of these calls is simulated.
         """
         while True:
             until, then = work(), self._next_event()

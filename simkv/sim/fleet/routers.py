@@ -198,11 +198,10 @@ class SessionAffinityRouter(AffinityRouter):
 
 
 class PrefixAffinityRouter(AffinityRouter):
-    """Choose the replica to which the longest prefix of the prompt was already sent.
+    """Choose the replica that already received the longest prefix of the prompt.
 
-    If this prefix is too short, the router chooses the replica to which the fewest blocks were
-    sent. If the loads are out of balance, it chooses the replica with the fewest requests in
-    flight.
+    If this prefix is too short, the router chooses the replica that received the fewest blocks. If
+    the loads are out of balance, it chooses the replica with the fewest requests in flight.
     """
 
     def __init__(self, config: CacheAwareConfig) -> None:

@@ -119,7 +119,7 @@ class EvolutionResult:
 
     @cached_property
     def candidates(self) -> pd.DataFrame:
-        """One row per candidate, as in candidates.csv."""
+        """Rows of candidates.csv, one per candidate."""
         return pd.DataFrame(candidate_rows(self.evolution))
 
     def __str__(self) -> str:

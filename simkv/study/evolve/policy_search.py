@@ -23,7 +23,7 @@ INITIAL_POPULATION = 40
 #: Fraction of children that are random policies, and fraction of all other children with two
 #: parents.
 RANDOM_SHARE, CROSSOVER_SHARE = 0.1, 0.4
-#: Number of consecutive duplicates after which the search ends, because few new policies remain.
+#: Maximum number of consecutive duplicates; the search then ends, because few new policies remain.
 MAX_DUPLICATES = 500
 
 

@@ -42,7 +42,7 @@ class PlanCondition:
 
     @property
     def without_failure(self) -> PlanCondition:
-        """The same condition without a replica failure."""
+        """Copy of the condition without a replica failure."""
         return PlanCondition(self.side, False, self.repeat)
 
 

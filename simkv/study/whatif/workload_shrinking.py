@@ -240,7 +240,7 @@ class _Search:
                 return
 
     def _unless_others(self, steps: Callable[[], Iterable[Callable[[], object]]]) -> None:
-        """Take all steps except those after which the verdict could shift to other requests.
+        """Take all steps that cannot shift the verdict to other requests.
 
         The verdict could shift if, after the removal of one request, it would affect none of the
         requests that it affected before. The check needs one run per request, so it is made once

@@ -60,7 +60,9 @@ TREES, DEPTH = 250, 16
 
 
 class TrainingStep(NamedTuple):
-    """A measured step to which the simple cost models are fitted, with its duration in seconds."""
+    """A measured step with its duration in seconds; the simple cost models are fitted to such
+    steps.
+    """
 
     load: StepLoad
     seconds: float
@@ -143,7 +145,7 @@ def _columns(loads: Iterable[StepLoad], features: Sequence[Feature]) -> Floats:
 
 
 def read_training(folder: Path, profile: CostProfile) -> list[TrainingStep]:
-    """Return the steps of a calibration campaign to which ``profile`` was fitted.
+    """Return the steps of the calibration campaign that ``profile`` was fitted to.
 
     The result is empty if the folder has no campaign. Raises InputError if the campaign is damaged.
     """

@@ -264,9 +264,7 @@ def steady_steps(runs: Sequence[GpuRun]) -> list[SteadyStep]:
 
 
 def _step_errors(steps: Sequence[SteadyStep], model: CostModel) -> list[tuple[str, float]]:
-    """Return the relative errors of predicted step times, once for each kind to which a step
-    belongs.
-    """
+    """Return the relative errors of predicted step times, once per kind that a step belongs to."""
     found = []
     predicted = model.seconds([step.load for step in steps]) if steps else []
     for (load, seconds, preempting), cost in zip(steps, predicted, strict=True):

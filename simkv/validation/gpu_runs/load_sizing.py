@@ -79,7 +79,7 @@ def scale_of(profile: CostProfile, kv_tokens: int | None = None) -> PlanScale:
 
 @dataclass(frozen=True)
 class Trial:
-    """A scenario to be served; ``beside`` names the trial with which it is compared.
+    """A scenario to be served; ``beside`` names the trial for comparison.
 
     ``profile`` is the name of the profile that predicts it: ``profile-overlapped`` for a pipelined
     scheduler, else ``profile``. ``predicted`` are the predicted metrics, as in ``summary.json``,
@@ -279,7 +279,7 @@ def with_prediction(case: Trial, profile: CostProfile) -> Trial:
 
 
 def lengths(context: int, scale: PlanScale, output: float = 0.5) -> JsonDict:
-    """Return length settings with which a running request holds about ``context`` tokens of KV on
+    """Return length settings that make a running request hold about ``context`` tokens of KV on
     average.
 
     The prompt is three quarters of ``context``, and the output is the fraction ``output`` of it. A

@@ -1,4 +1,4 @@
-"""Nominal step costs from a data sheet, with which validation cases are sized.
+"""Nominal step costs from a data sheet, used to size validation cases.
 
 These costs are independent of the evaluated profile, which could otherwise select favorable cases.
 """

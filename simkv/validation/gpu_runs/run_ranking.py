@@ -21,7 +21,7 @@ from simkv.validation.gpu_runs.timed_replay import GpuRun, read_runs
 from simkv.validation.gpu_runs.validation_plan_file import Plan
 from simkv.validation.gpu_runs.validation_suite import TrialRun
 
-#: Metrics by which pairs of trials are ranked.
+#: Metrics that rank pairs of trials.
 RANKED = ("makespan_s", "ttft_ms.p99", "tpot_ms.p99", "e2e_ms.mean")
 
 

@@ -14,7 +14,7 @@ from statistics import median
 #: A stall takes more than this factor times the median of its size, and exceeds the median by more
 #: than this time (s).
 STALL_FACTOR, STALL_EXCESS_S = 3.0, 5e-3
-#: Minimum number of steps of a size from which its median is computed.
+#: Minimum number of steps for the median of a step size.
 MIN_STEPS = 5
 
 

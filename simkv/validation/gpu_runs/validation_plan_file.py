@@ -1,8 +1,8 @@
 """Store a validation plan on disk, so that predictions are recorded before any run.
 
 ``plan/plan.json`` has the predictions and the hashes of the profiles. ``plan/<trial>.yaml`` has the
-scenarios, ``plan/profile*.json`` the profiles, and ``plan/training*.csv`` the steps to which the
-other cost models are fitted.
+scenarios, ``plan/profile*.json`` the profiles, and ``plan/training*.csv`` the steps that train the
+other cost models.
 """
 
 from __future__ import annotations

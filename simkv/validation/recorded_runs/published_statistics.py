@@ -1,4 +1,4 @@
-"""Recorded runs of which only statistics are public, without times of single requests.
+"""Recorded runs with public statistics, but without times of single requests.
 
 ``measured`` in case.json has the statistics, such as ``{"ttft_ms": {"mean": 812.5, "p99":
 2040.0}}``. The requests come from a ``requests.csv`` without times, or are sampled from

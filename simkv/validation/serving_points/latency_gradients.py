@@ -69,7 +69,7 @@ def _parts(steps: Mapping[str, Floats], profile: CostProfile) -> list[Floats]:
     operators = steps["end"] - steps["start"]
     least = sum(term.seconds or 0.0 for term in profile.floor or () if term.when == "prefill")
     launched = prefilling & (operators <= least * (1 + 1e-9))
-    for term in profile.terms:  # the host's terms, to which no factor applies
+    for term in profile.terms:  # the host's terms; no factor applies to them
         if term.seconds and term.feature in units:
             where = {"prefill": prefilling, "pure decode": ~prefilling}.get(term.when, ones)
             operators = operators - term.seconds * units[term.feature] * where

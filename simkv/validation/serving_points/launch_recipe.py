@@ -51,7 +51,7 @@ NVIDIA_EXTRA_TOKENS = 1500
 
 @dataclass(frozen=True)
 class Recipe:
-    """Configuration with which a point was served.
+    """Configuration of the server of a point.
 
     Number formats are named as in ``Hardware``. For vLLM: ``max_num_batched_tokens`` and
     ``max_num_seqs`` (None: the release's default on the GPU). For SGLang: ``chunked_prefill_size``,

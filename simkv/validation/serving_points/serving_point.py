@@ -32,7 +32,7 @@ from simkv.validation.serving_points.measured_rows import MeasuredRow
 #: Defaults of ``vllm serve`` on a GPU with at least 70 GiB.
 VLLM_TOKENS, VLLM_SEQS = 8192, 1024
 SGLANG_SEQS = 2048
-#: Number of tokens by which the scripts' length limit exceeds the longest request.
+#: Difference between the scripts' length limit and the longest request, in tokens.
 SPARE_LENGTH = 200
 
 

@@ -16,9 +16,9 @@ def read_measured_latencies(path: Path, source: TraceSource | None = None) -> pd
     """Return one row per served request, in the order of the file.
 
     Columns: arrival_s, prompt_tokens, output_tokens; ttft_ms, tpot_ms, e2e_ms, queue_ms as measured
-    (NaN if missing); and queued_s, the time from which TTFT and E2E count, if the format records
-    this time. Formats with a ``table`` may add start_s (since 1970), request (its id), max_tokens,
-    prefill_ms, gave_up_s, and requests without an answer (output_tokens 0).
+    (NaN if missing); and queued_s, the start of TTFT and E2E, if the format records this time.
+    Formats with a ``table`` may add start_s (since 1970), request (its id), max_tokens, prefill_ms,
+    gave_up_s, and requests without an answer (output_tokens 0).
 
     ``source`` is an open source for the file; by default a new one is opened. Raises InputError if
     the file cannot be used or its format has no measured times.

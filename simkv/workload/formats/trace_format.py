@@ -1,4 +1,4 @@
-"""Definition of a trace format, and the part of a file from which the format is detected."""
+"""Definition of a trace format, and the part of a file that is read to detect the format."""
 
 from __future__ import annotations
 
