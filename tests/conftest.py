@@ -11,11 +11,11 @@ from hypothesis import HealthCheck, settings
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared"
 
-# Output in tests has the width of a pipe, also where the environment sets a terminal width.
+# Output in tests is as wide as output into a pipe, even if the environment sets a terminal width.
 os.environ.pop("COLUMNS", None)
 
-# The same examples every time, so that failures are reproducible; HYPOTHESIS_PROFILE=deep
-# searches for new ones.
+# Examples are the same in every run, so that failures are reproducible; HYPOTHESIS_PROFILE=deep
+# generates new examples.
 settings.register_profile(
     "default",
     max_examples=18,

@@ -1,11 +1,9 @@
-"""Walks through a page of the documentation as its reader would, command by command.
+"""Run a page of the documentation command by command, as its reader would.
 
-A fenced block with a title is a file that the reader makes; a block ``console`` has commands after
-``$``, each with what it prints. A line ``...`` stands for any lines. What is in other blocks is not
-run.
+A fenced block with a title is a file that the reader creates. A block ``console`` has commands
+after ``$``, each with its output; a line ``...`` stands for any lines. Other blocks are not run.
 
-    python -m tests.docs_walkthrough docs/tutorial.md   # writes what comes into the page, to be
-    read
+    python -m tests.docs_walkthrough docs/tutorial.md   # updates the outputs; check them
 """
 
 from __future__ import annotations
@@ -53,7 +51,7 @@ class Step:
 def walk(page: str, folder: Path) -> Iterator[Step]:
     """Create the files of a page in ``folder`` and run its commands there in order.
 
-    The files of the tutorial are there, too, because readers come from it.
+    The folder also has the files of the tutorial, because readers come from the tutorial.
     """
     code = 0
     for _, info, text in [*FENCE.findall(TUTORIAL.read_text()), *FENCE.findall(page)]:
@@ -126,8 +124,9 @@ def _simkv(argv: list[str], folder: Path) -> tuple[int, str]:
 
 
 def updated(page: str, folder: Path) -> str:
-    """Return the page with the present output of its commands, with the same lines elided by
-    ``...``."""
+    """Return the page with the present output of its commands, and with the same lines replaced by
+    ``...``.
+    """
     steps = iter(list(walk(page, folder)))
 
     def shown(fence: re.Match[str]) -> str:
@@ -144,8 +143,9 @@ def updated(page: str, folder: Path) -> str:
 
 
 def _cut(expected: list[str], got: list[str]) -> list[str]:
-    """Return the output with the same elisions: the lines most similar to the lines shown before
-    remain."""
+    """Return the output without the lines that the page omits: it retains the lines most similar to
+    the lines shown before.
+    """
     if ANY not in expected:
         return got
     kept, last = list[str](), 0

@@ -1,4 +1,4 @@
-"""Scheduler that follows a script of a test, and an executor with constant step times."""
+"""A scheduler that follows the script of a test, and an executor with constant step times."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from simkv.sim.run_record import RunRecord
 
 
 class Seconds:
-    """Executor whose steps take ``step`` seconds and idle passes ``idle`` seconds.
+    """An executor whose steps take ``step`` seconds and idle passes ``idle`` seconds.
 
-    ``loads`` are the loads of all steps that ran.
+    ``loads`` are the loads of all executed steps.
     """
 
     def __init__(self, step: float = 1.0, idle: float = 0.25) -> None:
@@ -45,10 +45,11 @@ class Seconds:
 
 
 class Fifo:
-    """Prefills every waiting request at once, then decodes all; memory is unlimited.
+    """A scheduler that prefills every waiting request at once and decodes all of them; memory is
+    unlimited.
 
-    ``decide`` may replace the decision of a call, by its number from 0: it returns a batch, or None
-    for the default decision.
+    ``decide`` gets the number of the call, from 0. It returns a batch that replaces the decision of
+    this call, or None for the default decision.
     """
 
     pipeline_depth = 1
@@ -128,7 +129,7 @@ class Fifo:
 
 
 def die(call: int, why: str = "panic: test") -> Callable[[int, Fifo], Batch | None]:
-    """Crash on the batch of this call."""
+    """Return a ``decide`` function that crashes on the batch of this call."""
 
     def decide(now: int, fifo: Fifo) -> Batch | None:
         if now != call:
@@ -141,7 +142,7 @@ def die(call: int, why: str = "panic: test") -> Callable[[int, Fifo], Batch | No
 
 
 def hang(call: int) -> Callable[[int, Fifo], Batch | None]:
-    """Never return from this call."""
+    """Return a ``decide`` function that never returns from this call."""
 
     def decide(now: int, fifo: Fifo) -> Batch | None:
         if now == call:
@@ -160,6 +161,6 @@ def simulate(
     executor: Executor | None = None,
     resolved: Callable[[], None] | None = None,
 ) -> RunRecord:
-    """Run requests and return the record."""
+    """Simulate the requests and return the record."""
     engine = Engine(simpy.Environment(), scheduler, executor or Seconds(), ready, resolved)
     return run_clients(engine, requests, horizon)

@@ -53,7 +53,7 @@ def graph(package: Path) -> dict[str, set[str]]:
     files = modules(package)
 
     def home(name: str) -> str:
-        """Return the module that defines ``name``, or is it."""
+        """Return the module that defines ``name``, or the module ``name`` itself."""
         while name and name not in files:
             name = name.rpartition(".")[0]
         return name

@@ -1,4 +1,4 @@
-"""The command line from end to end: output, files and exit codes."""
+"""Tests of the command line: output, files and exit codes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Ran(NamedTuple):
 
 
 class Simkv:
-    """The command line, run in a separate directory."""
+    """The command line, run in a separate process and directory."""
 
     def __init__(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -212,7 +212,7 @@ def test_notes_requests_larger_than_the_cache(simkv: Simkv) -> None:
     assert "the cache has 8" in ran.out
 
 
-# Bad input: exit 2, one line per problem with its place, no traceback, nothing written
+# Bad input: exit code 2, one line per problem with its place, no traceback, and no written file
 
 
 def refused(simkv: Simkv, *arguments: object) -> list[str]:
@@ -330,7 +330,7 @@ def test_usage_errors_are_one_line(simkv: Simkv, arguments: tuple[str, ...], lin
     found = ran.err.splitlines()
     assert (ran.code, ran.out) == (2, "")
     assert found[0].startswith(f"simkv: {line}")
-    if arguments[0] not in ("sweep", "plan"):  # which report on each variant
+    if arguments[0] not in ("sweep", "plan"):  # these recordings report on each variant
         assert len(found) == 1
     words = ("Value error", "Input should", "instance", "dictionary", "╭", "Usage", "unable to")
     assert not any(word in ran.err for word in words)

@@ -52,7 +52,7 @@ workload: {requests: [{arrival: 0, prompt_tokens: 100, output_tokens: 10}]}
         ("run tiny.yaml --no-plots --steps --ledger", SIMULATING | {"rich"}),
         ("explain tiny.yaml", SIMULATING),
         ("report tiny.yaml --out tiny.html --no-whatif", SIMULATING | {"jinja2", "rich"}),
-        ("blocks --help", {"pydantic"}),  # imported by typer
+        ("blocks --help", {"pydantic"}),  # typer imports these modules
         ("policies", SIMULATING),
     ],
 )

@@ -1,4 +1,6 @@
-"""``--json`` prints one document that agrees with the schema of ``simkv schema COMMAND``."""
+"""Tests that ``--json`` prints one document that agrees with the schema of ``simkv schema
+COMMAND``.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ class Shortest(CustomVllmScheduler):
     def waiting_order(self, r: PolicyRequest) -> float:
         return r.prompt_tokens
 """
-#: Options of each command; the exit code follows after a bar, if it is not 0.
+#: Options of each command. If the exit code is not 0, it follows after a vertical bar.
 CALLS = {
     "run": "queue.yaml --emit vllm-log --perfetto trace.json",
     "explain": "queue.yaml 3",

@@ -1,4 +1,6 @@
-"""The process of the command line: interrupts, pipes, full disks, terminals, start."""
+"""Tests of the process of the command line: interrupts, pipes, full disks, terminals and
+start-up.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,9 @@ import simkv
 from simkv.cli import command_support
 from tests.conftest import ROOT
 
-#: Script that interrupts itself before its n-th import, or later. It first restores the default
-#: handler, because shells ignore interrupts in background processes.
+#: Script that interrupts itself before its n-th import, or later if there is no n-th import. The
+#: script first restores the default handler, because shells ignore interrupts in background
+#: processes.
 INTERRUPTED = """
 import os, signal, sys
 class Interrupts:
@@ -57,7 +60,9 @@ def test_interrupt_during_imports_is_one_line(tmp_path: Path, moment: int) -> No
 
 
 def test_interrupt_in_a_callback_is_not_lost(tmp_path: Path) -> None:
-    """Python discards exceptions in callbacks of weak references, which imports use."""
+    """Python discards exceptions in callbacks of weak references, and imports use such
+    callbacks.
+    """
     kill = "os.kill(os.getpid(), signal.SIGINT)"
     lost = f"weak = weakref.ref(type('X', (), {{}})(), lambda _: {kill}); gc.collect()"
     program = INTERRUPTED.replace(kill, lost).replace("import os,", "import gc, weakref, os,")
@@ -67,7 +72,7 @@ def test_interrupt_in_a_callback_is_not_lost(tmp_path: Path) -> None:
 
 
 def test_closed_pipe_does_not_change_the_exit_code(tmp_path: Path) -> None:
-    for command in ("schema", "--help"):  # more than a pipe holds, and less
+    for command in ("schema", "--help"):  # output larger and smaller than the buffer of a pipe
         ran = python(folder=tmp_path, shell=f"{command} | head -1; exit ${{PIPESTATUS[0]}}")
         assert (ran.returncode, ran.stderr) == (0, ""), command
         assert len(ran.stdout.splitlines()) == 1
@@ -118,7 +123,7 @@ HEAVY = {"numpy", "pandas", "pydantic", "rich", "matplotlib", "ruamel", "scipy",
 
 
 def imported(folder: Path, *arguments: str) -> set[str]:
-    """The modules that a command imports."""
+    """Return the names of the modules that a command imports."""
     ran = python("-X", "importtime", "-m", "simkv", *arguments, folder=folder)
     assert ran.returncode == 0
     lines = [line for line in ran.stderr.splitlines() if line.startswith("import time:")]
@@ -145,7 +150,7 @@ def test_package_lists_its_names() -> None:
 
 @pytest.fixture
 def full_disk(tmp_path: Path) -> Iterator[Path]:
-    """A directory on a 64 kB disk; requires permission to mount."""
+    """Create a directory on a disk of 64 kB; requires permission to mount."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)]
@@ -163,7 +168,7 @@ def full_disk(tmp_path: Path) -> Iterator[Path]:
     ],
 )
 def test_full_disk_is_one_line(full_disk: Path, command: str, printed: str) -> None:
-    """The figures are still printed, and no partial files remain."""
+    """The metrics are still printed, and no partial files remain."""
     ran = python(folder=full_disk, shell=command)
     assert ran.returncode == 2
     (line,) = ran.stderr.splitlines()

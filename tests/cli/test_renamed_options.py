@@ -1,4 +1,6 @@
-"""Old names of commands and options: each works, with one notice on standard error."""
+"""Tests of the old names of commands and options: each works and prints one notice on standard
+error.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +82,7 @@ def test_new_names_give_no_notice() -> None:
         assert use_new_names([*command.split(), "--layout-x", "--model-name"])[1] == ""
 
 
-#: Old call: new call, with the same result. They need no GPU.
+#: Calls with old names, and the equivalent calls with new names. They need no GPU.
 CALLS = {
     "whatif s.yaml --workers 1 --by e2e_ms.mean --json": (
         "whatif s.yaml --jobs 1 --rank-by e2e_ms.mean --json"

@@ -1,4 +1,4 @@
-"""Commands without a scenario file: options describe the server and its load."""
+"""Tests of commands without a scenario file: options describe the server and its load."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def test_run_needs_no_file(simkv: Simkv) -> None:
     assert "Cost: 1 x NVIDIA L4: 0.5 per hour" in done.out
     command = re.search(r"^Launch command: (.*)$", done.out, re.MULTILINE)
     assert command
-    # The launcher's default length does not fit on an L4, so the command states one that does.
+    # The KV cache for the launcher's default length does not fit on an L4, so the command states a
+    # shorter length.
     again = simkv("run", "--gpu", "L4", "--from-command", command[1], *LOAD, "--out", "b")
     assert again.code == 0, again.err
     assert summary(simkv, "a") == summary(simkv, "b")

@@ -3,9 +3,10 @@
     pip download --no-deps sglang==0.5.23 && unzip sglang-0.5.23-*.whl -d SOURCE
     python -m tests.conformance.record_sglang_receiver SOURCE tests/conformance/receiver.json
 
-Each recording is a random sequence of the preceding batches (D decode, E extend, M mixed, N none)
-and, as 0 or 1, whether the iteration received requests. The imports of the file are replaced by
-stubs; the weights are the defaults in SGLang's environ.py.
+A recording has one entry per loop iteration: the kind of the preceding batch (D decode, E extend, M
+mixed, N none), which is random, and 1 if the iteration received requests, else 0. The imports of
+SGLang's file are replaced by stubs; the weights of the kinds are the defaults in SGLang's
+environ.py.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ def _stand_ins(source: Path, interval: int) -> dict[str, types.ModuleType]:
 
 
 def record(source: Path, interval: int, modes: str) -> str:
-    """Return 0 or 1 for each loop iteration: whether SGLang's own code receives requests."""
+    """Run SGLang's own code; return 1 for each loop iteration that receives requests, and 0 for
+    each other iteration.
+    """
     sys.modules.update(_stand_ins(source, interval))
     space: dict[str, Any] = {"__name__": "recv_skipper"}
     exec((source / FILE).read_text(), space)

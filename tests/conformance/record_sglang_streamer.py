@@ -3,9 +3,8 @@
     pip download --no-deps sglang==0.5.23 && unzip sglang-0.5.23-*.whl -d SOURCE
     python -m tests.conformance.record_sglang_streamer SOURCE tests/conformance/streamer.json
 
-Only this method is run, on an object that collects no messages. A request emits one token per step.
-Each recording consists of a stream interval, a number of tokens, and the token counts at which a
-message is sent.
+Only this method is run, not the scheduler. A request emits one token per step. Each recording
+consists of a stream interval, a number of tokens, and the token counts at which a message is sent.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ FILE = "sglang/srt/managers/scheduler_components/output_streamer.py"
 
 
 def accept_of(source: Path) -> Any:
-    """Return the method as a function of ``self`` and a request."""
+    """Return the method ``accept`` as a function of ``self`` and a request."""
     tree = ast.parse((source / FILE).read_text())
     method = next(
         node
@@ -42,7 +41,7 @@ def accept_of(source: Path) -> Any:
 
 
 def record(source: Path, interval: int, tokens: int) -> list[int]:
-    """Return the token counts at which a message is sent."""
+    """Return the numbers of emitted tokens at which a message is sent."""
     accept = accept_of(source)
     collected: defaultdict[str, list[Any]] = defaultdict(list)
 
@@ -79,7 +78,7 @@ def record(source: Path, interval: int, tokens: int) -> list[int]:
 
 
 def main(source: Path, out: Path) -> None:
-    """Record the stream intervals of SGLang's recipes, and small intervals."""
+    """Record with the stream intervals of SGLang's recipes, and with small intervals."""
     rows = [
         [interval, tokens, record(source, interval, tokens)]
         for interval in (1, 2, 3, 10, 30, 50)

@@ -1,4 +1,4 @@
-"""Committed recordings: one file per engine and release, with all its cases."""
+"""Committed recordings: one file per engine and release, with all cases of the release."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Committed(NamedTuple):
         return [json.loads(row) for row in self.text.rows]
 
     def write(self, path: Path, change: Callable[[list[Any]], Any] = lambda _: None) -> Path:
-        """Write only this recording to ``path``, after ``change(lines)``."""
+        """Write only this recording to ``path``, after ``change`` was applied to its lines."""
         lines = self.lines()
         change(lines)
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -80,9 +80,7 @@ def committed(engine: str, release: str) -> tuple[Committed, ...]:
 
 
 def of_kind(engine: str, release: str, *kinds: str) -> list[Committed]:
-    """Return the recordings of a release whose case starts with one of ``kinds``, small ones
-    first.
-    """
+    """Return the recordings of a release of the given kinds, in order of size."""
     found = [r for r in committed(engine, release) if r.case.startswith(kinds)]
     return sorted(found, key=lambda recording: recording.size)
 

@@ -1,4 +1,4 @@
-"""Recordings with aborted requests, and names of releases in headers."""
+"""Tests of recordings with aborted requests, and of names of releases in headers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def recorded(folder: Path, engine: dict[str, Any], requests: Lines) -> Path:
 
 
 def changed(folder: Path, recording: Committed, change: Any) -> DecisionTrace:
-    """Return a recording after ``change(lines)``."""
+    """Return a recording after ``change`` was applied to its lines."""
     return read_trace(recording.write(folder / "changed.jsonl", change))
 
 
@@ -62,7 +62,7 @@ ENGINES = {
 
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
 def test_a_run_with_timeouts_is_replayed(tmp_path: Path, engine: dict[str, Any]) -> None:
-    # Request 0 is aborted during a step while it runs, request 3 while it waits.
+    # Request 0 is aborted during a step in which it runs, and request 3 is aborted while it waits.
     path = recorded(tmp_path, engine, burst(4, {0: 4.5, 3: 2.5}))
     trace = read_trace(path)
     assert {i for _, _, i in trace.header["aborts"]} == {0, 3}

@@ -1,4 +1,4 @@
-"""Committed recordings: every engine, variant and kind of ending."""
+"""Tests of the committed recordings of every engine and variant, with every kind of ending."""
 
 from __future__ import annotations
 
@@ -70,18 +70,19 @@ def test_recordings_cover_every_variant_and_ending() -> None:
     assert {recording.release for recording in RECORDINGS} >= VARIANTS.keys()
 
 
-# Mutations: if one rule of mistral.rs changes, some committed recording must differ.
+# Mutations: if one rule of mistral.rs changes, at least one committed recording must differ.
 
 
-#: Number of times that a kind of recording (such as ``gone`` in ``gone-224``) showed a changed rule.
+#: How often each kind of recording (such as ``gone`` in ``gone-224``) has differed for a changed
+#: rule.
 SHOWED: Counter[tuple[str, str]] = Counter()
 
 
 def shows(rule: str, engine: str, release: str, differs: Callable[[Committed], bool]) -> bool:
-    """Whether any recording of a release differs.
+    """Whether any recording of a release differs if a rule changes.
 
-    Cases whose kind showed the rule in other releases come first, then small recordings. This saves
-    time, because most recordings do not show a rule, and each is replayed as a whole.
+    Recordings whose kind differed in other releases are replayed first, in order of size. This
+    saves time, because most recordings do not depend on the rule, and each is replayed as a whole.
     """
     own = [recording for recording in committed(engine, release) if recording.variant == release]
     own.sort(key=lambda recording: (-SHOWED[rule, recording.kind], recording.size))
@@ -95,7 +96,7 @@ def broken(variant: str) -> bool:
     return any(recording.differs() for recording in committed("mistralrs", variant))
 
 
-#: No recording shows ``mixed_decode`` of pr2034 and pr2031a; tests/schedulers tests it.
+#: No recording depends on ``mixed_decode`` of pr2034 and pr2031a; tests/schedulers tests it.
 RULE_MUTATIONS: list[tuple[str, dict[str, Any]]] = [
     ("bucketed", {"decode_order": "oldest first"}),
     ("merged2250", {"decode_order": "newest first"}),
@@ -136,7 +137,8 @@ def test_every_rule_of_mistralrs_has_a_mutation() -> None:
     )
 
 
-#: The recordings that show rules of features: the release that changed them and the one before.
+#: Recordings for rules of features: of the release that changed the rule, and of the release
+#: before.
 AT_CHANGES = [
     (name, rule)
     for before, after in itertools.pairwise(RELEASES)
@@ -153,7 +155,8 @@ def minor_rules(release: str) -> VllmRules:
     return vllm_rules.find_rules(".".join(release.split(".")[:2]))
 
 
-#: Patch releases with other rules than their minor release have recordings that show these rules.
+#: For patch releases whose rules differ from their minor release, there are recordings that depend
+#: on these rules.
 PATCHES = [name for name, release in RELEASES.items() if not release.stands_for_minor]
 VLLM = [release for release in RECORDED if vllm_rules.RECORDED.get(release) not in PATCHES]
 AT_PATCHES = [
@@ -170,7 +173,7 @@ AT_PATCHES = [
         (release, rule)
         for release in VLLM
         for rule in OBSERVABLE_RULES["vllm"]
-        # The recordings of patch releases with this rule show it.
+        # The recordings of patch releases with this rule depend on it.
         if rule != "asserts_victims_run" and can_show(release, rule)
     ]
     + AT_CHANGES
@@ -205,9 +208,9 @@ def sglang_traces(version: str) -> list[DecisionTrace]:
     return [r.trace() for r in committed("sglang", version) if r.variant == version]
 
 
-#: Policies without recordings: the default, and a rejected one.
+#: Policies without recordings: the default policy, and a policy that is rejected.
 UNSHOWN = ("fcfs", "random")
-#: Settings of SGLang that recordings of all releases show, except those in ``UNSEEN``.
+#: Settings of SGLang that affect recordings of all releases, except the settings in ``UNSEEN``.
 SHOWN = {*SHOWN_KNOBS, "prefill_decode_interval"} - {"schedule_policy", "retraction_policy"}
 SHOWN |= {
     f"schedule_policy: {policy}" for policy in get_args(SchedulePolicy) if policy not in UNSHOWN
@@ -239,7 +242,8 @@ def test_every_setting_of_sglang_changes_decisions(version: str) -> None:
 
 
 def test_every_observable_rule_of_sglang_has_a_mutation() -> None:
-    # An unreleased change, settings that start-up rejects, and a rule without effect on decisions.
+    # Settings without a recording: an unreleased change, settings that are rejected at start-up,
+    # and a rule without effect on decisions.
     not_seen = {"lpm_aging", "lacks", "policies", "empty_opens"}
     assert {*sglang_rules.RULES_SHOWN["0.5.23"]} | not_seen == {
         *sglang_rules.SglangRules.__dataclass_fields__

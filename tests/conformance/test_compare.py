@@ -1,4 +1,6 @@
-"""Comparison of a replay with a recording: every field of every line, and the ending."""
+"""Tests of the comparison of a replay with a recording: every field of every line, and the
+ending.
+"""
 
 from __future__ import annotations
 

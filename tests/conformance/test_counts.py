@@ -1,4 +1,4 @@
-"""The counts shown by ``simkv policies`` agree with the recordings."""
+"""Tests that the counts shown by ``simkv policies`` agree with the recordings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from simkv.schedulers.sglang.config import SglangConfig
 from simkv.schedulers.vllm.config import VllmConfig
 from tests.conformance.recordings import all_committed, committed
 
-#: Every n-th recording is replayed here; ``test_shared_recordings`` replays every third.
+#: Only every n-th recording is replayed here; ``test_shared_recordings`` replays every third.
 EVERY = 20
 
 

@@ -1,4 +1,4 @@
-"""Reading and packing of recordings, and messages about invalid files."""
+"""Tests of reading and packing recordings, and of messages about invalid files."""
 
 from __future__ import annotations
 

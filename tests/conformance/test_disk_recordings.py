@@ -1,4 +1,6 @@
-"""Recordings with a disk behind host memory: every rule of this feature affects some of them."""
+"""Tests of recordings with a disk behind host memory: every rule of this feature affects at least
+one.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ def _at_once(self: Any, looks: Any) -> None:
 
 
 def _sees(self: Any, key: int, place: int, asker: int, uses: Any) -> str:
-    """Make a request that finds nothing ask again in each step."""
+    """Make a request ask again in each step if it found nothing."""
     verdict = self._verdicts.get(key)
     if verdict and verdict.answer is False and key in self.files:
         verdict.answer = True

@@ -1,4 +1,4 @@
-"""Recordings with KV in host memory: every rule of this feature affects some of them."""
+"""Tests of recordings with KV in host memory: every rule of this feature affects at least one."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_every_release_with_host_memory_is_recorded(version: str) -> None:
 
 
 def _all_at_once(self: Any, r: Any, here: int) -> int | None:
-    """Make a request wait neither for its own copies nor for blocks that others load."""
+    """Make a request wait neither for its own copies nor for blocks that other requests load."""
     share = self._shares[r.id]
     share.stored = 0
     if share.jobs:

@@ -1,4 +1,6 @@
-"""Recordings that stopped at the recorder's limit during a proved cycle."""
+"""Tests of recordings that stopped at the recorder's limit while the simulation has proved a
+cycle.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from simkv.conformance.decision_trace import DecisionTrace, read_trace
 from simkv.schedulers.engine_registry import ENGINES
 
 LIMIT = {"truncated": True, "why": "limit"}
-#: Two requests in a cache for one: each preempts the other forever.
+#: Two requests whose KV fits into the cache only one at a time: each preempts the other forever.
 HEADER = {
     "format": 1,
     "engine": "fastdeploy",
@@ -42,7 +44,8 @@ HEADER = {
         "idle_worker_sends_ack": True,
     },
 }
-#: Ticks without a token until the simulation has proved a cycle, and ticks of the recording.
+#: Number of ticks without a token after which the simulation has proved a cycle, and number of
+#: ticks of the recording.
 PROVED, TICKS = 1522, 2200
 
 
@@ -95,7 +98,7 @@ def test_the_rest_of_the_recording_must_repeat() -> None:
 
 
 def test_times_are_relative_to_their_line() -> None:
-    """Messages of the previous tick are equal in all lines."""
+    """Lines must be equal in all messages of the previous tick."""
 
     def line(tick: int, sent: int) -> dict[str, Any]:
         events = [["ack", 3, "true", f"msg{sent}"], ["finished", 0]]

@@ -1,4 +1,6 @@
-"""simkv receives requests in the same loop iterations as SGLang (``record_sglang_receiver``)."""
+"""Tests that simkv receives requests in the same loop iterations as SGLang
+(``record_sglang_receiver``).
+"""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""simkv streams tokens in the same messages as SGLang (``record_sglang_streamer``)."""
+"""Tests that simkv streams tokens in the same messages as SGLang (``record_sglang_streamer``)."""
 
 import json
 from pathlib import Path

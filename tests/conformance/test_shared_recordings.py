@@ -1,6 +1,6 @@
-"""Recordings outside the repository: thousands of files in the shared directory.
+"""Tests of recordings outside the repository: thousands of files in the shared directory.
 
-Every third file is tested, to save time; ``simkv conform ../shared/golden`` compares them all.
+Every third file is tested, to save time; ``simkv conform ../shared/golden`` compares all files.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Recordings with KV of other replicas: every rule of this feature affects some of them."""
+"""Tests of recordings with KV from other replicas: every rule of this feature affects at least
+one.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plain reference implementation of ``BlockPool``, block by block."""
+"""Reference implementation of ``BlockPool`` that handles blocks one by one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 class PlainPool:
-    """Pool with free blocks in a list and keys in dicts, without optimizations."""
+    """A pool with free blocks in a list and keys in dicts, without optimizations."""
 
     def __init__(self, num_blocks: int) -> None:
         self.tables: dict[int, list[int]] = {}

@@ -1,4 +1,4 @@
-"""Length of the common prefix of two contents, computed without keys or trees."""
+"""Length of the common prefix of two token contents, computed without keys or trees."""
 
 from __future__ import annotations
 

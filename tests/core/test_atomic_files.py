@@ -1,4 +1,4 @@
-"""Atomic writes of files and directories; disk errors are one line."""
+"""Tests of atomic writes of files and directories, and of one-line messages for disk errors."""
 
 from __future__ import annotations
 

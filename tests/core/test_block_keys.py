@@ -1,4 +1,4 @@
-"""Keys of token contents: two prompts share exactly the tokens that their segments specify."""
+"""Tests of block keys: two prompts share exactly the tokens that their segments specify."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_only_full_blocks_have_keys() -> None:
     assert len(first) == 1
     assert named[:1] == first
     assert len(named) == 2
-    keys.extend(named, a, 4)  # fewer tokens: keys are kept
+    keys.extend(named, a, 4)  # fewer tokens: the keys do not change
     assert len(named) == 2
 
 
@@ -81,11 +81,11 @@ def test_keys_cover_outputs() -> None:
     keys.extend(of_a, a, 4)
     keys.extend(of_b, b, 4)
     assert of_a[0] == of_b[0]
-    assert of_a[1] != of_b[1]  # each has its own output tokens
+    assert of_a[1] != of_b[1]  # each request has its own output tokens
 
 
 def test_keys_do_not_depend_on_the_number_of_calls() -> None:
-    """A prompt computed in chunks has the keys of the same prompt computed at once."""
+    """The keys of a prompt are the same whether it is computed in chunks or at once."""
     keys, blocks = BlockKeys(2), 3 * KEYS_PER_RUN
     a, b, other = (content(i, (name, 0, 2 * blocks)) for i, name in enumerate("ggh"))
     at_once: list[int] = []

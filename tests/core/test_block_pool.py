@@ -35,7 +35,8 @@ def test_release_with_keyless_first_prepends_keyless_blocks() -> None:
     pool.register(1, 100)
     pool.register(2, 200)
     pool.release(0, keyless_first=True)
-    # visited last to first: 4 and 3 have no key and go to the front; 2 and 1 go to the back
+    # blocks are freed from last to first: 4 and 3 have no key and go to the front; 2 and 1 go to
+    # the back
     assert list(pool.take(1, 6)) == [4, 3, 5, 6, 2, 1]
 
 
@@ -44,7 +45,7 @@ def test_release_of_part_of_a_table_frees_last_block_first() -> None:
     pool.take(0, 6)
     pool.release_head(0, 2)
     assert list(pool.tables[0]) == [3, 4, 5, 6]
-    pool.release_at(0, [2, 0])  # in this order: blocks 5 and 3
+    pool.release_at(0, [2, 0])  # order: block 5, then block 3
     assert list(pool.tables[0]) == [4, 6]
     assert pool.free_order() == (2, 1, 5, 3)
     pool.check()
@@ -194,7 +195,7 @@ def test_fingerprint_is_free_count_without_cached_blocks() -> None:
     pool.take(0, 1)
     first = pool.fingerprint()
     pool.release(0)
-    pool.take(1, 1)  # another block and owner: irrelevant without cached blocks
+    pool.take(1, 1)  # another block and another owner: no difference without cached blocks
     assert pool.fingerprint() == first
     pool.register(2, 100)
     keyed = pool.fingerprint()
@@ -230,7 +231,7 @@ def test_invariants_hold_for_random_operations(moves: list[tuple[str, int, int]]
         assert pool.free + len(distinct) == 6
 
 
-# Counting only
+# Pools that only count blocks
 
 
 def test_block_counter_checks_allocations_and_frees() -> None:
@@ -344,5 +345,5 @@ def test_unused_keys_are_different_and_of_no_block() -> None:
     assert not pool.are_unused([array("q", (4,)), array("q", (5,))])
     assert not pool.are_unused([array("q", (4,)), array("q", (6, 4))])
     pool.release(1)
-    pool.take(2, 3)  # evicts the key
+    pool.take(2, 3)  # evicts the key of a cached block
     assert pool.are_unused([array("q", (5,))])

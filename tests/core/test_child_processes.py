@@ -1,4 +1,6 @@
-"""Child processes ignore Ctrl-C, also in their first second, and the parent does not."""
+"""Tests that child processes ignore Ctrl-C, even in their first second, and that the parent does
+not.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def blocked() -> set[int]:
-    """Return the signals that this process blocks."""
+    """Return the signals blocked in this process."""
     return {int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, set())}
 
 

@@ -1,4 +1,4 @@
-"""Command-line options of engine settings."""
+"""Tests of command-line options of engine settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Versions in names of releases and variants."""
+"""Tests of versions in names of releases and variants."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_counts_releases_between_versions() -> None:
     assert count_releases("0.27.0", "0.33.0", part=1) == 6
     assert count_releases("0.27.1", "0.27.0", part=1) == 0
     assert count_releases("0.5.15", "0.5.23", part=2) == 8
-    # The number of releases before a new minor or major release is unknown.
+    # The number of releases between two minor or two major versions is unknown.
     assert count_releases("0.5.23", "0.6.0", part=2) == MANY
     assert count_releases("1.0.0", "0.33.0", part=1) == -MANY
     assert count_releases("", "0.33.0", part=1) == 0

@@ -1,4 +1,4 @@
-"""Tests that every field that a user can set has a description."""
+"""Tests that every field of a scenario has a description."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Field = tuple[str, str, dict[str, Any]]
 
 
 def all_fields() -> list[Field]:
-    """Return section, name and schema of all fields of a scenario file; whole sections only."""
+    """Return the section, name and schema of all fields of a scenario file."""
     schema = json_schema()
     sections = {"scenario": schema} | {
         name: part for name, part in schema["$defs"].items() if not name.startswith("Part")
@@ -33,7 +33,7 @@ def all_fields() -> list[Field]:
         (section, name, field)
         for section, part in sections.items()
         for name, field in part.get("properties", {}).items()
-        if "const" not in field  # the name that selects the section
+        if "const" not in field  # the field whose value selects the section
     ]
 
 

@@ -59,7 +59,7 @@ def test_formats_figures(name: str, value: float, head: str, head_s: str, said: 
     metric = METRICS[name]
     assert (metric.heading, metric.heading_in_seconds, metric.format(value)) == (head, head_s, said)
     assert heading(name) == head
-    assert heading("goodput_share") == "goodput_share"  # derived, not in summary.json
+    assert heading("goodput_share") == "goodput_share"  # derived metrics, not in summary.json
 
 
 def test_formats_numbers_with_three_digits() -> None:

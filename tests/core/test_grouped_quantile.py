@@ -1,4 +1,6 @@
-"""Quantiles of values with counts, compared with numpy's quantiles of the repeated values."""
+"""Tests of quantiles of values with counts, compared with numpy's quantiles of the repeated
+values.
+"""
 
 from __future__ import annotations
 

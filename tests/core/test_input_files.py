@@ -1,4 +1,6 @@
-"""Input files that are devices, pipes, directories or huge are rejected quickly in one line."""
+"""Tests that input files that are devices, pipes, directories or huge are rejected quickly in one
+line.
+"""
 
 from __future__ import annotations
 

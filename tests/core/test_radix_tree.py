@@ -89,7 +89,7 @@ def test_split_by_insert_refreshes_access_time_of_upper_part() -> None:
     tree = RadixTree(page_size=1)
     tree.insert(tokens(("a", 10)), 10)
     _, b = tree.insert(tokens(("b", 10)), 10)
-    tree.insert(tokens(("a", 4), ("c", 5)), 9)  # splits a, which is then newer than b
+    tree.insert(tokens(("a", 4), ("c", 5)), 9)  # splits a; b is newer than a
     tree.lock(b)
     assert tree.evict(11) == 11  # both leaves below the common part of a
     tree.unlock(b)

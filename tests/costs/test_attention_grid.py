@@ -1,4 +1,4 @@
-"""Attention times from grids of prefills and decodes."""
+"""Tests of attention times from grids of prefills and decodes."""
 
 from __future__ import annotations
 

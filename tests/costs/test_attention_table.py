@@ -1,4 +1,4 @@
-"""Attention times: a step is looked up as an equivalent measured batch."""
+"""Tests of attention times: a step is looked up as an equivalent measured batch."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_several_prefills_count_as_one_with_equal_pairs() -> None:
     whole = prefill((10, 100), (10, 100))
     before = (whole.prefill_pairs - 210) / 20
     assert found(whole) == pytest.approx(5.0 + (before / 100) * 3.0)
-    # Two short prompts have fewer pairs than one prompt with the same number of tokens.
+    # Two short prompts have fewer query-key pairs than one prompt with the same number of tokens.
     short = prefill((10, 0), (10, 0))
     assert found(short) == pytest.approx(2.0 + (5.0 - 2.0) * 110 / 210)
     assert found(prefill((10, 0))) < found(short) < found(prefill((20, 0)))
@@ -97,8 +97,9 @@ SKEW = {
 @pytest.mark.parametrize(
     ("shortest", "longest", "seconds"),
     [
-        (200, 200, 6.0),  # equal: no correction
-        (100, 300, 6.0 + 0.5 * 3.0),  # mean in the middle (bucket 0), longest in bucket 1
+        (200, 200, 6.0),  # equal contexts: no correction
+        # mean context in the middle (bucket 0), longest context in bucket 1
+        (100, 300, 6.0 + 0.5 * 3.0),
         (50, 250, 6.0 + 0.25 * 1.5),  # no such bucket: the default
     ],
 )

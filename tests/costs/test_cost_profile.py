@@ -1,4 +1,4 @@
-"""Cost profiles: step costs, their range, and rejection of invalid profiles."""
+"""Tests of cost profiles: step costs, their range, and rejection of invalid profiles."""
 
 from __future__ import annotations
 
@@ -100,7 +100,8 @@ def test_pieces_include_their_upper_limit(seqs: int, seconds: float) -> None:
 def test_tables_interpolate_and_extrapolate_linearly(tokens: int, seconds: float) -> None:
     table = [[10, 1.0], [20, 3.0], [60, 5.0]]
     found = cost(StepLoad(1, tokens, 0, 0, 0), {"feature": "prefill_tokens", "table": table})
-    assert found == pytest.approx(seconds, abs=1e-6)  # extrapolated to -1 at 0, but never below 0
+    # the extrapolated cost at 0 is -1, but costs are never below 0
+    assert found == pytest.approx(seconds, abs=1e-6)
 
 
 def test_table_with_one_point_is_constant() -> None:

@@ -1,4 +1,4 @@
-"""Linear interpolation between points."""
+"""Tests of linear interpolation between points."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The list of available costs, and notes on profiles that were made for another engine."""
+"""Tests of the list of available costs, and of notes on profiles that were made for another
+engine.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors of step times outside the range of a profile."""
+"""Tests of errors of step times outside the range of a profile."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_values_above_an_empty_range_are_infinitely_far() -> None:
 
 
 def test_leaps_count_the_same_busy_time_as_single_steps() -> None:
-    """Shares of the busy time are those of the profile's own step times."""
+    """The fractions of busy time agree with the profile's own step times."""
     load, scale = StepLoad(0, 0, 0, 8, 400), {"decode": 500.0, "prefill": 1.0, "mixed": 1.0}
     for wider in (None, OutOfRangeMargin(profile(beyond={"decode_seqs": 0.1}))):
         stepped, leaped = SimulatedExecutor(profile()), SimulatedExecutor(profile())
@@ -134,8 +134,8 @@ def test_extrapolation_errors_come_from_the_ends_of_a_table() -> None:
             ),
         ]
     )
-    # The line through 1 s and 2 s is 4 s at 400. The measured time is 5 s, and the rest of a step
-    # takes 5 s.
+    # The line through 1 s and 2 s gives 4 s at 400. The measured time is 5 s, and the rest of a
+    # step takes 5 s.
     assert compute_extrapolation_errors(table, lambda load: 5.0) == {
         "decode_mean": pytest.approx(0.1)
     }

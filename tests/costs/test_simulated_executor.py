@@ -1,4 +1,6 @@
-"""Step durations from a profile, and the recorded time outside the range of the profile."""
+"""Tests of step durations from a profile, and of the recorded time outside the range of the
+profile.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ def decode(seqs: int, context: int) -> StepLoad:
 
 def test_load_of_a_prefill_batch() -> None:
     batch = Batch(scheduled=[(0, 10), (1, 1)], context=[0, 7], kind="prefill")
-    # Without decodes, a single token counts as a prefill, too.
+    # Without decodes, a single token also counts as a prefill.
     assert compute_step_load(batch)[:5] == (2, 11, 7, 0, 0)
 
 

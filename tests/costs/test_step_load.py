@@ -1,4 +1,4 @@
-"""The amount of work in a step, and the spread of its decode contexts."""
+"""Tests of the amount of work in a step, and of the spread of its decode contexts."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Record the decisions of vLLM's own scheduler with custom policies, for ``test_export``.
 
-    SIMKV_WHEELS=… python -m tests.custom.record_exports 500
+SIMKV_WHEELS=… python -m tests.custom.record_exports 500
 
-With 500 cases per policy, this took 200 s of CPU time on the machine on which the committed
-recordings were made. The first cases are committed.
+With 500 cases per policy, this took 200 s of CPU time on the machine of the committed recordings.
+The first cases are committed.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ KEPT = 12
 
 
 def main(cases: int) -> None:
-    """Compare ``cases`` decisions and store the first ones; raise if one differs from the
-    simulation."""
+    """Compare the decisions in ``cases`` cases and store the first cases; raise if a decision
+    differs from the simulation.
+    """
     wheel = Path(os.environ["SIMKV_WHEELS"]) / f"vllm-{TARGET_RELEASE}"
     for rule in (RULE, FOUND):
         different = []

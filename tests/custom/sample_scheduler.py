@@ -10,16 +10,17 @@ from ruamel.yaml import YAML
 
 from tests.conftest import ROOT
 
-#: The scheduler of the how-to page.
+#: The scheduler of the how-to page on custom schedulers.
 _PAGE = (ROOT / "docs" / "how-to" / "custom-scheduler.md").read_text(encoding="utf-8")
 GOOD = re.findall(r'^```python title="mine.py"\n(.*?)^```$', _PAGE, re.M | re.S)[0]
 #: A custom vLLM policy, and the recorded decisions of the released scheduler with this policy
 #: (``record_exports.py``).
 RECORDED = ROOT / "tests" / "custom" / "recorded"
 RULE = RECORDED / "all_four.py"
-#: The same for a policy in the policy language, in the format that a policy search writes.
+#: Another custom policy with its recorded decisions, in the policy language and in the format of a
+#: policy search.
 FOUND = RECORDED / "found" / "found.yaml"
-#: The statement that broken schedulers replace.
+#: The statement that tests replace to obtain a broken scheduler.
 DECIDES = "        budget = self.config.max_num_batched_tokens\n"
 
 SCENARIO: dict[str, Any] = {

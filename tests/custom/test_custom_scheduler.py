@@ -31,7 +31,7 @@ from simkv.study.run_digest import compute_digest
 from simkv.study.simulation_job import make_job, run_job
 from tests.custom.sample_scheduler import GOOD, RULE, SCENARIO, write
 
-#: Records that it was executed.
+#: Code that records that it was executed.
 LOUD = GOOD + "\nopen(__file__ + '.ran', 'w').close()\n"
 NOT_TRUSTED = "the scenario would run this code; review it, then pass --trust"
 

@@ -1,4 +1,5 @@
-"""A custom vLLM policy: the simulation decides as vLLM's own scheduler with the exported class.
+"""Tests of exported vLLM policies: vLLM's own scheduler with the exported class decides as the
+simulation does.
 
 The recordings were made by ``tests/custom/record_exports.py`` with an unmodified release of vLLM.
 If the release is available, some cases are recorded again.
@@ -55,7 +56,7 @@ def test_simulated_search_result_matches_recording(trace: DecisionTrace) -> None
 
 
 def test_recordings_detect_other_search_results(tmp_path: Path) -> None:
-    """If one of its decisions is removed or a number is changed, some decision of a recording
+    """If a decision of the policy is removed or a number is changed, a decision in the recordings
     differs.
     """
     text = FOUND.read_text()
@@ -69,7 +70,7 @@ def test_recordings_detect_other_search_results(tmp_path: Path) -> None:
 
 
 def test_recordings_detect_other_policies() -> None:
-    """If the policy is removed or a number is changed, some decision of a recording differs."""
+    """If the policy is removed or a number is changed, a decision in the recordings differs."""
     assert any(compare(t, replay_decisions(VLLM, t.header, len(t.steps)))[1] for t in TRACES)
     for knobs in ({"alike": 1000}, {"few": 30}):
         assert any(first_mismatch(trace, simulated_spec(RULE, knobs)) for trace in TRACES), knobs

@@ -1,4 +1,6 @@
-"""Broken schedulers: `check-scheduler` names law, step and line; a run ends with a verdict."""
+"""Tests of broken schedulers: `check-scheduler` names law, step and line, and a run ends with a
+verdict.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ from tests.custom.sample_scheduler import (
     write,
 )
 
-#: By law: the statement that is added to ``decide`` of a correct scheduler, or replaced in it.
+#: Statements by the law that they break; each is added to ``decide`` of a correct scheduler, or
+#: replaces a statement there.
 BROKEN: dict[str, tuple[str, str, str]] = {
     "raises": ("exceptions", DECIDES, DECIDES + "        {}[3]\n"),
     "exits": ("exceptions", DECIDES, DECIDES + "        raise SystemExit(0)  # {}[3]\n"),
@@ -158,8 +161,8 @@ NARROW = {
 FIELDS = {"leaps": ROOMY, "limits": NARROW}
 
 
-#: Faults that the guard of a run detects because the engine cannot continue. The others need a
-#: check.
+#: Faults that are detected during a run because the engine cannot continue. The other faults need
+#: `check-scheduler`.
 ENDS_A_RUN = {
     "raises": "raised KeyError: 3",
     "exits": "raised SystemExit: 0",
@@ -185,7 +188,7 @@ def broken(name: str, folder: Path) -> tuple[Path, str]:
     law, where, instead = BROKEN[name]
     assert where in GOOD
     code = GOOD.replace(where, instead, 1)
-    if law == "ends":  # a state that never repeats, so that no cycle is detected
+    if law == "ends":  # the state never repeats, so no cycle is detected
         code += "\n    def fingerprint(self):\n        return self.calls\n"
     (folder / "mine.yaml").touch()
     return write(folder, code, **FIELDS.get(law, {"workload": UNEQUAL})), code
@@ -238,7 +241,7 @@ def test_call_timer_kills_no_process() -> None:
     assert run.returncode == 0, run.stderr
 
 
-#: Returned instead of a value, regardless of the expected type.
+#: Returned instead of the expected value.
 JUNK = [
     "None", "-1", "10**12", "'x'", "[99]", "[(0, 0)]", "[(0, 'x')]", "{0: None}",
     "(0, 'nothing')", "[0, 0]", "print",
@@ -286,7 +289,7 @@ METHODS = [
 
 @pytest.mark.parametrize("field", [*Batch.__slots__, *Completion.__slots__, *METHODS])
 def test_invalid_results_cause_no_traceback(field: str, tmp_path: Path) -> None:
-    """A decision, a completion or every call returns an invalid value in one place."""
+    """A decision, a completion or every call returns an invalid value."""
     good = GOOD.replace("import Batch,", "import Completion, Batch,")
     for junk in JUNK:
         code = RETURNS_JUNK.replace("FIELD", repr(field)).replace("JUNK", junk)

@@ -43,7 +43,7 @@ profile: unit-step
 
 
 def old_spelling(text: str) -> str:
-    """Return the text of a file with the names from before ``simkv.custom``."""
+    """Return the text of a file with the names used before ``simkv.custom`` existed."""
     text = text.replace("simkv.custom", "simkv.own")
     for old, new in OLD_NAMES.items():
         text = re.sub(rf"\b{new}\b", old, text)

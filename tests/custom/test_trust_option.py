@@ -1,4 +1,6 @@
-"""Every command that reads a scenario runs its code only with --trust, or rejects it."""
+"""Tests that every command that reads a scenario either rejects its code or runs it only with
+--trust.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,7 @@ def test_validation_plan_rejects_code(tmp_path: Path) -> None:
 
 
 def test_resumed_diagnosis_requires_trust(tmp_path: Path) -> None:
-    """The rebuilt scenario was edited to use a custom scheduler."""
+    """The rebuilt scenario was edited and now uses a custom scheduler."""
     incident = tmp_path / "incident"
     seen = write(tmp_path, engine={"name": "vllm", "num_gpu_blocks": 520})
     assert invoke("run", seen, "--emit", "vllm-log,bench", "--out", tmp_path / "out").exit_code == 0

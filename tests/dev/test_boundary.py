@@ -1,4 +1,6 @@
-"""The package contains only what users run: no import of dev, and no module without a user."""
+"""Tests that the package contains only code that users run: no import of dev, and no unused
+module.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +11,16 @@ import pytest
 from tests.conftest import ROOT
 from tests.import_graph import graph, imported, modules
 
-#: Entry points: commands, the public API, modules for custom schedulers, ``python -m simkv``.
+#: Entry points: commands, the public API, modules for custom schedulers, and ``python -m simkv``.
 ROOTS = ("simkv.__main__", "simkv", "simkv.api", "simkv.custom", "simkv.own")
-#: Modules that are not reached by an import, and the reason.
+#: Modules that no import reaches, and the reason.
 REACHED_OTHERWISE = {"simkv.native.source_worker": "runs in a process of its own for each source"}
 
 
 def reachable(edges: dict[str, set[str]], roots: set[str]) -> set[str]:
-    """Return modules that the roots import, directly or not; a module includes its packages."""
+    """Return the modules that ``roots`` import directly or indirectly; a module's packages count as
+    imported.
+    """
     found: set[str] = set()
     left = list(roots)
     while left:

@@ -1,4 +1,4 @@
-"""Example reports of the repository."""
+"""Tests of the example reports of the repository."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_everything_that_a_page_loads_exists(name: str) -> None:
 def test_the_plotting_library_is_in_the_repository_once() -> None:
     if not (ROOT / ".git").exists():
         pytest.skip("not a clone")
-    # The environment of a git hook would name another repository.
+    # A git hook sets variables in the environment that would select another repository.
     env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     command = ["git", "ls-files", "*plotly*.js*"]
     listed = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""The generated pages of the documentation are current."""
+"""Tests that the generated pages of the documentation are current."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_accuracy_page_is_current() -> None:
 
 
 def test_accuracy_agrees_with_page_of_points() -> None:
-    """Errors with configurations and with pairs left out are those of docs/silicon.md."""
+    """The errors with configurations and with pairs left out agree with docs/silicon.md."""
     chosen = re.search(r"\(chosen\) \| \d+ \|(.*)\|", (DOCS / "silicon.md").read_text())
     assert chosen
     ttft, tpot, pair_ttft, pair_tpot = (float(one) for one in chosen[1].split("|"))

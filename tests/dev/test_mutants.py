@@ -1,4 +1,4 @@
-"""Mutants of a module, and what ``python -m dev.mutants`` reports about them."""
+"""Tests of mutants of a module, and of the report of ``python -m dev.mutants``."""
 
 from __future__ import annotations
 

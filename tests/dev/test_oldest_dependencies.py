@@ -1,4 +1,4 @@
-"""Constraints to the lower bounds of dependencies."""
+"""Tests of constraints to the lower bounds of dependencies."""
 
 from __future__ import annotations
 

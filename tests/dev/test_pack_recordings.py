@@ -1,4 +1,4 @@
-"""Packing recordings into one file per release."""
+"""Tests of packing recordings into one file per release."""
 
 from __future__ import annotations
 
@@ -24,6 +24,6 @@ def test_later_recordings_replace_earlier_ones_of_the_same_case(tmp_path: Path) 
 def test_committed_files_are_as_packed(tmp_path: Path) -> None:
     file = min(FILES, key=lambda path: path.stat().st_size)
     pack(tmp_path / "again.jsonl.gz", [file])
-    # The text, not the bytes: the latter depend on the version of zlib.
+    # The text is compared, because the bytes depend on the version of zlib.
     packed = gzip.decompress((tmp_path / "again.jsonl.gz").read_bytes())
     assert packed == gzip.decompress(file.read_bytes())

@@ -1,4 +1,4 @@
-"""The generated pages of rules by release."""
+"""Tests of the generated pages of rules by release."""
 
 from __future__ import annotations
 

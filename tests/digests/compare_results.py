@@ -1,4 +1,4 @@
-"""Compare the figures of two trees: a change of wording may change texts but no number.
+"""Compare the results of two source trees: a change of wording may change texts but no number.
 
     python -m tests.digests.write_digests --results before   # in one tree
     python -m tests.digests.write_digests --results after    # in the other
@@ -22,7 +22,7 @@ IGNORED = ("version",)
 
 @dataclass
 class Comparison:
-    """Number of equal figures, and the places where figures or texts differ."""
+    """Number of equal values, and the places where numbers or texts differ."""
 
     figures: int = 0
     texts: list[str] = field(default_factory=list)

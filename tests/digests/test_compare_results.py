@@ -1,4 +1,4 @@
-"""The comparison of results finds changed figures and permits changed texts."""
+"""Tests that the comparison of results finds changed numbers and permits changed texts."""
 
 import json
 from pathlib import Path

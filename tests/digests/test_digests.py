@@ -1,4 +1,4 @@
-"""The files that simkv writes equal the recorded digests, byte for byte."""
+"""Tests that the files written by simkv equal the recorded digests, byte for byte."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Digests of what simkv writes: nothing that moves code may move a byte of a result.
+"""Digests of the files that simkv writes: moving code must not change a byte of a result.
 
-``python -m tests.digests.write_digests`` writes ``digests.json`` anew; do that only in a change
-that says why results differ. ``--results DIR`` stores the result files themselves in a directory
-instead, for ``tests.digests.compare_results``.
+``python -m tests.digests.write_digests`` writes ``digests.json``; do this only in a change that
+explains why results differ. ``--results DIR`` writes the result files to a directory instead, for
+``tests.digests.compare_results``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from simkv.cli import main
 
 ROOT = Path(__file__).parents[2]
 FILE = Path(__file__).with_name("digests.json")
-#: Commands by name, each with the files that it leaves.
+#: Commands by name, each with the files that it writes.
 RUNS = {
     path.stem: path
     for folder in ("scenarios", "examples")
@@ -75,7 +75,7 @@ def digests(name: str, results: Path | None = None) -> dict[str, str]:
 
 
 def _call(*words: str) -> None:
-    """Run simkv in this process, its output thrown away. Raises RuntimeError if it fails."""
+    """Run simkv in this process and discard its output. Raises RuntimeError if it fails."""
     said = io.StringIO()
     with (
         chdir(ROOT),

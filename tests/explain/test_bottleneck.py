@@ -1,4 +1,4 @@
-"""The bottleneck of a run: the resource that requests waited for, with its setting."""
+"""Tests of the bottleneck of a run: the resource that requests waited for, with its setting."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_full_cache_is_bottleneck(tmp_path: Path) -> None:
 
 
 def test_full_cache_is_bottleneck_even_if_all_slots_are_busy(tmp_path: Path) -> None:
-    """Four requests of 65 to 80 tokens need 5 blocks each, which are all 20 blocks."""
+    """Four requests of 65 to 80 tokens need 5 blocks each, and thus all 20 blocks."""
     found = bottleneck(
         run(
             tmp_path,

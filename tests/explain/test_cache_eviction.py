@@ -1,4 +1,6 @@
-"""Prefixes that are evicted between turns: ledger, evictors and the verdict ``cache-thrash``."""
+"""Tests of prefixes that are evicted between turns: wait ledger, evicting requests and the verdict
+``cache-thrash``.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,8 @@ def test_evicted_prefixes_have_a_ledger_kind_evictors_and_a_verdict(name: str) -
 
 
 def test_sole_evictor_gets_all_tokens() -> None:
-    # Request 1 is the other session's first turn and the only one between the turns of session 0.
+    # Request 1 is the first turn of the other session; no other request runs between the turns of
+    # session 0.
     result = play({"name": "vllm"} | ENGINES["vllm"] | {"num_gpu_blocks": 11}, num_sessions=2)
     by_request = {prefix.request: prefix for prefix in find_lost_prefixes(result.record)}
     first = min(by_request.values(), key=lambda prefix: prefix.before)

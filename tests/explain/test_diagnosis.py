@@ -1,4 +1,4 @@
-"""Blockers and verdicts of runs that are computed by hand."""
+"""Tests of blockers and verdicts of runs that were computed by hand."""
 
 from __future__ import annotations
 
@@ -65,9 +65,11 @@ def only(found: Diagnosis, kind: type[Verdict]) -> Any:
 
 @pytest.fixture(scope="module")
 def queued() -> Run:
-    """Request 0 holds 2 blocks in its prefill and 3 from its first decode to its end at 4 s.
+    """Return a run with 5 blocks: request 0 holds 2 in its prefill, and 3 from its first decode to
+    its end at 4 s.
 
-    There are 5. Request 1 needs 3, so it waits, and 2 behind it although it needs only one.
+    Request 1 needs 3 blocks, so it waits. Request 2 needs only one block, but waits behind request
+    1.
     """
     requests = [ask(0.0, 8, 4), ask(0.5, 12, 1), ask(0.5, 4, 1)]
     return unit_steps(requests, {**VLLM, "num_gpu_blocks": 6})
@@ -109,9 +111,9 @@ def test_head_of_line_blocking(queued: Run) -> None:
 
 
 def test_preemption_names_victim_and_beneficiary() -> None:
-    """Both requests fill the 4 blocks; at 1 s request 0 needs a third block and preempts request 1.
+    """Two requests fill the 4 blocks; at 1 s, request 0 needs a third block and preempts request 1.
 
-    Request 0 ends at 3 s. Then 1 recomputes its 8 prompt tokens and its emitted token.
+    Request 0 ends at 3 s. Request 1 recomputes its 8 prompt tokens and its emitted token.
     """
     done = unit_steps([ask(0.0, 8, 3), ask(0.0, 8, 3)], {**VLLM, "num_gpu_blocks": 5})
     found = diagnosis(done)
@@ -128,13 +130,13 @@ def test_preemption_names_victim_and_beneficiary() -> None:
         (3.0, 5.0, 3),
     ]
     assert found.recompute_tokens == 8
-    assert isclose(found.waste.recompute, 8 / 9)  # of the step of 9 tokens from 3 s to 4 s
+    assert isclose(found.waste.recompute, 8 / 9)  # in the step of 9 tokens from 3 s to 4 s
     assert found.waste.busy == 5.0
     assert found.verdicts == ()  # a single preemption is not thrashing
 
 
 def test_waiting_for_slots_is_divided_equally() -> None:
-    """Two requests have the two slots, one of them for 2 s and the other for 4 s."""
+    """Two requests occupy the two slots, one of them for 2 s and the other for 4 s."""
     engine = {**VLLM, "num_gpu_blocks": 64, "max_num_seqs": 2}
     found = diagnosis(unit_steps([ask(0.0, 4, 2), ask(0.0, 9, 4), ask(0.0, 4, 1)], engine))
     assert found.ledger[2] == [(LedgerKind.SLOT, 0.0, 2.0), (LedgerKind.PREFILL, 2.0, 3.0)]
@@ -166,7 +168,8 @@ def test_overtakes_and_starvation() -> None:
     assert verdict.requests == (1, 2)
     assert (verdict.waited, verdict.lived, verdict.tokens) == (6.0, 6.0, 0)
     assert verdict.kinds == {LedgerKind.UNSEEN: 0.5, LedgerKind.BLOCKS: 5.5}
-    # Request 0 holds 3 of the blocks throughout; 2 and 3 hold one more for a second each.
+    # Request 0 holds 3 of the blocks throughout; requests 2 and 3 each hold one more block for a
+    # second.
     assert [blocker.id for blocker in verdict.behind] == [0, 2, 3]
     assert verdict.behind[0].seconds == pytest.approx(3.5 + 2 * 3 / 4)
     assert verdict.behind[1].seconds == pytest.approx(1 / 4)
@@ -180,7 +183,9 @@ def test_work_after_the_client_left_is_wasted() -> None:
 
 
 def test_priority_inversion() -> None:
-    """A single slot, first come first served: request 1 is admitted before the more urgent 2."""
+    """With a single slot and first come, first served, request 1 is admitted before the more urgent
+    request 2.
+    """
     requests = [
         ask(0.0, 4, 2, priority=1),
         ask(0.2, 4, 3, priority=5),
@@ -194,7 +199,9 @@ def test_priority_inversion() -> None:
 
 
 def test_thrashing_names_victim_and_beneficiary() -> None:
-    """Two lengths: mistral.rs runs one of them and discards the KV of the other each time."""
+    """Prompts have two lengths: mistral.rs runs one length and discards the KV of the other each
+    time.
+    """
     engine = {"name": "mistralrs", "variant": "bucketed", "num_gpu_blocks": 64}
     found = diagnosis(unit_steps([ask(0.0, 40, 6), ask(0.5, 50, 6)], engine))
     verdict = only(found, Thrashing)
@@ -206,9 +213,10 @@ def test_thrashing_names_victim_and_beneficiary() -> None:
 
 
 def test_livelock_shows_its_cycle() -> None:
-    """A prompt of 20 tokens in chunks of 8 into 4 blocks: the third chunk evicts the first two.
+    """A prompt of 20 tokens is computed in chunks of 8 and has 4 blocks: the third chunk evicts the
+    first two.
 
-    vLLM up to #37307 admitted the first chunk without asking for the rest.
+    Before #37307, vLLM admitted the first chunk even if the whole prompt did not fit.
     """
     engine = {
         **VLLM,
@@ -235,7 +243,7 @@ def test_livelock_shows_its_cycle() -> None:
 
 
 def test_livelock_inside_one_call() -> None:
-    """The queue loop of mistral.rs #2043: the engine reports the requests."""
+    """The loop over the queue of mistral.rs #2043 never ends; the engine reports the requests."""
     engine = {"name": "mistralrs", "variant": "seed", "block_size": 8, "num_gpu_blocks": 24}
     verdict = only(
         diagnosis(unit_steps([ask(0.0, 64, 100), ask(1.0, 136, 10)], engine)), LivelockVerdict
@@ -245,7 +253,7 @@ def test_livelock_inside_one_call() -> None:
 
 
 def test_deadlock_of_an_engine_that_admits_no_request() -> None:
-    """The scheduler of mistral.rs before length buckets leaves one slot unused."""
+    """The scheduler of mistral.rs from before the length buckets leaves one slot unused."""
     engine = {"name": "mistralrs", "variant": "seed", "max_num_seqs": 1}
     found = diagnosis(unit_steps([ask(0.0, 8, 3), ask(0.0, 8, 3)], engine))
     verdict = only(found, Deadlock)
@@ -256,7 +264,9 @@ def test_deadlock_of_an_engine_that_admits_no_request() -> None:
 
 
 def test_deadlock_shows_held_and_missing_blocks() -> None:
-    """FastDeploy: a prompt outgrows the cache that it fills, without another request to preempt."""
+    """In FastDeploy, a prompt outgrows the cache that it fills, and there is no other request to
+    preempt.
+    """
     engine = {
         "name": "fastdeploy",
         "variant": "decode-only-preempt",
@@ -322,7 +332,7 @@ OVERLOAD = {
     ids=lambda engine: engine["name"],
 )
 def test_undersized_cache_under_overload(engine: dict[str, Any]) -> None:
-    """Cases in which other simulators loop endlessly (inference-sim #297, #529, #963)."""
+    """In these cases, other simulators loop endlessly (inference-sim #297, #529, #963)."""
     scenario = {"name": "x", "workload": {"arrivals": OVERLOAD}, "engine": engine}
     done = run(Scenario.model_validate(scenario | {"profile": "unit-step"}))
     found = diagnosis(done)
@@ -350,7 +360,7 @@ def test_engine_that_dies() -> None:
 @pytest.mark.parametrize(("engine", "variant"), ENGINES, ids=lambda name: name)
 @given(data=st.data())
 def test_blame_adds_up(engine: str, variant: str, data: st.DataObject) -> None:
-    """Waiting and blocks are attributed once, and every verdict has its evidence."""
+    """Waiting times and blocks are attributed once, and every verdict has its evidence."""
     done = run(data.draw(scenarios(engine, variant)))
     record, found = done.record, diagnosis(done)
     waiting = (
@@ -386,7 +396,7 @@ def test_blame_adds_up(engine: str, variant: str, data: st.DataObject) -> None:
 
 @given(data=st.data())
 def test_held_blocks_match_the_pool(data: st.DataObject) -> None:
-    """Without a prefix cache, vLLM holds exactly the blocks of the computed tokens."""
+    """Without a prefix cache, a vLLM request holds exactly the blocks of its computed tokens."""
     scenario = data.draw(scenarios("vllm", "0.33.0"))
     knobs: dict[str, Any] = {"enable_prefix_caching": False, "async_scheduling": False}
     knobs["kv_cache_groups"] = (0,)
@@ -403,6 +413,6 @@ def test_held_blocks_match_the_pool(data: st.DataObject) -> None:
         if any(
             at == life.ended_at for life in record.requests.values() if life.outcome != "finished"
         ):
-            continue  # an abort frees blocks between two decisions of one time
+            continue  # an abort frees blocks between two decisions at the same time
         now = sum(holding.blocks for holding in held if holding.start <= at < holding.end)
         assert now == record.num_blocks - record.steps.free_blocks[row]

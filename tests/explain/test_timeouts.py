@@ -1,4 +1,4 @@
-"""Starved and timed-out requests in runs computed by hand and in random runs."""
+"""Tests of starved and timed-out requests in runs computed by hand and in random runs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ HERE = Path(__file__).parent
 
 
 def simulate(requests: list[dict[str, Any]], **fields: Any) -> RunResult:
-    """A run in which every step takes one second, if no other profile is given."""
+    """Return a run with steps of one second."""
     data = {
         "name": "x",
         "workload": {"requests": requests},
@@ -56,7 +56,8 @@ def ask(output: int, timeout: float | None = None, arrival: float = 0.0) -> dict
 
 
 def test_waiting_request_that_finishes_in_isolation_starved() -> None:
-    result = simulate([ask(8), ask(3, timeout=5.0)])  # 8 s behind the first, 3 s alone
+    # latency of 8 s behind the first request, 3 s in isolation
+    result = simulate([ask(8), ask(3, timeout=5.0)])
     assert outcomes(result) == [Outcome.FINISHED, Outcome.STARVED]
     assert result.summary["verdict"] == "starved"
     assert (result.summary["starved"], result.summary["timed_out"]) == (1, 0)
@@ -64,10 +65,12 @@ def test_waiting_request_that_finishes_in_isolation_starved() -> None:
 
 
 def test_request_too_long_for_its_timeout_timed_out() -> None:
-    result = simulate([ask(2), ask(9, timeout=6.0)])  # 2 s behind the first, 9 s alone
+    # 2 s behind the first request, 9 s in isolation
+    result = simulate([ask(2), ask(9, timeout=6.0)])
     assert outcomes(result) == [Outcome.FINISHED, Outcome.TIMED_OUT]
     assert result.summary["verdict"] == "timed_out"
-    assert result.record.shortfalls == {1: (9.0, 5.0, 2.0)}  # four tokens came, by 4 s alone
+    # four tokens were emitted; in isolation, by 4 s
+    assert result.record.shortfalls == {1: (9.0, 5.0, 2.0)}
     (verdict,) = [v for v in result.diagnosis.verdicts if isinstance(v, TimedOutRequests)]
     assert (verdict.all, verdict.alone, verdict.lacked, verdict.company) == ((1,), 9.0, 5.0, 2.0)
     assert verdict.text == (
@@ -85,7 +88,9 @@ def test_single_request_times_out_without_delay_by_others() -> None:
 
 
 def test_request_delayed_only_by_shared_steps_timed_out() -> None:
-    """Both start in one step. A decode of two requests takes longer, but neither waits."""
+    """Both requests start in the same step. A decode of two requests takes longer, but neither
+    request waits.
+    """
     engine = VLLM | {"max_num_seqs": 2}
     profile = {"profile": "l4-mistralrs-pr2034", "engine": engine}
     alone = simulate([ask(30)], **profile).summary["e2e_ms"]["mean"] / 1000
@@ -109,10 +114,11 @@ def test_prompt_larger_than_the_cache_times_out() -> None:
 
 
 def test_many_shapes_are_estimated_from_the_profile(monkeypatch: pytest.MonkeyPatch) -> None:
-    requests = [ask(4), *(ask(4 + n, timeout=5.5) for n in range(4))]  # alone 4, 5, 6 and 7 s
+    # in isolation, 4, 5, 6 and 7 s
+    requests = [ask(4), *(ask(4 + n, timeout=5.5) for n in range(4))]
     expected = [Outcome.FINISHED, *[Outcome.STARVED] * 2, *[Outcome.TIMED_OUT] * 2]
     assert outcomes(simulate(requests)) == expected
-    monkeypatch.setattr(timeouts, "MAX_ISOLATED_RUNS", 1)  # the run of 6 s is the nearest
+    monkeypatch.setattr(timeouts, "MAX_ISOLATED_RUNS", 1)  # the simulation of 6 s is the nearest
     result = simulate(requests)
     assert outcomes(result) == expected
     assert set(result.record.shortfalls) == {3}
@@ -198,7 +204,9 @@ def test_expectations_and_exit_code_use_the_outcome() -> None:
 @pytest.mark.parametrize("engine", ENGINES[::2])
 @given(data=st.data())
 def test_starved_requests_finish_in_isolation(engine: str, data: st.DataObject) -> None:
-    """Starved requests waited and finish in time in isolation, with and without leaping."""
+    """Starved requests waited, and would have finished in time in isolation; with and without
+    leaping.
+    """
     name, variant = engine if isinstance(engine, tuple) else (engine, None)
     scenario = data.draw(scenarios(name, variant))
     timeout = data.draw(st.sampled_from([2.2, 6.3, 12.4]))

@@ -1,4 +1,6 @@
-"""A prompt beyond a limit of the engine is named as the cause of its rejection, with a remedy."""
+"""Tests that a rejected prompt beyond a limit of the engine gets this limit as cause, with a
+remedy.
+"""
 
 from __future__ import annotations
 
@@ -100,6 +102,6 @@ def test_whatif_raises_the_limit_within_cache_and_model(tmp_path: Path) -> None:
     assert (small.judgement, small.change.after) == ("helps", 23984)
     hardware = ("hardware={gpu: H100-SXM, model: llama-3-8b}", "engine.max_model_len=4096")
     bounded = tried(tmp_path, *hardware)
-    assert max(effect.change.after for effect in bounded.effects) == 8192  # the model's
+    assert max(effect.change.after for effect in bounded.effects) == 8192  # the limit of the model
     assert bounded.best is None
     assert tried(tmp_path, "engine.max_model_len=32000").cause is None

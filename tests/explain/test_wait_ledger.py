@@ -1,4 +1,6 @@
-"""Ledgers of records made by hand: gaps between runs, and computation after the end."""
+"""Tests of wait ledgers of records made by hand: gaps between runs, and computation after the
+end.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ from simkv.sim.segments import DECODE, EMITS, PREFILL
 
 
 def wasted(ended_at: float | None, end: float = 9.0) -> list[LedgerSegment]:
-    """Return the wasted segments of a request that ended at ``ended_at`` (s), in a run to ``end``.
+    """Return the wasted segments of a request that ended at ``ended_at`` (s), in a simulation until
+    ``end`` (s).
 
     Steps of one second: the request prefills in the steps from 0 to 3 s and, after a pause, from 4
     to 6 s. It decodes from 6 to 9 s.

@@ -1,4 +1,4 @@
-"""Wasted GPU time of a record made by hand."""
+"""Tests of wasted GPU time in a record made by hand."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from simkv.sim.segments import DECODE, EMITS, PREFILL
 
 
 class Steps(SimpleNamespace):
-    """The columns of the step log that are needed."""
+    """Columns of the step log that the computation needs."""
 
     def __len__(self) -> int:
         return len(self.start)
 
 
-# 6 of 8 tokens of 2 s; the whole second step; 3 of 4 tokens of 4 s, as recomputation or because
-# request 1 has ended.
+# 6 of 8 tokens of a step of 2 s; the whole second step; 3 of 4 tokens of a step of 4 s, as
+# recomputation or because request 1 has ended.
 @pytest.mark.parametrize(
     ("ended_at", "wasted"),
     [
@@ -33,10 +33,10 @@ class Steps(SimpleNamespace):
     ],
 )
 def test_wasted_time_is_divided_by_tokens(ended_at: float, wasted: tuple[float, ...]) -> None:
-    """Request 0 ends before the first step begins, in which it computes 6 of 8 tokens.
+    """Request 0 ends before the first step; 6 of the 8 tokens of this step are for request 0.
 
-    Request 1 decodes in the second step, whose token is dropped, and computes both tokens again in
-    the third step, where request 2 computes two tokens.
+    Request 1 decodes in the second step; the token of this step is dropped. In the third step,
+    request 1 recomputes both tokens, and request 2 computes two tokens.
     """
     prefill = PREFILL + EMITS
     lives = [

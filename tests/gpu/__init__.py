@@ -3,5 +3,5 @@
 import pytest
 
 torch = pytest.importorskip("torch", reason="the extra 'gpu' (torch) is not installed")
-# The tiny model is faster that way, and CI has few cores.
+# The tiny model is faster with one thread, and CI has few cores.
 torch.set_num_threads(1)

@@ -1,10 +1,10 @@
-"""Compile the Triton kernels for GPUs without having them, exactly as launches would.
+"""Compile the Triton kernels for GPUs that are absent, exactly as launches would.
 
     python -m tests.gpu.compile_kernels [80 100]
 
-compiles every kernel in every configuration, for the given architectures (default: all). It prints
-a line for each with its faults: a spill, more shared memory than a program can have, a decode
-kernel that fits four times into the shared memory but not into the registers, prefill on sm_90
+This compiles every kernel in every configuration for the given architectures (default: all). It
+prints a line per build with its faults: spills, too much shared memory for a program, a decode
+kernel that fits four times into the shared memory but not into the registers, or prefill on sm_90
 without ``wgmma``. This takes some minutes; ``test_triton_kernels.py`` compiles a selection. Set
 TRITON to the directory of an unpacked wheel to use another version of Triton.
 """
@@ -47,7 +47,7 @@ Kernels = dict[str, list[Any]]
 
 
 class NoDriver:
-    """A driver that reports a GPU of this architecture and nothing else."""
+    """A driver that reports a GPU of the given architecture and nothing else."""
 
     def __init__(self, arch: int) -> None:
         self.arch = arch
@@ -86,7 +86,7 @@ def compiling(arch: int) -> Iterator[Kernels]:
 
 
 def attend(shape: ModelShape, block_size: int, dtype: Any, *sizes: StepSize) -> None:
-    """Attention of steps of these sizes."""
+    """Launch the attention kernels for steps of these sizes."""
     kv_heads, dim = shape.kv_heads, shape.head_dim
     pool = torch.zeros(4, 2, block_size, kv_heads, dim, dtype=dtype)
     tables = torch.zeros(4, 64, dtype=torch.int32)
@@ -97,7 +97,7 @@ def attend(shape: ModelShape, block_size: int, dtype: Any, *sizes: StepSize) -> 
 
 
 def fuse(shape: ModelShape, block_size: int, dtype: Any) -> None:
-    """The small fusions of a step of eight tokens."""
+    """Launch the small fused kernels for a step of eight tokens."""
     kv_heads, dim = shape.kv_heads, shape.head_dim
     x, weight = torch.zeros(8, shape.hidden, dtype=dtype), torch.zeros(shape.hidden, dtype=dtype)
     for residual in (None, x.clone()):
@@ -139,8 +139,8 @@ def wrong_with(name: str, kernel: Any, arch: int, *, wide: bool = False) -> list
 
 
 def every(arch: int) -> Iterator[tuple[str, list[str]]]:
-    """Yield every build that the runner might use on ``arch``, with its faults."""
-    decodes = [StepSize(rows, rows, 0) for rows in (1, 16, 256)]  # with 64 splits to none
+    """Yield every build that the runner may use on ``arch``, with its faults."""
+    decodes = [StepSize(rows, rows, 0) for rows in (1, 16, 256)]  # from 64 splits to none
     for shape in SHAPES:
         for dtype in (torch.bfloat16, torch.float32):
             yield from fusions(arch, shape, dtype)
@@ -149,7 +149,7 @@ def every(arch: int) -> Iterator[tuple[str, list[str]]]:
 
 
 def fusions(arch: int, shape: ModelShape, dtype: Any) -> Iterator[tuple[str, list[str]]]:
-    """Yield the builds of the small fusions."""
+    """Yield the builds of the small fused kernels."""
     wide = dtype == torch.float32
     for block_size in (16,) if wide else (16, 1):
         with compiling(arch) as found:

@@ -1,7 +1,7 @@
-"""Checks of a device before measurements: one function for each.
+"""Checks of a device before measurements, one function per check.
 
-``tests/gpu/test_device.py`` and ``calibrate/smoke.py`` call them; on a CPU they test the same code
-with the plain operations.
+``tests/gpu/test_device.py`` and ``calibrate/smoke.py`` call the checks; on a CPU, the checks use
+operations of torch instead of the kernels.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.gpu.random_scheduler import RandomServer, same_kv
 from tests.laws.pressure_scenarios import plain_scenario
 
 TINY = MODEL_SHAPES["tiny"]
-#: Largest relative error by dtype: what rounding the operands costs, with some room.
+#: Largest relative error by dtype: the rounding error of the operands, with a margin.
 ALLOWED = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 
 
@@ -55,10 +55,10 @@ def attention_error(
 
 
 def far_errors(device: str) -> list[float]:
-    """Return the errors of a decode and a prefill in blocks beyond 2^31 numbers.
+    """Return the errors of a decode and a prefill whose blocks lie beyond 2^31 numbers in memory.
 
-    A block-major pool of the 8B shape has 2^20 numbers per block. Memory that is never
-    written is not allocated on a CPU.
+    A block-major pool of the 8B shape has 2^20 numbers per block. Memory that is never written is
+    not allocated on a CPU.
     """
     random = np.random.default_rng(0)
     blocks, layers = 2200, 32
@@ -93,7 +93,9 @@ def far_errors(device: str) -> list[float]:
 
 
 def graphs_change_nothing(device: str) -> bool:
-    """Return whether the KV cache is equal bit for bit with captured graphs and eager steps."""
+    """Return whether the KV cache is equal bit for bit after captured graphs and after eager
+    steps.
+    """
     pools = []
     for graph_tokens in (64, 0):
         server = RandomServer(

@@ -1,6 +1,7 @@
-"""Run the Triton kernels in Triton's interpreter, which must be chosen before Triton's import.
+"""Run the Triton kernels in Triton's interpreter. The interpreter must be selected before Triton is
+imported.
 
-    TRITON_INTERPRET=1 python -m tests.gpu.interpret_kernels
+TRITON_INTERPRET=1 python -m tests.gpu.interpret_kernels
 
 The program prints each comparison with its largest relative error, and fails if an error is too
 large. ALL=1 compares many shapes with contexts up to 8,192 tokens, which takes minutes.
@@ -26,8 +27,8 @@ from simkv.gpu.batch_inputs import StepSize
 from tests.gpu import test_attention, test_transformer
 from tests.gpu.random_scheduler import RandomServer
 
-#: Seed, heads, kv heads, head dim, block size, layout; and one split, where softmax has to be
-#: rescaled from tile to tile within a program.
+#: Each case: seed, heads, KV heads, head dimension, block size and layout. The last case has one
+#: split; softmax is rescaled from tile to tile within a program.
 CASES = [
     (0, 14, 2, 64, 16, "block", None),
     (2, 8, 2, 128, 1, "layer", None),
@@ -49,12 +50,14 @@ def attention(cases: list) -> None:
     cuda_ops.splits_for = chosen
 
 
-#: Contexts and new tokens of ALL.
+#: Contexts and new tokens of the comparisons with ALL.
 LONG = [(8191, 1), (4000, 1), (1, 1), (0, 150), (8000, 40), (127, 129), (2048, 2), (0, 1)]
 
 
 def many() -> None:
-    """Every group size with both head sizes, over blocks from 8 to 128 tokens and both layouts."""
+    """Compare every group size with both head sizes, for block sizes from 8 to 128 tokens and both
+    layouts.
+    """
     shapes = [(group, dim) for group in (1, 2, 4, 7, 8, 16) for dim in (64, 128)]
     for number, (group, dim) in enumerate(shapes):
         block_size, layout = (8, 16, 64, 128)[number % 4], ("block", "layer")[number // 2 % 2]
@@ -90,20 +93,20 @@ def fusions() -> None:
 
 
 def model() -> None:
-    """Whole steps, token by token against the dense model."""
+    """Compare whole steps, token by token, with the dense model."""
     server = RandomServer(1, MODEL_SHAPES["tiny"], block_size=4, requests=1, graph_tokens=0)
     server.runner.model.ops = cuda_ops
-    server.live[0].output = 3  # each takes seconds; one of them is computed again
+    server.live[0].output = 3  # each takes seconds; one of the requests is computed again
     wrong = test_transformer.wrong_tokens(server)
     report(f"model {sum(map(len, (x.emitted for x in server.live)))} tokens", float(wrong))
 
 
 def with_planted(old: str, new: str) -> ModuleType:
-    """The kernels with a piece of their source replaced."""
+    """Return the kernels with a part of their source replaced."""
     assert triton_kernels.__file__
     source = Path(triton_kernels.__file__).read_text()
     assert source.count(old) == 1, f"{old!r} stands {source.count(old)} times in the source"
-    path = Path(tempfile.mkdtemp()) / "kernels.py"  # Triton reads the source from its file
+    path = Path(tempfile.mkdtemp()) / "kernels.py"  # Triton reads the source from this file
     path.write_text(source.replace(old, new))
     spec = importlib.util.spec_from_file_location("simkv.gpu.triton_kernels", path)
     assert spec is not None
@@ -114,7 +117,7 @@ def with_planted(old: str, new: str) -> ModuleType:
 
 
 def is_seen(module: ModuleType) -> bool:
-    """Whether attention with these kernels fails, in a process that may die of it."""
+    """Return whether attention with these kernels fails, in a process that may crash."""
     child = os.fork()
     if not child:
         failed = 1

@@ -1,7 +1,7 @@
-"""A scheduler that does everything at random: chunks, mixed steps, preemptions, sharing.
+"""A scheduler that decides at random: chunks, mixed steps, preemptions and shared blocks.
 
-It exists to exercise the runner with more than any engine does; what a request has emitted must
-not depend on it.
+Its decisions are more varied than the decisions of any engine. The tokens emitted by a request must
+not depend on these decisions.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from simkv.gpu.kv_pool import KVPool
 
 @dataclass
 class Live:
-    """A request on its way: tokens with KV, and the tokens it was given, in order."""
+    """A running request: its number of tokens with KV, and its tokens in order."""
 
     prompt: Prompt
     output: int
@@ -38,7 +38,7 @@ class Live:
 class RandomServer:
     """Serves ``requests`` random requests to their end, in any order; see ``run``.
 
-    With ``poison`` off blocks keep what was in them, so that it can be compared in the end.
+    Without ``poison``, blocks retain their content, so that it can be compared at the end.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class RandomServer:
         self._poison_free()
 
     def _request(self, i: int) -> Live:
-        """Every other request begins like request 0."""
+        """Return a request; every other request begins like request 0."""
         tokens = int(self.random.integers(1, 60))
         segments: tuple[Segment, ...] = ()
         if i % 2 == 0:
@@ -85,7 +85,7 @@ class RandomServer:
         return Live(prompt, int(self.random.integers(1, 20)))
 
     def run(self) -> list[Live]:
-        """Serve all to their end; two steps are under way at a time."""
+        """Serve all requests to their end; two steps are in flight at a time."""
         flights = []
         while any(live.promised < live.output for live in self.live):
             rows, emits = self._choose()
@@ -136,7 +136,7 @@ class RandomServer:
         return rows, emits
 
     def _share(self, live: Live) -> None:
-        """Start from the blocks of another request that begins with the same tokens."""
+        """Start the request from the blocks of another request that begins with the same tokens."""
         mine = live.prompt.segments
         for other in self.live:
             table = self.pool.tables.get(other.prompt.id)
@@ -161,7 +161,7 @@ class RandomServer:
         self._poison_free()
 
     def _poison_free(self) -> None:
-        """Fill free blocks with NaN, so that a step that reads one gives NaN, too."""
+        """Fill free blocks with NaN, so that a step that reads a free block produces NaN."""
         for block in range(1, self.pool.num_blocks + 1):
             if self.poison and self.pool.is_free(block):
                 self.runner.pool.blocks[block] = torch.nan
@@ -173,6 +173,6 @@ class RandomServer:
 def same_kv(a: KVPool, b: KVPool) -> bool:
     """Return whether two pools have equal bits and are not all zero.
 
-    The null block is left out, because padding rows write undefined values there.
+    The null block is excluded, because padding rows write undefined values into it.
     """
     return torch.equal(a.blocks[1:], b.blocks[1:]) and bool(a.blocks[1:].any())

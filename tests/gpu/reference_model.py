@@ -1,6 +1,6 @@
 """Reference for the paged engine: attention and the whole model, dense, in float64.
 
-Written without any of the engine's operations; only the weights are shared.
+It uses none of the engine's operations, only the same weights.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from simkv.gpu.transformer import Weights
 
 
 def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """Causal attention of the last ``len(q)`` tokens of a sequence over all ``len(k)``.
+    """Return the causal attention of the last ``len(q)`` tokens of a sequence over all ``len(k)``
+    tokens.
 
     ``q`` [n, heads, d]; ``k``, ``v`` [length, kv_heads, d]; all float64.
     """
@@ -29,7 +30,7 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
 
 
 def logits(shape: ModelShape, weights: Weights, tokens: list[int]) -> torch.Tensor:
-    """Scores after every token of one sequence, [len(tokens), vocab], in float64."""
+    """Return the logits after every token of one sequence, [len(tokens), vocab], in float64."""
     ids = torch.tensor(tokens)
     x = _wide(weights.embedding)[ids]
     for layer in weights.layers:
@@ -66,7 +67,9 @@ def _attend(shape: ModelShape, qkv: torch.Tensor) -> torch.Tensor:
 
 
 def _turn(shape: ModelShape, x: torch.Tensor) -> torch.Tensor:
-    """Rotary positions as a complex product; dimension ``i`` pairs with ``i + head_dim / 2``."""
+    """Return ``x`` with rotary positions as a complex product; dimension ``i`` pairs with ``i +
+    head_dim / 2``.
+    """
     half = shape.head_dim // 2
     frequency = shape.rope_theta ** (-torch.arange(half, dtype=torch.float64) / half)
     angle = torch.arange(len(x), dtype=torch.float64)[:, None] * frequency
@@ -76,7 +79,7 @@ def _turn(shape: ModelShape, x: torch.Tensor) -> torch.Tensor:
 
 
 def greedy(shape: ModelShape, weights: Weights, prompt: list[int], count: int) -> list[int]:
-    """The ``count`` tokens that greedy decoding emits after ``prompt``."""
+    """Return the first ``count`` tokens that greedy decoding emits after ``prompt``."""
     tokens = list(prompt)
     for _ in range(count):
         tokens.append(int(logits(shape, weights, tokens)[-1].argmax()))

@@ -1,13 +1,14 @@
 """Devices with known step costs in place of a GPU, to test campaign, fit and validation plan.
 
-    python -m tests.gpu.synthetic_devices 50 [PROCESSES [FIRST]]
+python -m tests.gpu.synthetic_devices 50 [PROCESSES [FIRST]]
 
-prints one line per device, from number FIRST (default: 0) on, and the totals. The true cost is not
-written in the terms of the fit: matrix products run in waves of tiles or are limited by bytes, with
-a soft knee; the bandwidth of attention depends on the number of programs; the longest row is waited
-for; whole steps overlap a little; serving adds the host and cold caches. All numbers are sampled
-for each device around values of an H100 with an 8B model. Four of five devices have an effect that
-no profile can represent; see ``EFFECTS``. Neither campaign nor fit imports anything from here.
+This prints one line per device, from number FIRST (default: 0), and the totals. The true cost does
+not have the form of the fit. Matrix products run in waves of tiles or are limited by bandwidth,
+with a smooth transition. The bandwidth of attention depends on the number of programs, and a step
+waits for its longest row. Parts of a step overlap a little, and serving adds the host and cold
+caches. All numbers are sampled for each device around values of an H100 with an 8B model. Four of
+five devices have an effect that no profile can represent; see ``EFFECTS``. Neither the campaign nor
+the fit imports this module.
 """
 
 from __future__ import annotations
@@ -79,12 +80,12 @@ PRODUCTS = [
     (SHAPE.hidden, SHAPE.intermediate),
 ]
 #: Effects by device number: none; attention of decodes in waves of programs; another attention
-#: kernel above some context; a clock that falls under sustained load; all three.
+#: kernel above some context; a clock that decreases under sustained load; all three effects.
 EFFECTS = ("none", "waves", "switch", "throttle", "all")
 
 
 class Nature(NamedTuple):
-    """Properties of a device: rates, latencies (s) and shares.
+    """Properties of a device: rates, latencies (s) and fractions.
 
     ``event_s`` is the host time between the begin event of a synchronous step and its first kernel.
     """
@@ -151,7 +152,7 @@ class Disturbance:
     stalled: int = 0
 
     def apply(self, seconds: float, progress: float = 0.0) -> float:
-        """Return the measured time of a step at this share of the campaign."""
+        """Return the measured time of a step at the fraction ``progress`` of the campaign."""
         seconds *= 1.0 + self.drift * progress
         if self.noise:
             seconds *= float(np.exp(self.random.normal(0.0, self.noise)))
@@ -163,7 +164,7 @@ class Disturbance:
 
 @dataclass
 class Device:
-    """A device that knows the seconds of any part of any step."""
+    """A device with a known duration for any part of any step."""
 
     nature: Nature
     disturbance: Disturbance = field(default_factory=lambda: Disturbance(np.random.default_rng(0)))
@@ -188,7 +189,7 @@ class Device:
         return self.soft_maximum(waves * tile, 2 * n * k / one.bandwidth) + one.launch_s
 
     def decodes(self, contexts: Sequence[int], size: StepSize) -> float:
-        """Return the attention of decode rows, split as the runner splits them."""
+        """Return the attention time (s) of decode rows, split as the runner splits them."""
         if not contexts:
             return 0.0
         rows = min(size.decodes, 32) if size.prefills else size.decodes
@@ -207,7 +208,7 @@ class Device:
         return SHAPE.layers * (self.soft_maximum(moved, waited) + reduced + 2 * one.launch_s)
 
     def prefills(self, prefills: Sequence[tuple[int, int]]) -> float:
-        """Return the attention of prefills: programs of 32 queries, in waves."""
+        """Return the attention time (s) of prefills: programs of 32 queries, in waves."""
         if not prefills:
             return 0.0
         one = self.nature
@@ -238,7 +239,7 @@ def padded_size(decodes: int, prefills: Sequence[tuple[int, int]]) -> StepSize:
 
 
 class PlantedBenchmark:
-    """Takes the place of a ``Microbenchmark``; times points by the device's true costs."""
+    """Replaces a ``Microbenchmark``; returns the device's true costs as times of points."""
 
     on_gpu = False
 
@@ -271,12 +272,12 @@ class PlantedBenchmark:
         return self.device.whole(point.decodes, point.prefills)
 
 
-#: Time constant of the falling clock in seconds: 63 % of the change has happened by then.
+#: Time constant of the decreasing clock in seconds: it has made 63 % of the change after this time.
 HEATING_S = 3.0
 
 
 class PlantedExecutor:
-    """Runs the scheduler's decisions at the device's cost; ``passes`` is the log.
+    """Executes the scheduler's decisions at the device's cost; ``passes`` is the log.
 
     With ``pipelined``, a step takes the maximum of device and host instead of their sum.
     """
@@ -312,7 +313,7 @@ class PlantedExecutor:
         on_device = self.device.disturbance.apply(on_device, progress=1.0)  # after the campaign
         host = self.device.host(len(contexts), prefills=bool(prefills)) + nature.event_s
         seconds = max(on_device, host) if self.pipelined else on_device + host
-        busy = min(load.prefill_tokens / 1024, 1.0)  # matrix products take the most power
+        busy = min(load.prefill_tokens / 1024, 1.0)  # matrix products need the most power
         self._heat += (busy - self._heat) * (1.0 - float(np.exp(-seconds / HEATING_S)))
         measured = on_device if self.pipelined else on_device + nature.event_s
         longest = max(contexts, default=0)
@@ -390,13 +391,14 @@ def calibrate(device: Device, *, repeats: int = 1) -> Calibration:
     return Calibration(profiles, training, samples)
 
 
-#: Seconds of the plan, less than half of a real one, because all devices are served on a CPU.
+#: Duration of the plan in seconds, less than half of a real plan, because all devices are simulated
+#: on a CPU.
 PLAN_S = 220.0
 
 
 @lru_cache(maxsize=2)
 def planned(seconds: float = PLAN_S) -> tuple[Trial, ...]:
-    """Return one trial per case for an H100 with an 8B model, predicted by the first device."""
+    """Return one trial per case for an H100 with an 8B model; the first device predicts them."""
     profiles = calibrate(Device(sample_nature(0))).profiles
     profile = profiles[SYNCHRONOUS]
     scale: PlanScale = scale_of(profile)
@@ -415,7 +417,7 @@ class Outcome(NamedTuple):
 
 
 def compare_figures(run: GpuRun, profile: CostProfile) -> list[FigureComparison]:
-    """Return all figures of a run with the intervals of the profile's simulation."""
+    """Return comparisons of all metrics of a run with the intervals of the profile's simulation."""
     simulated = simulate_with_profile(run.scenario, profile).record
     ends = figure_intervals(run.scenario, profile, simulated)
     real, predicted = figures_of(run.record), figures_of(simulated)

@@ -1,4 +1,4 @@
-"""Paged attention against float64 on random batches, with everything unused poisoned."""
+"""Tests of paged attention against float64 on random batches; all unused memory is poisoned."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ from tests.gpu import reference_model
 
 #: heads, kv_heads, head_dim
 HEADS = [(4, 2, 16), (14, 2, 64), (8, 2, 128), (4, 4, 32)]
-#: Context and new tokens, around block edges; one token is a decode, or a prompt of one.
+#: Numbers of context tokens and new tokens near block edges; one new token is a decode or a prompt
+#: with one token.
 LENGTHS = [(0, 1), (14, 1), (15, 1), (16, 1), (63, 1), (64, 1), (130, 1), (0, 2), (0, 15), (0, 16)]
 LENGTHS += [(0, 17), (0, 65), (16, 16), (7, 30), (33, 64), (100, 5), (200, 1), (0, 130), (1, 2)]
-FAR = 2**30  # a block that does not exist: reading it is an error, not a wrong number
+FAR = 2**30  # a block that does not exist: a read is an error instead of a wrong number
 
 
 def case(
@@ -37,7 +38,9 @@ def case(
     layout: str,
     lengths: Sequence[tuple[int, int]] = LENGTHS,
 ):
-    """A random batch: fields, queries, one layer's pool and tables, and what must come out."""
+    """Return a random batch: fields, queries, pool and tables of one layer, and the expected
+    output.
+    """
     random = np.random.default_rng(seed)
     count = int(random.integers(1, 9))
     picked = [lengths[i] for i in random.integers(0, len(lengths), count)]
@@ -86,7 +89,7 @@ def case(
 
 
 def worst(found: torch.Tensor, expected: dict[int, np.ndarray]) -> float:
-    """Largest relative error of any row, in the 2-norm; NaN counts as infinite."""
+    """Return the largest relative error of any row, in the 2-norm; NaN counts as infinite."""
     errors = []
     for at, want in expected.items():
         got = found[at : at + len(want)].double().numpy()

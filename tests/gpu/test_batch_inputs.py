@@ -1,4 +1,4 @@
-"""Small parts: sizes, flat inputs, table deltas, block copies, token ids."""
+"""Tests of small parts: sizes, flat inputs, table deltas, block copies and token ids."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from simkv.gpu.prompt_token_ids import prompt_ids
 
 
 def test_published_sizes():
-    """Parameters read per step and bytes of KV per token, as the model cards have them."""
+    """Parameters read per step and bytes of KV per token agree with the model cards."""
     llama, qwen = MODEL_SHAPES["llama-3-8b"], MODEL_SHAPES["qwen2.5-0.5b"]
     assert round(2 * llama.step_weights / 1e9, 2) == 15.01
     assert llama.kv_bytes_per_token(2) == 131072

@@ -1,4 +1,4 @@
-"""The whole method on a CPU in a short form: calibrate, plan, serve, judge."""
+"""Tests of the whole method on a CPU in a short form: calibrate, plan, serve and judge."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_committed_campaign_is_complete(name, names):
     assert served >= {f"{trial}-1" for trial in found}
     plan = json.loads((example / "plan" / "plan.json").read_text())
     planned = [trial["name"] for trial in plan["trials"]]
-    assert list(found) == planned[: len(found)]  # the last ones may have had no time
+    assert list(found) == planned[: len(found)]  # there may have been no time for the last runs
     assert len(found) >= 7
     profiles = {one: load_profile(f"{one}.json", example) for one in names}
     assert plan["profiles"] == {one: profile_hash(found) for one, found in profiles.items()}
@@ -123,7 +123,9 @@ def test_committed_campaign_is_complete(name, names):
     [("cpu-example", "profile.json"), ("h100-llama-3-8b", "profile-overlapped.json")],
 )
 def test_committed_report_follows_from_the_committed_runs(folder, file, tmp_path):
-    """Judge one trial again without serving it: the same step errors and intervals."""
+    """If a trial is judged again without being served, the step errors and intervals are the
+    same.
+    """
     example, name = ROOT / "calibrate" / folder, "rows-quarter-seed0"
     with tarfile.open(example / "runs.tar.gz") as runs:
         members = [m for m in runs.getmembers() if f"/{name}-" in m.name]
@@ -149,7 +151,7 @@ def test_packaged_profiles_are_those_of_the_campaign():
 
 
 def test_evaluates_recorded_runs_without_a_device(tmp_path):
-    """The runs that were served are judged, and the others are named."""
+    """Runs that were served are judged, and missing runs are named."""
     example = ROOT / "calibrate" / "h100-llama-3-8b"
     shutil.copytree(example / "plan", tmp_path / "plan")
     arguments = ["gpu", "validate", str(tmp_path), "--evaluate-only", "--repeats", "1"]

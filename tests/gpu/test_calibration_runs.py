@@ -1,4 +1,6 @@
-"""Real runs of a campaign: the sizes they reach, and errors at sizes that were not fitted."""
+"""Tests of the real runs of a campaign: their step sizes, and errors at sizes that were not
+fitted.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,7 @@ def test_evaluation_runs_reach_other_sizes_than_the_fitted_run(limits):
 def test_errors_at_sizes_that_were_not_fitted_are_reported(tmp_path):
     """Large steps cost a quarter more in service, which the fit cannot describe.
 
-    Judged by other steps of the fitted run, the error would be almost zero.
+    On other steps of the fitted run, the error would be almost zero.
     """
 
     def parts(point: Probe) -> float:

@@ -1,4 +1,4 @@
-"""`simkv gpu` as a user meets it, on a CPU with the tiny model."""
+"""Tests of `simkv gpu` for a user, on a CPU with the tiny model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ variants:
 
 @pytest.fixture
 def served(tmp_path):
-    """A scenario file and the folder of its run."""
+    """Return a scenario file and the folder of its run."""
     path = tmp_path / "short.yaml"
     path.write_text(SCENARIO)
     out = tmp_path / "out"
@@ -57,7 +57,7 @@ def test_serve_leaves_everything_behind(served):
         rows = [row for row in csv.DictReader(file) if row["kind"] != "idle"]
     for row in rows:
         host = [float(row[name]) for name in ("schedule_s", "prepare_s", "launch_s", "wait_s")]
-        # The first step of a pipelined engine is decided before its time begins to count.
+        # The first step of a pipelined engine is decided before its time starts.
         assert row["variant"] == "async" or sum(host) <= float(row["seconds"])
         assert float(row["gpu_s"]) <= float(row["seconds"])
     emitted = sum(int(row["decode_seqs"]) + int(row["prefill_seqs"]) for row in rows)
@@ -74,7 +74,8 @@ def test_replay_finds_a_changed_time(served):
     header, first, *rest = path.read_text().splitlines()
     assert first.startswith("async,prefill,")
     row = first.split(",")
-    row[header.split(",").index("seconds")] = "10.0"  # all others arrive during the first step
+    # all other requests arrive during the first step
+    row[header.split(",").index("seconds")] = "10.0"
     path.write_text("\n".join([header, ",".join(row), *rest]))
     result = CliRunner().invoke(app, ["gpu", "replay", str(served)], catch_exceptions=False)
     assert result.exit_code == 1

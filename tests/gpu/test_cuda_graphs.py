@@ -1,4 +1,4 @@
-"""Capture and timing of graphs, with a fake device that counts calls."""
+"""Tests of the capture and timing of graphs, with a fake device that counts calls."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ def test_graphs_that_share_memory_are_captured_on_one_stream(monkeypatch):
 
 
 def test_what_a_graph_reads_and_writes_is_kept_while_it_is_timed(monkeypatch):
-    """A graph does not own its tensors: what is freed may be another's by the next replay."""
+    """A graph does not own its tensors: if a tensor is freed, another may use its memory before the
+    next replay.
+    """
     made = Microbenchmark(MODEL_SHAPES["tiny"], SMALL_LIMITS, "cpu")
     alive = []
 

@@ -54,7 +54,7 @@ def test_graphs_change_nothing():
 
 
 def test_graphs_are_equal_bit_for_bit_in_bfloat16():
-    """Logits are not stored, so the KV caches are compared."""
+    """Logits are not stored, so KV caches are compared."""
     assert device_checks.graphs_change_nothing("cuda")
 
 

@@ -1,4 +1,4 @@
-"""The log of a GPU's clocks, with a script in place of nvidia-smi."""
+"""Tests of the log of a GPU's clocks, with a script in place of nvidia-smi."""
 
 from __future__ import annotations
 

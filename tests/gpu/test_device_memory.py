@@ -1,4 +1,6 @@
-"""Models and pools that fit into the memory of a device, with its free memory faked."""
+"""Tests of the models and pools that fit into the memory of a device, with simulated free
+memory.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Campaigns can be resumed, and the fit reproduces devices of a known form."""
+"""Tests that campaigns can be resumed, and that the fit reproduces devices of a known form."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_plan_stays_within_its_limits_and_starts_with_all_parts(limits):
 
 
 class FakeBenchmark:
-    """Measures nothing: every point takes the time given by ``truth``."""
+    """A benchmark without measurements: every point has the time given by ``truth``."""
 
     limits = SMALL_LIMITS
     on_gpu = False
@@ -123,9 +123,10 @@ def test_fit_reproduces_its_own_form(tmp_path):
 
 @pytest.mark.parametrize("share", [1.0, 0.3])
 def test_unmeasured_sizes_are_interpolated(tmp_path, share):
-    """Products are padded to 128 tokens and run in waves of 1,024, which no term describes.
+    """Products are padded to 128 tokens and run in waves of 1,024 tokens; no term describes this.
 
-    Above the largest graph few sizes are measured, and in a short campaign few below it.
+    Few sizes are measured above the largest graph; in a short campaign, few are also measured below
+    it.
     """
 
     def truth(tokens: int) -> float:
@@ -148,7 +149,7 @@ def test_unmeasured_sizes_are_interpolated(tmp_path, share):
 
 @pytest.mark.parametrize("saved", [3e-4, -3e-4], ids=["faster", "slower"])
 def test_whole_steps_can_be_cheaper_than_their_parts(tmp_path, saved):
-    """About 3 % here, because launches of consecutive kernels overlap."""
+    """The reduction is about 3 % here, because launches of consecutive kernels overlap."""
 
     def truth(point: Probe) -> float:
         parts = {"rest": 8e-3, "decode": 1e-3, "prefill": 2e-3}
@@ -176,7 +177,9 @@ def test_whole_steps_can_be_cheaper_than_their_parts(tmp_path, saved):
 
 
 def test_longest_decode_delays_the_step(tmp_path):
-    """A device that waits for it above some length, and splits it less beside prefills."""
+    """The device waits for the longest decode above some length, and splits decodes less beside
+    prefills.
+    """
 
     def attention(point: Probe, splits: int) -> float:
         return 1e-4 + max(2e-8 * sum(point.decodes), 1.5e-6 * max(point.decodes) / splits)
@@ -205,11 +208,13 @@ def test_longest_decode_delays_the_step(tmp_path):
     assert cost(skewed) - host == pytest.approx(2e-3 + longer, rel=0.15)
     assert cost(even) - host == pytest.approx(2e-3 + attention(Probe("", (1000,) * 32), 8), rel=0.1)
     beside = skewed._replace(prefill_seqs=1, prefill_tokens=500, prefill_pairs=125_250)
-    assert cost(beside) - cost(skewed) > 1e-3 + 5e-4  # split less
+    assert cost(beside) - cost(skewed) > 1e-3 + 5e-4  # decodes are split less
 
 
 def test_cost_of_serving_is_fitted(tmp_path):
-    """Steps of a real run cost more than their parts; steps of another run give the error."""
+    """Steps of a real run cost more than their parts; the error is measured on steps of another
+    run.
+    """
     samples = measure(
         FakeBenchmark(), plan_campaign(SMALL_LIMITS), tmp_path / "s.csv", 1e9, repeats=1
     )

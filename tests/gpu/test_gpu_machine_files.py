@@ -1,4 +1,4 @@
-"""Scripts and packages for a machine with a GPU, rehearsed on a CPU."""
+"""Tests of scripts and packages for a machine with a GPU, executed on a CPU."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ SCRIPT = ROOT / "calibrate" / "on-gpu.sh"
 
 
 def on_gpu(*arguments, **environment):
-    """Run the script as on a GPU machine, but on a CPU."""
+    """Run the script on a CPU as on a GPU machine."""
     given = {**os.environ, "REHEARSE": "1", "PYTHON": sys.executable, **environment}
     command = ["bash", str(SCRIPT), *map(str, arguments)]
     return subprocess.run(command, env=given, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 def python_but(folder, module, does):
-    """Return a Python that runs the command ``does`` in place of ``module``."""
+    """Return a Python that runs the command ``does`` instead of ``module``."""
     path = folder / "python"
     path.write_text(
         f'#!/bin/sh\n[ "$2" = {module} ] && exec {does}\nexec "{sys.executable}" "$@"\n'
@@ -38,10 +38,10 @@ def test_wheels_have_the_tested_versions():
     lines = (ROOT / "calibrate" / "wheels.txt").read_text().splitlines()
     wheels = {line for line in lines if line and not line.startswith("#")}
     assert wheels <= pinned
-    assert "numpy" not in {line.split("==")[0] for line in wheels}  # torch brings its own
+    assert "numpy" not in {line.split("==")[0] for line in wheels}  # torch contains its own
 
 
-#: Packages of a machine with torch and triton; junitparser is only for `simkv test`.
+#: Packages on a machine with torch and triton; only `simkv test` needs junitparser.
 PRESENT = {"torch", "triton", "scipy", "pandas", "matplotlib", "rich", "typer", "numpy"}
 PRESENT |= {"jinja2", "markupsafe", "junitparser", "packaging"}
 
@@ -61,7 +61,7 @@ def test_tree_is_small_enough_to_travel():
         pytest.skip("not a git checkout")
     paths = [ROOT / name for name in tracked.stdout.split("\0") if name]
     size = sum(path.stat().st_size for path in paths if path.is_file())
-    assert size < 56 << 20  # 64 MB with the wheels, which are less than 8 MB
+    assert size < 56 << 20  # limit of 64 MB, including wheels of less than 8 MB
 
 
 def test_script_prints_its_usage(tmp_path):
@@ -95,7 +95,7 @@ def test_every_stage_of_the_smoke_test_passes_on_a_cpu(smoke, tmp_path):
 
 def test_smoke_test_fits_into_ten_minutes(smoke):
     assert sum(stage.limit_s for stage in smoke.STAGES.values()) < 570
-    assert smoke.STAGES["imports"].limit_s == 120  # on a fresh machine
+    assert smoke.STAGES["imports"].limit_s == 120  # as on a fresh machine
 
 
 def test_rehearsal_of_the_smoke_test_packs_its_logs(tmp_path):
@@ -112,7 +112,7 @@ def test_failed_and_slow_stages_do_not_stop_the_others(smoke, tmp_path, monkeypa
         stage = smoke.STAGES[name]._replace(limit_s=limit_s)
         monkeypatch.setitem(smoke.STAGES, name, stage)
     monkeypatch.setattr(sys, "argv", ["smoke.py", str(tmp_path), "--stages", "far", "imports"])
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # so that calls for a GPU fail
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # makes calls for a GPU fail
     assert smoke.main() == 1
     first, second, *rest = capsys.readouterr().out.splitlines()
     assert first.startswith("FAIL far")
@@ -124,7 +124,7 @@ def test_failed_and_slow_stages_do_not_stop_the_others(smoke, tmp_path, monkeypa
 
 
 def test_rehearsal_of_a_calibration_and_its_continuation(tmp_path):
-    """A later call reads the earlier one's files from IN and leaves IN as it is."""
+    """A later call reads the files of the earlier call from IN and does not change IN."""
     done = on_gpu("calibrate", tmp_path / "first", BUDGET="300s", LIMIT="1200")
     assert done.returncode == 0, done.stdout
     assert "FAILED" not in done.stdout, done.stdout
@@ -138,7 +138,7 @@ def test_rehearsal_of_a_calibration_and_its_continuation(tmp_path):
     done = on_gpu(
         "calibrate", tmp_path / "second", tmp_path / "first", LIMIT="8", BUDGET="9s", PYTHON=python
     )
-    assert "bench" not in done.stdout  # its result is in IN
+    assert "bench" not in done.stdout  # IN has the result of the first call
     assert "campaign: STOPPED at its limit" in done.stdout
     assert {path.name for path in (tmp_path / "second").iterdir()} == names
     assert (tmp_path / "first/campaign.tar.gz").read_bytes() == before

@@ -1,4 +1,6 @@
-"""Bugs planted into the engine, one at a time: the tests beside this one must see every one."""
+"""Tests with one bug at a time planted in the engine: the other tests of this folder must detect
+each bug.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from simkv.gpu import (
 from tests.gpu import random_scheduler, test_attention, test_transformer
 from tests.gpu.random_scheduler import RandomServer
 
-#: Module, original code, and the code that replaces it.
+#: Module, original code, and its faulty replacement.
 ATTENTION = [
     (cpu_ops, "< length[:, None]\n    k, v = (torch", "<= length[:, None]\n    k, v = (torch"),
     (cpu_ops, "index * block_size < length", "index * block_size <= length"),
@@ -58,7 +60,7 @@ MODEL = [
 
 @pytest.fixture
 def plant(monkeypatch):
-    """Put a module with one piece of its source replaced in the place of the original."""
+    """Replace a module by a copy in which one part of the source is replaced."""
 
     def planted(module: ModuleType, old: str, new: str) -> None:
         source = inspect.getsource(module)
@@ -135,7 +137,7 @@ def test_model_is_right_without_them():
     "module", [cpu_ops, cuda_graphs, batch_inputs, transformer, batch_runner], ids=name_of
 )
 def test_planting_nothing_changes_nothing(module, plant):
-    line = '"""'  # the first one opens the module's description
+    line = '"""'  # the first string opens the module's docstring
     source = inspect.getsource(module)
     plant(module, source[: source.index(line) + 20], source[: source.index(line) + 20])
     assert not attention_fails()

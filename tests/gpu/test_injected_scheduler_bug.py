@@ -1,4 +1,4 @@
-"""A bug planted into a scheduler, on one side only: L0 must see it, and say where."""
+"""Tests with a bug planted in the scheduler of only one side: L0 must detect and locate it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ BUGS = [
 
 
 def file_of(engine: str, old: str) -> str:
-    """The module of an engine in which ``old`` stands, which must be once."""
+    """Return the module of an engine that contains ``old`` exactly once."""
     files = Path(str(import_module(f"simkv.schedulers.{engine}").__file__)).parent
     found = [path.stem for path in sorted(files.glob("*.py")) if path.read_text().count(old) == 1]
     assert len(found) == 1, f"{old!r} stands in {found}"
@@ -56,7 +56,7 @@ def file_of(engine: str, old: str) -> str:
 
 @pytest.fixture
 def plant(monkeypatch):
-    """Put a module with one piece of its source replaced in the place of the original."""
+    """Replace a module by a copy in which one part of the source is replaced."""
 
     def planted(engine: str, old: str, new: str) -> None:
         name = f"simkv.schedulers.{engine}.{file_of(engine, old)}"
@@ -68,7 +68,7 @@ def plant(monkeypatch):
             context.setitem(sys.modules, name, mutant)
             exec(compile(source.replace(old, new), str(module.__file__), "exec"), mutant.__dict__)
         monkeypatch.setitem(sys.modules, name, mutant)
-        # The engine's spec again, now with what the mutant builds.
+        # The engine's spec, rebuilt with the classes of the mutant.
         for again in [m for m in sys.modules if m.startswith(f"simkv.schedulers.{engine}.")]:
             if again != name and not again.endswith((".config", ".versions")):
                 monkeypatch.delitem(sys.modules, again)
@@ -90,7 +90,7 @@ def test_l0_sees(engine, variant, old, new, plant, tmp_path):
 
 
 def test_a_scheduler_that_looks_at_the_clock_is_seen(monkeypatch):
-    """Decisions that depend on more than the step times cannot be replayed."""
+    """Decisions that depend on anything except the step times cannot be replayed."""
     server = ScenarioExecution(plain_scenario("vllm", "0.33.0"), SETUP)
     scheduler, clock = server.recorder.inner, server.clock
     decide = scheduler.schedule

@@ -1,4 +1,4 @@
-"""Our Triton kernels run in Triton's interpreter, without a GPU, and with bugs planted there."""
+"""Tests of the Triton kernels in Triton's interpreter, without a GPU, and with planted bugs."""
 
 from __future__ import annotations
 
@@ -55,10 +55,12 @@ BUGS = [
 
 @cannot_interpret
 def test_bugs_planted_into_the_kernels_are_seen():
-    """A wrong number, or a read of memory that is not there; and nothing where nothing is wrong."""
+    """A bug causes wrong numbers or a read of memory that does not exist; without a bug, no error
+    is reported.
+    """
     nothing = ("acc = acc * shrink", "acc = acc * shrink")
     done = interpreted(PLANTED=json.dumps([nothing, *BUGS]))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("attention") >= 3  # of the one with nothing planted all
+    assert done.stdout.count("attention") >= 3  # without a planted bug, all comparisons are printed
     told = [line.split("\t") for line in done.stdout.splitlines() if "\t" in line]
     assert told == [["False", *nothing], *(["True", *bug] for bug in BUGS)]

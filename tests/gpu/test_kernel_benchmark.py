@@ -1,4 +1,6 @@
-"""Benchmarks of a device: rates computed by hand, torch's attention, tiles and repeats."""
+"""Tests of the benchmarks of a device: rates computed by hand, torch's attention, tiles and
+repeats.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,8 @@ def test_rates_by_hand(monkeypatch):
     monkeypatch.setattr(Microbenchmark, "time", lambda self, point, repeats: [1.0])
     rows = {row.what: row for row in bench(TINY, SMALL_SIZES, "cpu", warm_up=3.0)}
     assert warmed == [3.0]
-    moved = 8 * 128 * 2 * 2 * 2 * 16 * 4  # rows, context, K and V, layers, heads, dim, bytes
+    # rows, context, K and V, layers, heads, head dimension, bytes
+    moved = 8 * 128 * 2 * 2 * 2 * 16 * 4
     assert rows["decode attention, 8 x 128"].value == pytest.approx(moved / 1e9)
     flops = 4 * (128 * 129 / 2) * 2 * 4 * 16
     assert rows["prefill attention, 128"].value == pytest.approx(flops / 1e12)
@@ -98,7 +101,7 @@ def test_rows_follow_the_pool():
 
 
 def test_finds_the_fastest_tiles(monkeypatch):
-    """On a device that is faster with larger tiles and more stages."""
+    """The device is faster with larger tiles and more stages."""
     assert list(time_tiles(TINY, SMALL_SIZES, "cpu")) == []
     shape = replace(TINY, heads=2, kv_heads=1, head_dim=64)
     made = Microbenchmark(shape, SMALL_SIZES, "cpu")
@@ -122,7 +125,7 @@ def test_finds_the_fastest_tiles(monkeypatch):
 
 def test_number_of_repeats_follows_their_scatter(monkeypatch):
     def taking(*seconds):
-        """Return the number of repeats if they take these seconds in turn."""
+        """Return the number of repeats if their durations are these values (s) in turn."""
         turns = cycle(seconds)
         clock = chain(
             [0.0], *(([now, now + s] for now, s in ((10.0 * i, next(turns)) for i in range(100))))

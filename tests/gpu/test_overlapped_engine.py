@@ -1,4 +1,6 @@
-"""Steps prepared while the device runs the last one; decisions stay the same."""
+"""Tests of steps that are prepared while the device runs the previous step; decisions stay the
+same.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ def pipelined(engine: str = "vllm", variant: str = "0.33.0") -> Any:
 
 
 class PlantedClock(WallClock):
-    """Time advances only by the durations given."""
+    """A clock that advances only by the given durations."""
 
     def __init__(self) -> None:
         self.spent = 0.0
@@ -59,7 +61,7 @@ class PlantedClock(WallClock):
 
 
 class PlantedRunner:
-    """A device that runs one step after the other, and a host that prepares them."""
+    """A device that runs steps one after another, and a host that prepares them."""
 
     def __init__(self, clock: PlantedClock, host_s: float, device_s: float) -> None:
         self.clock, self.host_s, self.device_s = clock, host_s, device_s
@@ -124,7 +126,7 @@ def test_decisions_are_those_of_the_simulated_pipeline():
     ("engine", "variant"), [("vllm", "0.33.0"), ("sglang", "0.5.23"), ("mistralrs", "pr2034")]
 )
 def test_a_real_run_replays_and_emits_what_the_model_emits(engine, variant):
-    """Steps of a scheduler without a pipeline do not overlap."""
+    """Without a pipeline, the steps of a scheduler do not overlap."""
     scenario = (
         plain_scenario(engine, variant) if engine == "mistralrs" else pipelined(engine, variant)
     )
@@ -166,7 +168,9 @@ def test_overlapped_profile_is_the_maximum_of_host_and_device():
 
 
 def test_overlapped_profile_is_fitted_to_a_pipelined_run():
-    """Steps take 5 % and 0.2 ms more there, and the host 10 % less than in a synchronous run."""
+    """In the pipelined run, steps take 5 % and 0.2 ms more, and the host takes 10 % less than in a
+    synchronous run.
+    """
     profile = synchronous_profile()
 
     def true(load: StepLoad) -> float:

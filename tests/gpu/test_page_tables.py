@@ -1,4 +1,6 @@
-"""SGLang's memory with numbered pages: the same decisions, and every page has one owner."""
+"""Tests of SGLang's memory with numbered pages: the decisions are the same, and every page has one
+owner.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recorded runs are judged, and a rule that changed since then is found in L0."""
+"""Tests that recorded runs are judged, and that L0 detects a rule that changed after the run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from tests.laws.pressure_scenarios import plain_scenario
 
 
 def test_a_real_run_is_judged(tmp_path):
-    """Baselines are fitted to the campaign; a profile without one is judged beside the roofline."""
+    """Other cost models are fitted to the campaign; without a campaign, the profile is compared
+    only with the roofline.
+    """
     setup = GpuSetup(MODEL_SHAPES["tiny"], graph_tokens=64)
     runs = {"run": ScenarioExecution(plain_scenario("vllm", "0.33.0"), setup).serve()}
     write_executions(tmp_path / "out", runs, setup)
@@ -37,13 +39,13 @@ def test_a_real_run_is_judged(tmp_path):
     assert steps["campaign"] | {"random forest"} == MODELS  # the forest needs scikit-learn
     assert steps["p.json"] == {"profile", "roofline"}
     recorded = read_runs(tmp_path / "out")["run"]
-    assert recorded.record.steps == runs["run"].record.steps  # so its figures are equal, too
+    assert recorded.record.steps == runs["run"].record.steps  # so the metrics are equal, too
     assert len(recorded.steps) == len(recorded.record.steps)
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "mistralrs", "fastdeploy"])
 def test_another_scheduler_shows_in_l0(engine, tmp_path, monkeypatch):
-    """The replay allows half as many running sequences as the run."""
+    """The replay permits half as many running sequences as the run."""
     variant = {
         "vllm": "0.33.0", "sglang": "0.5.23", "mistralrs": "pr2034", "fastdeploy": "ratio",
     }[engine]  # fmt: skip

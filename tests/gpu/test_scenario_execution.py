@@ -1,4 +1,6 @@
-"""A scenario served for real, and the simulation that is fed its times, decide the same."""
+"""Tests that a real run of a scenario and a simulation with the measured step times make the same
+decisions.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ every_engine = pytest.mark.parametrize(("engine", "variant"), ENGINES, ids=lambd
 
 
 def in_milliseconds(scenario: Scenario) -> Scenario:
-    """Return the scenario with milliseconds for seconds, about the time of a step of ``tiny``."""
+    """Return the scenario with milliseconds in place of seconds; a step of ``tiny`` takes about one
+    millisecond.
+    """
 
     def scaled(model: Any, *names: str) -> Any:
         given = {name: getattr(model, name) for name in names}
@@ -58,7 +62,7 @@ def without_ends(scenario: Scenario) -> Scenario:
 
 
 def times(run: ExecutionRecord) -> tuple[list[float], list[float]]:
-    """Recorded lengths of the steps and of the idle passes."""
+    """Return the recorded durations of the steps and of the idle passes."""
     steps = [p.seconds for p in run.passes if p.timing]
     return steps, [p.seconds for p in run.passes if not p.timing]
 
@@ -80,7 +84,9 @@ def everything(record: RunRecord) -> dict[str, Any]:
 
 
 def check_l0(run: ExecutionRecord) -> None:
-    """The simulation that is fed the run's times decides the same, and so records the same."""
+    """Check that a simulation with the run's step times makes the same decisions and the same
+    record.
+    """
     record, again, why = replay_timed(run.scenario, *times(run))
     verdict = compare_decisions(run.recorder.lines, again.lines)
     assert (why, verdict.step) == ("", None)
@@ -88,7 +94,7 @@ def check_l0(run: ExecutionRecord) -> None:
 
 
 def check_conform(run: ExecutionRecord, folder: Path) -> None:
-    """The recorded decisions, replayed without any times, are equal line by line."""
+    """Check that the recorded decisions, replayed without times, are equal line by line."""
     path = folder / "run.jsonl.gz"
     write_decision_trace(path, run.recorder, run.requests, run.stopped)
     result = check_trace(read_trace(path))
@@ -137,7 +143,8 @@ def for_a_device(scenario: Scenario) -> Scenario:
     return scenario.model_copy(update={"engine": replace(scenario.engine, **known)})
 
 
-#: Under priority these compute requests whose blocks are gone, and are refused on a device.
+#: Under the policy priority, these schedulers compute requests whose blocks are gone; the GPU
+#: runner rejects this.
 FCFS_ONLY = {name for name, rules in RULES.items() if not rules.removes_victims}
 
 
@@ -154,9 +161,9 @@ def test_random_scenario(engine, variant, data, tmp_path_factory):
     check_l0(run)
     if not run.cut_short:
         check_conform(run, tmp_path_factory.mktemp("trace"))
-    # The prefix cache of mistral.rs returns blocks that were never computed, and a victim that
-    # mistral.rs admits in place of another request has no blocks. SGLang loses the mark of a
-    # chunked prompt if another prompt is chunked in the same pass.
+    # In mistral.rs, the prefix cache returns blocks that were never computed, and a preempted
+    # request that replaces another request has no blocks. SGLang forgets that a prompt is chunked
+    # if another prompt is chunked in the same pass.
     if not getattr(scenario.engine, "prefix_caching", False):
         assert run.summary["unbacked_tokens"] == 0 or engine == "mistralrs"
         assert run.summary["premature_tokens"] == 0 or engine == "sglang"
@@ -165,7 +172,9 @@ def test_random_scenario(engine, variant, data, tmp_path_factory):
 
 
 def test_a_horizon_that_comes_to_a_client_that_has_gone_is_no_stall(tmp_path):
-    """FastDeploy works on for it: every request has its outcome, and yet the run was cut short."""
+    """FastDeploy continues to compute after the client has left: every request has its outcome, but
+    the run was ended early.
+    """
     scenario = plain_scenario("fastdeploy", "fixed-reserve")
     row = ListedRequest(arrival=0.0, prompt_tokens=50, output_tokens=300, timeout=1e-4)
     workload = Workload(requests=[row])
@@ -179,7 +188,7 @@ def test_a_horizon_that_comes_to_a_client_that_has_gone_is_no_stall(tmp_path):
 
 
 def test_one_runner_serves_one_scenario_after_another():
-    """Nothing of the first run shows in the second: neither tokens nor decisions."""
+    """The first run does not affect the tokens and decisions of the second run."""
     scenarios = [plain_scenario("vllm", "0.33.0"), plain_scenario("mistralrs", "pr2034")]
     largest = covering_config([runner_config(scenario, SETUP) for scenario in scenarios[:1] * 2])
     runner = Runner(SETUP.shape, replace(largest, seats=20, num_blocks=64), SETUP.device)

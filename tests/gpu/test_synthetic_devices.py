@@ -1,4 +1,4 @@
-"""Campaign and fit on devices with known costs; see tests/gpu/synthetic_devices.py."""
+"""Tests of campaign and fit on devices with known costs; see tests/gpu/synthetic_devices.py."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ def plain() -> Calibration:
 
 @pytest.mark.parametrize("mode", [OVERLAPPED, SYNCHRONOUS])
 def test_profile_predicts_runs_of_other_loads(plain, mode):
-    """Within 1.5 % at the median and 4 % at P95, for steps of other sizes than those fitted."""
+    """The error is at most 1.5 % at the median and 4 % at P95, for steps of sizes that were not
+    fitted.
+    """
     error = plain.profiles[mode].fit.held_out["all"]
     assert error.points > 500
     assert error.median < 0.015
@@ -28,7 +30,9 @@ def test_profile_predicts_runs_of_other_loads(plain, mode):
 
 
 def test_late_begin_event_does_not_bias_the_overlapped_profile():
-    """0.3 ms of host time before the first kernel are in the device time of synchronous steps."""
+    """In synchronous steps, the device time includes 0.3 ms of host time before the first
+    kernel.
+    """
     biases = []
     for event_s in (0.0, 3e-4):
         device = Device(sample_nature(3)._replace(event_s=event_s))
@@ -40,19 +44,22 @@ def test_late_begin_event_does_not_bias_the_overlapped_profile():
 
 
 def test_throttling_in_service_is_fitted():
-    """A clock that falls under load slows all steps by a share, which no constant describes."""
+    """A clock that decreases under load slows all steps by a fraction; a constant cannot describe
+    this.
+    """
     found = calibrate(Device(sample_nature(3, "throttle")._replace(throttle=0.1)))
     assert abs(found.profiles[OVERLAPPED].fit.held_out["mixed"].bias) < 0.03
     assert found.profiles[OVERLAPPED].fit.held_out["all"].median < 0.03
 
 
 def test_noise_drift_and_stalls_are_reported():
-    """The device is 6 % slower at the end, with 1 % of noise and a stall in 200 repeats."""
+    """The device is 6 % slower at the end, with 1 % of noise and a stall in one of 200 repeats."""
     disturbance = Disturbance(np.random.default_rng(7), noise=0.01, drift=0.06, stalls=0.005)
     found = calibrate(Device(sample_nature(3), disturbance), repeats=7)
     assert measure_drift(found.samples) == pytest.approx(0.06, abs=0.01)
     assert disturbance.stalled > 10
     assert 5 < count_stalled(found.samples) <= disturbance.stalled
-    error = found.profile.fit.held_out["all"]  # service is fitted at the end of the campaign
+    # the serving overhead is fitted at the end of the campaign
+    error = found.profile.fit.held_out["all"]
     assert error.median < 0.03
     assert StepCost(found.profile)

@@ -1,4 +1,4 @@
-"""The paged model emits what the dense one emits, whatever is done to its requests on the way."""
+"""Tests that the paged model emits the tokens of the dense model under any scheduling decisions."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from tests.gpu import reference_model
 from tests.gpu.random_scheduler import RandomServer
 
 TINY = MODEL_SHAPES["tiny"]
-#: Biases, tied embedding and an odd number of heads per group, as in Qwen2.5-0.5B.
+#: Biases, a tied embedding and an odd number of heads per group, as in Qwen2.5-0.5B.
 TINY_QWEN = replace(TINY, name="tiny-qwen", heads=6, kv_heads=2, qkv_bias=True, tied=True)
 
 
 def wrong_tokens(server: RandomServer) -> int:
-    """Tokens that the dense model would not have emitted after those before them."""
+    """Return the number of tokens that the dense model would not have emitted after the preceding
+    tokens.
+    """
     wrong = 0
     runner = server.runner
     for live in server.run():
@@ -52,7 +54,7 @@ def test_the_random_server_does_everything():
 
 
 def test_tokens_depend_on_the_context():
-    """Else the tests above could not see a wrong block."""
+    """If tokens did not depend on the context, the tests above could not detect a wrong block."""
     runner = RandomServer(0, TINY, block_size=4).runner
     tokens = list(range(40))
     changed = [511, *tokens[1:]]

@@ -1,5 +1,6 @@
-"""Our Triton kernels without a GPU: launched against a driver that is not there, so that each is
-built for sm_90 just as it would be."""
+"""Tests of the Triton kernels without a GPU: a fake driver makes Triton build each kernel for sm_90
+exactly as on a GPU.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ def built():
 
 
 def run_steps(shape: Any, block_size: int) -> None:
-    """A step of prefills, one of decodes and a mixed one, through a layer of the shape's width."""
+    """Run a prefill step, a decode step and a mixed step through a layer of the shape's width."""
     small = replace(shape, layers=1, vocab=64, intermediate=256)
     config = RunnerConfig(num_blocks=128, block_size=block_size, max_len=64, max_decodes=8)
     runner = Runner(small, config, "cpu", torch.bfloat16)
@@ -50,7 +51,7 @@ def run_steps(shape: Any, block_size: int) -> None:
 
 
 def test_all_kernels_build_for_hopper_without_spills(built):
-    """And the next tile of keys and values is loaded while one is worked on."""
+    """The next tile of keys and values is loaded while the current tile is computed."""
     shape = MODEL_SHAPES["llama-3-8b"]
     run_steps(shape, 16)
     names = {"decode", "reduce", "prefill", "add_norm", "rotate_and_store", "silu_mul"}
@@ -67,7 +68,9 @@ def test_all_kernels_build_for_hopper_without_spills(built):
 
 
 def test_programs_that_run_together_read_the_same_blocks(built):
-    """Programs of the key-value heads of a row are adjacent: heads are the first grid dimension."""
+    """The programs of the key-value heads of a row are adjacent, because heads are the first grid
+    dimension.
+    """
     grids = {}
     launch = triton.runtime.jit.JITFunction.run
 
@@ -96,7 +99,7 @@ BUILDS = [
 
 @pytest.mark.parametrize(("arch", "shape", "block_size", "dtype"), BUILDS, ids=str)
 def test_attention_builds_for_every_architecture(arch, shape, block_size, dtype):
-    """No spill, not more shared memory than there is, ``wgmma`` where there is one."""
+    """There is no spill, shared memory suffices, and ``wgmma`` is used where it exists."""
     with compile_kernels.compiling(arch) as built:
         compile_kernels.attend(
             compile_kernels.SHAPES[shape], block_size, dtype, compile_kernels.MIXED
@@ -115,7 +118,9 @@ def test_fusions_build_elsewhere_too(arch):
 
 
 def test_spills_and_too_much_shared_memory_are_seen():
-    """Half the warps have too few registers, and five stages are too large for a small GPU."""
+    """With half the warps, registers do not suffice; five stages need too much shared memory on a
+    small GPU.
+    """
     with compile_kernels.compiling(90) as built, override_tiles("prefill", Tiles(64, 128, 4, 5)):
         compile_kernels.attend(MODEL_SHAPES["llama-3-8b"], 16, torch.bfloat16, StepSize(512, 0, 16))
     (kernel,) = built["prefill"]
@@ -163,7 +168,7 @@ def test_a_kernel_is_built_once_for_all_steps_of_a_size(built):
 
 
 def test_no_size_of_a_step_makes_another_build(built):
-    """The position of the rows in the packed inputs determines their alignment in memory."""
+    """The alignment of the rows in memory depends on their position in the packed inputs."""
     heads, kv_heads, dim = 14, 2, 64
     pool = torch.zeros(4, 2, 16, kv_heads, dim, dtype=torch.bfloat16)
     tables = torch.zeros(4, 64, dtype=torch.int32)

@@ -1,4 +1,4 @@
-"""`simkv gpu validate` from the profile to the page, on a CPU with the tiny model."""
+"""Tests of `simkv gpu validate` from the profile to the page, on a CPU with the tiny model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from simkv.validation.gpu_runs.baseline_models import roofline
 from simkv.validation.gpu_runs.device_drift import drift_lines, note_sentinel, read_sentinels
 
 KEPT = ("rows-half-seed0", "memory-pressure-seed0", "rows-quarter-seed0")
-#: About the costs of the tiny model on a CPU: 2 ms per step.
+#: Approximate costs of the tiny model on a CPU: 2 ms per step.
 ROOFLINE = roofline(MODEL_SHAPES["tiny"], 4, 1e10, 1e11)
 ERROR = StepError(points=9, median=0.1, p95=0.5, bias=0.0)
 PROFILE = CostProfile.model_validate(
@@ -60,7 +60,7 @@ def write_campaign(folder, profile=PROFILE):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A validation of three trials, each served once."""
+    """Return the folder of a validation with three trials, each served once."""
     path = tmp_path_factory.mktemp("validation")
     write_campaign(path / "campaign")
     run = invoke(path, "--profile", str(path / "campaign"), "--budget", "110s", "--plan-only")
@@ -158,7 +158,8 @@ def test_rejects_a_profile_of_another_device(folder, tmp_path):
 
 def test_complete_runs_are_judged_without_a_device(folder, monkeypatch):
     before = (folder / "out/runs/rows-half-seed0-1/passes.csv").read_bytes()
-    monkeypatch.setitem(sys.modules, "simkv.gpu.validation_plan_runner", None)  # it would need one
+    # another trial would need a GPU
+    monkeypatch.setitem(sys.modules, "simkv.gpu.validation_plan_runner", None)
     run = invoke(folder, "--repeats", "1", "--device", "cuda")
     assert run.exit_code == 0, run.output
     assert (folder / "out/runs/rows-half-seed0-1/passes.csv").read_bytes() == before

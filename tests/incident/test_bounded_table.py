@@ -1,4 +1,4 @@
-"""Logs of any length in bounded memory, and what is said of that which is not kept."""
+"""Tests that logs of any length are read in bounded memory, and of the notes on dropped lines."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_keeps_the_last_arrivals_and_their_aborts() -> None:
     for i in range(5):
         table.came(f"r{i}", float(i), 10, 20)
     table.add_abort("r4", 9.0)
-    table.add_abort("r0", 9.0)  # is not kept any more
+    table.add_abort("r0", 9.0)  # is no longer stored
     found = table.frame()
     assert found is not None
     assert found["request"].tolist() == ["r3", "r4"]

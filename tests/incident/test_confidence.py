@@ -1,4 +1,6 @@
-"""Words of an answer's confidence: sources of figures, differences and the ensemble."""
+"""Tests of the words for an answer's confidence: sources of values, differences and the
+ensemble.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data-parallel ranks behind one endpoint: separated in a log and rebuilt as a fleet."""
+"""Tests of data-parallel ranks behind one endpoint: separated in a log and rebuilt as a fleet."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MODEL = "qwen3-30b-a3b"
 
 
 def costs(folder: Path, *, lockstep: bool) -> str:
-    """Write a profile and return its path; with ``lockstep``, of a mixture of experts."""
+    """Write a profile and return its path; with ``lockstep``, the model is a mixture of experts."""
     prices = UnitCosts(0.01, 0.002, 1e-5, 2e-5, 1e-9, 2e-8, 3.0)
     model = known_model(MODEL)
     assert model is not None
@@ -60,7 +60,7 @@ def costs(folder: Path, *, lockstep: bool) -> str:
 
 
 def served(folder: Path, *, lockstep: bool) -> RunResult:
-    """Two ranks behind vLLM's balancer."""
+    """Return a run of two ranks behind vLLM's load balancer."""
     document = {
         "name": "ranks",
         "workload": {
@@ -91,7 +91,9 @@ def result(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def log_of(result: RunResult, folder: Path) -> Path:
-    """The log of all ranks as one server writes it: iterations by the processes of the ranks."""
+    """Write the log of all ranks as one server writes it, with iterations by the ranks' processes;
+    return its path.
+    """
     return emit(folder, {"run": result}, ("vllm-log", "vllm-log-iterations"))[0]
 
 
@@ -101,7 +103,7 @@ def test_lines_of_ranks_are_separated(result: RunResult, tmp_path: Path) -> None
     assert found.steps is not None
     setup = infer_setup(found, UserSettings())
     assert setup.ranks == 2
-    assert setup.engine["num_gpu_blocks"] == 300  # of each
+    assert setup.engine["num_gpu_blocks"] == 300  # of each rank
     for rank, record in enumerate(result.parts.values()):
         steps = found.steps[found.steps["engine"] == rank]
         assert len(steps) == len(record.steps)

@@ -1,4 +1,6 @@
-"""From what a server writes to the answer, for a planted incident whose costs are not shown."""
+"""Tests of diagnoses: from a server's files to the answer, for a planted incident with hidden
+costs.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ from simkv.scenario.yaml_document import YamlDocument
 from tests.cli.test_cli import Simkv
 
 HERE = Path(__file__).parents[2] / "scenarios"
-#: A cache that is too small for its load; the second has room for all of it.
+#: Two caches: the first is too small for its load, the second has room for the whole load.
 ENGINE = {"name": "vllm", "variant": "0.19.0", "max_num_seqs": 32, "max_model_len": 2048}
 LOAD = {
     "num_prompts": 60,
@@ -37,7 +39,7 @@ LOAD = {
 
 
 def planted(blocks: int, rate: float) -> RunResult:
-    """A run whose log and spans are given to the reader."""
+    """Return the run whose log and spans are read."""
     document = {
         "name": "planted",
         "workload": {"arrivals": LOAD | {"request_rate": rate}},
@@ -49,7 +51,7 @@ def planted(blocks: int, rate: float) -> RunResult:
 
 
 def diagnosed(result: RunResult, folder: Path, *, flags: bool = False) -> IncidentAnswer:
-    """The answer to what this run's server writes."""
+    """Return the answer to the files that a server writes for this run."""
     files = emit(folder / "server", {"run": result}, ("vllm-log", "otel"))
     diagnose_stages.read_stage(files, folder / "out")
     return diagnose_stages.explain_stage(folder / "out", UserSettings(), try_flags=flags)
@@ -104,7 +106,7 @@ def test_report_shows_observed_values(
     rows = found.text.partition("## Over time")[2].partition("## ")[0].splitlines()
     cells = [row.split("|")[1:-1] for row in rows if row.startswith("| ")][2:]
     assert len(cells) == 12
-    for column in (1, 2, 5):  # running and waiting by a line of the log, E2E by arrival
+    for column in (1, 2, 5):  # running and waiting requests by line of the log, E2E by arrival
         told = [cell[column].split(" / ") for cell in cells if " - " not in cell[column]]
         assert told
         assert all(float(a) == pytest.approx(float(b), rel=0.3, abs=1) for a, b in told)
@@ -126,7 +128,7 @@ def test_edited_file_is_used(incident: tuple[RunResult, IncidentAnswer, Path]) -
     before = (folder / "profile.json").read_text()
     assert diagnose_stages.calibrate_stage(
         folder, UserSettings()
-    ).model_dump_json()  # at once, from the file
+    ).model_dump_json()  # at once, from the stored file
     assert (folder / "profile.json").read_text() == before
     lines = (folder / "workload.csv").read_text().splitlines()
     (folder / "workload.csv").write_text("\n".join(lines[:-1]) + "\n")

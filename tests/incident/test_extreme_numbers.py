@@ -1,4 +1,6 @@
-"""Numbers that no server writes, in logs, results, spans, profiles and scenarios: one line each."""
+"""Tests of impossible numbers in logs, results, spans, profiles and scenarios: one line of error
+each.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ def test_a_rate_in_a_log(rate: str, tmp_path: Path) -> None:
     except InputError as error:
         assert "server.log:2: contains a value" in str(error)  # noqa: PT017
     else:
-        assert rate == "1e400"  # is no rate that the line's form has
+        assert rate == "1e400"  # does not match the form of a rate in the line
 
 
 RESULT: dict[str, Any] = {

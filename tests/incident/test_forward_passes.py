@@ -1,4 +1,4 @@
-"""Forward-pass metrics: reading, and the fit of a profile with planted costs."""
+"""Tests of forward-pass metrics: reading, and the fit of a profile with planted costs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from tests.cli.test_cli import Simkv
 
 
 def message(seconds: float, prefill: tuple[int, int, int], decode: tuple[int, int]) -> Any:
-    """Return a message: prefill requests, tokens and earlier KV; decode requests and KV."""
+    """Return a message with prefill requests, tokens and earlier KV, and with decode requests and
+    KV.
+    """
     return {
         "version": 1,
         "worker_id": "w",
@@ -38,7 +40,9 @@ def message(seconds: float, prefill: tuple[int, int, int], decode: tuple[int, in
 
 
 def planted(context: int, tokens: int, earlier: int, seqs: int) -> float:
-    """Duration of a step: 6 ms, 5 us per sequence, 50 us per token, 1 ns per pair, 20 ns per KV."""
+    """Return the duration of a step: 6 ms, 5 us per sequence, 50 us per token, 1 ns per query-key
+    pair, 20 ns per token of KV.
+    """
     pairs = count_attention_pairs(tokens, earlier)
     if not tokens:
         return 6e-3 + 5e-6 * seqs + 2e-8 * context

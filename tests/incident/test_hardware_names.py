@@ -1,4 +1,6 @@
-"""Names of GPU and model that the user gives: unknown ones are rejected, known ones are used."""
+"""Tests of names of GPU and model from the user: unknown names are rejected, known names are
+used.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logs with one JSON object per line, from vLLM's formatter and container runtimes."""
+"""Tests of logs with one JSON object per line, from vLLM's formatter and container runtimes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ PLAIN = [
     "Engine 000: Avg prompt throughput: 50.0 tokens/s, Avg generation throughput: 20.5 tokens/s, "
     "Running: 3 reqs, Waiting: 4 reqs, GPU KV cache usage: 25.0%, Prefix cache hit rate: 0.0%",
 ]
-#: The attributes of ``JSON_FORMAT`` in vllm/logging_utils/formatter.py, and what it adds.
+#: The attributes of ``JSON_FORMAT`` in vllm/logging_utils/formatter.py, and the fields that it
+#: adds.
 ATTRIBUTES = {"levelname": "INFO", "name": "vllm.v1", "processName": "MainProcess", "process": 7}
 
 
@@ -36,7 +37,7 @@ def by_seconds(at: int, message: str) -> str:
 
 
 def by_docker(at: int, message: str) -> str:
-    when = f"2026-01-15T09:00:{at:02d}.5Z"  # when the runtime saw it, on a clock of its own
+    when = f"2026-01-15T09:00:{at:02d}.5Z"  # the time of the runtime, on its own clock
     return json.dumps({"log": as_text(at, message) + "\n", "stream": "stderr", "time": when})
 
 

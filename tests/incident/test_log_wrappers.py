@@ -1,4 +1,4 @@
-"""Logs as collectors write them: each is read like the plain log."""
+"""Tests of logs as written by log collectors: each is read like the plain log."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MESSAGES = [
 
 
 def iso(at: int) -> str:
-    """Return the time of the collector, an hour ahead of the server."""
+    """Return the time on the collector's clock, which is an hour ahead of the server's clock."""
     return f"2026-03-04T09:00:{at:02d}.123456789Z"
 
 

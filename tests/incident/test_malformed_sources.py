@@ -1,4 +1,6 @@
-"""Sources as they come: several engines, clocks that differ, files cut off; read or refused."""
+"""Tests of imperfect sources: several engines, different clocks and truncated files are read or
+rejected.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ HOUR = 3600
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a log and spans of a server that had an incident."""
+    """Return the folder with log and spans of a server that had an incident."""
     path = find_scenario(Path("vllm-31731-heavy-head"))
     result = run_scenario(load(path, [])["before"], path.parent, intervals=False)
     folder = tmp_path_factory.mktemp("server")
@@ -33,7 +35,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def shifted(server: Path, seconds: int, target: Path) -> Path:
-    """Write the spans of a client whose clock is off by ``seconds``."""
+    """Write the spans of a client whose clock differs by ``seconds``."""
     documents = [json.loads(line) for line in (server / "spans.jsonl").read_text().splitlines()]
     for document in documents:
         span = document["resourceSpans"][0]["scopeSpans"][0]["spans"][0]
@@ -51,7 +53,7 @@ def test_time_zones_and_skew(server: Path, tmp_path: Path, off: int) -> None:
     busy = found.series[found.series["running"] + found.series["waiting"] > 0]["t_s"]
     begin = found.requests["t_s"].min()
     end = (found.requests["t_s"] + found.requests["e2e_ms"] / 1e3).max()
-    # There is one line in ten seconds, so a smaller skew cannot be determined.
+    # The log has one line in ten seconds, so a smaller clock difference cannot be determined.
     assert begin - 11 <= busy.min()
     assert busy.max() <= end + 11
 

@@ -1,4 +1,4 @@
-"""Requests in custom files whose columns are mapped with ``--columns``."""
+"""Tests of requests in custom files whose columns are mapped with ``--columns``."""
 
 from __future__ import annotations
 

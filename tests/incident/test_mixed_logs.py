@@ -1,4 +1,6 @@
-"""Logs in which more than one thing is: versions, servers, engines, colours, holes, clocks."""
+"""Tests of logs with more than one version, server, engine or clock, with colour codes, or with
+gaps.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ BATCH = (
 
 
 def stats(second: int, running: int = 1, who: str = "(APIServer pid=11) ") -> str:
-    """A stats line of vLLM."""
+    """Return a statistics line of vLLM."""
     return STATS.format(who=who, minute=30 + second // 60, second=second % 60, running=running)
 
 

@@ -1,4 +1,6 @@
-"""Metrics: query_range answers and plain scrapes, resets and gaps, and requests drawn from sums."""
+"""Tests of Prometheus metrics: query_range answers and plain scrapes, resets and gaps, and requests
+sampled from sums.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ BEGIN = 1.7e9
 
 
 def served(count: int = 200) -> pd.DataFrame:
-    """Requests that came one after the other within ten minutes."""
+    """Return requests that arrived one after another within ten minutes."""
     luck = np.random.default_rng(1)
     prompts, outputs = luck.integers(20, 3000, count), luck.integers(2, 400, count)
     queue = luck.exponential(300.0, count)
@@ -79,7 +81,7 @@ def test_every_member_agrees_with_the_sums(tmp_path: Path, seed: int) -> None:
 
 
 def test_latencies_are_means_of_requests_that_end_in_the_interval(tmp_path: Path) -> None:
-    """The inter-token latencies of the interval also include other requests."""
+    """The mean inter-token latency of the interval also includes other requests."""
     told = served().sort_values("t_s", ignore_index=True)
     slow = np.linspace(20.0, 300.0, len(told))  # later requests have longer inter-token latencies
     took = told["ttft_ms"] + slow * (told["output_tokens"] - 1)
@@ -93,7 +95,7 @@ def test_latencies_are_means_of_requests_that_end_in_the_interval(tmp_path: Path
 
 
 def emitted(engine: dict[str, object], tmp_path: Path) -> tuple[RunResult, Path]:
-    """A run and the metrics that its server would have exported."""
+    """Return a run and the metrics that its server would have exported."""
     load = {"num_prompts": 40, "request_rate": 4.0, "prompt_tokens": 300, "output_tokens": 900}
     document = {"name": "run", "workload": {"arrivals": load}, "engine": engine}
     document["profile"] = "assumed-costs.json"
@@ -205,7 +207,7 @@ def test_plain_scrapes_resets_and_gaps(tmp_path: Path) -> None:
         )
     )
     found = read_source(path)
-    assert found.histograms["output"] == [0, 300, 50, 30, 10]  # the first value is no increase
+    assert found.histograms["output"] == [0, 300, 50, 30, 10]  # the first value is not an increase
     assert found.series is not None
     assert found.series["usage"].tolist() == [0.5] * 5
     assert any("1 counters were reset" in note for note in found.notes)

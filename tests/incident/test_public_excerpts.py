@@ -1,7 +1,7 @@
-"""Excerpts of logs in the formats of forty public issue threads, with invented values.
+"""Tests with excerpts of logs in the formats of forty public issue threads, with invented values.
 
-The threads are the first forty usable hits of six fixed searches over issue threads (five gave
-35), in the order of the results:
+The threads are the first forty usable hits of six fixed searches over issue threads (five gave 35),
+in the order of the results:
 
 1. vLLM log "Avg prompt throughput" Running Waiting requests stuck, throughput 0.0 tokens/s hang
 2. vLLM GPU KV cache usage 99% preemption Waiting reqs queue grows log lines loggers.py Engine 000
@@ -13,8 +13,7 @@ The threads are the first forty usable hits of six fixed searches over issue thr
 
 Skipped, because the hit has no line of an engine's statistics: vllm#42827, #41784, #14412, #17954,
 #42317, #23444, #32262, 1Cat-vLLM#90, vime#120, TensorRT-LLM#9412, #14206, #16323; and repeated
-hits.
-``problem`` is the expected first finding; None means that the excerpt shows no problem.
+hits. ``problem`` is the expected first finding; None means that the excerpt shows no problem.
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
-"""More lines that real servers wrote, as public issues quote them: of many versions, of several
-ranks, garbled by two processes that write at once. All are read without an error."""
+"""Tests with lines of real servers, quoted in public issues.
+
+The lines are from many versions and several ranks; some are garbled because two processes wrote at
+once. All are read without an error.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from simkv.incident.source_reader import read_source
 
 _API = "(APIServer pid=387731) INFO 03-11 06:16:52 [loggers.py:257] Engine "
 _MM = "MM cache hit rate: 0.0%"
-#: By issue: the lines, and of each row engine, running, waiting and usage.
+#: By issue: the lines, and the expected rows with engine, running, waiting and usage.
 STATS: dict[str, tuple[list[str], list[tuple[float, ...]]]] = {
     "vllm-project/vllm#36748 (0.14, eight ranks)": (
         [
@@ -110,7 +113,7 @@ def test_stats_lines(tmp_path: Path, source: str) -> None:
     assert rows == pytest.approx(np.array(told), nan_ok=True)
 
 
-#: By issue: the lines, and settings that they tell.
+#: By issue: the lines, and the settings in them.
 STARTS = {
     "vllm-project/vllm#13596": (
         [
@@ -157,7 +160,7 @@ def test_lines_of_a_start(tmp_path: Path, source: str) -> None:
 
 
 def test_request_without_prompt_length(tmp_path: Path) -> None:
-    """vllm-project/vllm#16361: a prompt as text alone."""
+    """vllm-project/vllm#16361: the line has the prompt only as text."""
     found = log(
         tmp_path,
         [

@@ -1,8 +1,9 @@
-"""Lines and spans that the wheels' own code makes: what our writers write has their form, and our
-readers read them.
+"""Tests with lines and spans written by the engines' own code: simkv's log writers write the same
+form, and its readers read it.
 
-``SIMKV_WHEELS`` names a folder with unpacked wheels; without it this is left out. Functions are
-taken out of their files, for the engines as a whole need a GPU; what they ask for is stood in for.
+``SIMKV_WHEELS`` names a folder with unpacked wheels; without it, these tests are skipped. Single
+functions are loaded from their files, because the engines as a whole need a GPU; the objects that
+these functions use are replaced.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ SGLANG = ("0.5.20", "0.5.22", "0.5.23")
 
 
 def ran(**engine: Any) -> RunResult:
-    """A few requests, the last of them while others decode."""
+    """Return a run of a few requests; the last requests arrive while others decode."""
     requests = [{"prompt_tokens": 300, "output_tokens": 50, "arrival": 0.3 * i} for i in range(8)]
     document = {"name": "few", "workload": {"requests": requests}, "engine": engine}
     document["profile"] = "assumed-costs.json"
@@ -46,7 +47,9 @@ def ran(**engine: Any) -> RunResult:
 
 
 def taken(wheel: str, file: str, name: str, **space: Any) -> Any:
-    """A function or class of a wheel's file, by itself, with other names as given."""
+    """Return a function or class of a wheel's file, loaded alone, with the given replacements of
+    other names.
+    """
     path = WHEELS / wheel / file
     if not path.is_file():
         pytest.skip(f"no {file} of {wheel}; SIMKV_WHEELS names the folder of wheels")
@@ -61,13 +64,13 @@ def taken(wheel: str, file: str, name: str, **space: Any) -> Any:
 
 
 def skeleton(line: str) -> str:
-    """A line without its prefix and its numbers."""
+    """Return a line without its prefix and its numbers."""
     text = re.sub(r"^.*?(?=Prefill batch|Decode batch|Engine \d|Iteration)", "", line, count=1)
     return re.sub(r"True|False", "B", re.sub(r"\d+(\.\d+)?", "N", text))
 
 
 def logged() -> tuple[list[str], Any]:
-    """Lines, and a logger that adds to them."""
+    """Return a list of lines, and a logger that appends to this list."""
     lines: list[str] = []
 
     def info(text: str, *values: object) -> None:
@@ -255,14 +258,14 @@ def test_batches_of_sglang(tmp_path: Path, version: str) -> None:
     path.write_text("".join(f"[2026-01-15 08:00:0{i}] {line}\n" for i, line in enumerate(lines)))
     found = read_source(path).series
     assert found is not None
-    assert found["running"].tolist() == [8, 8]  # five and three new ones; eight that decode
+    assert found["running"].tolist() == [8, 8]  # 5 and 3 new tokens; 8 decodes
     assert found["waiting"].tolist() == [2, 2]
     assert found["usage"].tolist() == [0.25, 0.25]
 
 
 @dataclass
 class Asked:
-    """The fields of SGLang's GenerateReqInput that are looked at."""
+    """Used fields of SGLang's GenerateReqInput."""
 
     rid: str
     text: str | None
@@ -321,7 +324,7 @@ def test_requests_of_sglang(tmp_path: Path, version: str) -> None:
         assert own.keys() == theirs.keys()
         assert own["obj"].keys() <= theirs["obj"].keys()
     path = tmp_path / "sglang.log"
-    for prefix in ("[2026-01-15 08:00:00] ", ""):  # on the console, and in a file of its own
+    for prefix in ("[2026-01-15 08:00:00] ", ""):  # on the console, and in a separate file
         path.write_text("".join(f"{prefix}{line}\n" for line in lines))
         requests = read_source(path).requests
         assert requests is not None

@@ -1,4 +1,4 @@
-"""Search for fixes: bounded trials, intervals and side effects on other requests."""
+"""Tests of the search for fixes: bounded trials, intervals and side effects on other requests."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ FAILED = ("stalled", "lost", "starved", "rejected", "timed_out", "cut_off")
 
 
 def figures(took: list[float | None], **more: float) -> RunFigures:
-    """Return a run with these E2E latencies (s), None without an answer."""
+    """Return a run with these E2E latencies (s); None is a request without an answer."""
     done = [one for one in took if one is not None]
     values: dict[str, Any] = dict.fromkeys((*ALL, *FAILED, *RANKED_LATENCIES, "e2e_ms.median"), 0.0)
     values |= {"finished": len(done), "requests": len(took), "cut_off": len(took) - len(done)}
@@ -75,7 +75,7 @@ def test_effect_computed_by_hand() -> None:
     base, after = figures([10.0, 10.0, 10.0]), figures([5.0, 5.0, 5.0])
     found = measure_effect(evaluate_change(CHANGE, base, after), base, [])
     assert (found.figure, found.before, found.after) == (E2E, 10.0, 5.0)
-    assert (found.low, found.high) == (0.5, 0.5)  # all alike: no resample differs
+    assert (found.low, found.high) == (0.5, 0.5)  # all values are equal, so resamples do not differ
     assert found.told == "mean E2E 10 s -> 5 s, x0.50, 90 % interval 0.50 to 0.50"
     worse = figures([9.0, 9.0, 9.0])
     found = measure_effect(evaluate_change(CHANGE, base, after), base, [(base, worse)])
@@ -121,7 +121,7 @@ def test_effect_of_one_request_is_not_sure() -> None:
     after = figures([10.0, *[11.0] * 19])
     found = measure_effect(evaluate_change(CHANGE, base, after), base, [])
     assert found.low < (10 + 11 * 19) / 290 < found.high
-    assert found.high > 1  # resamples with the long request show no loss
+    assert found.high > 1  # resamples that include the long request show no loss
     assert not found.sure
     paid = measure_side_effects(evaluate_change(CHANGE, base, after), base)
     assert (paid.slower, paid.failed) == (19, 0)
@@ -147,7 +147,7 @@ def test_mean_of_some_requests_names_their_number() -> None:
         "mean E2E of 1 of 3 requests answered with and without the change 10 s -> 5 s, x0.50, "
         "90 % interval 0.50 to 0.50"
     )
-    other = figures([None, 10.0, None])  # no request is answered in both runs
+    other = figures([None, 10.0, None])  # no request has an answer in both runs
     found = measure_effect(
         evaluate_change(CHANGE, base, after), base, [(other, after), (base, after)]
     )
@@ -164,7 +164,7 @@ def test_mean_of_some_requests_names_their_number() -> None:
 
 
 def test_interval_contains_the_simulated_value(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This holds for any resample: here a single one, in which the first request is rare."""
+    """This holds for any resample; here, a single resample rarely includes the first request."""
     monkeypatch.setattr("simkv.incident.effect_size.RESAMPLES", 1)
     for place in range(4):
         took = [1.0] * 4
@@ -325,7 +325,7 @@ def test_long_incident_is_tried_on_its_worst_part(tmp_path: Path) -> None:
     assert duration == pytest.approx(max(arrivals) / 4, rel=0.01)
     inside = [i for i, at in enumerate(arrivals) if start <= at < start + duration]
     assert share == pytest.approx(sum(lost[i] for i in inside) / sum(lost.values()))
-    assert share > 0.3  # a queue that grows is worst at its end
+    assert share > 0.3  # a queue that grows is longest at the end
     assert limits.finalists == FINALISTS
     assert "54 % of all waiting time" in limits.told
     tried = limits.tried(scenario, tmp_path)
@@ -333,7 +333,7 @@ def test_long_incident_is_tried_on_its_worst_part(tmp_path: Path) -> None:
     with Evaluator(tmp_path) as evaluator:
         found = find_remedies(scenario, evaluator, limits)
     assert found.remedies[0].typed.startswith("--max-num-seqs")
-    assert found.base["requests"] == 200  # the figures are of the whole incident
+    assert found.base["requests"] == 200  # the metrics are of the whole incident
 
 
 def test_trial_of_a_slow_flag_is_cut_off(tmp_path: Path) -> None:
@@ -363,7 +363,8 @@ def test_scenarios_that_do_not_reproduce_the_incident_are_excluded(tmp_path: Pat
     with Evaluator(tmp_path) as evaluator:
         base = evaluator.evaluate(evaluator.job(scenario))
         found = _possible([cheaper, dearer], base, evaluator)
-        assert found[0] in cheaper[1:]  # steps 20 % faster: no request waits as long
+        assert found[0] in cheaper[1:]  # steps 20 % faster: no request waits as long as before
         for one in found:
             assert _like(base, evaluator.evaluate(evaluator.job(one)))
-        assert _possible([[cheaper[0]]], base, evaluator) == [cheaper[0]]  # a sampled member
+        # a sampled member of the ensemble
+        assert _possible([[cheaper[0]]], base, evaluator) == [cheaper[0]]

@@ -1,4 +1,4 @@
-"""Sessions with growing prompts, rebuilt from statistics lines and access lines."""
+"""Tests of sessions with growing prompts, rebuilt from statistics lines and access lines."""
 
 from __future__ import annotations
 
@@ -77,7 +77,9 @@ def test_access_lines_determine_counts_lengths_and_hits(server: RunResult, tmp_p
 
 
 def test_requests_in_the_system_follow_the_lines(server: RunResult, tmp_path: Path) -> None:
-    """Between the lines, every 5 s, and in the mean time in the system (Little's law)."""
+    """The number of requests agrees between the lines, every 5 s, and in the mean time in the
+    system (Little's law).
+    """
     path = emit(tmp_path / "log", {"run": server}, ("vllm-log-access",))[0]
     evidence = read_stage([path], tmp_path / "out")
     rebuilt, _ = rebuild_stage(tmp_path / "out", UserSettings())
@@ -119,7 +121,7 @@ def test_cache_too_small_for_sessions_cannot_be_determined(tmp_path: Path) -> No
 
 
 def windows(count: int, held: float = float("nan")) -> LogWindows:
-    """Return windows of 10 s that each compute 900 prompt and 100 output tokens."""
+    """Return windows of 10 s; each computes 900 prompt tokens and 100 output tokens."""
     full = np.full(count, 1.0)
     end = np.arange(1, count + 1) * full * 10.0
     return LogWindows(
@@ -138,7 +140,8 @@ def test_evicted_prompts_are_lost_hits() -> None:
 
 def test_sessions_without_pauses_continue_earlier() -> None:
     came, added = np.arange(40.0), np.full(40, 160.0)
-    target = np.cumsum(160.0 * np.arange(40))  # one session: each prompt extends the one before
+    # one session: each prompt extends the previous prompt
+    target = np.cumsum(160.0 * np.arange(40))
     prompts, sessions, _ = assign_sessions(came, added, target, 2.0, 16)
     assert len(set(sessions.tolist())) == 1
     assert prompts.sum() == pytest.approx(target[-1] + added.sum(), rel=0.02)
@@ -146,7 +149,7 @@ def test_sessions_without_pauses_continue_earlier() -> None:
 
 def test_lengths_that_disagree_with_the_hit_rate_cannot_be_determined() -> None:
     cut = windows(4)
-    tokens = PromptTokens(cut.prompt, 20 * cut.prompt)  # a cache that was warm before the log
+    tokens = PromptTokens(cut.prompt, 20 * cut.prompt)  # the cache was warm before the log
     known = KnownEngine(float("nan"), 16, 100_000, 0.95)
     prompts, sessions = np.full(4, 1000.0), np.arange(4)
     with pytest.raises(UndeterminedError, match="lengths of the prompts cannot be determined"):
@@ -217,7 +220,9 @@ def test_departures_keep_the_growth_constant() -> None:
 
 
 def _rebuilt_later_part(path: Path, folder: Path, lines: int) -> tuple[RebuiltWorkload, float]:
-    """Rebuild a log without its first ``lines`` statistics lines; return its first time too."""
+    """Rebuild a log without its first ``lines`` statistics lines; return the workload and its first
+    time (s).
+    """
     text = path.read_text(encoding="utf-8").splitlines(keepends=True)
     stats = [place for place, line in enumerate(text) if "Avg prompt throughput" in line]
     path.write_text("".join(text[stats[lines - 1] + 1 :]), encoding="utf-8")
@@ -274,7 +279,8 @@ def test_initial_state_follows_the_first_window() -> None:
     cut = replace(windows(6), running=np.full(6, 8.0), waiting=np.full(6, 3.0))
     assert with_initial_state(cut).initial_running == 8
     assert with_initial_state(cut).initial_waiting == 3
-    begun = replace(cut, output=cut.output * [0.2, 1, 1, 1, 1, 1])  # the first window was half idle
+    # the engine was idle in half of the first window
+    begun = replace(cut, output=cut.output * [0.2, 1, 1, 1, 1, 1])
     assert with_initial_state(begun).initial_running == 0
 
 
@@ -298,7 +304,7 @@ def test_log_and_metrics_are_aligned_by_shape(server: RunResult, tmp_path: Path)
     )
     found = join([moved, other])
     assert found.series is not None
-    years = 731 * 86400  # the log has no year: 2024 is assumed, the metrics are from 2026
+    years = 731 * 86400  # the log has no year: 2024 is assumed, but the metrics are from 2026
     expected = one.series["t_s"].to_numpy() + years
     assert other.series is not None
     moved_times = sorted(set(found.series["t_s"]) - set(other.series["t_s"]))

@@ -1,4 +1,6 @@
-"""SGLang's log: quoted lines, requests as JSON, and an engine that died diagnosed from it alone."""
+"""Tests of SGLang's log: quoted lines, requests as JSON, and the diagnosis of a dead engine from
+its log alone.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Statistics lines, written by the code of vLLM and in the formats of its formatters.
+"""Tests of statistics lines, written by the code of vLLM and in the formats of its formatters.
 
-``SIMKV_WHEELS`` names a directory with unpacked wheels, ``vllm-0.19.0/vllm/…``; tests that need one
-are skipped without it. They load single files, because the whole package needs a GPU.
+``SIMKV_WHEELS`` names a directory with unpacked wheels, ``vllm-0.19.0/vllm/…``. Tests that use a
+wheel are skipped without it. They load single files, because the whole package needs a GPU.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Requests sampled from statistics lines alone, compared with the real requests."""
+"""Tests of requests sampled from statistics lines alone, compared with the real requests."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ TOKENS = {"vllm": 6400.0, "sglang": 20000.0}
 
 
 def served(engine: str, folder: Path, also: str = "", **knobs: object) -> tuple[RunResult, Path]:
-    """Return a run and its server's log without lines on single requests.
+    """Return a run and its server's log without lines about single requests.
 
-    ``also`` is the end of the name of a log kind with such lines.
+    ``also`` selects a kind of log with such lines, by the end of its name.
     """
     document = {
         "name": "lines",
@@ -70,7 +70,7 @@ def log(
 
 
 def drawn(log: tuple[str, RunResult, Evidence], seed: int) -> pd.DataFrame:
-    """A member that agrees with the log."""
+    """Return a member of the ensemble that agrees with the log."""
     engine, _, evidence = log
     assert evidence.series is not None
     known = KnownEngine(TOKENS[engine], 16 if engine == "vllm" else 1, 5000)
@@ -96,7 +96,7 @@ def test_member_agrees_with_the_lines(log: tuple[str, RunResult, Evidence], seed
     engine, result, _ = log
     member, true = drawn(log, seed), request_times(result.record)
     lives = list(result.record.requests.values())
-    near = 0.03 if engine == "sglang" else 0.25  # whose lines tell how many there were
+    near = 0.03 if engine == "sglang" else 0.25  # the lines report the number of requests
     assert len(member) == pytest.approx(len(lives), rel=near)
     prompts = sum(life.request.prompt_tokens for life in lives)
     assert member["prompt_tokens"].sum() == pytest.approx(prompts, rel=0.01)
@@ -116,7 +116,8 @@ def test_members_differ_and_are_reproducible(log: tuple[str, RunResult, Evidence
 def test_log_alone_is_rebuilt_and_calibrated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("simkv.incident.ensemble_fit.MEMBERS", 4)  # the others take their time
+    # the other requests take their own time
+    monkeypatch.setattr("simkv.incident.ensemble_fit.MEMBERS", 4)
     result, path = served("vllm", tmp_path / "server")
     diagnose_stages.read_stage([path], tmp_path / "out")
     diagnose_stages.calibrate_stage(tmp_path / "out", UserSettings())
@@ -128,10 +129,11 @@ def test_log_alone_is_rebuilt_and_calibrated(
     assert members["apart"].is_monotonic_increasing
     found = diagnose_stages.explain_stage(tmp_path / "out", UserSettings(), try_flags=False)
     assert found.explained, found.text
-    assert "a sampled request" in found.summary_lines[1]  # no request of the log is named
+    assert "a sampled request" in found.summary_lines[1]  # the log identifies no request
 
 
-@pytest.mark.parametrize("version", ["0.19.0", "0.33.0"])  # the second also logs the cache usage
+# the second kind of log also has the cache usage
+@pytest.mark.parametrize("version", ["0.19.0", "0.33.0"])
 def test_iterations_determine_the_number_of_requests(tmp_path: Path, version: str) -> None:
     result, path = served("vllm", tmp_path, "-iterations", variant=version)
     found = read_source(path)
@@ -149,7 +151,7 @@ def test_iterations_determine_the_number_of_requests(tmp_path: Path, version: st
     assert member["e2e_ms"].mean() == pytest.approx(true["e2e_ms"].mean(), rel=0.08)
 
 
-@pytest.mark.parametrize("version", ["0.11.0", "0.19.0"])  # the first also logs prompts
+@pytest.mark.parametrize("version", ["0.11.0", "0.19.0"])  # the first kind of log also has prompts
 def test_logged_arrivals_are_used(tmp_path: Path, version: str) -> None:
     result, path = served("vllm", tmp_path, "-requests", variant=version, num_gpu_blocks=320)
     found = read_source(path)
@@ -158,7 +160,7 @@ def test_logged_arrivals_are_used(tmp_path: Path, version: str) -> None:
     lives = sorted(result.record.requests.values(), key=lambda life: life.request.arrival)
     assert len(member) == len(lives)
     apart = np.diff(member["t_s"]) - np.diff([life.request.arrival for life in lives])
-    assert np.abs(apart).max() <= 1.0  # a log's seconds are whole
+    assert np.abs(apart).max() <= 1.0  # times in a log are whole seconds
     if version == "0.11.0":
         told = [life.request.prompt_tokens for life in lives]
         assert member["prompt_tokens"].tolist() == told

@@ -1,4 +1,4 @@
-"""Triage of logs: ten fixtures in the formats of the engines, with invented values."""
+"""Tests of the triage of logs: ten logs in the formats of the engines, with invented values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from simkv.incident.measured_answer import check_age, read_inputs, triage_lines,
 from tests.cli.test_imports import CODE
 
 LOGS = Path(__file__).parent / "logs"
-#: The finding that comes first for each log, and a part of its line.
+#: The expected first finding of each log, and a part of its line.
 EXPECTED = {
     "sglang-cache-full": ("KV cache full", "up to 99 % full"),
     "sglang-seat-limit": ("admission limit", "all 48 slots were busy (max_running_requests=48)"),
@@ -34,12 +34,13 @@ EXPECTED = {
     "vllm-seat-limit-without-start": ("admission limit", "max_num_seqs=32, inferred"),
     "vllm-v0-cache-full": ("KV cache full", "up to 99 % full"),
 }
-#: Packages and modules that a triage does not need.
+#: Packages and modules that a triage must not import.
 SIMULATOR = {"simpy", "scipy", "matplotlib", "ruamel", "jinja2", "rich"}
 SIMULATOR |= {"simkv.sim", "simkv.metrics", "simkv.scenario", "simkv.costs", "simkv.study"}
 SIMULATOR |= {"simkv.schedulers.engine_registry"}
-#: CPU time of a triage over that of importing pandas and the command-line library, in the same run:
-#: absolute times differ by a factor of four between machines.
+#: Maximum ratio of the CPU time of a triage to the CPU time of importing pandas and the
+#: command-line library, measured in the same run. Absolute times differ by a factor of four between
+#: machines.
 MAX_CPU_RATIO = 2.0
 
 
@@ -88,7 +89,7 @@ def test_slots_of_all_ranks_count_together(tmp_path: Path) -> None:
 def cpu_s(run: Callable[[], object]) -> float:
     """Return the CPU time of the processes that ``run`` starts; the shorter of two runs."""
     spent = []
-    for _ in range(2):  # the first one may compile modules
+    for _ in range(2):  # the first run may compile modules
         before = os.times()
         run()
         after = os.times()
@@ -99,7 +100,7 @@ def cpu_s(run: Callable[[], object]) -> float:
 
 @pytest.fixture(scope="module")
 def import_s() -> float:
-    """CPU time of importing pandas and the command-line library."""
+    """Return the CPU time of importing pandas and the command-line library."""
     command = [sys.executable, "-c", "import pandas, typer.main, pydantic.types"]
     return cpu_s(lambda: subprocess.run(command, check=True))
 
@@ -137,7 +138,7 @@ def test_interrupt_leaves_the_triage(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # A shell starts background jobs, and with them these tests, with interrupts ignored.
+        # A shell starts background jobs, including these tests, with interrupts ignored.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     assert run.stdout is not None
@@ -147,8 +148,8 @@ def test_interrupt_leaves_the_triage(tmp_path: Path) -> None:
         time.sleep(0.02)
     run.send_signal(signal.SIGINT)
     _, errors = run.communicate(timeout=60)
-    # CPython ends with the signal itself if the interrupt hit ``exec``, as in the definition of a
-    # dataclass during an import; a shell reports 130 in both cases.
+    # Python ends with the signal itself if it is interrupted during ``exec``, for example in the
+    # definition of a dataclass during an import. A shell reports 130 in both cases.
     assert run.returncode in (130, -signal.SIGINT)
     assert "the triage is the answer" in errors
     assert "KV cache full" in (folder / "diagnosis.md").read_text()

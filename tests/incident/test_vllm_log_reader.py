@@ -1,4 +1,4 @@
-"""vLLM's log: lines that real servers wrote, quoted in public issues, and what else is in a log."""
+"""Tests of vLLM's log: lines of real servers, quoted in public issues, and other lines in a log."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_settings_of_the_start(tmp_path: Path) -> None:
     settings = log(tmp_path, START).settings
     told = {name: known.value for name, known in settings.items()}
     assert told["version"] == "0.19.0"
-    assert told["max_num_seqs"] == 64  # although the dictionary is not valid Python
+    assert told["max_num_seqs"] == 64  # although the dictionary is invalid Python
     assert told["kv_tokens"] == 40592
     assert settings["max_num_seqs"].where == "server.log:2"
 

@@ -1,4 +1,4 @@
-"""The wait ledger sums exactly to every request's E2E."""
+"""Checks that the wait ledger sums exactly to every request's E2E."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from simkv.sim.run_record import RequestRecord, RunRecord
 def assert_ledger(record: RunRecord, *, with_reasons: bool = True) -> None:
     """Check that every second of every request is assigned to one correct category.
 
-    ``with_reasons``: the scheduler gives a reason for each wait.
+    ``with_reasons`` means that the scheduler gives a reason for each wait.
     """
     intervals = build_ledger(record)
     assert intervals.keys() == record.requests.keys()
@@ -26,7 +26,7 @@ def assert_ledger(record: RunRecord, *, with_reasons: bool = True) -> None:
         tiles, kinds = intervals[i], {tile.kind for tile in intervals[i]}
         assert_sums(life, tiles)
         assert_steps_agree(record, life, tiles)
-        if not record.engine_halt:  # engines that die had admitted a request and lost it
+        if not record.engine_halt:  # engines that crash had admitted a request and lost it
             reasons = LedgerKind.QUEUED not in kinds or not with_reasons
             assert reasons, "a scheduler gave no reason for a wait"
             assert LedgerKind.STALLED not in kinds
@@ -36,7 +36,9 @@ def assert_ledger(record: RunRecord, *, with_reasons: bool = True) -> None:
 
 
 def assert_sums(life: RequestRecord, tiles: list[LedgerSegment]) -> None:
-    """The intervals tile the duration of a request, so that their exact sum is its length."""
+    """Check that the intervals tile the duration of a request, so that their exact sum is its
+    length.
+    """
     arrival, end = life.request.arrival, life.ended_at
     assert end is not None
     if end <= arrival:
@@ -55,7 +57,7 @@ def assert_sums(life: RequestRecord, tiles: list[LedgerSegment]) -> None:
 
 
 def assert_steps_agree(record: RunRecord, life: RequestRecord, tiles: list[LedgerSegment]) -> None:
-    """A request is served in the steps that compute for it, and at no other time."""
+    """Check that a request is served exactly in the steps that compute for it."""
     end, log = life.ended_at, record.steps
     assert end is not None
     steps = sum(
@@ -72,7 +74,9 @@ def assert_steps_agree(record: RunRecord, life: RequestRecord, tiles: list[Ledge
 def assert_preempted_until_it_runs_again(
     record: RunRecord, life: RequestRecord, tiles: Sequence[LedgerSegment]
 ) -> None:
-    """A request is preempted from the loss of its KV on, except in a step in flight."""
+    """Check that a request is preempted from the loss of its KV until it runs again, except during
+    a step in flight.
+    """
     log, computed = record.steps, list(compute_runs(life))
     for at, row in zip(life.preempted_at, life.preempted_rows, strict=True):
         before = [run for run in computed if run.first < row]

@@ -1,4 +1,4 @@
-"""A scenario for every engine that runs short of blocks but can be served."""
+"""A scenario for every engine in which blocks run short, but all requests can be served."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def plain_scenario(engine: str, variant: str) -> Scenario:
         "trtllm": {"max_tokens_in_paged_kv_cache": 448, "max_batch_size": 6},
     }
     knobs["trtllm"]["capacity_scheduler_policy"] = (
-        "MAX_UTILIZATION"  # the other policy never preempts
+        "MAX_UTILIZATION"  # the other policy never preempts a request
     )
     knobs["trtllm"]["enable_block_reuse"] = False
     shape = {"prompt_tokens": {"distribution": "uniform", "low": 20, "high": 90}}

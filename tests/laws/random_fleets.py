@@ -79,7 +79,7 @@ def fleets(draw: Draw, engine: str, variant: str) -> Scenario:
 
 @st.composite
 def outages(draw: Draw) -> list[dict[str, Any]]:
-    """Return at most one outage of each replica that certainly exists."""
+    """Return at most one outage of each replica that exists in any case."""
     at = draw(st.sampled_from([0.0, 0.3, 2.0, 5.0]))
     back = draw(st.sampled_from([None, 0.4, 3.0]))
     return [{"replica": 0, "at": at, "back_at": None if back is None else at + back}]

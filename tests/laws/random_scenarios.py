@@ -1,7 +1,7 @@
 """Random small scenarios for every engine and variant that a scenario file can name.
 
-Small pools, so that requests are preempted, refused and stuck; short lengths, so that a run is
-over in milliseconds. An engine without an entry in ``KNOBS`` fails the laws.
+Pools are small, so that requests are preempted, rejected and stuck. Lengths are short, so that a
+run takes milliseconds. The law tests fail for an engine without an entry in ``KNOBS``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Draw = Callable[[st.SearchStrategy[Any]], Any]
 
 
 def _whole(low: int, high: int) -> st.SearchStrategy[int]:
-    """Sample uniformly; ``st.integers`` prefers the ends."""
+    """Sample integers uniformly; ``st.integers`` prefers the ends of the range."""
     return st.sampled_from(range(low, high + 1))
 
 
@@ -146,7 +146,9 @@ def _vllm(draw: Draw, variant: str) -> Knobs:
 
 
 def _host(draw: Draw, knobs: Knobs) -> Knobs:
-    """Return blocks in host memory with compatible other settings, or none."""
+    """Return settings for blocks in host memory, with compatible other settings, or no such
+    blocks.
+    """
     blocks = draw(st.sampled_from([0, 1, 2, 0, 1, 4, 0.3])) * knobs["num_gpu_blocks"]
     if int(blocks) == 0:
         return {}
@@ -159,7 +161,7 @@ def _host(draw: Draw, knobs: Knobs) -> Knobs:
 
 
 def _drafts(draw: Draw, variant: str, knobs: Knobs) -> Knobs:
-    """Return speculative decoding with compatible other settings, or none."""
+    """Return settings for speculative decoding, with compatible other settings, or none."""
     rules, drafts = find_rules(variant), draw(rarely(_whole(1, 4)))
     if not drafts:
         return {}
@@ -286,12 +288,12 @@ KNOBS: dict[str, Callable[[Draw, str], Knobs]] = {
     "trtllm": _trtllm,
 }
 
-#: Rules of vLLM that every scenario can show; the others need settings that are sampled rarely.
+#: Rules of vLLM that any scenario can reach; the other rules need settings that are sampled rarely.
 COMMON_TOPICS = {"Steps", "Priority", "LoRA"}
 
 
 def _variants(engine: EngineSpec) -> list[str]:
-    """Return variants with different decisions: of equal vLLM releases, the newest."""
+    """Return the variants with different decisions; among equal vLLM releases, only the newest."""
     if engine.name != "vllm":
         return list(engine.variants)
     decided = [
@@ -303,7 +305,7 @@ def _variants(engine: EngineSpec) -> list[str]:
     return list(newest.values())
 
 
-#: Every (engine, variant) with distinct decisions.
+#: All pairs of engine and variant with distinct decisions.
 ENGINES: list[tuple[str, str]] = [
     (name, variant)
     for name, engine in engine_registry.ENGINES.items()
@@ -381,7 +383,7 @@ _profile = lru_cache(load_profile)
 
 @dataclass
 class Run:
-    """A scenario that was run: the requests, the scheduler and the record."""
+    """The requests, the scheduler and the record of a scenario that was run."""
 
     scenario: Scenario
     requests: list[Request]

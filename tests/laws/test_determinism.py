@@ -1,4 +1,4 @@
-"""Law 4 across processes: two runs with different hash seeds write the same bytes."""
+"""Test of law 4 across processes: two runs with different hash seeds write the same bytes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ profile: l4-mistralrs-pr2034
 timeout: 25.0
 variants:
 """
-#: A small cache, for different decisions.
+#: A small cache, so that many decisions are made.
 TIGHT = {
     "mistralrs": "num_gpu_blocks: 30, block_size: 4, max_num_seqs: 6",
     "vllm": "num_gpu_blocks: 40, block_size: 4, max_model_len: 110, max_num_seqs: 8",

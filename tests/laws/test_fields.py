@@ -1,6 +1,7 @@
-"""Every scenario field round-trips through the saved file, affects the digest, and is documented.
+"""Tests that every scenario field round-trips through the saved file, affects the digest, and is
+documented.
 
-The fields are taken from the models, so that new fields are covered, too.
+The fields are taken from the models, so that new fields are tested, too.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ WHOLE: dict[str, Tree] = {
         }
     },
 }
-#: Fields that cannot change without others.
+#: Fields that can be changed only together with other fields.
 TIED = {
     *("requests", "burst", "arrivals", "sessions", "trace", "format", "hash_ids", "segments"),
     *("ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps", "diurnal", "distribution"),
@@ -145,7 +146,7 @@ TIED = {
         "num_cpu_blocks",
         "lpm_aging_tokens_per_pass",
         "retraction_policy",
-        "enable_block_reuse",  # not modelled
+        "enable_block_reuse",  # values that are not modelled
         "enable_dp_attention",
         "dp_size",
         "eq",
@@ -154,12 +155,12 @@ TIED = {
         "within",
     ),
 }
-#: Other fields that follow from defaults: ranks are replicas in lockstep.
+#: Fields that change with this setting, because ranks are simulated as replicas in lockstep.
 TAKES_ALONG = {"dp": ("fleet",)}
 
 
 def words(node: Any) -> Iterator[str]:
-    """Return the words that the schema allows for any field."""
+    """Yield the words that the schema permits for any field."""
     if isinstance(node, dict):
         yield from node.get("enum", ())
         yield from (node[key] for key in ("const",) if key in node)
@@ -196,7 +197,7 @@ def base(name: str) -> Scenario:
 
 
 def again(*given: Scenario) -> list[Scenario]:
-    """Return the scenarios as read from a file that has them as variants."""
+    """Return the scenarios after they were written to a file as variants and read again."""
     names = ["run", *(f"v{i}" for i in range(1, len(given)))]
     text = to_yaml(dict(zip(names, given, strict=True)))
     return list(
@@ -209,7 +210,9 @@ def digest(scenario: Scenario) -> str:
 
 
 def paths(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield every field in a tree: sections and their fields; of a list, the first entry."""
+    """Yield the path of every field in a tree: sections and their fields; for a list, its first
+    entry.
+    """
     if path:
         yield path
     items: Any = node.items() if isinstance(node, dict) else ()
@@ -230,7 +233,9 @@ def at(tree: Any, path: tuple[Any, ...]) -> Any:
 
 
 def other(name: str, path: tuple[Any, ...]) -> Scenario | None:
-    """Return the scenario with another value of one field, the first that it accepts."""
+    """Return the scenario with another value in one field: the first value that the field
+    accepts.
+    """
     elsewhere = [found for tree in WHOLE.values() if (found := at(tree, path)) is not None]
     tree: Any = base(name).model_dump(exclude_unset=True)
     node = tree
@@ -241,8 +246,8 @@ def other(name: str, path: tuple[Any, ...]) -> Scenario | None:
     for value in (*elsewhere, *OTHERS):
         node[path[-1]] = value
         try:
-            changed = Scenario.model_validate(tree)  # the tree itself is unchanged
-            digest(changed)  # which opens the named files
+            changed = Scenario.model_validate(tree)  # the original tree is unchanged
+            digest(changed)  # also opens the named files
         except (ValidationError, InputError):
             continue
         if changed != base(name):

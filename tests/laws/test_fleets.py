@@ -1,4 +1,6 @@
-"""Laws for fleets: one outcome each, no effect of leaps, Little's law, fleets of one replica."""
+"""Tests of the laws for fleets: one outcome per request, no effect of leaps, Little's law, and
+fleets of one replica.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ from tests.laws.random_scenarios import ENGINES, scenarios
 from tests.laws.test_laws import everything
 from tests.laws.test_leaping import assert_same, stretched
 
-#: Every other variant: fleets behave equally for all releases of an engine.
+#: Every second variant, because fleets behave equally for all releases of an engine.
 every_engine = pytest.mark.parametrize(("engine", "variant"), ENGINES[::2], ids=lambda name: name)
 
 
@@ -61,7 +63,7 @@ def test_fleet_requests_end_once(engine: str, variant: str, data: st.DataObject)
         if life.outcome is Outcome.FINISHED:
             assert life.last_token == life.ended_at
         if life.outcome is Outcome.CUT_OFF:
-            # If a request stalls, a client of a closed loop never sends its next one.
+            # If a request stalls, a client of a closed loop never sends its next request.
             closed = (
                 scenario.workload.max_concurrency
                 and life.reason == "it was not sent before the run ended"
@@ -121,7 +123,9 @@ def test_skipped_ticks_change_nothing(engine: str, variant: str, data: st.DataOb
 @given(data=st.data())
 @settings(max_examples=10)
 def test_littles_law(engine: str, variant: str, data: st.DataObject) -> None:
-    """The mean number in the fleet is the arrival rate times the mean time spent in it."""
+    """The mean number of requests in the fleet is the arrival rate times the mean time in the
+    fleet.
+    """
     result = run(data.draw(fleets(engine, variant)))
     assert result.fleet is not None
     spent = math.fsum(

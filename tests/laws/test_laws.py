@@ -1,4 +1,4 @@
-"""Laws for every scheduler on every workload (see CONTRIBUTING.md)."""
+"""Tests of the laws for every scheduler on every workload (see CONTRIBUTING.md)."""
 
 from __future__ import annotations
 
@@ -37,11 +37,13 @@ def test_every_engine_has_small_settings() -> None:
     assert KNOBS.keys() == engine_registry.ENGINES.keys()
 
 
-# Law 1: blocks.
+# Law 1: blocks
 
 
 def check_blocks(scheduler: Any) -> None:
-    """Free + held = total, and every block has one reference per owner."""
+    """Check that free and held blocks add up to the total, and that every block has one reference
+    per owner.
+    """
     pool = getattr(scheduler, "pool", None) or getattr(
         getattr(scheduler, "manager", None), "pool", None
     )
@@ -50,7 +52,7 @@ def check_blocks(scheduler: Any) -> None:
         assert pool.free == scheduler.free_blocks
         assert pool.num_blocks == scheduler.num_blocks
         return
-    memory = scheduler.state.memory  # tokens, some of them owned by the radix tree
+    memory = scheduler.state.memory  # in tokens; the radix tree owns some of them
     in_tree = sum(node.tokens for node in memory.tree.nodes()) if memory.tree else 0
     held = sum(memory.round_up(r.kv) - r.owned for r in scheduler.state.admitted.values())
     assert memory.free + in_tree + held == scheduler.config.max_total_num_tokens
@@ -58,10 +60,10 @@ def check_blocks(scheduler: Any) -> None:
 
 @dataclass
 class Watched:
-    """Scheduler wrapper that checks the laws at every call and hides the future.
+    """Scheduler wrapper that checks the laws at every call and hides the future from the scheduler.
 
     The scheduler receives prompts without ``output_tokens`` and ``timeout``. The number of calls is
-    limited: eight requests need no more.
+    limited; eight requests need fewer calls.
     """
 
     scheduler: Scheduler
@@ -107,11 +109,11 @@ class Watched:
             check_blocks(self.scheduler)
 
 
-# Law 2: requests.
+# Law 2: requests
 
 
 def most_tokens(done: Run, request: Request) -> int:
-    """Return the number of tokens that the engine lets this request emit."""
+    """Return the maximum number of tokens that the engine emits for this request."""
     config = done.scenario.engine
     if isinstance(config, VllmConfig):
         return config.max_model_len - request.prompt_tokens
@@ -125,7 +127,7 @@ def most_tokens(done: Run, request: Request) -> int:
 
 
 def check_requests(done: Run) -> None:
-    """Every request ends once, and tokens add up."""
+    """Check that every request ends once, and that tokens add up."""
     lives = done.record.requests
     assert lives.keys() == {request.id for request in done.requests}
     for life in lives.values():
@@ -153,11 +155,11 @@ def check_requests(done: Run) -> None:
     assert sum(figures[outcome.value] for outcome in Outcome) == figures["requests"] == len(lives)
 
 
-# Law 3: time.
+# Law 3: time
 
 
 def check_time(done: Run) -> None:
-    """Time never runs backwards."""
+    """Check that time never decreases."""
     steps = done.record.steps
     assert list(steps.start) == sorted(steps.start)
     assert all(start < end for start, end in zip(steps.start, steps.end, strict=True))
@@ -180,7 +182,7 @@ def check_time(done: Run) -> None:
             assert life.last_token <= life.deadline + 1e-9
 
 
-# Law 4: determinism (and across processes: test_determinism.py).
+# Law 4: determinism; test_determinism.py tests it across processes
 
 
 def everything(done: Run) -> tuple[Any, ...]:
@@ -194,7 +196,7 @@ def everything(done: Run) -> tuple[Any, ...]:
     )
 
 
-# Law 6: every run ends (``CheckedScheduler`` has the limit) with a verdict.
+# Law 6: every run ends with a verdict; ``CheckedScheduler`` has the limit
 
 
 def check_verdict(done: Run) -> None:
@@ -209,14 +211,16 @@ def check_verdict(done: Run) -> None:
 @given(data=st.data())
 @settings(max_examples=28)
 def test_invariants(engine: str, variant: str, data: st.DataObject) -> None:
-    """All laws on each scenario, because sampling one costs ten times as much as running it."""
+    """Sampling a scenario takes ten times as long as running it, so each sample is checked for all
+    laws.
+    """
     scenario = data.draw(scenarios(engine, variant))
-    # seed overwrites the table of a waiting request after an eviction: its blocks leak
+    # seed overwrites the block table of a waiting request after an eviction, and the blocks leak
     leaks = (engine, variant) == ("mistralrs", "seed")
     done = run(scenario, lambda scheduler: Watched(scheduler, leaks))
     assert everything(done) == everything(
         run(scenario)
-    )  # this is law 4 and does not depend on the future
+    )  # this tests law 4 and does not depend on the future
     check_requests(done)
     check_time(done)
     check_verdict(done)

@@ -1,4 +1,4 @@
-"""A leap changes nothing: with leaping off, every record is the same."""
+"""Tests that a leap changes nothing: without leaping, every record is the same."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from simkv.sim.run_record import RunRecord
 from simkv.workload.workload_section import generate_requests
 from tests.laws.random_scenarios import ENGINES, let_copy, scenarios
 
-#: Every kind of cost term, so that a stretch of decodes has steps of unequal, growing length.
+#: A profile with every kind of cost term, so that successive decode steps have growing lengths.
 COSTS = {
     "name": "growing",
     "engine": "any",
@@ -45,7 +45,7 @@ COSTS = {
     "source": ["made up"],
 }
 LINEAR = {"name": "context", "feature": "decode_context", "seconds": 0.0007}
-#: Attention looked up by the mean, and between the mean and the longest of unequal decodes.
+#: Attention looked up by the mean context, and between the mean and the longest of unequal decodes.
 ATTENTION = {
     "slices": [
         {
@@ -81,7 +81,7 @@ def state(scheduler: Scheduler) -> tuple[Any, ...]:
 
 
 class Twinned:
-    """Scheduler that leaps; a twin that steps has to reach the same state each time."""
+    """A scheduler that leaps, with a twin that makes single steps and must reach the same state."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
@@ -106,7 +106,7 @@ class Twinned:
                 twin.complete(under_way.popleft(), ())
             under_way.append(twin.schedule())
             free.append(twin.free_blocks)
-        if resting:  # between idle passes that have ended
+        if resting:  # between two idle passes
             twin.complete(under_way.popleft(), ())
         assert self.inner.skip(steps) == free
         assert state(self.inner) == state(twin), f"after a leap of {steps}"
@@ -209,7 +209,7 @@ def test_leap_changes_nothing(engine: str, variant: str, data: st.DataObject) ->
     ],
 )
 def test_scenarios_contain_leaps(engine: str, knobs: dict[str, Any]) -> None:
-    """The law above is empty without leaps."""
+    """The test above would check nothing without leaps."""
     scenario = Scenario.model_validate(
         {
             "name": "x",
@@ -226,7 +226,7 @@ def test_scenarios_contain_leaps(engine: str, knobs: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("leaping", [True, False])
 def test_leaps_over_finished_decode_interval(leaping: bool) -> None:
-    """SGLang waits for 999 passes after a prefill, though no request is left to decode."""
+    """SGLang waits for 999 passes after a prefill, although no request remains to decode."""
     knobs = {"prefill_decode_interval": 999, "prefill_max_requests": 1}
     scenario = Scenario.model_validate(
         {
@@ -249,7 +249,7 @@ def test_leaps_over_finished_decode_interval(leaping: bool) -> None:
 
 
 def test_leap_waits_until_no_request_is_skipped_for_its_adapter() -> None:
-    """After a pass of SGLang that skips requests, the next passes may skip none."""
+    """After a pass of SGLang that skips requests, later passes may skip none."""
     rows = [
         {"arrival": 0.3, "prompt_tokens": 1, "output_tokens": 4},
         {"arrival": 0.0, "prompt_tokens": 1, "output_tokens": 16, "lora": "b"},

@@ -1,4 +1,4 @@
-"""The wait ledger also sums exactly to every request's E2E in a pipeline."""
+"""Tests that the wait ledger of a pipelined scheduler also sums exactly to every request's E2E."""
 
 from __future__ import annotations
 

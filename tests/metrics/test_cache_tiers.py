@@ -1,4 +1,4 @@
-"""The documented example: cache tiers that serve returning prompts."""
+"""Test of the documented example of cache tiers that serve returning prompts."""
 
 from __future__ import annotations
 

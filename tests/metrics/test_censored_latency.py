@@ -1,4 +1,6 @@
-"""Latencies over all requests: a request without an answer counts as long as it waited."""
+"""Tests of latencies over all requests: a request without an answer counts with its waiting
+time.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ def life(i: int, outcome: Outcome, ended: float, first: float | None = None) -> 
 def test_statistics_match_a_hand_computation() -> None:
     lives = [
         life(0, Outcome.FINISHED, 4.0, 2.0),  # TTFT 1, E2E 3
-        life(1, Outcome.STARVED, 11.0, 3.0),  # TTFT 2, waited 10 for the rest
+        life(1, Outcome.STARVED, 11.0, 3.0),  # TTFT 2, then waited 10 for the other tokens
         life(2, Outcome.TIMED_OUT, 11.0),  # waited 10
         life(3, Outcome.REJECTED, 1.5),  # not admitted
     ]
@@ -43,7 +45,8 @@ def test_statistics_match_a_hand_computation() -> None:
     assert first["mean"] == pytest.approx(13_000 / 3)
     assert first["median"] == 2000.0
     assert first["censored"] == 1
-    assert first["at_least"] == ["mean", "p90", "p95", "p99"]  # the median is known
+    # the median is known in spite of missing values
+    assert first["at_least"] == ["mean", "p90", "p95", "p99"]
     whole = compute_censored_latency(lives, e2e).figures_ms()
     assert (whole["mean"], whole["censored"]) == (pytest.approx(23_000 / 3), 2)
     assert whole["at_least"] == list(STATISTICS)

@@ -1,4 +1,4 @@
-"""Expectations of scenarios: bounds, load errors and reports of failures."""
+"""Tests of the expectations of scenarios: bounds, load errors and reports of failures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from simkv.report.run_files import write_run
 from simkv.scenario.expectations import Bound, Expectations, OutcomeName
 from simkv.scenario.scenario_loader import load
 
-#: Two requests on a cache for one and a half of them: the second is preempted once.
+#: Two requests on a cache for one and a half requests: the second request is preempted once.
 SCENARIO = """\
 name: two
 workload:

@@ -1,4 +1,4 @@
-"""Error estimates of simulations from the errors of their cost profiles."""
+"""Tests of error estimates of simulations from the errors of their cost profiles."""
 
 from __future__ import annotations
 
@@ -79,7 +79,8 @@ def test_intervals_contain_run_and_scaled_re_runs(tmp_path: Path) -> None:
     low, high = found.intervals["e2e_ms.p99"]
     assert low < 0.98 * figure(result.summary, "e2e_ms.p99")
     assert high > 1.02 * figure(result.summary, "e2e_ms.p99")
-    # A device that is slower by the error is inside the interval; a slower one is not.
+    # A device that is slower by exactly the error is inside the interval; a slower device is
+    # outside.
     slower = run(tmp_path, terms=[{**t, "seconds": 1.015 * t["seconds"]} for t in PROFILE["terms"]])
     for name in ("makespan_s", "tpot_ms.mean", "e2e_ms.mean"):
         low, high = found.intervals[name]
@@ -99,8 +100,8 @@ def test_errors_of_single_steps_cancel_out_in_a_run_but_their_bias_does_not(tmp_
 
     assert half(0.2, 0.0) == pytest.approx(hypot(0.03, 0.2 / sqrt(50)), rel=0.1)
     assert half(0.2, 0.1) == pytest.approx(hypot(0.03, 0.1 + 0.2 / sqrt(50)), rel=0.1)
-    assert half(0.2, 0.0, "assumed") == pytest.approx(0.2, rel=0.1)  # all steps alike
-    assert StepError(**{**error(0.2), "points": 0}).lasting == 0.2  # as given
+    assert half(0.2, 0.0, "assumed") == pytest.approx(0.2, rel=0.1)  # all steps have equal errors
+    assert StepError(**{**error(0.2), "points": 0}).lasting == 0.2  # the error as given
     assert StepError(**{**error(0.2), "bias": 0.19}).lasting == 0.2
 
 
@@ -126,7 +127,8 @@ def test_intervals_do_not_change_the_run(tmp_path: Path) -> None:
 
 
 def test_share_outside_the_range_counts_each_step_once(tmp_path: Path) -> None:
-    beyond = {"prefill_tokens": [1, 2], "prefill_seqs": [50, 60]}  # every prefill, twice over
+    # every prefill error is counted twice
+    beyond = {"prefill_tokens": [1, 2], "prefill_seqs": [50, 60]}
     result = run(tmp_path, range=beyond, fit={"points": 9, "held_out": {"all": error(0.05)}})
     log = result.record.steps
     steps = list(zip(log.start, log.end, log.prefill_seqs, strict=True))
@@ -211,7 +213,7 @@ def test_note_on_a_small_share_with_unknown_error(tmp_path: Path) -> None:
 
 
 def test_mark_names_the_basis_and_the_typical_error() -> None:
-    """The median is the typical error; an unknown error is named, and mixed bases are reported."""
+    """The median is the typical error. An unknown error is named, and mixed bases are reported."""
     errors = {
         "prefill": StepError(points=27, median=0.114, p95=0.86, bias=0.0),
         "decode": StepError(points=27, median=0.037, p95=0.61, bias=0.0),

@@ -1,4 +1,6 @@
-"""Figures of fleets and replicas, and the time of most requests in flight, counted by hand."""
+"""Tests of metrics of fleets and replicas, and of the time with most requests in flight, counted by
+hand.
+"""
 
 from __future__ import annotations
 
@@ -37,13 +39,13 @@ def test_returns_replica_with_most_requests() -> None:
     more = [{"arrival": at, "prompt_tokens": 9, "output_tokens": 9} for at in (7.5, 7.6)]
     fleet = {**CONTENTS, "fleet": {"replicas": 2, "router": "round_robin"}}
     fleet["workload"] = {"requests": [*CONTENTS["workload"]["requests"], *more]}
-    # Requests 2 and 4 are on replica 0 then, 3 and 5 on replica 1.
+    # At this time, requests 2 and 4 are on replica 0, and requests 3 and 5 on replica 1.
     assert find_peak_load(simkv.run(fleet).results["run"]) == {
         "at_s": 7.6,
         "in_flight": 4,
         "replica": 0,
     }
-    # If replica 0 has failed, all are on replica 1.
+    # If replica 0 has failed, all requests are on replica 1.
     fleet["fleet"] = {**fleet["fleet"], "failures": [{"replica": 0, "at": 5.5}]}
     assert find_peak_load(simkv.run(fleet).results["run"]) == {
         "at_s": 7.6,
@@ -70,7 +72,7 @@ def test_replicas_apart_have_their_own_figures() -> None:
 
 
 def run_fleet(**section: Any) -> dict[str, Any]:
-    """Return the figures of a fleet with the four requests and one more, from 12 to 15 s."""
+    """Return the metrics of a fleet with the four requests and another request from 12 to 15 s."""
     more = {"arrival": 12.0, "prompt_tokens": 16, "output_tokens": 3}
     contents = {**CONTENTS, "fleet": {"router": "round_robin", **section}}
     contents["workload"] = {"requests": [*CONTENTS["workload"]["requests"], more]}
@@ -91,7 +93,7 @@ def test_replica_figures_match_hand_computation() -> None:
 
 
 def test_time_after_a_failure_is_not_busy() -> None:
-    """When replica 0 fails, its engine has scheduled the steps from 3 to 4 s and from 4 to 5 s."""
+    """Replica 0 fails after its engine has scheduled the steps from 3 to 4 s and from 4 to 5 s."""
     found = run_fleet(replicas=2, failures=[{"replica": 0, "at": 3.5}])
     first = found["by_replica"][0]
     assert (first["busy_s"], first["there_s"], first["utilisation"]) == (3.5, 3.5, 1.0)
@@ -111,8 +113,8 @@ def test_replica_that_never_started_has_no_utilisation() -> None:
     ("prompts", "horizon", "figures"),
     [
         ([10], None, (1, 1000, 0.0, 1000.0)),
-        # The decode replica has blocks for one request: 3 s for its KV, then 10 s of decodes. The
-        # second request is prefilled at 5 s and waits until 14 s.
+        # The decode replica has blocks for one request: 3 s for the transfer of its KV, and 10 s of
+        # decodes. The second request is prefilled at 5 s and waits until 14 s.
         ([30, 30], None, (2, 6000, 4500.0, 3000.0)),
         ([10], 0.5, (0, 0, 0.0, 0.0)),
     ],

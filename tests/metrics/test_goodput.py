@@ -1,4 +1,4 @@
-"""Goodput as defined by ``vllm bench serve``."""
+"""Tests of goodput as defined by ``vllm bench serve``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from simkv.core.outcome import Outcome
 from simkv.metrics.goodput import goodput, is_good
 from simkv.scenario.goodput_limits import parse_goodput_limits
 
-#: Three concurrent requests: one has a single token, and the client of another gives up.
+#: Three concurrent requests: one request emits a single token, and the client of another leaves.
 CONTENTS = {
     "name": "three",
     "workload": {

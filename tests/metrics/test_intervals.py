@@ -1,4 +1,4 @@
-"""Intervals contain their estimate, and exclude re-runs with other finished requests."""
+"""Tests that intervals contain their estimate, and exclude re-runs with other finished requests."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def scenario(timeout: float | None, **changes: Any) -> Scenario:
 
 
 def sides(asked: Scenario, folder: Path) -> list[RunResult]:
-    """The re-runs, one by one."""
+    """Return the re-runs, executed one by one."""
     scales = [StepScale(error=side) for side in ("faster", "slower")]
     return [
         run_scenario(asked.model_copy(update={"step_scale": scale}), folder, intervals=False)
@@ -91,7 +91,7 @@ def test_intervals_contain_their_estimate(folder: Path, data: st.DataObject) -> 
         values = [figure(run.summary, name) for run in runs]
         assert all(end is None or isfinite(end) for end in ends)
         assert (None in ends) == (name in reasons)
-        if None in values:  # a run has no sample, and that is not 0
+        if None in values:  # the run has no sample, and this differs from 0
             assert ends == (None, None)
         else:
             assert ends.contains(values[0])
@@ -108,7 +108,7 @@ def test_intervals_contain_their_estimate(folder: Path, data: st.DataObject) -> 
 
 
 def test_bounds_exclude_changed_sets_of_finished_requests(folder: Path) -> None:
-    """Fewer requests finish in the slower re-run, so its mean is not a bound."""
+    """Fewer requests finish in the slower re-run, so its mean cannot be a bound."""
     asked = scenario(1.0)
     result = run_scenario(asked, folder)
     faster, slower = sides(asked, folder)

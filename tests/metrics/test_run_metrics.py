@@ -1,4 +1,4 @@
-"""Figures computed by hand, and with numpy from every token."""
+"""Tests of metrics, compared with values computed by hand, and with numpy from every token."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from tests.laws.random_scenarios import scenarios
 
 
 class Durations(Seconds):
-    """Steps of the given durations in order, then of one second."""
+    """An executor whose steps take the given durations in order, and one second after these."""
 
     def __init__(self, *steps: float) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ def ask(
 
 
 def preempt_at(call_: int) -> Fifo:
-    """Preempt request 0 at that call in favor of request 1."""
+    """Return a scheduler that preempts request 0 at the given call, in favor of request 1."""
 
     def decide(call: int, fifo: Fifo) -> Batch | None:
         if call != call_:
@@ -77,7 +77,8 @@ def preempt_at(call_: int) -> Fifo:
 
 
 def test_metrics_match_hand_computation() -> None:
-    # steps end at 1 (both prefilled), 3, 6 (request 0 done, three tokens), 10 (request 1 done)
+    # steps end at 1 s (both prefilled), 3, 6 (request 0 ends with three tokens) and 10 (request 1
+    # ends)
     record = simulate(Fifo(), [ask(0, out=3), ask(1, out=4)], executor=Durations(1, 2, 3, 4))
     found = summarize(record)
     assert found["ttft_ms"] == pytest.approx(dict.fromkeys(STATISTICS, 1000))
@@ -128,7 +129,7 @@ def test_latencies_include_finished_requests_only() -> None:
 
 def test_longest_stall_includes_all_requests() -> None:
     def decide(call: int, fifo: Fifo) -> Batch | None:
-        if call == 1:  # prefills the new request while 0 waits
+        if call == 1:  # prefills the new request while request 0 waits
             fifo.waiting = []
             fifo.running = [0, 1]
             return fifo.batch("prefill", [(1, 4)])
@@ -138,7 +139,7 @@ def test_longest_stall_includes_all_requests() -> None:
     record = simulate(Fifo(decide), requests, executor=Durations(1, 5))
     assert record.requests[0].outcome is Outcome.STARVED
     assert longest_stall(record) == 6.0
-    assert summarize(record)["itl_ms"]["p99"] == 1000  # finished ones only
+    assert summarize(record)["itl_ms"]["p99"] == 1000  # finished requests only
 
 
 def test_request_of_one_token_has_no_tpot() -> None:
@@ -151,7 +152,7 @@ def test_request_of_one_token_has_no_tpot() -> None:
 
 def test_makespan_lasts_from_first_arrival_to_last_answer() -> None:
     record = simulate(Fifo(), [ask(0, out=2, at=3.0), ask(1, out=90, at=4.0, timeout=20.0)])
-    assert summarize(record)["makespan_s"] == 21.0  # gave up at 24
+    assert summarize(record)["makespan_s"] == 21.0  # the client left at 24 s
     record = simulate(Fifo(), [ask(0, out=2, at=3.0)], horizon=100.0)
     assert summarize(record)["makespan_s"] == 2.0
     record = simulate(Fifo(), [ask(0, out=200)], horizon=100.0)
@@ -225,7 +226,8 @@ def test_tier_figures_match_hand_computation(disk: bool) -> None:
         (Fifo(), 1.5, None, "starved"),
         (Fifo(), None, 1.5, "cut_off"),
         (Fifo(die(1)), None, None, "engine died"),
-        (Fifo(die(1)), 0.5, None, "starved"),  # gone before the engine was
+        # the client left before the engine received the request
+        (Fifo(die(1)), 0.5, None, "starved"),
     ],
 )
 def test_each_ending_has_verdict(
@@ -289,7 +291,7 @@ def test_jain_index(values: list[float], index: float) -> None:
 def test_jain_index_of_a_run_uses_speeds() -> None:
     record = simulate(Fifo(), [ask(0, out=2), ask(1, out=2, at=1.0)])
     record.isolated_s = {0: 2.0, 1: 2.0}
-    # request 0 waits for the prefill of 1: 3 s, speed 2/3; request 1 goes at full speed
+    # request 0 waits for the prefill of request 1: 3 s, speed 2/3; request 1 runs at full speed
     assert [
         round(life.last_token - life.request.arrival, 9) for life in record.requests.values()
     ] == [
@@ -304,7 +306,7 @@ def test_jain_index_of_a_run_uses_speeds() -> None:
 
 
 class Spy:
-    """Records the time of every token, step by step."""
+    """An executor that records the time of every token."""
 
     def __init__(self, scheduler: Scheduler, env: simpy.Environment) -> None:
         self.scheduler = scheduler
@@ -379,7 +381,7 @@ def test_latencies_agree_with_numpy_on_every_token(
 def test_rows_after_the_last_delivered_token_do_not_count(
     tokens: int, ranges: list[tuple[int, int]]
 ) -> None:
-    """The client left, and the engine emitted in further steps."""
+    """The client left, and the engine emitted tokens in further steps."""
     emitted = (PREFILL, 0, 0), (DECODE, 1, 3), (PREFILL, 6, 6), (DECODE, 7, 9)
     data = array("i", [n for kind, first, last in emitted for n in (kind + EMITS, first, last)])
     assert token_rows(RequestRecord(ask(0), tokens=tokens, segment_data=data)) == ranges
@@ -445,7 +447,8 @@ def test_prefix_hit_rate_counts_whole_blocks_of_the_previous_turn(tmp_path: Path
     found = {
         name: run.summary["prefix_cache"] for name, run in run_file(tmp_path / "s.yaml").items()
     }
-    # Turn 1 computes 64 + 15 tokens, thus 4 whole blocks of 16; turn 2 has 64 + 16 + 64.
+    # Turn 1 computes 64 + 15 tokens, which fill 4 whole blocks of 16; turn 2 has 64 + 16 + 64
+    # tokens.
     asked = {"queried_tokens": 64 + 144}
     assert found["on"] == {"hit_rate": 100 * 64 / 208, "hit_tokens": 64, **asked}
     assert found["off"] == {"hit_rate": 0.0, "hit_tokens": 0, **asked}

@@ -1,4 +1,4 @@
-"""Scenarios from end to end, and the replayed incidents."""
+"""Tests of scenarios from end to end, and of the packaged incidents."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_notes_requests_larger_than_the_cache(tmp_path: Path, engine: str, block
     text = text.replace("{name: mistralrs, variant: pr2034}", engine)
     result = run(tmp_path, text)["run"]
     (note,) = (note for note in result.notes if "do not fit" in note)
-    # 64 tokens fill two blocks and the last token of an output needs no KV
+    # 64 tokens fill two blocks, and the last token of an output needs no KV
     assert note == (
         "2 requests do not fit into the KV cache: request 2 needs 7 blocks of 32 tokens, the cache "
         f"has {blocks}"
@@ -124,7 +124,7 @@ def test_leaping_does_not_change_figures(tmp_path: Path) -> None:
     assert leaping.summary == stepping.summary
 
 
-# The incidents
+# Packaged incidents
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +160,7 @@ def test_six_is_within_the_printed_error(six: dict[str, RunResult]) -> None:
     assert before["output_throughput"] == pytest.approx(2.90, rel=0.005)
     assert after["makespan_s"] == pytest.approx(3.08, rel=0.005)
     assert after["output_throughput"] == pytest.approx(97.43, rel=0.005)
-    # the finish times were not used for the fit; the profile says how far off they are
+    # the end times were not used for the fit; the profile has their errors
     published = sorted([101.44, 101.83, 102.77, 102.77, 103.18, 103.62])
     errors = [a - b for a, b in zip(sorted(finishes(six["before"])), published, strict=True)]
     rms = (sum(error**2 for error in errors) / 6) ** 0.5

@@ -1,4 +1,4 @@
-"""Metrics of sessions that are computed by hand."""
+"""Tests of metrics of sessions, computed by hand."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from simkv.workload.clients import Clients, Dependency
 
 
 def life(request: Request, row: int, context: int, ended: float) -> RequestRecord:
-    """Return a finished request with one step, in ``row``."""
+    """Return a finished request with one step at index ``row``."""
     return RequestRecord(
         request,
         outcome=Outcome.FINISHED,
@@ -29,7 +29,7 @@ def life(request: Request, row: int, context: int, ended: float) -> RequestRecor
 
 
 def figures(context: int) -> dict[str, Any]:
-    """Return the figures of two turns; the second finds ``context`` tokens in the cache."""
+    """Return the metrics of two turns; the second turn finds ``context`` tokens in the cache."""
     first = Request(0, 20, 10, segments=(Segment("u0", 0, 20),), output_tokens=10)
     prompt = (*first.segments, Segment("o0", 0, 10), Segment("u1", 0, 5))
     second = Request(1, 35, 4, segments=prompt, output_tokens=4)
@@ -76,7 +76,9 @@ def test_an_agent_resumes_its_own_last_turn_after_sub_agents() -> None:
 
 
 def three_sessions(**options: Any) -> dict[str, Any]:
-    """Return the figures of a session of two turns (10 s), one of 4 s, and one that timed out."""
+    """Return the metrics of three sessions: two turns (10 s), one turn (4 s), and a session that
+    timed out.
+    """
     requests = [Request(i, 8, 4, output_tokens=4) for i in range(4)]
     sent = Clients(requests, {2: Dependency((0,), 1.0)})
     sent.arrived = {0: 1.0, 1: 0.0, 2: 5.0, 3: 2.0}

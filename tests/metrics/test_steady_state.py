@@ -1,4 +1,4 @@
-"""The steady-state check tells level, growing and short loads apart."""
+"""Tests that the steady-state check distinguishes level, growing and short loads."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Compare ports with the engines' own schedulers on random scenarios, and resume by seed.
+"""Compare simkv's schedulers (ports) with the engines' own schedulers on random scenarios.
 
-    python -m tests.native.agreement [--cases 300] [--engine vllm] [--out build/agreement.jsonl]
+python -m tests.native.agreement [--cases 300] [--engine vllm] [--out build/agreement.jsonl]
 
-Each line of the output file has the result of one seed, which samples ``CASES_PER_SEED``
-scenarios. A further call continues after the last seed and prints a table over all of them. The
-exit code is 1 if a decision differs. Needs unpacked wheels in ``SIMKV_WHEELS``.
+Each line of the output file has the result of one seed, which samples ``CASES_PER_SEED`` scenarios.
+A later call continues after the last seed and prints a table over all of them. The exit code is 1
+if a decision differs. Needs unpacked wheels in ``SIMKV_WHEELS``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ WHEELS = Path(os.environ.get("SIMKV_WHEELS", ROOT.parent / "wheels"))
 RELEASES = {"vllm": "0.33.0", "sglang": "0.5.23", "trtllm": "5f480b7a6"}
 #: Number of scenarios of a seed; the first of each seed is a smallest one.
 CASES_PER_SEED = 30
-#: Events of which the table shows the number of cases.
+#: Events whose numbers of cases are in the table.
 EVENTS = (
     "preemptions",
     "evictions",
@@ -47,7 +47,7 @@ EVENTS = (
     "copies to or from host memory",
     "crashes",
 )
-#: Subjects of which the table shows the number of comparisons.
+#: Subjects whose numbers of comparisons are in the table.
 SUBJECTS = ("tokens", "preempted", "block tables", "free blocks")
 
 
@@ -55,8 +55,9 @@ SUBJECTS = ("tokens", "preempted", "block tables", "free blocks")
 class SeedResult:
     """Result of one seed.
 
-    ``cases`` counts the cases with an event, ``total`` the comparisons by subject. ``refused``
-    counts settings that the native engine does not support. ``differences`` are texts.
+    ``cases`` counts the cases by event, and ``total`` counts the comparisons by subject.
+    ``refused`` counts the cases with settings that the native engine does not support.
+    ``differences`` are texts, one per difference.
     """
 
     engine: str
@@ -71,7 +72,7 @@ class SeedResult:
 
 
 def with_source(scenario: Scenario, source: Path) -> Scenario:
-    """Return the scenario with the code of a source as its engine."""
+    """Return the scenario with the native engine that runs the code in ``source``."""
     tree: dict[str, Any] = scenario.model_dump(mode="json", exclude_defaults=True)
     tree["engine"]["source"] = str(source)
     resolve_sources(tree, source)
@@ -79,7 +80,7 @@ def with_source(scenario: Scenario, source: Path) -> Scenario:
 
 
 def compare_seed(engine: str, version: str, source: Path, number: int, count: int) -> SeedResult:
-    """Compare both on ``count`` random scenarios of a seed."""
+    """Compare port and native engine on ``count`` random scenarios of a seed."""
     result = SeedResult(engine, version, number)
 
     @seed(number)

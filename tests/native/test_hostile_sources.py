@@ -1,4 +1,6 @@
-"""Sources that fail: one clear line and exit code 2, or a verdict; no traceback."""
+"""Tests of sources that fail: the result is one clear line and exit code 2, or a verdict, and no
+traceback.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ import pytest
 from tests.native.test_native_engine import PRESSURE, run_cli, wheel_of
 
 SCHEDULER = "vllm/v1/core/sched/scheduler.py"
-#: Name: text to replace in the scheduler, replacement, words of the output, exit code.
+#: Name: text to replace in the scheduler, its replacement, words of the output, and exit code.
 PLANTED = {
     "syntax error": ("import itertools\n", "import itertools(\n", "scheduler.py:3: cannot be", 2),
     "import that raises": ("import itertools\n", "import itertools; 1 / 0\n", "ZeroDivision", 2),

@@ -1,6 +1,6 @@
-"""The native engine: the schedulers of vLLM and SGLang themselves in a simulation.
+"""Tests of the native engine, which runs the schedulers of vLLM and SGLang in a simulation.
 
-Tests of real schedulers need unpacked wheels, see ``tests/conformance/record``; they are skipped
+Tests of real schedulers need unpacked wheels (see ``tests/conformance/record``) and are skipped
 without them. All other tests use a small package with the interface that the driver calls.
 """
 
@@ -48,7 +48,7 @@ def run_cli(*words: str) -> tuple[int, str]:
 
 
 def copy_of(wheel: Path, folder: Path) -> Path:
-    """Copy what vLLM's scheduler needs of an unpacked wheel, and return the copy."""
+    """Copy the files of an unpacked wheel that vLLM's scheduler needs, and return the copy."""
     names = ("model_executor", "models", "entrypoints", "kernels")
     ignored = shutil.ignore_patterns(*names)
     return Path(shutil.copytree(wheel, folder / "source", ignore=ignored))

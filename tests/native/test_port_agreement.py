@@ -1,4 +1,4 @@
-"""Port and native engine agree on random scenarios, in every decision and at every time.
+"""Tests that port and native engine agree on random scenarios, in every decision and at every time.
 
 ``make nightly`` compares 300 scenarios per engine; see ``tests.native.agreement``.
 ``AGREEMENT_CASES`` and ``AGREEMENT_SEED`` select other scenarios for this test.
@@ -38,7 +38,7 @@ from tests.native.test_native_engine import (
 CASES = int(os.environ.get("AGREEMENT_CASES", "12"))
 SEED = int(os.environ.get("AGREEMENT_SEED", "0"))
 
-#: Request 2 is preempted, and its client leaves while it waits.
+#: Request 2 is preempted, and its client leaves while the request waits.
 ABORTED_AFTER_PREEMPTION = """
 name: aborted-after-preemption
 profile: l4-mistralrs-pr2034

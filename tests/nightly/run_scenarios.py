@@ -1,10 +1,10 @@
 """Check generated scenarios for a given CPU time, and resume where the last call ended.
 
-    python -m tests.nightly.run_scenarios [--hours 4] [--jobs 2] [--out build/nightly.jsonl]
+python -m tests.nightly.run_scenarios [--hours 4] [--jobs 2] [--out build/nightly.jsonl]
 
-Each seed is one line of the output file. The command prints how often each engine and option was
-reached, and exits with 1 if a scenario failed or, after the full time, an option was reached too
-rarely.
+The output file has one line per seed. The command prints the number of scenarios per engine and
+option. It exits with 1 if a scenario failed, or if an option had too few scenarios after the full
+time.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from simkv.schedulers.engine_registry import ENGINES
 from tests.nightly.scenario_checks import CheckedScenario, check_seed, prepare_folder
 from tests.nightly.scenario_generator import CUSTOM, list_options
 
-#: Number of scenarios in which each engine and option must occur.
+#: Minimum number of scenarios per engine and option.
 MIN_REACHED = 100
-#: Seeds per process and round.
+#: Number of seeds per process and round.
 ROUND = 40
 
 
@@ -54,7 +54,9 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def describe(lines: list[dict[str, Any]]) -> tuple[list[str], bool]:
-    """Return the summary as lines of text, and whether everything was reached and passed."""
+    """Return the summary as lines of text, and whether every scenario passed and every option had
+    enough scenarios.
+    """
     engines = Counter(_engine(line["engine"]) for line in lines)
     options = Counter(name for line in lines for name in set(line["options"]))
     verdicts = Counter(line["verdict"] for line in lines)

@@ -31,7 +31,8 @@ from tests.nightly.scenario_generator import TRACE, generate_scenario
 
 #: Maximum CPU time of one run in seconds.
 MAX_CPU_S = 10.0
-#: mistral.rs overwrites the table of a waiting request after an eviction: its blocks leak.
+#: mistral.rs overwrites the block table of a waiting request after an eviction, and the blocks
+#: leak.
 LEAKS = {("mistralrs", "seed")}
 
 
@@ -41,9 +42,9 @@ class TooLongError(Exception):
 
 @dataclass(frozen=True)
 class CheckedScenario:
-    """Result of a seed: what ran, and the ``problem`` (a traceback), or None.
+    """Result of a seed: properties of the scenario, and the ``problem`` (a traceback), or None.
 
-    ``cpu_s`` is the CPU time of one run, without checks, in seconds.
+    ``cpu_s`` is the CPU time of the run without checks, in seconds.
     """
 
     seed: int
@@ -85,7 +86,7 @@ def check_seed(seed: int, folder: Path) -> CheckedScenario:
                 check_laws(scenario, result, folder)
         except InputError as error:
             verdict = f"refused: {str(error).partition(': ')[2][:60]}"
-        except Exception:  # each crash is a finding
+        except Exception:  # each crash is a problem to report
             problem = f"{json.dumps(found.data)}\n{traceback.format_exc()}"
         return CheckedScenario(
             seed, name, variant, found.options, found.target, round(cpu, 3), verdict, problem

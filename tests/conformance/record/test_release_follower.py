@@ -1,6 +1,6 @@
-"""Following a release: planted changes of a scheduler are detected.
+"""Tests of ``follow_release``: it detects planted changes of a scheduler.
 
-The recorded scheduler is simkv's own; ``test_release_sources`` records real ones.
+The recorded scheduler is simkv's own; ``test_release_sources`` records real schedulers.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ def recorded(build: Build) -> following.RecordCase:
 
 
 def random_cases(count: int, version: str = "0.33.0") -> dict[str, RecordingCase]:
-    """Return random cases without KV in host memory or of other replicas.
+    """Return random cases without KV in host memory or from other replicas.
 
-    Other scheduler classes decide those cases.
+    Other scheduler classes make the decisions of these cases.
     """
     names = [
         name for name in case_names(version, count) if not name.startswith(("tier", "disk", "pd"))
@@ -78,7 +78,7 @@ class AppendingQueue(FcfsQueue):
 
 
 class Planted(VllmScheduler):
-    """A scheduler with one planted change, which ``what`` selects."""
+    """A scheduler with one planted change; ``what`` selects the change."""
 
     what = ""
 

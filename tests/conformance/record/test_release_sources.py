@@ -1,4 +1,4 @@
-"""Sources of releases: finding, unpacking and running them with ``make follow``.
+"""Tests of sources of releases: ``make follow`` finds, unpacks and runs them.
 
 Released packages have hundreds of megabytes and are not part of the repository. Tests of real
 schedulers need them unpacked as ``vllm-VERSION`` and ``sglang-VERSION`` in the directory
@@ -27,7 +27,7 @@ WHEELS = Path(os.environ.get("SIMKV_WHEELS", ROOT.parent / "wheels"))
 VERSIONS = {"vllm": "0.33.0", "sglang": "0.5.23"}
 TITLES = {"vllm": "vLLM", "sglang": "SGLang"}
 
-#: Planted changes: file, text, replacement.
+#: Planted changes: file, original text and replacement.
 CORE, MANAGERS = "vllm/v1/core", "sglang/srt/managers"
 PLANTED = {
     ("vllm", "order"): (f"{CORE}/sched/request_queue.py", "self.appendleft(", "self.append("),
@@ -77,7 +77,7 @@ PLANTED = {
         "if len(adder.can_run_list) + 1 >= self.get_num_allocatable_reqs(",
     ),
 }
-#: Packages that are copied before a change is planted.
+#: Packages that are copied before a change is planted in them.
 SRT = ("managers", "mem_cache", "sampling", "environ.py")
 COPIED = {"vllm": ("vllm/v1", "vllm/distributed"), "sglang": [f"sglang/srt/{part}" for part in SRT]}
 

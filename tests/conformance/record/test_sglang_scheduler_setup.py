@@ -1,4 +1,4 @@
-"""Settings that SGLang's own scheduler reads while it is recorded."""
+"""Tests of the settings that SGLang's own scheduler reads while it is recorded."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from tests.conformance.record.test_release_sources import WHEELS
 
 VERSION = "5f480b7a6"
 FILE = Path(*SCHEDULER.split(".")).with_suffix(".py")
-#: Planted changes: text, replacement.
+#: Planted changes: original text and replacement.
 PLANTED = {
     "order": (
         "for i in range(req_it_end - 1, req_it - 1, -1)",
@@ -44,7 +44,9 @@ def source() -> Path:
 
 
 def differing_cases(folder: Path, names: list[str]) -> Iterator[str]:
-    """Yield the cases in which simkv decides differently from the sources in ``folder``."""
+    """Yield the names of cases in which simkv and the sources in ``folder`` make different
+    decisions.
+    """
     with stub_imports(folder):
         for name in names:
             if find_mismatch(record(make_case(VERSION, name), VERSION, name), None):

@@ -1,4 +1,4 @@
-"""Execution settings that cost models read, derived from an engine's config."""
+"""Tests of the execution settings that cost models read, derived from an engine's config."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Computed sizes of the KV cache, compared with sizes in the logs of engines.
+"""Tests of computed sizes of the KV cache, compared with sizes in the logs of engines.
 
 ``recorded_blocks.csv`` contains values from public logs: ``recorded`` is in blocks, tokens or GiB
 of KV on one GPU. If a report states only its own prediction and the error of this prediction, the
@@ -22,12 +22,12 @@ from simkv.schedulers.sglang.config import SglangConfig
 from simkv.schedulers.sglang.execution_settings import derive_settings as sglang_setting
 
 ROWS = list(csv.DictReader((Path(__file__).with_name("recorded_blocks.csv")).open()))
-#: The measurement campaign whose logs were used to derive the constants.
+#: Measurement campaign whose logs were used to derive the constants.
 CAMPAIGN = "llm-d-planner"
 
 
 def error(row: dict[str, str]) -> float:
-    """Relative error of the computed size."""
+    """Return the relative error of the computed size."""
     hardware = make_hardware(
         find_gpu(row["gpu"]),
         find_architecture(row["model"]),
@@ -53,7 +53,7 @@ def error(row: dict[str, str]) -> float:
 
 
 def spread(rows: list[dict[str, str]]) -> tuple[float, float]:
-    """Median and 90th percentile of the absolute errors, in per cent."""
+    """Return the median and the 90th percentile of the absolute errors, in per cent."""
     errors = sorted(100 * abs(error(row)) for row in rows)
     return median(errors), errors[-(-9 * len(errors) // 10) - 1]
 
@@ -130,7 +130,9 @@ def test_sglang_derives_its_memory_fraction_from_the_chunk_size() -> None:
 
 
 def test_sampler_of_0_11_0_does_not_sort() -> None:
-    """A published server of Qwen3-32B held 32,112 tokens; 0.11.1 sorts the logits again."""
+    """A published server of Qwen3-32B held 32,112 tokens; since 0.11.1, the sampler sorts the
+    logits again.
+    """
     hardware = make_hardware(find_gpu("H100"), find_architecture("Qwen3-32B"))
 
     def tokens(release: str) -> int:

@@ -1,4 +1,4 @@
-"""Parsing of model architectures, and lookup of models and GPUs by name."""
+"""Tests of parsing model architectures, and of lookup of models and GPUs by name."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ TINY: dict[str, Any] = {
         ("NVIDIA-Nemotron-3-Nano-30B-A3B", 31.58),
         ("granite-4.0-h-small", 32.2),
         ("Bamba-9B-v2", 9.78),
-        ("gemma-4-31B-it", 30.81),  # the published 30.7 do not count V where it equals K
+        # the published 30.7 billion do not count V in layers where V equals K
+        ("gemma-4-31B-it", 30.81),
         ("gemma-4-26B-A4B-it", 25.23),
         ("Kimi-Linear-48B-A3B-Instruct", 49.12),
     ],
@@ -145,7 +146,7 @@ def test_mamba_weights_and_states_match_hand_computation() -> None:
     convolved = 128 + 2 * 2 * 32
     assert mamba.weights(64) == 64 * (128 + convolved + 8) + 4 * convolved + 128 * 64
     assert mamba.state_bytes(1) == 2 * 128 * 32 + 2 * 3 * convolved
-    # Each of the four GPUs has one group; two of these groups are copies.
+    # Each of the four GPUs has one KV head group; two of these are copies.
     assert mamba.state_bytes(4) == 2 * 128 * 32 / 4 + 2 * 3 * (128 + 2 * 4 * 32) / 4
     first = Mamba(128, 16, 4, rank=4)
     inner = 128 * (4 + 2 * 16) + 4 * 128 + 128 * 16

@@ -1,4 +1,4 @@
-"""Models and GPUs of the catalog, and the number of KV blocks that fit."""
+"""Tests of models and GPUs of the catalog, and of the number of KV blocks that fit."""
 
 from __future__ import annotations
 

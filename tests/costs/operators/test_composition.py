@@ -1,4 +1,4 @@
-"""Profiles composed of operator times."""
+"""Tests of profiles composed of operator times."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def test_falls_back_to_packaged_profiles_then_data_sheets(
 def test_does_not_open_serving_measurements_of_the_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A copy of the package in which the code and ``silicon_sample.csv`` cannot be read."""
+    """In a copy of the package, the code and ``silicon_sample.csv`` cannot be read."""
     root = find_installed_tables()
     assert root is not None
     hardware = llama(tp=4)

@@ -1,4 +1,6 @@
-"""The kernel that an engine's release runs, and the tables that its times come from."""
+"""Tests of the choice of the kernel that an engine's release runs, and of the tables with its
+times.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cleaning of operator tables, and interpolation between their points."""
+"""Tests of the cleaning of operator tables, and of interpolation between their points."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def test_interpolation_between_shapes_is_exact_for_operations_and_bytes(tmp_path
 
 
 def test_cleans_rows_by_all_four_rules(tmp_path: Path) -> None:
-    """The rows contain one above peak speed, another version, a host-bound one, and a decreasing
-    batch.
+    """The rows include a product above peak speed, a row of another version, a host-bound row, and
+    a batch that is faster than a smaller one.
     """
     shape = {"n": 64, "k": 64}
     own = [
-        product(1, **shape, latency=0.200),  # host-bound: the other engine takes 0.010
+        product(1, **shape, latency=0.200),  # host-bound: the other engine needs 0.010 ms
         product(2, **shape, latency=0.030),
         product(4, **shape, latency=0.020),  # faster than a smaller batch
         product(8, **shape, latency=1e-7),  # faster than the peak

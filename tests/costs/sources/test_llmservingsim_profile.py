@@ -1,4 +1,6 @@
-"""Bundles of kernel tables with artificial values, so that every result can be checked by hand."""
+"""Tests of bundles of kernel tables with artificial values, so that every result can be checked by
+hand.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,7 @@ def bundle(folder: Path, skew: bool = False, **changed: str) -> Path:
 def test_step_time_is_the_sum_over_all_layers(tmp_path: Path) -> None:
     profile = bundle_profile(bundle(tmp_path), Sharding(2))
     step = StepCost(profile)(StepLoad(0, 0, 0, 3, 600, 0, 3))
-    # In us: the kernels of a step, then two layers with two norms each.
+    # In us: the kernels of a step, and two layers with two norms each.
     dense = 3 * 1 + 2 * (2 * 3 * 2 + 3 * 10)
     assert step == pytest.approx(1e-6 * (dense + 120 + 5 + 2 * 60))
     assert (profile.basis, profile.model, profile.gpu) == ("measured", "test/model", "Test GPU")
@@ -122,7 +124,7 @@ def test_lockstep_ranks_are_padded_to_the_largest_rank() -> None:
     beside = alone._replace(group_tokens=9, group_most=6, group_ranks=2)
     assert [compute_feature(load, "slots", sizes) for load in (alone, beside)] == [4, 8]
     assert [compute_feature(load, "group_tokens", sizes) for load in (alone, beside)] == [3, 16]
-    # If one rank exceeds the largest graph, no rank runs a graph, and none is padded.
+    # If one rank exceeds the largest graph, no rank runs a graph, and no rank is padded.
     eager = alone._replace(group_tokens=103, group_most=100, group_ranks=2)
     assert compute_feature(eager, "slots", sizes) == 4
     assert compute_feature(eager, "group_tokens", sizes) == 103

@@ -1,4 +1,4 @@
-"""Profiles from operator tables of Vidur and aiconfigurator with artificial values."""
+"""Tests of profiles from operator tables of Vidur and aiconfigurator with artificial values."""
 
 from __future__ import annotations
 
@@ -113,7 +113,9 @@ def aiconfigurator_tables(folder: Path, most_kv_heads: int = 4) -> Path:
 
 
 def products(tokens: int, emits: int) -> float:
-    """Seconds of all matrix products of the tiny model; the artificial times are m x n x k ns."""
+    """Return the time (s) of all matrix products of the tiny model; the artificial times are m x n
+    x k ns.
+    """
     layer = 64 * (8 + 2 * 4) * 16 + 64 * 128 + 64 * 256 + 128 * 64
     return 1e-9 * (tokens * 3 * layer + emits * 64 * 256)
 
@@ -128,7 +130,7 @@ def test_aiconfigurator_products_are_interpolated(tmp_path: Path) -> None:
 
 
 def test_ignores_rows_with_other_head_sizes_and_windows(tmp_path: Path) -> None:
-    """Published tables mix them: 64 heads of gpt-oss and 64 heads of CodeLlama."""
+    """Published tables mix such rows: 64 heads of gpt-oss and 64 heads of CodeLlama."""
     folder = aiconfigurator_tables(tmp_path)
     whole = StepCost(aiconfigurator_profile(folder, MODEL))
     for name in ("context_attention", "generation_attention"):

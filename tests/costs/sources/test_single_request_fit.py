@@ -1,4 +1,4 @@
-"""Step costs fitted to requests that ran in isolation."""
+"""Tests of step costs fitted to requests that ran in isolation."""
 
 from __future__ import annotations
 
