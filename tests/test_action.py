@@ -1,4 +1,6 @@
-"""The action and the hook are one script, tested here on passing and failing scenarios."""
+"""Tests of the GitHub action and the pre-commit hook, which are one script, on passing and failing
+scenarios.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +82,7 @@ def test_source_runs_zoo_and_scenarios(folder: Path) -> None:
     assert calls[2].endswith("--trust")
     (folder / "calls").unlink()
     assert check(folder, "--trust", "--source", ".", "out").returncode == 1
-    assert check(folder, "--source", ".", "out").returncode == 2  # needs --trust
+    assert check(folder, "--source", ".", "out").returncode == 2  # requires --trust
 
 
 def test_action_and_hook_run_script() -> None:

@@ -20,7 +20,7 @@ REPORT = "vllm-37307-partial-admission"
 
 @pytest.fixture(autouse=True)
 def _code_of_now() -> None:
-    """Hash the code again, in case it was edited during the test session."""
+    """Hash simkv's code again, in case it was edited during the test session."""
     hash_code.cache_clear()
 
 
@@ -163,7 +163,7 @@ def test_example_runs(root: Path, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     cliff = int(done.stdout.split("The old rule needs ")[1].split()[0])
-    # Two requests of at most 8,000 + 200 tokens, and the null block.
+    # Two requests of at most 8,000 + 200 tokens each, and the null block.
     assert 801 < cliff <= 2 * 513 + 1
 
 
@@ -175,7 +175,7 @@ def test_plan_signature_matches_command() -> None:
         simkv.plan(REPORT, smalest="timeout=1..3")
 
 
-# Output in a prompt and a notebook
+# Output at a Python prompt and in a notebook
 
 
 def test_outcome_repr_has_line_per_variant() -> None:
@@ -202,7 +202,7 @@ def test_plans_repr_is_one_line() -> None:
     assert repr(plans).startswith("Plans(before: engine.num_gpu_blocks = ")
     assert repr(plans).count("\n") == 0
     assert "&lt;=" in plans._repr_html_()
-    # The fidelity line that run prints, and no other.
+    # The fidelity line of `simkv run`, and no other line.
     name = next(iter(plans.plans))
     note = simkv.run("mistralrs-six", engine__num_gpu_blocks=plans.answer[name] or 420)
     assert f"  Fidelity: {note.results[name].summary['fidelity']['note']}" in str(plans)

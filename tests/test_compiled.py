@@ -1,4 +1,4 @@
-"""The run reported as compiled is compiled, and the run reported as pure is not.
+"""Tests that a build reported as compiled is compiled, and a build reported as pure Python is not.
 
 ``make compiled`` sets ``SIMKV_TESTED=compiled``; otherwise the sources are tested.
 """
@@ -39,7 +39,9 @@ def test_hot_modules_are_compiled_as_reported(path: str) -> None:
 
 
 def test_subclasses_of_compiled_classes_copy_fully() -> None:
-    """A plain Python copy has the attributes that the compiled class declares, and no others."""
+    """A copy made by Python code has the attributes that the compiled class declares, and no
+    others.
+    """
     assert issubclass(CustomVllmScheduler, VllmSchedulerBase)
     assert issubclass(VllmExpressionScheduler, VllmSchedulerBase)
     hot = {path.removesuffix(".py").replace("/", ".") for path in HOT}

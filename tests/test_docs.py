@@ -1,4 +1,4 @@
-"""The examples of the documentation run: scenarios as scenarios, Python as Python."""
+"""Tests that the examples of the documentation run, both scenarios and Python code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ PAGES = [
     *sorted(page for page in (ROOT / "docs").rglob("*.md") if "reference" not in page.parts),
     *sorted((ROOT / "scenarios").rglob("*.md")),
 ]
-#: Generated from the code with the site; tests/test_site.py follows the links to it.
+#: Pages that are generated from the code with the site; tests/test_site.py checks links to these
+#: pages.
 REFERENCE = ROOT / "docs" / "reference"
 FENCE = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 EXAMPLES = [
@@ -49,7 +50,9 @@ def test_readme_has_examples() -> None:
 
 @pytest.mark.parametrize(("language", "text"), examples("yaml"))
 def test_documented_scenarios_run(tmp_path: Path, language: str, text: str) -> None:
-    """The scenario runs, meets its expectations, has real costs, and no variant of it is idle."""
+    """The scenario runs, meets its expectations and has real costs, and each of its variants
+    changes the result.
+    """
     if not re.search(r"^name:", text, re.MULTILINE):
         pytest.skip("a part of a scenario only")
     if re.search(r"^jobs:", text, re.MULTILINE):
@@ -79,7 +82,7 @@ def commands(text: str) -> list[list[str]]:
 
 @pytest.mark.parametrize(("language", "text"), examples("sh"))
 def test_documented_commands_exist(language: str, text: str) -> None:
-    """Options and subcommands exist; ``console`` blocks run in test_docs_walkthroughs.py."""
+    """Options and subcommands exist. Blocks ``console`` are run in test_docs_walkthroughs.py."""
     select_options(all_of_them=True)
     for words in commands(text):
         group = get_command(app)
@@ -110,13 +113,13 @@ def test_documented_links_exist(page: Path) -> None:
 
 
 MAP = ROOT / "docs" / "architecture.md"
-#: `simkv/package/file.py`, a folder, or a file and a name that it defines:
-#: `simkv/package/file.py:Class.method`.
+#: Pattern of a reference: `simkv/package/file.py`, a folder, or a file and a name that it defines,
+#: such as `simkv/package/file.py:Class.method`.
 PLACE = re.compile(r"`((?:simkv|tests|docs)/[\w./]*)(?::([\w.]+))?`")
 
 
 def defined(tree: ast.Module | ast.ClassDef) -> set[str]:
-    """Return the names that a file or class defines; members of a class as ``Class.name``."""
+    """Return the names defined by a file or class; members of a class are named ``Class.name``."""
     found: set[str] = set()
     for node in tree.body:
         if isinstance(node, ast.ClassDef):
@@ -129,7 +132,7 @@ def defined(tree: ast.Module | ast.ClassDef) -> set[str]:
 
 
 def lost(text: str) -> list[str]:
-    """Return the places that a page names and that do not exist."""
+    """Return the files and names that a page mentions, but that do not exist."""
     found = []
     for path, name in PLACE.findall(text):
         there = ROOT / path

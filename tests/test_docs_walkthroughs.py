@@ -1,4 +1,4 @@
-"""Run the tutorial and every how-to page as a reader would, and compare the output."""
+"""Tests that run the tutorial and every how-to page as a reader would, and compare the output."""
 
 from __future__ import annotations
 

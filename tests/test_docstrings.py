@@ -1,4 +1,4 @@
-"""Program behavior never depends on the wording of a docstring."""
+"""Tests that program behavior never depends on the wording of a docstring."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from tests.conftest import ROOT
 
-#: Prints the output of a run, a diagnosis, its fixes and a help page, for comparison.
+#: Code that prints the output of a run, a diagnosis, its fixes and a help page, for comparison.
 SAID = """
 import contextlib, io, json, re, sys
 from pathlib import Path

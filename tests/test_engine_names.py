@@ -1,4 +1,6 @@
-"""Python code names no engine: differences between engines are attributes of ``EngineSpec``."""
+"""Tests that Python code outside the engines' packages names no engine; differences are attributes
+of ``EngineSpec``.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from collections.abc import Iterator
 
 from tests.conftest import ROOT
 
-#: An engine's name as a word of a string.
+#: Pattern of an engine's name as a word in a string.
 NAME = re.compile(
     r"(?<![a-z0-9])(vllm|sglang|fastdeploy|mistralrs|mistral\.rs|trtllm|tensorrt-llm)(?![a-z0-9])",
     re.IGNORECASE,
@@ -33,7 +35,7 @@ PERMITTED = (
     "incident/emit/",
     "costs/sources/",
 )
-#: Other exceptions with reasons. An entry that is not needed fails a test below.
+#: Other exceptions with reasons. An unnecessary entry fails a test below.
 ALLOWED = {
     "cli/check_scheduler.py": "writes custom rules out as plug-ins of vLLM",
     "cli/record.py": "arguments of the recorders",
@@ -44,12 +46,12 @@ ALLOWED = {
     "validation/": "replays measurements of vLLM and SGLang servers as their files name them",
     "scenario/custom/vllm_policy.py": "base class of custom rules over the decisions of vLLM",
 }
-#: Arguments whose text is for people only.
+#: Names of arguments whose text is only for people.
 SHOWN = {"help", "metavar", "description", "title"}
 
 
 def names_in(code: str) -> Iterator[tuple[int, str]]:
-    """Yield lines of a module that name an engine in code, with the text."""
+    """Yield the lines of code that name an engine, with the text."""
     tree = ast.parse(code)
     shown = {id(part) for node in ast.walk(tree) for part in texts(node)}
     for node in ast.walk(tree):
@@ -64,7 +66,7 @@ def names_in(code: str) -> Iterator[tuple[int, str]]:
 
 
 def texts(node: ast.AST) -> Iterator[ast.AST]:
-    """Return constants below a node that are text for people: docstrings, help."""
+    """Yield constants below a node that are text for people: docstrings and help."""
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
         yield node.value
     if isinstance(node, ast.keyword) and node.arg in SHOWN:
@@ -72,7 +74,7 @@ def texts(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def found() -> dict[str, list[str]]:
-    """Return where engines are named outside the exceptions, by file."""
+    """Return the places outside the exceptions that name an engine, by file."""
     package = ROOT / "simkv"
     files: dict[str, list[str]] = {}
     for path in sorted(package.rglob("*.py")):

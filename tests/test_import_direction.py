@@ -36,7 +36,7 @@ PURE = {
     "typing",
 }
 OF_SCHEDULERS = {"core", "schedulers"}
-#: Building blocks of schedulers; the first two store columns of blocks with numpy.
+#: Modules for building schedulers; the first two store columns of blocks with numpy.
 SHARED = ("block_pool", "free_queue", "block_keys", "radix_tree", "request")
 
 
@@ -76,7 +76,7 @@ def prints(source: str) -> list[str]:
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_only_cli_prints(path: Path) -> None:
-    """Other packages build lines and tables; only commands create a console and print."""
+    """Only commands create a console and print; other packages build lines and tables."""
     if not {"cli", "__main__.py"} & {*path.relative_to(PACKAGE).parts}:
         assert prints(path.read_text()) == []
 
@@ -94,7 +94,7 @@ def test_detects_planted_print() -> None:
 
 
 def test_only_gpu_package_imports_torch() -> None:
-    # SGLang's own scheduler, which recorders drive, stores its state in tensors.
+    # SGLang's own scheduler, which the recorders run, stores its state in tensors.
     recorders = {PACKAGE / "conformance/record/sglang_recorder.py"}
     recorders |= {*(PACKAGE / "native/sglang").glob("*.py")}
     for path in set(MODULES) - recorders:

@@ -1,4 +1,6 @@
-"""Packages have an order: a package imports only those before it, and module names are unique."""
+"""Tests of the order of packages: a package imports only packages before it. Also tests that module
+names are unique.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from tests.import_graph import (
     place,
 )
 
-#: A package imports packages before it, never after it; "" is ``simkv/__init__.py``.
+#: Order of the packages: each imports only packages before it. "" is ``simkv/__init__.py``.
 ORDER = [
     "core",
     "schedulers",
@@ -42,12 +44,12 @@ ORDER = [
     "__main__",
 ]
 MOST_PLACES = 22
-MOST_PAIRS = 116  # one of them is simkv.own, the old name of simkv.custom, until 0.4
+MOST_PAIRS = 116  # including simkv.own, the old name of simkv.custom, until 0.4
 EDGES = graph(ROOT / "simkv")
 
 
 def upward(edges: dict[str, set[str]], order: list[str]) -> list[tuple[str, str]]:
-    """Return the imports of a module from packages that are not before its own."""
+    """Return the imports of modules from packages that are not before the module's own package."""
     return [
         (module, other)
         for module, others in sorted(edges.items())
@@ -84,7 +86,7 @@ def test_few_packages_and_dependencies() -> None:
 
 
 def test_graph_matches_package() -> None:
-    """An unchecked file could import anything."""
+    """A file that the graph lacks could import anything."""
     assert set(EDGES) == set(modules(ROOT / "simkv"))
     assert "simkv.core.request" in EDGES["simkv.workload.listed_requests"]
     assert "scenario" in between(EDGES)["sim"]
@@ -138,8 +140,9 @@ def is_of_engine(path: Path) -> bool:
 def shared_names(paths: list[Path]) -> dict[str, list[str]]:
     """Return duplicate module names, except parallel modules of engines and commands.
 
-    Engines have modules of the same role (``config.py``), which may be named after the module of
-    ``core`` that they implement. A command may have the name of the module that it calls.
+    Engines have modules with the same role, such as ``config.py``, and such a module may have the
+    name of the module of ``core`` that it implements. A command may have the name of the module
+    that it calls.
     """
     found: dict[str, list[str]] = defaultdict(list)
     of_engines = {path.stem for path in paths if is_of_engine(path)}

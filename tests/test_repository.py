@@ -1,4 +1,4 @@
-"""Structure of the files for hosting and contributing: workflows, templates, hooks and policies."""
+"""Tests of the files for hosting and contributing: workflows, templates, hooks and policies."""
 
 from __future__ import annotations
 
@@ -56,7 +56,9 @@ def test_pushes_and_pull_requests_are_tested_with_every_supported_python() -> No
 
 
 def test_only_the_publishing_job_can_publish() -> None:
-    """It needs a tag, and no other job has the identity of the trusted publisher."""
+    """The publishing job needs a tag, and no other job has the identity of the trusted
+    publisher.
+    """
     jobs = load(ROOT / ".github/workflows/release.yml")["jobs"]
     assert [name for name, job in jobs.items() if "permissions" in job] == ["publish"]
     assert jobs["publish"]["permissions"] == {"contents": "write", "id-token": "write"}
@@ -83,7 +85,7 @@ def test_issue_forms_have_the_fields_that_hosts_require(path: Path) -> None:
 def test_pre_commit_hooks_use_the_tools_of_the_virtual_environment() -> None:
     config = load(ROOT / ".pre-commit-config.yaml")
     (repository,) = config["repos"]
-    assert repository["repo"] == "local"  # nothing is downloaded, versions agree with CI
+    assert repository["repo"] == "local"  # nothing is downloaded, and versions agree with CI
     for hook in repository["hooks"]:
         assert hook.keys() >= {"id", "name", "entry", "language"}
         program, *words = shlex.split(hook["entry"])

@@ -1,4 +1,6 @@
-"""The site is built from the pages and the code, and loads nothing from other servers."""
+"""Tests that the site is built from the pages and the code, and loads nothing from other
+servers.
+"""
 
 from __future__ import annotations
 
@@ -120,7 +122,9 @@ BROKEN_WORDS = """(() => {
 
 
 def test_tables_do_not_break_words(site: Path, tmp_path: Path) -> None:
-    """At the width of a desktop; a break after a hyphen or slash is allowed."""
+    """The tables are checked at the width of a desktop; a break after a hyphen or slash is
+    permitted.
+    """
     if chromium() is None:
         pytest.skip("Chromium is not installed")
     with Browser(tmp_path) as browser:

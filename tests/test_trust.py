@@ -1,4 +1,6 @@
-"""No code of a downloaded folder is executed unless the user trusts it: planted attacks."""
+"""Tests with planted attacks: no code of a downloaded folder is executed unless the user trusts the
+folder.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ engine: {name: vllm, num_gpu_blocks: 600}
 profile: unit-step
 expect: {run: {finished: 3}}
 """
-#: A scenario that names a file of code.
+#: A scenario that names a file with code.
 CODE = """
 name: code
 workload: {burst: {num_prompts: 3, prompt_tokens: 40, output_tokens: 5}}
@@ -29,20 +31,20 @@ engine: {name: mine, file: mine.py, num_blocks: 20}
 profile: unit-step
 expect: {run: {finished: 3}}
 """
-#: Modules that Python, pip, simkv or its dependencies import by these names.
+#: Names of modules that Python, pip, simkv or its dependencies import.
 SHADOWS = (
     *("__future__", "json", "multiprocessing", "pickle", "selectors", "signal", "struct"),
     *("sitecustomize", "usercustomize", "pip", "evil", "mine", "click", "jinja2", "matplotlib"),
     *("numpy", "pandas", "pydantic", "rich", "ruamel", "scipy", "simpy", "typer", "yaml"),
 )
-#: Modules that ``python -m`` imports before simkv: only -I or -P protects them.
+#: Modules that ``python -m`` imports before simkv; only -I or -P prevents their execution.
 BEFORE = ("simkv",)
 PLANTED = "import os; open(os.path.join({folder!r}, 'executed'), 'a').write(__name__ + '\\n')\n"
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Create a folder with planted code; ``executed`` names the files that ran."""
+    """Create a folder with planted code; ``executed`` names the files that were executed."""
     planted = tmp_path / "planted"
     planted.mkdir()
     for name in (*SHADOWS, *BEFORE):
@@ -59,7 +61,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def bin_folder(tmp_path: Path) -> Path:
-    """Create a folder with the commands ``simkv`` and ``python``, like an installation."""
+    """Create a folder with the commands ``simkv`` and ``python``, as in an installation."""
     commands = tmp_path / "bin"
     commands.mkdir()
     script = commands / "simkv"

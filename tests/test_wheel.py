@@ -1,7 +1,8 @@
-"""The wheel alone is sufficient: installed into an empty environment, outside the checkout.
+"""Tests that the wheel alone is sufficient: it is installed into an empty environment, outside the
+checkout.
 
-The wheel is the one named by ``SIMKV_WHEEL``, such as the compiled one in CI, or a pure one built
-here.
+The wheel is the file named by ``SIMKV_WHEEL``, such as the compiled wheel in CI, or a pure Python
+wheel built here.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import pytest
 
 from tests.conftest import ROOT
 
-#: A scenario that is not in the wheel, with a packaged profile.
+#: A scenario that is not part of the wheel, with a packaged profile.
 QUEUE = """\
 name: queue
 engine: {name: vllm, num_gpu_blocks: 600, max_model_len: 4096}
@@ -26,7 +27,7 @@ workload:
 fleet: {replicas: 1, router: least_loaded}
 profile: l4-mistralrs-pr2034
 """
-#: A scenario with hardware, like a new user's first one.
+#: A scenario with hardware, like the first scenario of a new user.
 CHAT = """\
 name: chat
 engine: {name: vllm, max_model_len: 8192}
@@ -48,7 +49,7 @@ SESSION = {
 
 
 def call(*command: str | Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run a command in a folder without this environment on Python's path."""
+    """Run a command in a folder, without the packages of this environment."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     return subprocess.run(command, cwd=folder, env=ours, capture_output=True, text=True)
 
@@ -64,11 +65,13 @@ def test_wheel_runs_in_empty_environment(tmp_path: Path) -> None:
     (pure,) = (tmp_path / "dist").glob("simkv-*.whl")
     assert pure.name.endswith("-py3-none-any.whl")  # no compiler was used
     names = zipfile.ZipFile(pure).namelist()
-    assert {name.split("/")[0].split("-")[0] for name in names} == {"simkv"}  # no dev, no tests
+    # contains neither dev nor tests
+    assert {name.split("/")[0].split("-")[0] for name in names} == {"simkv"}
     wheel = os.environ.get("SIMKV_WHEEL", pure)
     venv.create(tmp_path / "env", with_pip=True)
     programs = tmp_path / "env" / ("Scripts" if os.name == "nt" else "bin")
-    # Modules are compiled to bytecode as they are used: most of pandas and scipy never is.
+    # Modules are compiled to bytecode when they are imported, because most of pandas and scipy is
+    # never imported.
     install = ("install", "--no-compile", "--constraint", ROOT / "constraints.txt", wheel)
     installed = call(*_pip(programs / "python"), *install, folder=tmp_path)
     assert installed.returncode == 0, installed.stderr

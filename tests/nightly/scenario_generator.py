@@ -2,8 +2,8 @@
 
 A scenario begins with a small engine and a small workload. Options of the JSON schema are then set
 one by one to sampled values. A value is kept only if the scenario is still valid with it, so each
-generated scenario runs. The option that a seed targets is tried first, also together with options
-that it may require.
+generated scenario runs. Each seed targets one option, which is tried first, also together with
+options that it may require.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from simkv.workload.workload_section import build_clients
 from tests.conftest import ROOT
 
 Node = dict[str, Any]
-#: Fields from the root to a section, each with the name of the section in the schema.
+#: Paths of field names from the root to a section, each with the section's name in the schema.
 Way = tuple[tuple[str, str], ...]
 
-#: Small caches, by engine.
+#: Settings for small caches, by engine.
 SMALL: dict[str, dict[str, Any]] = {
     "mistralrs": {"num_gpu_blocks": 30, "block_size": 4, "max_num_seqs": 6},
     "vllm": {"num_gpu_blocks": 60, "block_size": 4, "max_model_len": 160, "max_num_seqs": 8},
@@ -55,7 +55,7 @@ WORKLOADS: list[dict[str, Any]] = [
                   {"arrival": 0.6, "prompt_tokens": 7, "output_tokens": 2}]},
     {"trace": "spikes.csv", "limit": 8},
 ]  # fmt: skip
-#: Sections without which some options cannot be set.
+#: Sections that some options require.
 COMPANIONS: list[dict[str, Any]] = [
     {},
     {},
@@ -133,7 +133,7 @@ VALUES: dict[str, list[Any]] = {
     "kv_offloading_size": [0.5, 8.0], "compact_at": [60, 90], "compact_to": [5, 10],
     "hash_ids": [[1, 2, 3]], "hash_block_size": [4], "acceptance_seed": [1, 5],
 }  # fmt: skip
-#: Sections of the engines in the schema.
+#: Names of the engines' sections in the schema.
 SECTIONS = {
     "mistralrs": "MistralrsConfig",
     "vllm": "VllmConfig",
@@ -163,31 +163,31 @@ REQUIRES: dict[str, dict[str, Any]] = {
     "diurnal": {"request_rate": 2.0},
     "kv_offloading_size": {"num_cpu_blocks": None},
 }  # fmt: skip
-#: Fields that always have a small value, because the size of the workload grows with them.
+#: Fields that always have a small value, because they determine the size of the workload.
 COUNTS = {
     "turns", "count", "num_sessions", "num_prompts", "low", "high", "mean", "len", "max",
 }  # fmt: skip
 #: Fields that are lists of sections.
 LISTS = {"requests", "replicas", "failures", "drains"}
-#: Sections that change no simulation, and fields that the other fields of their section replace.
+#: Sections that do not change a simulation, and fields that other fields of the section replace.
 LEFT_OUT = {
     "provenance", "published", "expect", "plan", "serve", "variants", "name", "report",
     "summary",
 }  # fmt: skip
 #: Sections that every scenario has.
 ALWAYS = {"Scenario.workload", "Scenario.engine"}
-#: Attempts to make a targeted option valid.
+#: Maximum number of attempts to make a targeted option valid.
 MAX_ATTEMPTS = 200
 #: Maximum number of requests of a scenario.
 MAX_REQUESTS = 200
-#: Options beside the targeted one.
+#: Number of options that are set in addition to the targeted option.
 MAX_OPTIONS = 6
 TRACE = ROOT / "traces" / "spikes.csv"
 
 
 @dataclass
 class Option:
-    """A field of a section, its schema, and the ways to the sections of this kind."""
+    """A field of a section, its schema, and the paths to sections of this kind."""
 
     section: str
     field: str
@@ -204,8 +204,8 @@ class Option:
 class GeneratedScenario:
     """A valid scenario as plain data, and the options that it sets.
 
-    ``target`` is the option that its seed targets; it is not in ``options`` if no valid scenario
-    with it was found.
+    ``target`` is the option that the seed targets; it is absent from ``options`` if no valid
+    scenario with this option was found.
     """
 
     data: dict[str, Any]
@@ -339,7 +339,7 @@ def set_option(data: dict[str, Any], option: Option, draw: random.Random) -> dic
 
 
 def _exists(data: Any, way: Way) -> bool:
-    """Return whether the scenario has the section at the end of a way."""
+    """Return whether the scenario has the section at the end of the path ``way``."""
     for name, section in way:
         data = data.get(name)
         data = data[0] if isinstance(data, list) and data else data
@@ -375,7 +375,10 @@ def merge(data: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
 
 
 def generate_scenario(seed: int, folder: Path) -> GeneratedScenario:
-    """Return the valid scenario of a seed; ``folder`` has the trace and the custom scheduler."""
+    """Return the valid scenario of a seed.
+
+    ``folder`` has the trace and the custom scheduler.
+    """
     draw = random.Random(seed)
     options = list(list_options().values())
     target = options[seed % len(options)]

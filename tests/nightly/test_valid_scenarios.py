@@ -1,4 +1,4 @@
-"""A sample of the scenarios of ``make nightly-scenarios``."""
+"""Tests of a sample of the scenarios of ``make nightly-scenarios``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.nightly.run_scenarios import MIN_REACHED, describe
 from tests.nightly.scenario_checks import check_seed, prepare_folder
 from tests.nightly.scenario_generator import generate_scenario, list_options
 
-#: Seeds that failed when they were generated first.
+#: Seeds whose scenarios failed when they were first generated.
 FOUND = [3, 124, 253, 297, 1024]
 
 

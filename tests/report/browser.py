@@ -19,9 +19,9 @@ from typing import Any
 
 #: Usual paths on Linux distributions.
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
-PATIENCE = 30.0  # seconds for one answer on a slow machine
+PATIENCE = 30.0  # maximum time (s) for one answer on a slow machine
 
-# One process without network access and with only the given profile.
+# One process without network access, with only the given profile
 FLAGS = (
     "--headless",
     "--no-sandbox",
@@ -39,7 +39,7 @@ FLAGS = (
 
 
 def chromium() -> str | None:
-    """Path of Chromium, or None."""
+    """Return the path of Chromium, or None."""
     return next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
@@ -52,7 +52,7 @@ class Browser:
         self.folder = folder
         to_read, self._write = os.pipe()
         self._read, to_write = os.pipe()
-        # The protocol runs over descriptors 3 and 4; dup first, for they may be taken.
+        # Chromium uses descriptors 3 and 4 for the protocol; dup first, because they may be in use.
         shell = f'exec 8<&{to_read} 9>&{to_write}; exec 3<&8 4>&9 8<&- 9>&-; exec "$@"'
         command = ["bash", "-c", shell, "bash", program, *FLAGS, f"--user-data-dir={folder}"]
         self._process = subprocess.Popen(
@@ -79,7 +79,9 @@ class Browser:
         os.close(self._write)
 
     def open(self, path: Path, width: int = 1280, height: int = 900, *, dark: bool = False) -> Page:
-        """Open a file from disk in a new tab, the only one, and wait until it has loaded."""
+        """Open a file from disk in a new tab, close the previous tab, and wait until the file has
+        loaded.
+        """
         if self._target:
             self.call("Target.closeTarget", {"targetId": self._target})
         self._target = target = self.call("Target.createTarget", {"url": "about:blank"})["targetId"]
@@ -127,7 +129,7 @@ class Browser:
 
 
 class Page:
-    """A tab."""
+    """A tab of the browser."""
 
     def __init__(self, browser: Browser, session: str) -> None:
         self._browser = browser
@@ -137,7 +139,7 @@ class Page:
         return self._browser.call(method, parameters, self._session)
 
     def run(self, script: str) -> Any:
-        """The value of a JavaScript expression; a promise is awaited."""
+        """Return the value of a JavaScript expression; a promise is awaited."""
         answer = self.call(
             "Runtime.evaluate",
             {"expression": script, "returnByValue": True, "awaitPromise": True},
@@ -147,7 +149,7 @@ class Page:
         return answer["result"].get("value")
 
     def wait(self, condition: str) -> None:
-        """Wait until an expression is true."""
+        """Wait until a JavaScript expression is true."""
         deadline = time.monotonic() + PATIENCE
         while not self.run(f"Boolean({condition})"):
             if time.monotonic() > deadline:
@@ -155,7 +157,7 @@ class Page:
             time.sleep(0.02)
 
     def wait_for(self, happened: Callable[[], bool]) -> None:
-        """Wait until something outside the page is true."""
+        """Wait until the Python function ``happened`` returns true."""
         deadline = time.monotonic() + PATIENCE
         while not happened():
             if time.monotonic() > deadline:
@@ -194,7 +196,7 @@ class Page:
             )
 
     def swipe(self, x: float, y: float, up: float = 0.0) -> None:
-        """Touch a point, move up by a number of pixels (0: tap), and release."""
+        """Touch a point, move up by ``up`` pixels (0: tap), and release."""
 
         def touch(kind: str, *points: dict[str, float]) -> None:
             self.call("Input.dispatchTouchEvent", {"type": kind, "touchPoints": list(points)})
@@ -227,7 +229,7 @@ class Page:
         ]
 
     def complaints(self) -> list[str]:
-        """Errors and warnings on the console, and uncaught exceptions."""
+        """Return errors and warnings on the console, and uncaught exceptions."""
         found = []
         for event in self._events(lambda method: method.startswith(("Runtime", "Log"))):
             method, details = event["method"], event["params"]
@@ -240,7 +242,7 @@ class Page:
         return found
 
     def requested(self) -> list[str]:
-        """URLs that the page requested."""
+        """Return the URLs that the page requested."""
         return [
             event["params"]["request"]["url"]
             for event in self._events(lambda method: method == "Network.requestWillBeSent")

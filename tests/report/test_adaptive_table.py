@@ -1,4 +1,4 @@
-"""Tables that fit the terminal."""
+"""Tests of tables that adapt to the width of the terminal."""
 
 from __future__ import annotations
 

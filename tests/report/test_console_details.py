@@ -1,4 +1,6 @@
-"""The full report of a run: a block per variant as in ``vllm bench serve``, and comparisons."""
+"""Tests of the full report of a run: a block per variant as in ``vllm bench serve``, and
+comparisons.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The default output of a run: five lines and one table."""
+"""Tests of the default output of a run: five lines and one table."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_variant_names_are_complete_and_lines_fit(forty: dict[str, RunResult], w
 
 
 def test_latencies_include_all_requests(forty: dict[str, RunResult]) -> None:
-    """8 of the 24 that starved had no token when their client left after 300 s."""
+    """8 of the 24 starved requests had no token when their client left after 300 s."""
     record, figures = forty["before-assumed"].record, forty["before-assumed"].summary
     mean = figures["ttft_all_ms"]["mean"] / 1000
     got = figures["ttft_ms"]["mean"] / 1000

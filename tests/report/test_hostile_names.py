@@ -1,4 +1,6 @@
-"""Names of users in outputs: shown as they are, never read as HTML, Markdown or markup."""
+"""Tests that names from users are shown unchanged, and never interpreted as HTML, Markdown or
+markup.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The HTML report: affected requests, causes and fixes in one file."""
+"""Tests of the HTML report: affected requests, causes and fixes in one file."""
 
 from __future__ import annotations
 
@@ -538,7 +538,7 @@ def test_touch_scrolls_and_tap_shows_a_request(browser: Browser, file: Path) -> 
     before = page.run("scrollY")
     page.swipe(x, y, up=200)
     page.wait(f"scrollY > {before} + 100")
-    page = opened(browser, file, 390)  # where nothing moves any more
+    page = opened(browser, file, 390)  # at a point where nothing moves anymore
     page.swipe(*where(page, 200.0, 20))
     page.wait("document.querySelector('#inspected h3').innerText.includes('Request 20')")
     assert "request 20" in page.run("document.getElementById('tip').innerText")
@@ -583,7 +583,7 @@ def test_the_buttons_save_files(browser: Browser, file: Path, tmp_path: Path) ->
 
 
 def test_script_urls_are_not_links(browser: Browser, folder: Path) -> None:
-    """A script URL that passed validation is shown as text; no link runs code."""
+    """A script URL that passed validation is shown as text; no link executes code."""
     result = run_file(folder / "starving.yaml")["before"]
     hostile = {
         "report": "javascript:document.title='caught'",
@@ -678,7 +678,7 @@ MOMENT = """(() => ({
 def test_inspector_shows_the_step_the_queues_and_their_reasons(
     browser: Browser, file: Path, results: dict[str, RunResult]
 ) -> None:
-    """Counts and requests agree with the record at a time inside of a step."""
+    """At a time within a step, the counts and requests agree with the record."""
     page = opened(browser, file)
     record = results["before"].record
     row = len(record.steps) // 2
@@ -732,7 +732,7 @@ def test_inspector_moves_by_steps_and_its_address_opens_the_moment(
 def test_block_counts_of_the_page_are_those_of_the_record(
     page: str, results: dict[str, RunResult]
 ) -> None:
-    """Changes of blocks add up, and every request holds none at the end."""
+    """The changes of blocks add up, and no request holds blocks at the end."""
     for raw, result in zip(data_of(page)["variants"], results.values(), strict=True):
         holdings = raw["holdings"]
         assert len(holdings["count"]) == len(raw["lanes"]["of"])

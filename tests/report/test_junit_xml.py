@@ -1,4 +1,4 @@
-"""JUnit XML for continuous integration, written completely or not at all."""
+"""Tests of JUnit XML for continuous integration, which is written completely or not at all."""
 
 from __future__ import annotations
 

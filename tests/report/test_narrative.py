@@ -1,4 +1,4 @@
-"""Descriptions of differences between variants, and selection of fixes."""
+"""Tests of descriptions of differences between variants, and of the selection of fixes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A name means one figure: on the console, in the page, in files, sweeps, plans, expectations."""
+"""Tests that a name denotes one metric on the console and the page, and in files, sweeps, plans and
+expectations.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ from simkv.report.run_files import write_run
 from simkv.study.whatif.outcome_predicate import parse_condition
 from simkv.study.whatif.trial_evaluation import Evaluator
 
-#: Some requests finish, some receive only a first token, some none; or no request finishes.
+#: In one run, some requests finish, some receive only a first token, and some receive none. In
+#: another run, no request finishes.
 TIMEOUTS = {"some": 0.9, "none": 0.05}
 
 
@@ -61,7 +64,7 @@ def result(path: Path) -> RunResult:
 
 
 def labels() -> dict[str, str]:
-    """The key of every figure by its label and its headings."""
+    """Return the key of every metric by its label and its headings."""
     found = {}
     for key, metric in METRICS.items():
         for label in (metric.label, metric.heading, metric.heading_in_seconds):
@@ -71,7 +74,7 @@ def labels() -> dict[str, str]:
 
 
 def shown(result: RunResult, key: str, value: str) -> bool:
-    """Return whether a text is the figure of ``summary.json``, rounded in any way."""
+    """Return whether a text is the value of this metric in ``summary.json``, with any rounding."""
     found, metric = figure(result.summary, key), METRICS[key]
     if found is None:
         return value == "none"
@@ -85,7 +88,7 @@ def shown(result: RunResult, key: str, value: str) -> bool:
 
 
 def test_figures_follow_from_the_rows(result: RunResult, path: Path) -> None:
-    """Each figure is recomputed over finished requests, and over all requests."""
+    """Each metric is recomputed over finished requests, and over all requests."""
     write_run(path.parent / "out", {"run": result}, [], lambda _: None)
     with (path.parent / "out" / "requests.csv").open() as file:
         rows = list(csv.DictReader(file))

@@ -1,4 +1,4 @@
-"""The trace for ui.perfetto.dev: its structure and its events."""
+"""Tests of the trace for ui.perfetto.dev: its structure and its events."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def of(trace: Trace, *phases: str) -> Trace:
 
 
 def threads(trace: Trace) -> dict[tuple[int, int], Trace]:
-    """Slices by process and thread, the outer before the inner."""
+    """Return the slices by process and thread, the outer slices before the inner slices."""
     found: dict[tuple[int, int], Trace] = defaultdict(list)
     for event in of(trace, "X"):
         found[event["pid"], event["tid"]].append(event)

@@ -1,4 +1,4 @@
-"""Comparison of published and simulated figures."""
+"""Tests of the comparison of published and simulated values."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_every_published_figure_has_a_row(rows: list[PublishedComparison]) -> No
         ("a", "finished", 1, 1),
         ("a", "preemptions", 3, 0),
         ("a", "request 0 e2e_s", 2.0, 3.0),
-        ("a", "request 1 e2e_s", 4.0, None),  # it timed out
+        ("a", "request 1 e2e_s", 4.0, None),  # the request timed out
         ("a", "request 99 e2e_s", 1.0, None),  # there is no such request
         ("a", "request 0 finish_s", 3.0, 3.0),
     ]
@@ -51,7 +51,7 @@ def test_errors_are_relative_to_the_published_figure(rows: list[PublishedCompari
     assert errors["makespan_s"] == pytest.approx(0.1)
     assert errors["request 0 e2e_s"] == pytest.approx(0.5)
     assert errors["request 0 finish_s"] == 0.0
-    assert errors["timed_out"] is None  # nothing is relative to 0
+    assert errors["timed_out"] is None  # no relative difference to 0 exists
     assert errors["request 1 e2e_s"] is None
 
 

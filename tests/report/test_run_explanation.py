@@ -1,4 +1,4 @@
-"""Explanations of runs, verdicts in ``summary.json``, and exit codes."""
+"""Tests of explanations of runs, verdicts in ``summary.json``, and exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Files of a run: written completely or not at all, without touching other files."""
+"""Tests of the files of a run: they are written completely or not at all, and other files do not
+change.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,7 @@ def rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-# What is written
+# Written files
 
 
 def test_summary_has_figures_of_every_variant(
@@ -149,7 +151,7 @@ def test_ledger_covers_requests_and_preemptions_name_both_sides(tmp_path: Path) 
     assert len(taken) == summary["preemptions"] > 0
     assert {(row["victim"], row["by"], row["why"]) for row in taken} == {
         ("2", "2", "blocks")
-    }  # it found no block for itself
+    }  # the request found no block for itself
     found = summary["diagnosis"]
     assert found["preemptions_by_reason"] == {"blocks": len(taken)}
     assert found["recompute_tax"]["tokens"] == summary["recomputed_tokens"] > 0
@@ -168,13 +170,13 @@ def test_run_without_preemptions_has_an_empty_table(
 
 def test_resolved_scenario_repeats_the_run(tmp_path: Path, results: dict[str, RunResult]) -> None:
     first = write(tmp_path / "out", results, steps=True)
-    assert (first / "my.json").exists()  # the profile lies beside it
+    assert (first / "my.json").exists()  # the profile is in the same folder
     again = write(tmp_path / "again", run_file(first / "scenario.yaml"), steps=True)
     for name in ("summary.json", "requests.csv", "steps.csv", "scenario.yaml"):
         assert (again / name).read_bytes() == (first / name).read_bytes(), name
 
 
-# All or nothing
+# All files or none
 
 
 def listing(folder: Path) -> set[str]:

@@ -1,4 +1,4 @@
-"""Plots of a run, and the intervals behind them."""
+"""Tests of the plots of a run, and of the intervals that they show."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def pressure(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunRecord]:
 
 
 def log_of(steps: Iterable[tuple[float, float]], end: float = 100.0) -> RunRecord:
-    """A record with these steps (start, end) and no requests."""
+    """Return a record with these steps (start, end) and no requests."""
     record = RunRecord(num_blocks=10)
     for start, stop in steps:
         load = StepLoad(0, 0, 0, 0, 0)
@@ -119,7 +119,7 @@ def life_of(
 
 
 def seconds(count: int) -> RunRecord:
-    """A record of ``count`` steps of one second each, from 0 on."""
+    """Return a record of ``count`` steps of one second each, from 0 s."""
     return log_of((float(i), i + 1.0) for i in range(count))
 
 
@@ -434,6 +434,6 @@ def test_fleet_plot_shows_the_slowest_replica(tmp_path: Path) -> None:
     assert [label.get_text() for label in first.get_yticklabels()] == list(result.parts)
     load = np.asarray(first.images[0].get_array())
     assert load.shape[0] == 3
-    assert np.nanmax(load) == 3.0  # three requests a replica
-    assert np.isnan(load[0, -1])  # it was done before the slowest
+    assert np.nanmax(load) == 3.0  # three requests per replica
+    assert np.isnan(load[0, -1])  # this replica finished before the slowest replica
     assert second.get_title(loc="left") == "again"

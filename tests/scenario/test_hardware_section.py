@@ -1,4 +1,4 @@
-"""The ``hardware`` section, and the costs, blocks and ranks that follow from it."""
+"""Tests of the ``hardware`` section, and of the costs, blocks and ranks that it determines."""
 
 from __future__ import annotations
 

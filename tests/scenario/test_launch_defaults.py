@@ -1,4 +1,6 @@
-"""With hardware, missing settings get the values that the engine's launcher chooses."""
+"""Tests that, with ``hardware``, missing settings get the values that the engine's launcher
+chooses.
+"""
 
 from __future__ import annotations
 
@@ -109,7 +111,7 @@ def test_error_of_an_engine_that_cannot_start_names_the_setting(tmp_path: Path) 
     with pytest.raises(InputError, match=r"max_model_len: .*600 blocks .* at most 9,584"):
         one(tmp_path, "engine.num_gpu_blocks=600")
     assert one(tmp_path, "engine.num_gpu_blocks=600", "engine.max_model_len=auto")
-    # A file with variants may be incomplete without them.
+    # A file with variants may be incomplete without the variants.
     text = TEXT.replace("H100-SXM", "L4") + "variants: {a: {engine: {max_model_len: 8192}}}\n"
     assert values(all_of(tmp_path, text=text)["a"])["max_model_len"] == 8192
 
@@ -230,7 +232,9 @@ hardware: {gpu: H100-SXM, model: Qwen3-32B}
 def test_start_within_the_error_of_the_memory_is_not_refused(
     tmp_path: Path, length: str, blocks: int
 ) -> None:
-    """2,007 blocks are computed; 40,960 tokens (the default) or 32,768 need a few more."""
+    """The computed KV cache has 2,007 blocks; 40,960 tokens (the default) and 32,768 tokens need a
+    few more.
+    """
     scenario = all_of(tmp_path, *filter(None, [length]), text=ALMOST)["run"]
     assert scenario.engine.num_gpu_blocks == blocks  # type: ignore[union-attr]
     origin = scenario.origins.engine

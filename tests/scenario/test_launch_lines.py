@@ -1,7 +1,9 @@
-"""Launch lines give the effective settings of the release's own code, or of a public log.
+"""Tests that launch lines give the effective settings of the release's own code, or of a public
+log.
 
-``launch_lines.csv`` has one line per row: the expected settings with their source (a place in the
-wheel of the release, or a log), and the number of KV blocks where a public log states it.
+``launch_lines.csv`` has one launch line per row. It contains the expected settings, their source (a
+place in the wheel of the release, or a log), and the number of KV blocks if a public log states
+this number.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from simkv.scenario.scenario_options import ScenarioOptions
 from simkv.schedulers.engine_registry import ENGINES, find_engine_spec
 
 ROWS = list(csv.DictReader(Path(__file__).with_name("launch_lines.csv").open(), delimiter="|"))
-#: Largest relative difference between the computed number of KV blocks and that of a log.
+#: Largest relative difference between the computed number of KV blocks and the number in a log.
 BLOCKS_WITHIN = 0.02
 
 

@@ -1,4 +1,4 @@
-"""Roles of scenario fields, and the fields that determine a run."""
+"""Tests of the roles of scenario fields, and of the fields that determine a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scenario files: variants, overrides, error messages and the JSON schema."""
+"""Tests of scenario files: variants, overrides, error messages and the JSON schema."""
 
 from __future__ import annotations
 
@@ -393,7 +393,7 @@ def nodes(tree: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 def mutate(tree: Any, rng: random.Random) -> Any:
-    """Return the tree with one value dropped, renamed, replaced, doubled or swapped."""
+    """Return the tree after one value was dropped, renamed, replaced, doubled or swapped."""
     tree = copy.deepcopy(tree)
     path = rng.choice(nodes(tree)[1:] or [()])
     if not path:

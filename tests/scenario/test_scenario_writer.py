@@ -1,4 +1,4 @@
-"""The saved scenario file reproduces the same runs."""
+"""Tests that a saved scenario file reproduces the same runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Notes on values set for all variants that some variants override."""
+"""Tests of notes on values that are set for all variants, but overridden by some."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""YAML with line numbers, ``--set``, and invalid files."""
+"""Tests of YAML with line numbers, of ``--set``, and of invalid files."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def failure(folder: Path, text: str | bytes) -> str:
     return message.removeprefix(f"{folder}/")
 
 
-# Places
+# Line numbers
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_rejects_yaml_bombs_quickly(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["a: &a [*a]\n", "a: &a {b: *a}\n", "a: &a\n  b:\n  - *a\n"])
 def test_accepts_lists_that_contain_themselves(tmp_path: Path, text: str) -> None:
-    document = read(tmp_path, text)  # the reader leaves out the alias
+    document = read(tmp_path, text)  # the reader omits the alias
     document.override("b=1")
     assert document.place(("a",)) == f"{document.path}:1"
 

@@ -1,4 +1,4 @@
-"""Engines in which a custom policy takes some decisions."""
+"""Tests of engines in which a custom policy makes some decisions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from simkv.schedulers.mistralrs.config import MistralrsConfig
 from simkv.schedulers.vllm.config import VllmConfig
 
 FORTY = find_scenario(Path("mistralrs-forty"))
-#: The change of pull request 2034, as a custom policy of the variant before it.
+#: The change of pull request 2034, as a custom policy of the variant from before this change.
 LIKE_2034 = "running_order = -age; alike = 0; turn = -age"
 
 
@@ -49,7 +49,7 @@ def step(config: Any, prompts: list[Prompt]) -> list[int]:
 
 @pytest.mark.parametrize("of", [VllmConfig, MistralrsConfig])
 def test_waiting_order_sorts_queue(of: Any) -> None:
-    """Request 1 is younger and shorter than request 0; only one of them can run."""
+    """Request 1 arrived later and is shorter than request 0; only one of them can run."""
     prompts = [Prompt(0, 60, 9), Prompt(1, 20, 9, arrival=1.0), Prompt(2, 20, 9, arrival=2.0)]
     for rule, first in (
         (None, 0),

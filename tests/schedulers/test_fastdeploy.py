@@ -1,4 +1,4 @@
-"""FastDeploy schedulers: single rules, each on the smallest case that shows it."""
+"""Tests of FastDeploy's schedulers; each rule is tested on the smallest case that depends on it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ def test_victim_is_last_running_request_or_last_decode(variant: str, victim: int
     scheduler = engine(variant, [4, 7, 100], num_blocks=5, **NO_RATIO)
     step(scheduler)
     assert scheduler.running_ids() == [0, 1, 2]
-    assert scheduler.schedule().preempted == [victim]  # 0 needs a block; 2 still prefills
+    # request 0 needs a block; request 2 is still in its prefill
+    assert scheduler.schedule().preempted == [victim]
 
 
 def test_chunk_without_blocks_preempts_itself_only_in_fixed_reserve() -> None:
@@ -136,14 +137,15 @@ def test_ratio_prefill_blocks_growth_of_decodes_but_not_decodes() -> None:
     batch = scheduler.schedule()
     assert [task.kind for task in scheduler.tasks] == ["prefill"]
     assert batch.scheduled == [(2, 4), (1, 1)]
-    assert scheduler.stalled == [0]  # at a block border
+    assert scheduler.stalled == [0]  # at a block boundary
     scheduler.complete(batch, ())
     assert step(scheduler) == [("decode", 0), ("decode", 1), ("decode", 2)]
     assert scheduler.stalled == []
 
 
 def test_slot_overrun_leaves_request_running_without_slot() -> None:
-    # The preemption of request 0 is not acknowledged yet, so it still holds the only slot.
+    # The preemption of request 0 is not acknowledged yet, so this request still holds the only
+    # slot.
     config = FastDeployConfig(block_size=4, num_blocks=2, max_num_seqs=1, reserve_init=0)
     manager, _, processor = build_actors(config)
     manager.add(Prompt(0, 4, 100))
@@ -157,8 +159,9 @@ def test_slot_overrun_leaves_request_running_without_slot() -> None:
 
 
 def minimal(variant: str, lag: int) -> list[dict[str, Any]]:
-    """Replay the smallest race of PR #5796: a chunk's -1 arrives after the request was
-    preempted."""
+    """Replay the smallest race of PR #5796: the -1 of a chunk arrives after the preemption of the
+    request.
+    """
     config = {"block_size": 4, "num_blocks": 7, "max_num_seqs": 2, "max_num_batched_tokens": 8}
     config |= {"enc_dec_block_num": 2, "prealloc_dec_block_slot_num_threshold": 2}
     sizes = [(6, 4), (11, 2)]

@@ -1,4 +1,4 @@
-"""Launchers: defaults equal the values of the released code, by release, GPU and model."""
+"""Tests of launchers: defaults equal the values of the released code, by release, GPU and model."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""mistral.rs scheduler: single rules, each in a case small enough to follow by hand.
+"""Tests of the mistral.rs scheduler; each rule is tested in a case small enough to follow by hand.
 
-Blocks hold 4 tokens unless stated otherwise. ``seed`` counts a slot ahead: a prompt of 4 tokens
-needs two blocks. The other variants keep one block of ``num_gpu_blocks`` as a null block.
+Blocks hold 4 tokens unless stated otherwise. The variant ``seed`` allocates a slot in advance: a
+prompt of 4 tokens needs two blocks. The other variants reserve one block of ``num_gpu_blocks`` as a
+null block.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ def until_evicted(scheduler: MistralrsScheduler, most: int = 200) -> int:
 
 
 def stuck(variant: str, head: int = 150, **knobs: Any) -> MistralrsScheduler:
-    """Build an engine in which 10 tokens run and a longer sequence at the head does not fit.
+    """Build an engine in which a sequence of 10 tokens runs, and a longer sequence at the head of
+    the queue does not fit.
 
     Blocks hold 100 tokens and two are usable, so the running sequence needs no further block.
     """
@@ -125,7 +127,7 @@ def test_shortest_prompts_run_and_others_are_requeued(variant: str) -> None:
     scheduler = engine(variant, [ask(0, 8), ask(1, 4), ask(2, 8), ask(3, 12), ask(4, 4)])
     batch = step(scheduler)
     assert batch.scheduled == [(1, 4), (4, 4)]
-    # by group in queue order; within a group the last first, each to the front of the queue
+    # order: by group in queue order; in a group, the last first, each to the front of the queue
     assert batch.preempted == [2, 0, 3]
     assert scheduler.waiting_ids() == [3, 0, 2]
     assert set(scheduler.blocks_held()) == {1, 4}
@@ -183,7 +185,7 @@ def test_pr2034_limits_tokens_of_prefill_except_first_sequence() -> None:
 def test_pr2034_counts_deferred_sequences_against_limit() -> None:
     prompts = [ask(0, 4), ask(1, 4, image=True), ask(2, 4)]
     scheduler = engine("pr2034", prompts, prefill_batch_max_seqs=2)
-    assert ids(step(scheduler)) == [0]  # 1 was deferred but counts as the second
+    assert ids(step(scheduler)) == [0]  # request 1 was deferred, but counts as the second request
 
 
 # Decode: order, victims, unequal lengths
@@ -199,7 +201,7 @@ def test_decodes_run_newest_or_oldest_first(variant: str) -> None:
 
 @pytest.mark.parametrize("variant", ["seed", *(v for v in KV_VARIANTS if v != "pr2034july")])
 def test_decode_preempts_last_sequence_in_order(variant: str) -> None:
-    # three prompts of 3 tokens in three blocks; after the prefill each needs a second block
+    # three prompts of 3 tokens in three blocks; each needs a second block after the prefill
     scheduler = engine(
         variant, [ask(i, 3) for i in range(3)], num_gpu_blocks=3 + (variant != "seed")
     )
@@ -214,7 +216,8 @@ def test_decode_preempts_last_sequence_in_order(variant: str) -> None:
 def test_pr2034july_preempts_newest_sequence() -> None:
     scheduler = engine("pr2034july", [ask(i, 4) for i in range(3)], num_gpu_blocks=5)
     step(scheduler)
-    batch = step(scheduler)  # no slot ahead: 0 and 1 get a second block, 2 gets none
+    # no slot in advance: requests 0 and 1 get a second block, request 2 gets none
+    batch = step(scheduler)
     assert (ids(batch), batch.preempted) == ([0, 1], [2])
 
 
@@ -232,7 +235,7 @@ def test_sequence_without_other_victim_preempts_itself(variant: str) -> None:
 
 
 def test_sequence_handled_in_this_call_is_not_preempted() -> None:
-    # 0 is handled first and gets the last block; 1 can preempt only itself
+    # request 0 is handled first and gets the last block; request 1 can preempt only itself
     scheduler = engine("merged2250", [ask(0, 3), ask(1, 3)], num_gpu_blocks=4)
     step(scheduler)
     batch = step(scheduler)
@@ -245,14 +248,14 @@ def test_sequence_handled_in_this_call_is_not_preempted() -> None:
 )
 def test_decode_allocates_one_slot_ahead(variant: str, tokens: int, held: int) -> None:
     scheduler = engine(variant, [ask(0, tokens - 1)])
-    step(scheduler)  # now ``tokens`` long
+    step(scheduler)  # the sequence is now ``tokens`` long
     assert scheduler.blocks_held()[0] == 2
     scheduler.schedule()
     july = variant == "pr2034july"
     assert scheduler.blocks_held()[0] == (2 if july else held)
     if july:
         scheduler.complete(scheduler._batch, ())
-        scheduler.schedule()  # nine tokens now
+        scheduler.schedule()  # the sequence has nine tokens now
         assert scheduler.blocks_held()[0] == held
 
 
@@ -261,7 +264,7 @@ def test_decodes_of_other_length_are_preempted(variant: str) -> None:
     scheduler = engine(variant, [ask(0, 4)])
     step(scheduler)
     scheduler.add(ask(1, 4))
-    step(scheduler)  # 0 and 1 have five tokens each
+    step(scheduler)  # requests 0 and 1 have five tokens each
     step(scheduler)
     scheduler.add(ask(2, 9))
     step(scheduler)
@@ -304,7 +307,7 @@ def test_pr2031_allocates_blocks_for_sequences_that_wait() -> None:
     step(scheduler)
     step(scheduler)
     assert scheduler.blocks_held() == {0: 1, 1: 2}
-    step(scheduler)  # 1 has eight tokens and allocates for nine, although it does not run
+    step(scheduler)  # request 1 has eight tokens and allocates for nine, although it does not run
     assert scheduler.blocks_held() == {0: 2, 1: 3}
 
 
@@ -316,7 +319,7 @@ def test_pr2034july_runs_length_of_oldest_sequence() -> None:
         batch = step(scheduler)
         assert (ids(batch), batch.preempted) == ([0, 2], [])
         assert scheduler.running_ids() == [0, 2, 1]
-        assert scheduler.blocks_held()[1] == 1  # it allocates no block
+        assert scheduler.blocks_held()[1] == 1  # the sequence allocates no block
     step(scheduler, ended=[0, 2])
     assert ids(step(scheduler)) == [1]
 
@@ -330,7 +333,7 @@ def test_six_unequal_requests_preempt_each_other_until_end(variant: str) -> None
     while left:
         batch = scheduler.schedule()
         kinds.append(batch.kind)
-        # sequences requeued at admission are listed, too, but had computed nothing
+        # sequences requeued at admission are also listed, but had computed nothing
         preempted += len(batch.preempted) if batch.kind == "decode" else 0
         done = scheduler.complete(batch, [i for i in batch.emits if left[i] == 1])
         for i in done.delivered:
@@ -361,7 +364,7 @@ def test_mixed_modalities_in_decode_cause_livelock(variant: str) -> None:
     scheduler = both_modalities(variant)
     with pytest.raises(Livelock) as raised:
         scheduler.schedule()
-    assert raised.value.cycle  # the sequences in the loop
+    assert raised.value.cycle  # the sequences in the decode loop
 
 
 def test_pr2031a_ignores_modality_in_decode() -> None:
@@ -413,7 +416,7 @@ def test_admission_resets_failures_except_in_seed(variant: str) -> None:
         step(scheduler)
     waiting = scheduler.waiting[0]
     assert waiting.failures == 5
-    step(scheduler, ended=[0])  # the sixth failure; afterwards enough blocks are free
+    step(scheduler, ended=[0])  # the sixth failure; afterwards, enough blocks are free
     assert ids(step(scheduler)) == [1]
     assert waiting.failures == (6 if variant == "seed" else 0)
 
@@ -427,8 +430,8 @@ def test_seed_pops_victim_instead_of_head_and_livelocks() -> None:
 
 
 def test_seed_leaks_first_block_table_of_head_allocated_twice() -> None:
-    # 0 holds three of four blocks and 1 needs two. After the eviction 1 is allocated, but the
-    # victim is popped, so 1 is allocated once more.
+    # Request 0 holds three of four blocks, and request 1 needs two. After the eviction, request 1
+    # is allocated, but the victim is popped, so request 1 is allocated once more.
     scheduler = engine("seed", [ask(0, 250)], block_size=100, num_gpu_blocks=4, waiting_timeout=0)
     step(scheduler)
     scheduler.add(ask(1, 110))
@@ -456,7 +459,7 @@ def test_longer_victim_is_requeued_without_error() -> None:
     scheduler.add(ask(1, 20))
     batch = step(scheduler)
     assert batch.scheduled == [(1, 20)]
-    assert batch.preempted == [0, 0]  # evicted, popped instead of the head, requeued
+    assert batch.preempted == [0, 0]  # evicted, popped instead of the head, and requeued
     assert scheduler.waiting_ids() == [0]
 
 
@@ -465,7 +468,8 @@ def test_victim_admitted_in_same_call_is_scheduled_twice() -> None:
     scheduler = engine(
         "bucketed", prompts, block_size=100, num_gpu_blocks=4, waiting_timeout=0, max_num_seqs=4
     )
-    batch = scheduler.schedule()  # 0 is admitted; 1 does not fit and evicts 0
+    # request 0 is admitted; request 1 does not fit and evicts request 0
+    batch = scheduler.schedule()
     assert ids(batch) == [0, 0, 1]
     assert batch.fatal is not None
     assert batch.fatal.startswith("self-deadlock")
@@ -481,7 +485,8 @@ def test_head_that_never_fits_evicts_and_loses_all_running_sequences() -> None:
     batch = scheduler.schedule()
     assert batch.preempted == [0, 1, 2]
     assert set(batch.ignored) == {9}
-    assert sorted(batch.lost) == [0, 1, 2]  # popped instead of the head, now in no queue
+    # popped instead of the head; this request is now in no queue
+    assert sorted(batch.lost) == [0, 1, 2]
     assert (scheduler.waiting_ids(), scheduler.running_ids()) == ([], [])
     assert scheduler.free_blocks == 3
 
@@ -494,7 +499,7 @@ def test_ignored_head_is_admitted_after_further_evictions() -> None:
     batch = scheduler.schedule()
     assert batch.ignored == [2]
     assert batch.lost == [1]  # the first victim, popped instead of the ignored head
-    # After the second eviction the head was admitted, then requeued.
+    # After the second eviction, the head was admitted and requeued.
     assert batch.preempted == [1, 0, 2]
     assert scheduler.waiting[0].state is SequenceState.WAITING
 
@@ -510,7 +515,7 @@ def test_pr2034_evicts_until_head_fits_and_bucketed_only_one() -> None:
             step(scheduler)
         found[variant] = scheduler.schedule()
     assert (found["pr2034"].ignored, found["pr2034"].preempted) == ([], [1, 0])
-    # the last victim is popped instead of the head, without blocks
+    # the last victim is popped instead of the head and has no blocks
     assert found["pr2034"].fatal == "panic: sequence 0 is in a completion batch without blocks"
     assert found["bucketed"].ignored == [2]
 
@@ -531,7 +536,7 @@ def test_seed_ignores_impossible_prompt_and_breaks_rest_of_call() -> None:
     scheduler = engine("seed", [ask(0, 100), ask(1, 4), ask(2, 4)], num_gpu_blocks=5)
     batch = step(scheduler)
     assert (batch.ignored, batch.scheduled) == ([0], [])
-    # Moved to running, but neither allocated nor scheduled.
+    # The request is in the running queue, but neither allocated nor scheduled.
     assert scheduler.running_ids() == [1, 2]
     assert scheduler.blocks_held() == {}
     assert {q.state for q in scheduler.running} == {SequenceState.WAITING}
@@ -574,8 +579,8 @@ def test_finished_sequence_frees_all_blocks(variant: str) -> None:
 
 
 def test_queued_copy_of_finished_sequence_runs_without_output() -> None:
-    # An eviction in the call that admitted the victim duplicates queue entries. Here request 3 ends
-    # while a copy of it still waits.
+    # If a request is evicted in the call that admitted it, its queue entries are duplicated. Here,
+    # request 3 ends while a copy of it still waits.
     prompts = [2, 5, 18, 3, 1, 1, 1, 1]
     left = dict(enumerate([3, 3, 3, 2, 1, 1, 1, 3]))
     scheduler = engine(
@@ -596,7 +601,7 @@ def test_queued_copy_of_finished_sequence_runs_without_output() -> None:
 
 
 def step_of(scheduler: MistralrsScheduler, left: dict[int, int]) -> Batch:
-    """Run a step of requests that have ``left`` tokens each to emit."""
+    """Run a step in which the request with each id has the given number of tokens left to emit."""
     batch = scheduler.schedule()
     assert batch.fatal is None
     done = scheduler.complete(batch, [i for i in batch.emits if left[i] == 1])
@@ -635,7 +640,7 @@ def test_last_token_of_prompt_is_always_computed(variant: str) -> None:
     scheduler = cached(variant, [shared(0, 9, 8)])
     step(scheduler, ended=[0])
     scheduler.add(shared(1, 8, 8))
-    assert step(scheduler).scheduled == [(1, 4)]  # both blocks are cached, only one is used
+    assert step(scheduler).scheduled == [(1, 4)]  # both blocks are cached, but only one is used
 
 
 def test_seed_has_no_prefix_cache() -> None:
@@ -650,14 +655,15 @@ def test_requeued_prompt_hits_blocks_never_computed(variant: str) -> None:
     scheduler = cached(variant, [ask(0, first), ask(1, second)])
     assert ids(step(scheduler)) == [short]
     batch = step(scheduler)
-    # Four full blocks are hits although they were never computed.
+    # Four full blocks are hits, although they were never computed.
     assert batch.scheduled == [(long, 4)]
     assert batch.context == [16]
 
 
 @pytest.mark.parametrize(("variant", "phantoms"), [("pr2034july", 0), ("bucketed", 2)])
 def test_pr2034july_caches_computed_blocks_only(variant: str, phantoms: int) -> None:
-    # 0 and 1 are admitted; 2 does not fit and evicts 1, which computed nothing
+    # requests 0 and 1 are admitted; request 2 does not fit and evicts request 1, which computed
+    # nothing
     prompts = [ask(0, 3), ask(1, 9), ask(2, 9)]
     scheduler = cached(variant, prompts, num_gpu_blocks=6, waiting_timeout=0)
     assert scheduler.schedule().preempted[0] == 1
@@ -669,7 +675,7 @@ def test_hit_on_free_block_removes_it_from_free_queue() -> None:
     scheduler = cached("merged2250", [shared(0, 9, 8)], num_gpu_blocks=5)
     step(scheduler, ended=[0])
     assert scheduler.free_blocks == 4
-    # Needs five blocks, two of them cached: one more than available.
+    # The request needs five blocks, including two cached blocks: one more than available.
     scheduler.add(shared(1, 17, 8))
     assert step(scheduler).scheduled == []
     assert scheduler.free_blocks == 4

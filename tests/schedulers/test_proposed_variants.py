@@ -1,4 +1,6 @@
-"""Variants that no release contains: their changes to the release, and nothing else."""
+"""Tests of variants that no release contains: they change the stated rules of the release, and no
+others.
+"""
 
 from __future__ import annotations
 
@@ -125,7 +127,7 @@ def sglang(aging: int, **knobs: Any) -> SglangScheduler:
 
 
 def prefills(scheduler: SglangScheduler, cached: int) -> list[int]:
-    """Return the order of service of the uncached request 1 among cached ones.
+    """Return the order in which request 1, which is not cached, and cached requests are served.
 
     One cached request arrives in each pass.
     """
@@ -151,8 +153,9 @@ def prefills(scheduler: SglangScheduler, cached: int) -> list[int]:
 def test_uncached_request_waits_until_its_age_exceeds_cached_tokens(
     aging: int, passes: int | None
 ) -> None:
-    """A new cached request has 100 cached tokens and one pass, so request 1 needs 100 / N more
-    passes."""
+    """A new cached request has 100 cached tokens and an age of one pass, so request 1 must wait 100
+    / N more passes.
+    """
     order = prefills(sglang(aging), cached=12)
     assert order[0] == 0
     if passes is None:

@@ -1,4 +1,4 @@
-"""SGLang scheduler: single rules; each test fails if its rule is inverted."""
+"""Tests of the SGLang scheduler; each test fails if the tested rule is inverted."""
 
 import random
 from collections.abc import Collection
@@ -16,7 +16,7 @@ from simkv.schedulers.sglang.scheduler import SglangScheduler
 
 
 def engine(tokens: int, **knobs: Any) -> SglangScheduler:
-    """Build an engine with the normal loop and without prefix cache, unless ``knobs`` differ."""
+    """Build an engine with the normal loop and without prefix cache, unless ``knobs`` set these."""
     plain = {"disable_radix_cache": True, "disable_overlap_schedule": True}
     return SglangScheduler(SglangConfig(max_total_num_tokens=tokens, **{**plain, **knobs}))
 
@@ -65,7 +65,7 @@ def test_tokens_of_early_end_are_cached(overlap: bool, cached: int) -> None:
         batches.append(scheduler.schedule())
     else:
         scheduler.schedule()
-    scheduler.complete(batches[1], {0})  # its second token is its last
+    scheduler.complete(batches[1], {0})  # the second token of this request is its last
     assert scheduler.state.memory.evictable == cached
 
 
@@ -95,8 +95,8 @@ def test_finished_requests_leave_before_admission_since_0_5_23(
 @pytest.mark.parametrize(("limit", "admitted"), [(5, [0]), (4, [0, 1])])
 def test_candidate_must_leave_one_token_free(limit: int, admitted: list[int]) -> None:
     scheduler = engine(20)
-    scheduler.add(Prompt(0, 5, 3))  # promised 5 + 3 and a page: 11 left
-    scheduler.add(Prompt(1, 5, limit))  # needs 5 + limit and a page
+    scheduler.add(Prompt(0, 5, 3))  # reserved: 5 + 3 tokens and a page; 11 remain
+    scheduler.add(Prompt(1, 5, limit))  # needs 5 tokens, the limit and a page
     assert ids(step(scheduler)) == admitted
 
 
@@ -111,7 +111,8 @@ def test_running_requests_reserve_share_of_remaining_output(
     scheduler.add(Prompt(0, 5, 20))
     for _ in range(4):
         step(scheduler)
-    scheduler.add(Prompt(1, tokens, 1))  # needs 2 more; 32 are free and 16 * ratio promised
+    # needs 2 more tokens; 32 are free, and 16 * ratio are reserved
+    scheduler.add(Prompt(1, tokens, 1))
     assert ids(step(scheduler)) == [1 if admitted else 0]
 
 
@@ -121,7 +122,8 @@ def test_head_waits_for_reserved_or_for_used_memory(tokens: int, why: str) -> No
     scheduler.add(Prompt(0, 5, 20))
     for _ in range(4):
         step(scheduler)
-    scheduler.add(Prompt(1, tokens, 1))  # 32 are free, of which 16 are reserved for request 0
+    # 32 tokens are free; 16 of these are reserved for request 0
+    scheduler.add(Prompt(1, tokens, 1))
     assert step(scheduler).held == Held(1, why)
 
 
@@ -256,7 +258,7 @@ def test_retraction_queues_longest_prompt_at_tail_among_equal_outputs() -> None:
     assert ids(step(scheduler)) == [0, 1, 2]
     batch = steps_until(scheduler, "preempted")
     assert batch.preempted == [1]
-    assert ids(batch) == [0, 2]  # the others decode in the same step
+    assert ids(batch) == [0, 2]  # the other requests decode in the same step
     assert scheduler.waiting_ids() == [3, 1]
 
 
@@ -277,8 +279,9 @@ def test_retraction_derives_ratio_from_remaining_requests() -> None:
     while not step(scheduler).preempted:
         ratios.append(scheduler.state.ratio.current)
     decay = (0.7 - 0.7 * 0.14) / 600
-    assert ratios[:3] == [0.7, 0.7 - decay, 0.7 - decay - decay]  # the prefill does not decay it
-    emitted = len(ratios)  # by each remaining request before this step
+    # the prefill does not decrease the ratio
+    assert ratios[:3] == [0.7, 0.7 - decay, 0.7 - decay - decay]
+    emitted = len(ratios)  # decreased by each remaining request before this step
     assert scheduler.state.ratio.current == (2 * emitted + 2 * 2) / (2 * 20 + 1)
 
 
@@ -473,7 +476,7 @@ def _steps_until_received(interval: int, decodes: int, **knobs: Any) -> int:
     passes = 0
     while not step(scheduler):
         passes += 1
-    assert passes == interval - 1  # turns without a batch count 1 each
+    assert passes == interval - 1  # iterations without a batch count 1 each
     for _ in range(decodes):
         assert ids(step(scheduler)) == [0]
     scheduler.add(Prompt(1, 4, 500))
@@ -492,7 +495,9 @@ def test_receive_interval_1_receives_in_every_step() -> None:
 
 
 def test_loop_receives_after_interval_or_after_prefill() -> None:
-    """In recv_skipper.py, the turn after a prefill weighs 1000 and receives; a decode weighs 1."""
+    """In recv_skipper.py, the iteration after a prefill has the weight 1000 and receives; a decode
+    has the weight 1.
+    """
     assert _steps_until_received(10, 0) == 0
     assert _steps_until_received(10, 1) == 9
     assert _steps_until_received(10, 10) == 0
@@ -521,7 +526,7 @@ def test_leap_ends_when_message_is_received() -> None:
     step(scheduler)
     batch = scheduler.schedule()
     assert scheduler.leap(400) == 400
-    scheduler.skip(15)  # receives nothing and restarts the count
+    scheduler.skip(15)  # receives nothing and restarts the counter
     scheduler.add(Prompt(1, 4, 500))
     assert scheduler.leap(400) - 1 == 10 - (1 + 15) % 10 - 1
     scheduler.skip(3)
@@ -560,7 +565,7 @@ def test_full_queue_rejects_retracted_requests(overlap: bool) -> None:
     for i in (0, 1):
         scheduler.add(Prompt(i, 8, 20))
     flights = [scheduler.schedule()]
-    for i in (2, 3):  # no rows are left for them
+    for i in (2, 3):  # no rows are free for these requests
         scheduler.add(Prompt(i, 8, 20))
     while not flights[-1].refused:
         if len(flights) == scheduler.pipeline_depth:
@@ -578,7 +583,7 @@ def test_full_queue_rejects_retracted_requests(overlap: bool) -> None:
 
 
 def urgent(variant: str = "0.5.23", **knobs: Any) -> SglangScheduler:
-    """Build an engine with one row, in which request 0 runs with the lowest priority."""
+    """Build an engine with one row, where request 0 runs with the lowest priority."""
     scheduler = engine(
         60,
         variant=variant,

@@ -1,4 +1,4 @@
-"""LoRA adapters in SGLang: adapters per batch, draining and loading."""
+"""Tests of LoRA adapters in SGLang: adapters per batch, draining and loading."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_evicts_least_recently_used_adapter_and_base_model_last() -> None:
     loras = SglangLoras(2, 0.0)
     assert loras.load([req(0, None)]) == 0  # nothing to copy
     assert loras.load([req(1, "a")]) == 1
-    assert loras.load([req(2, "b")]) == 1  # evicts a
+    assert loras.load([req(2, "b")]) == 1  # evicts adapter a
     assert loras.load([req(3, None)]) == 0
     assert loras.load([req(4, "a"), req(5, "c")]) == 2
 
@@ -50,7 +50,7 @@ def test_adapter_that_finishes_first_drains_for_waiting_adapter() -> None:
     assert not drainer.admits(req(3, "b", most=25))
     assert drainer.admits(req(3, "a", most=1000))
     drainer.update([req(2, "c", queued_at=0.0)], running[:1], 6.0)
-    assert drainer.draining == {}  # b has finished
+    assert drainer.draining == {}  # the request with adapter b has finished
 
 
 def test_of_equal_waits_the_request_queued_first_is_served_first() -> None:
@@ -65,7 +65,9 @@ def test_of_equal_waits_the_request_queued_first_is_served_first() -> None:
 
 @pytest.mark.parametrize(("threshold", "first"), [(0.0, [0, 2, 3]), (2.5, [0, 2, 1])])
 def test_draining_adapter_lets_waiting_adapter_run(threshold: float, first: list[int]) -> None:
-    """Requests use A, B, A and later A; with the threshold, B waits too long and A drains."""
+    """Requests use adapters A, B, A and later A. With the threshold, B waits too long and A is
+    drained.
+    """
     config = SglangConfig(
         enable_lora=True,
         max_loras_per_batch=1,

@@ -1,4 +1,6 @@
-"""SGLang: queue orders, prefill delayer, truncated and rejected prompts, log probabilities."""
+"""Tests of SGLang: queue orders, prefill delayer, truncated and rejected prompts, log
+probabilities.
+"""
 
 from typing import Any
 
@@ -13,7 +15,9 @@ from tests.schedulers.test_sglang import engine, ids, shared, step
 
 
 def cached(policy: str, **knobs: Any) -> SglangScheduler:
-    """Build an engine whose cache holds 8 tokens of ``a``, and 4 and 12 of ``b``."""
+    """Build an engine whose cache holds 8 tokens of stream ``a``, and 4 and 12 tokens of stream
+    ``b``.
+    """
     knobs = {"prefill_max_requests": 1, "disable_radix_cache": False, **knobs}
     scheduler = engine(200, schedule_policy=policy, **knobs)
     for i, (group, tokens) in enumerate([("a", 8), ("b", 4), ("b", 12)]):
@@ -72,7 +76,7 @@ def test_prefixes_of_unsorted_queue_are_refreshed_in_every_32nd_pass() -> None:
     tree, order, refreshed = scheduler.state.memory.tree, QueueOrder(scheduler.state), []
     assert tree is not None
     for turn in range(70):
-        tree.match(TokenContent(shared(9, "b", 12, 1)), 12)  # now more recent than "a"
+        tree.match(TokenContent(shared(9, "b", 12, 1)), 12)  # now used more recently than "a"
         before = tree.fingerprint()
         order.sort()
         if tree.fingerprint() != before:
@@ -93,7 +97,7 @@ def test_prompt_waits_for_as_many_free_rows_as_recent_prefill(variant: str, pass
         enable_prefill_delayer=True,
         prefill_delayer_max_delay_passes=4,
     )
-    # 2 is admitted: the first prefill is not delayed.
+    # request 2 is admitted: the first prefill is not delayed
     coming = {0: [(0, 90), (1, 90)], 1: [(2, 1)], 5: [(3, 30)]}
     flights: list[Batch] = []
     waits = 0

@@ -1,4 +1,6 @@
-"""TensorRT-LLM scheduler: single rules, each on the smallest case that shows it."""
+"""Tests of the TensorRT-LLM scheduler; each rule is tested on the smallest case that depends on
+it.
+"""
 
 from __future__ import annotations
 
@@ -41,10 +43,11 @@ def step(made: TrtllmScheduler, *ended: int) -> Batch:
 
 
 def test_default_policy_reserves_remaining_output() -> None:
-    made = engine([8, 8, 4], most=12)  # of 10 blocks, the first two need 5 each and the third 4
+    # of 10 blocks, the first two requests need 5 each, and the third needs 4
+    made = engine([8, 8, 4], most=12)
     assert step(made).scheduled == [(0, 8), (1, 8)]
     batch = step(made)
-    assert batch.held == Held(2, "reserved")  # 6 blocks are free, but reserved for others
+    assert batch.held == Held(2, "reserved")  # 6 blocks are free, but reserved for other requests
     assert [i for i, _ in batch.scheduled] == [0, 1]
     step(made, 0)
     assert (2, 4) in step(made).scheduled
@@ -58,8 +61,8 @@ def test_blocked_head_stops_admission() -> None:
 
 def test_max_utilization_pauses_last_started_request() -> None:
     made = engine([12, 12, 12], most=9, **MAX)
-    assert step(made).scheduled == [(0, 12), (1, 12), (2, 12)]  # 9 of 10 blocks
-    batch = step(made)  # each needs a block and one is free: 2 is paused
+    assert step(made).scheduled == [(0, 12), (1, 12), (2, 12)]  # 9 of 10 blocks are in use
+    batch = step(made)  # each request needs a block and one block is free, so request 2 is paused
     assert batch.preempted == [2]
     assert batch.causes == [(1, "blocks")]
     assert batch.scheduled == [(0, 1), (1, 1)]
@@ -92,7 +95,7 @@ def test_static_batch_admits_none_while_requests_decode() -> None:
 
 def test_prompt_over_budget_blocks_decodes_behind_it() -> None:
     made = engine([4, 12, 4], most=9, max_num_tokens=13, **MAX)
-    assert step(made).scheduled == [(0, 4)]  # 1 exceeds the budget; 2 would fit
+    assert step(made).scheduled == [(0, 4)]  # request 1 exceeds the budget; request 2 would fit
     assert step(made).scheduled == [(1, 12), (0, 1)]
     batch = step(made)
     assert batch.scheduled == [(2, 4), (0, 1), (1, 1)]
@@ -101,7 +104,7 @@ def test_prompt_over_budget_blocks_decodes_behind_it() -> None:
 @pytest.mark.parametrize(
     ("policy", "chunks"),
     [
-        # 12 of 17 tokens, then one block of the other 5.
+        # 12 of 17 tokens, followed by one block of the other 5 tokens
         ("FIRST_COME_FIRST_SERVED", [(0, 12), (1, 4)]),
         ("EQUAL_PROGRESS", [(0, 8), (1, 8)]),
     ],
@@ -111,9 +114,9 @@ def test_chunks_of_step_are_whole_blocks(policy: str, chunks: list[tuple[int, in
     made = engine([12, 12], most=2, max_num_tokens=17, **knobs)
     batch = step(made)
     assert sorted(batch.scheduled) == chunks
-    assert made.free_blocks == 4  # a prompt gets all blocks with its first chunk
+    assert made.free_blocks == 4  # a prompt gets all its blocks with its first chunk
     if policy.startswith("FIRST"):
-        assert [i for i, _ in batch.scheduled] == [1, 0]  # prompts that finish come last
+        assert [i for i, _ in batch.scheduled] == [1, 0]  # prompts whose prefill ends come last
         assert batch.emits == [0]
 
 
@@ -134,7 +137,8 @@ def test_last_token_during_pause_is_recomputed() -> None:
     made.overlap, made.pipeline_depth = True, 2
     first = made.schedule()
     assert first.emits == [0, 1]
-    second = made.schedule()  # 0 needs a block, so 1 is paused while its token is in flight
+    # request 0 needs a block, so request 1 is paused while its token is in flight
+    second = made.schedule()
     assert second.preempted == [1]
     done = made.complete(first, [1])
     assert (done.delivered, done.finished) == ([0], [])
@@ -201,7 +205,7 @@ def _paused_first(active: Any, cache: KvCache) -> capacity_scheduler.CapacityRes
 
 
 def _unstopped(active: Any, cache: KvCache, *, static: bool) -> capacity_scheduler.CapacityResult:
-    """Try requests behind the first that does not fit."""
+    """Also try requests behind the first request that does not fit."""
     found, left = capacity_scheduler.no_evict(active, cache, static=static), cache.pool.free
     left -= sum(map(cache.blocks_to_completion, found.fits))
     for r in active:
@@ -218,7 +222,7 @@ def _no_rest(chunked: Any, left: int, config: TrtllmConfig) -> None:
 
 
 SHARE = micro_batch_scheduler.share
-#: Changed rules; each must differ from some committed recording.
+#: Changed rules; for each, at least one committed recording must differ.
 PLANTED: list[tuple[str, Any, str, Callable[..., Any]]] = [
     ("pauses the first request", scheduler, "max_utilization", _paused_first),
     ("blocked head does not stop the queue", scheduler, "no_evict", _unstopped),

@@ -1,4 +1,4 @@
-"""Block reuse in TensorRT-LLM, rule by rule; committed recordings confirm each rule."""
+"""Tests of block reuse in TensorRT-LLM, rule by rule; committed recordings confirm each rule."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def test_computed_prompt_is_reused_except_last_token() -> None:
     assert step(made) == [(0, 8)]
     ask(made, 1, ("g", 8))
     ask(made, 2, ("g", 8), ("own", 2))
-    # Request 1 reuses all but the last token: it shares a block and copies three tokens of another.
-    # Admission still counts two blocks for it.
+    # Request 1 reuses all tokens except the last: it shares a block and copies three tokens of
+    # another block. Admission still counts two blocks for this request.
     assert step(made) == [(1, 1), (2, 2), (0, 1)]
     assert made.free_blocks == 10 - (3 + 1 + 1)
     assert [made.pool.held(i) for i in range(3)] == [3, 2, 3]
@@ -91,9 +91,9 @@ def test_evicts_least_recently_freed_block_with_descendants() -> None:
     ask(made, 0, ("a", 8), most=1)
     step(made, 0)
     ask(made, 1, ("b", 8), most=1)
-    step(made, 1)  # free, in order: two unused blocks, two of ``a``, two of ``b``
+    step(made, 1)  # free blocks in order: two unused blocks, two of ``a``, two of ``b``
     ask(made, 2, ("c", 12), most=1)
-    step(made, 2)  # takes the unused ones and the second block of ``a``
+    step(made, 2)  # takes the unused blocks and the second block of ``a``
     ask(made, 3, ("a", 8), most=1)
     assert step(made, 3) == [(3, 4)]
     ask(made, 4, ("b", 8), most=1)
@@ -154,7 +154,7 @@ def _begin_without_block_border(r: LlmRequest, reused: int, _: int) -> None:
 
 
 TAKE = ReusingKvCache.take
-#: Changed rules; each must differ from some committed recording.
+#: Changed rules; for each, at least one committed recording must differ.
 PLANTED: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "no partial matches": (ReusingKvCache, "_best", _without_partial_matches),
     "partial match is always copied": (ReusingKvCache, "_part", lambda c, r, _: c.take(r, 1)),

@@ -1,4 +1,4 @@
-"""vLLM scheduler: single rules, each in a case small enough to follow by hand.
+"""Tests of the vLLM scheduler; each rule is tested in a case small enough to follow by hand.
 
 Blocks hold 4 tokens. Unless stated otherwise, 8 blocks are usable, a sequence has at most 32
 tokens, and prefix caching and asynchronous scheduling are off.
@@ -30,7 +30,7 @@ PLAIN: dict[str, Any] = {
 
 
 class Listing(VllmScheduler):
-    """Scheduler whose batches list all rows, including the decode group."""
+    """A scheduler whose batches list all rows, including the rows of the decode group."""
 
     def schedule(self) -> Batch:
         batch = super().schedule()
@@ -109,7 +109,8 @@ def test_prompt_without_room_for_output_is_ignored() -> None:
     batch = step(scheduler)
     assert batch.ignored == [0]
     assert batch.scheduled == [(1, 31)]
-    assert scheduler.running_ids() == []  # it ended with its first token, at max_model_len tokens
+    # the request ended with its first token, at max_model_len tokens
+    assert scheduler.running_ids() == []
     assert step(scheduler).ignored == []
 
 
@@ -150,7 +151,7 @@ def test_fcfs_preempts_last_request_and_admits_none_in_that_step() -> None:
     assert preempting.preempted == [1]
     assert preempting.scheduled == [(0, 1)]
     assert scheduler.waiting_ids() == [1, 2]  # back at the front of the queue
-    assert scheduler.free_blocks == 3  # enough for request 2, which is behind the head
+    assert scheduler.free_blocks == 3  # enough blocks for request 2, which is behind the head
     assert step(scheduler).scheduled == [(0, 1)]
 
 
@@ -160,7 +161,7 @@ def test_victims_keep_their_order() -> None:
         long_prefill_token_threshold=12,
         scheduler_reserve_full_isl=False,
     )
-    step(scheduler)  # request 0 holds 3 blocks, the others one each
+    step(scheduler)  # request 0 holds 3 blocks, and the others hold one each
     assert step(scheduler).preempted == [4, 3, 2]  # two blocks for the chunk, one for request 1
     assert scheduler.waiting_ids() == [2, 3, 4]
 
@@ -183,9 +184,11 @@ def test_preempted_request_recomputes_its_outputs() -> None:
 @pytest.mark.parametrize(
     ("usable", "scheduled"),
     [
-        # Preempted for 1: its token returns to the budget before 2 is scheduled.
+        # Request 2 is preempted for request 1; its token returns to the budget before request 2 is
+        # scheduled.
         (7, [(1, 1), (2, 7)]),
-        (8, [(1, 1), (2, 6)]),  # preempted for 2, whose chunk was cut before and is not extended
+        # preempted for request 2, whose chunk was already cut and is not extended
+        (8, [(1, 1), (2, 6)]),
     ],
 )
 def test_priority_preempts_least_urgent_request_even_if_scheduled(
@@ -219,7 +222,7 @@ def test_step_continues_after_self_preemption() -> None:
     for prompt in (ask(0, 14, priority=1), ask(1, 15)):
         scheduler.add(prompt)
         step(scheduler)
-    step(scheduler)  # both have filled 4 blocks
+    step(scheduler)  # both requests have filled 4 blocks
     batch = step(scheduler)
     assert (batch.preempted, batch.scheduled) == ([0], [(1, 1)])
 
@@ -287,7 +290,8 @@ def test_adaptive_threshold_is_at_least_equal_share() -> None:
 
 
 def test_watermark_counts_all_blocks_and_ignores_idle_engine() -> None:
-    knobs: dict[str, Any] = {"num_gpu_blocks": 10, "watermark": 0.2}  # 2 of 10, though 9 are usable
+    # 2 of 10 blocks, although 9 are usable
+    knobs: dict[str, Any] = {"num_gpu_blocks": 10, "watermark": 0.2}
     assert step(engine([ask(0, 31)], **knobs, max_num_seqs=1)).scheduled == [(0, 31)]
     assert step(engine([ask(0, 16), ask(1, 12)], **knobs)).scheduled == [(0, 16), (1, 12)]
     assert step(engine([ask(0, 20), ask(1, 12)], **knobs)).scheduled == [(0, 20)]
@@ -316,7 +320,7 @@ def test_prefill_interval_delays_prefills_while_requests_decode() -> None:
     scheduler.add(ask(1, 6))
     batches = steps(scheduler, 3)
     assert [b.kind for b in batches] == ["decode", "decode", "mixed"]
-    scheduler.add(ask(2, 1))  # a single token is no prefill
+    scheduler.add(ask(2, 1))  # a single token does not count as a prefill
     assert step(scheduler).scheduled == [(0, 1), (1, 1), (2, 1)]
 
 
@@ -400,8 +404,9 @@ def test_fully_cached_prompt_recomputes_last_block() -> None:
 
 
 def test_hits_on_free_blocks_count_as_allocated() -> None:
-    """Request 2 needs six blocks; two are cached and free, and the rest of its prompt must fit,
-    too."""
+    """Request 2 needs six blocks. Two of these are cached and free, and the rest of the prompt must
+    fit, too.
+    """
     knobs: dict[str, Any] = {"enable_prefix_caching": True, "scheduler_reserve_full_isl": False}
     scheduler = engine([shared(0, 9, 8)], **knobs)
     step(scheduler, ended={0})
@@ -448,7 +453,7 @@ def test_resumed_request_hits_its_remaining_blocks() -> None:
     scheduler.abort(0)  # request 0 had taken the last of the 4 blocks
     batch = step(scheduler)
     assert (batch.scheduled, batch.context) == ([(1, 5)], [12])
-    assert scheduler.pool.cached == 7  # 3 hits, the 4th recomputed, and 3 blocks of request 0
+    assert scheduler.pool.cached == 7  # 3 hits, the 4th block recomputed, and 3 blocks of request 0
 
 
 # Asynchronous scheduling
@@ -477,7 +482,8 @@ def test_async_delivers_token_in_flight_to_preempted_request() -> None:
     assert scheduler.schedule().preempted == [1]
     scheduler.abort(0)
     late = scheduler.schedule()
-    assert late.scheduled == [(2, 4)]  # request 1 waits for its stale token; request 2 is admitted
+    # request 1 waits for its outdated token; request 2 is admitted
+    assert late.scheduled == [(2, 4)]
     assert scheduler.waiting_ids() == [1]
     scheduler.complete(in_flight, ())
     again = scheduler.schedule()
@@ -504,7 +510,7 @@ def test_async_caches_computed_blocks_of_ending_request() -> None:
         cached.append(scheduler.pool.cached)
         in_flight.append(scheduler.schedule())
     assert scheduler.running_ids() == []
-    assert cached == [1, 1, 2]  # token 8 was computed, but no later step allocates for it
+    assert cached == [1, 1, 2]  # token 8 was computed, but no later step allocates a block for it
 
 
 # Fingerprints
@@ -530,7 +536,9 @@ def test_fingerprint_repeats_only_if_engine_is_stalled() -> None:
 
 
 def test_recomputed_outputs_count_as_prefill() -> None:
-    """With a threshold of 1, each step computes one token; only the newest token is a decode."""
+    """With a threshold of 1, each step computes one token; only the newest token counts as a
+    decode.
+    """
     scheduler = engine([ask(0, 4), ask(1, 4)], long_prefill_token_threshold=1, max_num_seqs=2)
     while not (batch := step(scheduler)).preempted:
         pass

@@ -1,4 +1,4 @@
-"""Blocks in host memory: writes, reads and eviction."""
+"""Tests of blocks in host memory: writes, reads and eviction."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RULES = find_rules("0.33")
 
 
 def stored(store: HostBlockStore, *keys: int) -> BlockUses:
-    """Write these blocks for a request and end the request."""
+    """Write these blocks to host memory for a request, and end the request."""
     uses = BlockUses()
     assert store.write(keys, 0, uses) == list(keys)
     store.complete_write(keys)
@@ -21,7 +21,7 @@ def stored(store: HostBlockStore, *keys: int) -> BlockUses:
 
 
 def read(store: HostBlockStore, *keys: int) -> None:
-    """Read these blocks for a request and end the request."""
+    """Read these blocks from host memory for a request, and end the request."""
     uses = BlockUses()
     store.read(keys, 0, uses)
     store.complete_read(keys)
@@ -60,7 +60,8 @@ def test_blocks_being_copied_are_not_evicted(policy: str) -> None:
     store, uses = HostBlockStore(2, policy, RULES), BlockUses()
     stored(store, 1)
     store.read([1], 0, uses)
-    assert store.write([2], 0, BlockUses()) == [2]  # into the free block; its write is in flight
+    # written to the free block; the write is in flight
+    assert store.write([2], 0, BlockUses()) == [2]
     late = BlockUses()
     assert store.write([3], 0, late) is None
     store.complete_read([1])

@@ -1,4 +1,4 @@
-"""LoRA adapters in vLLM: adapters that run and adapters that are loaded."""
+"""Tests of LoRA adapters in vLLM: adapters that run, and adapters that are loaded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from simkv.schedulers.vllm.versions import find_rules
 
 
 def step(loras: VllmLoras, *come: str | None, gone: tuple[str, ...] = ()) -> tuple[int, int]:
-    """Run a step that admits requests with adapters ``come``; return its loads."""
+    """Run a step that admits requests with adapters ``come``; return the numbers of adapter
+    loads.
+    """
     for lora in gone:
         loras.leave(lora)
     loras.begin(())

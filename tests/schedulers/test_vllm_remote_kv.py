@@ -1,4 +1,6 @@
-"""vLLM's schedulers that load KV: blocks of a request that a step in flight still writes to."""
+"""Tests of vLLM's schedulers that load KV, if a step in flight still writes to blocks of the
+request.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +29,6 @@ def test_blocks_of_aborted_request_are_freed_after_step_in_flight() -> None:
         leaps.append(scheduler.leap(5))
         scheduler.complete(flights.pop(0), ())
         flights.append(scheduler.schedule())
-    assert leaps == [1, 1]  # the two steps in flight complete one by one
+    assert leaps == [1, 1]  # the two steps in flight end one after another
     assert scheduler.leap(5) == 5
     assert scheduler.free_blocks == 32 - scheduler.blocks_held()[0]

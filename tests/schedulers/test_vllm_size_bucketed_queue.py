@@ -1,4 +1,6 @@
-"""Size-bucketed queue: same decisions as a plain queue, with fewer tries."""
+"""Tests that the size-bucketed queue makes the same decisions as a plain queue, with fewer
+attempts.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ SKIP = "0.33.0-skip-blocked"
 
 
 class Counting(VllmScheduler):
-    """Scheduler that counts how often it tries to admit a request."""
+    """A scheduler that counts its attempts to admit a request."""
 
     looks = 0
 
@@ -31,7 +33,7 @@ class Counting(VllmScheduler):
 
 
 def looks(burst: int) -> int:
-    """Return how often a scheduler tries to admit a request until a burst is served."""
+    """Return the number of attempts to admit a request until a burst of requests is served."""
     scheduler = Counting(VllmConfig(variant=SKIP, num_gpu_blocks=100, max_model_len=1000))
     for i in range(burst):
         scheduler.add(Prompt(i, 40 + 16 * (i % 30), 3))
@@ -45,8 +47,9 @@ def test_number_of_tries_grows_linearly_with_burst() -> None:
 
 
 def prompt(draw: random.Random, i: int, others: str) -> Prompt:
-    """Return a prompt that shares a prefix with some and references streams ``others`` (``u``,
-    ``o``)."""
+    """Return a prompt that shares a prefix with some prompts, and contains streams of other
+    prompts.
+    """
     own, shared = draw.randint(1, 60), (0, 8, 8)[i % 3]
     segments: list[Segment] = [Segment(f"g{i % 3}", 0, shared)] if shared else []
     if others and i > 2:
@@ -59,7 +62,7 @@ def prompt(draw: random.Random, i: int, others: str) -> Prompt:
 
 
 def decisions(scheduler: VllmScheduler, seed: int, others: str) -> list[Any]:
-    """Return the decisions while requests arrive, end and abort at random."""
+    """Return the decisions for random arrivals, ends and aborts of requests."""
     draw, said, flights = random.Random(seed), [], deque[tuple[Batch, list[int]]]()
     for step in range(300):
         if step < 150:
@@ -148,5 +151,5 @@ def test_request_with_step_in_flight_is_tried_without_enough_blocks() -> None:
     held = scheduler.schedule().held
     assert held is not None
     assert (held.id, held.why) == (2, "rule")
-    assert scheduler.free_blocks == 3  # it needs five
-    assert scheduler.leap(10) == 1  # it is tried when that step ends
+    assert scheduler.free_blocks == 3  # the request needs five blocks
+    assert scheduler.leap(10) == 1  # the request is tried when that step ends

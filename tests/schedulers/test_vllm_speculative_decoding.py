@@ -1,4 +1,4 @@
-"""Speculative decoding in vLLM: verification, rejected drafts and their blocks."""
+"""Tests of speculative decoding in vLLM: verification, rejected drafts and their blocks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def verified(batch: Batch) -> dict[int, int]:
 
 
 def step(scheduler: VllmScheduler, accepted: int = 0) -> Batch:
-    """Run a step in which each request accepts ``accepted`` of its drafts."""
+    """Run a step in which each request accepts ``accepted`` of its draft tokens."""
     batch = scheduler.schedule()
     for i in verified(batch):
         batch.drafted.accepted[i] = accepted  # type: ignore[union-attr]
@@ -54,7 +54,7 @@ def test_decode_verifies_drafts_and_keeps_accepted_tokens() -> None:
 
 
 def test_preempted_request_returns_its_whole_budget() -> None:
-    """A drafter needs 3 tokens for each request, beside its scheduled tokens."""
+    """The drafter needs 3 tokens per request in addition to the scheduled tokens."""
     budget = ScheduleStep(tokens=100, threshold=0, hold=False, inputs=40, slots=3)
     assert budget.budget == 37
     budget.spend(10)
@@ -95,10 +95,10 @@ def test_groups_have_lookahead_slots_and_windows_free_accepted_tokens() -> None:
     step(scheduler)
     assert scheduler.blocks_held() == {0: 2 * 6}  # 20 tokens and 3 slots in each group
     step(scheduler, 3)
-    # 24 tokens and 3 slots; the window of token 21 starts at token 14.
+    # 24 tokens and 3 slots; the window of token 21 starts at token 14
     assert scheduler.blocks_held() == {0: 7 + 7 - 3}
     step(scheduler, 0)
-    # 28 tokens and 3 slots; token 25 sees 18 to 25.
+    # 28 tokens and 3 slots; the window of token 25 contains tokens 18 to 25
     assert scheduler.blocks_held() == {0: 8 + 8 - 4}
     step(scheduler, 0)
     assert scheduler.blocks_held() == {0: 8 + 8 - 4}
@@ -121,7 +121,7 @@ def test_spare_states_move_behind_newest_state() -> None:
     assert table.reach(1, 0) == ([], 3)
     assert table.places == [0, 1, 2]
     assert table.lacks(2, 0) == 1
-    assert table.reach(3, 0) == ([1], 1)  # the block moves from position 1 to 3
+    assert table.reach(3, 0) == ([1], 1)  # the block moves from position 1 to position 3
     assert table.places == [0, 2, 3, 4]
     assert (table.older, table.lacks(2, 0)) == (0, -1)
     assert table.reach(2, 0) == ([], 0)
@@ -137,7 +137,7 @@ def test_drafts_are_limited_by_budget_and_max_model_len() -> None:
     scheduler = engine(max_model_len=12)
     scheduler.add(Prompt(0, 8, 20))
     step(scheduler)
-    assert verified(step(scheduler)) == {0: 2}  # position 11 is the last one computed
+    assert verified(step(scheduler)) == {0: 2}  # position 11 is the last computed position
 
 
 def test_asynchronous_scheduler_removes_rejected_drafts_one_step_later() -> None:

@@ -1,4 +1,4 @@
-"""Layer groups with states in vLLM: blocks, chunk ends and prefix-cache hits."""
+"""Tests of layer groups with states in vLLM: blocks, ends of chunks and prefix-cache hits."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_inner_states_avoid_split_but_need_one_more_block() -> None:
 
 
 def chat(i: int, own: int) -> Prompt:
-    """Return a prompt with 16 common tokens and ``own`` tokens of its own."""
+    """Return a prompt with 16 common tokens and ``own`` other tokens."""
     return Prompt(i, 16 + own, 1, segments=(Segment("chat", 0, 16), Segment(f"u{i}", 0, own)))
 
 
@@ -94,7 +94,7 @@ def test_hits_end_at_stored_states() -> None:
     assert hits(engine(**wide), chat(0, 1), chat(1, 1)) == [0, 16]
     # The first prompt's chunk ends after the common prefix, so no state is stored at its end.
     assert hits(engine(**wide), chat(0, 13), chat(1, 13), chat(2, 13)) == [0, 0, 16]
-    # With a state for each block, the second prompt hits it.
+    # With a state for each block, the second prompt has a hit.
     every = {"variant": "0.28.0", "mamba_cache_mode": "all"}
     assert hits(engine(**wide, **every), chat(0, 13), chat(1, 13)) == [0, 16]
 

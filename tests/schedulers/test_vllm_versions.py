@@ -1,4 +1,4 @@
-"""Differences of older vLLM releases from 0.33.0, each in a case worked out by hand.
+"""Tests of the differences between older vLLM releases and 0.33.0, in cases computed by hand.
 
 Blocks hold 4 tokens and 8 of them are usable. The expected values were derived from the code of the
 releases (see ``simkv.schedulers.vllm.versions``), not from simkv.
@@ -115,7 +115,7 @@ def test_recorded_patch_release_uses_rules_of_its_recordings() -> None:
     for name, variant in own.items():
         assert find_variant(name) == variant
         assert unrecorded_note(name) is None
-        # Recorded as equal means that no rule starts or ends between them.
+        # Releases are recorded as equal if no rule starts or ends between them.
         assert rules_in(VllmRules, name) == rules_in(VllmRules, variant)
     assert find_rules("0.11.2") != find_rules("0.11.0") == find_rules("0.11")
 
@@ -201,7 +201,8 @@ def test_scheduled_tokens_limit_replaces_batched_tokens_limit_before_0_28(
     [("0.33.0", [(0, 16)]), ("0.19.0", [(0, 16)]), ("0.11.0", [(0, 16), (1, 8)])],
 )
 def test_whole_prompt_or_first_chunk_must_fit(version: str, admitted: list[Any]) -> None:
-    # 24 tokens per step, 16 for request 0. Its 4 blocks leave 4 blocks, and request 1 needs 5.
+    # 24 tokens per step, including 16 for request 0. Its 4 blocks leave 4 blocks free, and request
+    # 1 needs 5.
     scheduler = engine([ask(0, 16), ask(1, 20)], variant=version, max_num_batched_tokens=24)
     assert step(scheduler).scheduled == admitted
 
@@ -247,8 +248,9 @@ def test_freed_uncached_blocks_are_reused_first_or_last(version: str, hit: int) 
         scheduler.add(Prompt(i, tokens, 1, segments=(Segment(stream, 0, tokens),)))
         return step(scheduler).context[0]
 
-    serve(0, 8, "a")  # blocks 1 and 2, cached: queued after 3 to 8, block 2 before 1
-    serve(1, 3, "b")  # block 3, not cached: before block 4, or after block 1
+    # blocks 1 and 2 are cached: they are queued after 3 to 8, block 2 before block 1
+    serve(0, 8, "a")
+    serve(1, 3, "b")  # block 3 is not cached: it is queued before block 4, or after block 1
     serve(2, 24, "c")  # 6 blocks: 3 to 8, or 4 to 8 and block 2
     assert serve(3, 9, "a") == hit
 
@@ -257,16 +259,18 @@ def test_freed_uncached_blocks_are_reused_first_or_last(version: str, hit: int) 
 
 
 def thrash(version: str) -> list[list[tuple[int, int]]]:
-    """Run 8 tokens per step with a prompt of 12 and one of 20 whose last chunk lacks blocks."""
+    """Run 8 tokens per step with a prompt of 12 tokens, and a prompt of 20 whose last chunk lacks
+    blocks.
+    """
     scheduler = engine([ask(0, 12), ask(1, 20)], variant=version, max_num_batched_tokens=8)
     return [b.scheduled for b in steps(scheduler, 9)]
 
 
 UNTIL_PREEMPTION = [
     [(0, 8)],  # request 0 holds 2 blocks
-    [(0, 4), (1, 4)],  # 3 and 1 blocks; all 5 blocks of request 1 would fit
+    [(0, 4), (1, 4)],  # 3 blocks and 1 block; all 5 blocks of request 1 would fit
     [(0, 1), (1, 7)],  # 4 and 3 blocks
-    [(0, 1)],  # request 1 needs 2 blocks and 1 is free: it preempts itself
+    [(0, 1)],  # request 1 needs 2 blocks, and 1 is free: request 1 preempts itself
 ]
 
 
@@ -294,7 +298,7 @@ def test_requests_after_self_preemption_run_or_are_skipped(
     for prompt in (ask(0, 14, priority=1), ask(1, 15)):
         scheduler.add(prompt)
         step(scheduler)
-    step(scheduler)  # both have filled 4 blocks
+    step(scheduler)  # both requests have filled 4 blocks
     batch = step(scheduler)
     assert (batch.preempted, batch.scheduled) == ([0], scheduled)
     assert batch.aside == {i: "rule" for i in (1,) if not scheduled}
@@ -315,7 +319,7 @@ def test_victim_that_was_scheduled_leaves_batch_since_0_12(
     for prompt in (ask(1, 8, at=1), ask(2, 6, 3, at=2)):  # 2 blocks each
         scheduler.add(prompt)
     step(scheduler)
-    batch = step(scheduler)  # 1 needs a third block
+    batch = step(scheduler)  # request 1 needs a third block
     assert (batch.preempted, batch.scheduled) == ([0], scheduled)
     scheduler.abort(1)
     scheduler.abort(2)
@@ -350,7 +354,8 @@ def test_request_after_unscheduled_victim_runs_or_is_skipped(
     in_flight.append(scheduler.schedule())
     assert in_flight[1].scheduled == [(0, 1), (1, 8), (2, 5)]
     scheduler.complete(in_flight.pop(0), ())
-    batch = scheduler.schedule()  # the last token of 0 is in flight; 1 needs a third block
+    # the last token of request 0 is in flight; request 1 needs a third block
+    batch = scheduler.schedule()
     assert (batch.preempted, batch.scheduled) == ([0], scheduled)
     assert scheduler.complete(in_flight.pop(0), ()).finished == [0]  # request 0 ends while it waits
     assert scheduler.schedule().scheduled == [(1, 1), (2, 1)]
@@ -388,7 +393,8 @@ def test_no_admission_in_step_with_preemption(version: str) -> None:
     assert step(scheduler).scheduled == [(0, 16), (1, 16)]
     batch = step(scheduler)
     assert (batch.preempted, batch.scheduled) == ([1], [(0, 1)])
-    assert scheduler.waiting_ids() == [1, 2]  # 1 is at the front, although 3 blocks are free for 2
+    # request 1 is at the front, although 3 blocks are free for request 2
+    assert scheduler.waiting_ids() == [1, 2]
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -1,4 +1,6 @@
-"""Layer groups in vLLM with windows and chunked attention: blocks and prefix-cache hits."""
+"""Tests of layer groups in vLLM with windows and chunked attention: blocks and prefix-cache
+hits.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ def test_window_holds_only_blocks_that_next_token_sees() -> None:
     step(scheduler)
     assert scheduler.blocks_held() == {0: 10}  # five blocks in each group
     step(scheduler)
-    # Token 21 sees tokens 14 to 21, which are in blocks 4 to 6.
+    # The window of token 21 contains tokens 14 to 21, which are in blocks 4 to 6.
     assert scheduler.blocks_held() == {0: 6 + 3}
     for _ in range(12):
         step(scheduler)
@@ -80,18 +82,19 @@ def test_attention_chunk_is_freed_when_next_one_begins() -> None:
     for _ in range(8):
         step(scheduler)
         held.append(scheduler.blocks_held()[0])
-    # Up to token 8, each group holds two blocks; token 9 sees no earlier token.
+    # Up to token 8, each group holds two blocks; token 9 attends to no earlier token.
     assert held == [4, 4, 4, 3 + 1, 3 + 1, 3 + 1, 3 + 1, 4 + 2]
 
 
 def chat(i: int, own: int) -> Prompt:
-    """Return a prompt with 32 common tokens and ``own`` tokens of its own."""
+    """Return a prompt with 32 common tokens and ``own`` other tokens."""
     segments = (Segment("chat", 0, 32), Segment(f"u{i}", 0, own))
     return Prompt(i, 32 + own, 1, segments=segments)
 
 
 def test_same_prompt_and_repeated_branch_are_hits() -> None:
-    # Since 0.29 the cache stores the window before the last token, and where another hit ended.
+    # Since 0.29, the cache stores the window before the last token, and the window where another
+    # hit ended.
     assert hits(engine(), chat(0, 1), chat(1, 1)) == [0, 32]
     assert hits(engine(), chat(0, 13), chat(1, 9), chat(2, 9)) == [0, 0, 32]
     assert hits(engine(variant="0.28.0"), chat(0, 13), chat(1, 9)) == [0, 32]
@@ -109,7 +112,8 @@ def test_groups_have_own_block_sizes() -> None:
     scheduler = engine(kv_cache_groups=("0/8", 8), enable_prefix_caching=False)
     scheduler.add(Prompt(0, 20, 20))
     step(scheduler)
-    assert scheduler.blocks_held() == {0: 3 + 5}  # three blocks of eight tokens, five of four
+    # three blocks of eight tokens, five of four tokens
+    assert scheduler.blocks_held() == {0: 3 + 5}
     held = [scheduler.blocks_held()[0] for _ in range(6) if step(scheduler)]
     # The window frees blocks as with one block size; the other group grows at token 25.
     assert held == [3 + 3, 3 + 3, 3 + 3, 3 + 2, 4 + 3, 4 + 3]
@@ -123,7 +127,8 @@ def test_hits_end_at_common_multiples_of_block_sizes() -> None:
     hits(scheduler, prompts[0])
     assert scheduler.memory.cache
     assert scheduler.memory.cache.cached == 2 + 2
-    # 0.22 to 0.28 store the blocks for a hit at each multiple of 12, and 0.21 all full blocks.
+    # Releases 0.22 to 0.28 store the blocks for a hit at each multiple of 12; release 0.21 stores
+    # all full blocks.
     for variant, cached in (("0.28.0", 2 + 4), ("0.21.0", 2 + 8)):
         scheduler = engine(kv_cache_groups=both, variant=variant)
         assert hits(scheduler, prompts[0], prompts[1])[1] == 24
@@ -179,7 +184,7 @@ def test_features_for_one_group_reject_several() -> None:
         config.in_role("prefill")
     with pytest.raises(ValueError, match="kv_cache_groups"):
         CustomVllmConfig(**SMALL)
-    assert VllmScheduler(config).cache is None  # each request has several tables
+    assert VllmScheduler(config).cache is None  # each request has several block tables
 
 
 def test_groups_follow_from_layers_of_model() -> None:

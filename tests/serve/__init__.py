@@ -1,4 +1,4 @@
-"""Tests of the server as a process that real clients connect to."""
+"""Tests of the server in a separate process, with real clients."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Server for tests: a real process, and functions to talk to it."""
+"""A server for tests: a real process, and functions for calls to it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ PATIENCE = 300.0
 
 
 def wait_until(so: Callable[[], bool]) -> None:
-    """Wait until the condition holds."""
+    """Wait until the function ``so`` returns true."""
     deadline = time.monotonic() + PATIENCE
     while not so():
         assert time.monotonic() < deadline
@@ -77,27 +77,29 @@ class Served:
         return self.client.get(path, **options)
 
     def wait_for_load(self, calls: int) -> None:
-        """Wait until this number of calls is in flight."""
+        """Wait until this many calls are in flight."""
         wait_until(lambda: self.get("/load").json() == {"server_load": calls})
 
     def wait_for_metric(self, sample: str, value: float) -> None:
-        """Wait until the metric with this prefix has this value."""
+        """Wait until the metric with the prefix ``sample`` has this value."""
         wait_until(lambda: self.metric(sample) == value)
 
     def metric(self, sample: str) -> float:
-        """Return the value of the metric with this prefix."""
+        """Return the value of the metric with the prefix ``sample``."""
         lines = self.get("/metrics").text.splitlines()
         (line,) = [line for line in lines if line.startswith(sample)]
         return float(line.split()[-1])
 
     def stream(self, body: dict[str, Any]) -> Stream:
-        """Open a streamed call until the client disconnects."""
+        """Open a streamed call; leaving the context disconnects the client."""
         self._streams.append(Stream(self.url, body))
         return self._streams[-1]
 
     def hang_up(self) -> None:
-        """Close all connections: sockets left to the garbage collector cause warnings in other
-        tests."""
+        """Close all connections.
+
+        Sockets left to the garbage collector cause warnings in other tests.
+        """
         self.client.close()
         for stream in self._streams:
             stream.close()
@@ -118,13 +120,14 @@ class Stream:
         self._socket = socket.create_connection((where.hostname, where.port), PATIENCE)
         head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n"
         self._socket.sendall(head.encode() + b"content-type: application/json\r\n\r\n" + content)
-        self._file = self._socket.makefile("rb", buffering=0)  # otherwise `first` would miss some
+        # otherwise `first` would miss some data
+        self._file = self._socket.makefile("rb", buffering=0)
         assert b" 200 " in self._file.readline()
-        while self._file.readline().strip():  # the rest of the head
+        while self._file.readline().strip():  # the rest of the response head
             pass
 
     def chunk(self) -> dict[str, Any]:
-        """Return the next event; empty after the last."""
+        """Return the next event; an empty dict after the last event."""
         while not (line := self._file.readline()).startswith(b"data: "):
             assert line
         return {} if b"[DONE]" in line else dict(json.loads(line.removeprefix(b"data: ")))
@@ -166,7 +169,7 @@ async def inside(
 
 
 async def until(so: Callable[[], bool]) -> None:
-    """Wait until the condition holds, in this process."""
+    """Wait, in this process, until the function ``so`` returns true."""
     async with asyncio.timeout(PATIENCE):
         while not so():
             await asyncio.sleep(0.002)

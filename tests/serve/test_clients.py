@@ -1,4 +1,4 @@
-"""Unmodified clients accept the process as the real server."""
+"""Tests that unmodified clients accept the process as the real server."""
 
 from __future__ import annotations
 

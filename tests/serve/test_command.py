@@ -16,7 +16,7 @@ from simkv.serve.server_assembly import Deployment, ServerOptions
 from tests.serve.running_server import COSTS, scenario, serving
 
 FLEET = "fleet: {replicas: 2, router: round_robin}\n"
-#: Runs simkv where no package of the extra can be imported.
+#: Code that runs simkv while no package of the extra can be imported.
 BARE = """\
 import importlib.util, sys
 find = importlib.util.find_spec

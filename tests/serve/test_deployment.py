@@ -1,4 +1,6 @@
-"""Files for deployment: the image's build context, and a real Prometheus server with our rules."""
+"""Tests of files for deployment: the image's build context, and a real Prometheus server with
+simkv's rules.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ def load(path: Path) -> Any:
 
 
 def test_image_contains_what_the_wheel_needs() -> None:
-    """The image copies all inputs of the build, and runs as another user than root."""
+    """The image copies all inputs of the build, and runs as a user other than root."""
     text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
     context = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
     allowed = {line[1:] for line in context if line.startswith("!")}

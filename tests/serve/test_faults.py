@@ -1,4 +1,6 @@
-"""Faults of sockets and engines, and shutdown: no state is left behind, and faults are reported."""
+"""Tests of faults of sockets and engines, and of shutdown: faults are reported, and no state
+remains.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,9 @@ DEADLY = "sglang-30743-chunk-oom"
 
 
 async def vanish(url: str, count: int, seed: int) -> int:
-    """Run clients that connect, send and disconnect at random moments, some after receiving data;
-    return the number of the latter."""
+    """Run clients that connect, send and disconnect at random moments. Return the number of clients
+    that disconnect after they received data.
+    """
     luck, where = random.Random(seed), urlsplit(url)
 
     async def client() -> bool:
@@ -91,7 +94,7 @@ def test_survives_connection_flood(tmp_path: Path) -> None:
         where = urlsplit(served.url)
         flood = [socket.create_connection((where.hostname, where.port)) for _ in range(400)]
         for number, visitor in enumerate(flood):
-            with contextlib.suppress(OSError):  # most are disconnected
+            with contextlib.suppress(OSError):  # most clients are disconnected
                 visitor.sendall([b"GET /health HTTP/1.1\r\nx-", b"\x00\xff\r\n\r\n"][number % 2])
         for visitor in flood:
             visitor.close()
@@ -144,7 +147,7 @@ def test_dead_engine_ends_connections(tmp_path: Path) -> None:
 
 
 def test_explain_without_requests(tmp_path: Path) -> None:
-    """The reply also ends if the engine dies before any token."""
+    """The reply also ends if the engine crashes before any token."""
 
     async def visit() -> None:
         async with inside(tmp_path, scenario()) as (house, client):

@@ -1,4 +1,6 @@
-"""Any request is answered in the format of the API, and nothing stays in the engine."""
+"""Tests that any request is answered in the format of the API, and that nothing remains in the
+engine.
+"""
 
 from __future__ import annotations
 

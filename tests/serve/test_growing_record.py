@@ -1,4 +1,6 @@
-"""The file of --record can be read while the server runs, and survives its death."""
+"""Tests that the file of --record can be read while the server runs, and after the server was
+killed.
+"""
 
 from __future__ import annotations
 

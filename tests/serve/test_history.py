@@ -1,4 +1,6 @@
-"""The history of received requests is bounded; the server and its recording go on without it."""
+"""Tests that the history of received requests is bounded; the server and its recording continue
+without it.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,7 @@ def test_history_is_dropped_at_its_limit(
     counted: list[float] = []
     asyncio.run(visit())
     assert kept[0] <= 6
-    assert steps == counted == [30]  # all steps are counted, also those that were dropped
+    assert steps == counted == [30]  # all steps are counted, including dropped steps
     assert said == ["4 requests received: the history for /explain was dropped"]
     path = tmp_path / "again.yaml"
     path.write_text(scenario() + "workload: {trace: came.csv}\n")
@@ -70,7 +72,7 @@ def test_history_is_dropped_at_its_limit(
 def test_first_step_of_a_long_request_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A request that runs for more steps than the server keeps is still counted at its end."""
+    """If a request runs for more steps than the server stores, it is still counted at its end."""
     monkeypatch.setattr(live_simulation, "KEPT_STEPS", 3)
 
     async def visit() -> None:

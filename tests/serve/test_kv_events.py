@@ -1,4 +1,4 @@
-"""A router that follows the published events knows the content of the cache."""
+"""Tests that a router that follows the published events knows the content of the cache."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def context() -> Any:
 
 
 class Router:
-    """A router's view of the events: by hash, the tokens of a block and the hash before it."""
+    """A router's view of the events: for each block hash, the tokens of the block and the hash of
+    the previous block.
+    """
 
     def __init__(self) -> None:
         self.blocks: dict[int, tuple[tuple[int, ...], int | None]] = {}
@@ -53,7 +55,7 @@ class Router:
                     self.blocks.pop(name, None)
 
     def hits(self, prompt: list[int]) -> int:
-        """Return the cached blocks of a prompt."""
+        """Return the number of cached blocks at the start of a prompt."""
         known = {(parent, tokens): name for name, (tokens, parent) in self.blocks.items()}
         above, count = None, 0
         for start in range(0, len(prompt) - 15, 16):
@@ -82,7 +84,7 @@ def test_events_match_simulated_cache(tmp_path: Path, context: Any) -> None:
             assert topic == b""
             received.append(int.from_bytes(number, "big"))
 
-        while not listener.poll(100):  # a subscription needs a moment to arrive
+        while not listener.poll(100):  # wait until the subscription has arrived
             served.post("/v1/completions", {"prompt": prompt, "max_tokens": 20})
             prompt = [token + 1000 for token in prompt]
         for number in range(3):
@@ -103,7 +105,7 @@ def test_events_match_simulated_cache(tmp_path: Path, context: Any) -> None:
         while received[-1] < replayed[-1]:
             receive()
         assert received == list(range(received[0], len(replayed)))
-        assert router.removed > 0  # 39 blocks do not hold four replies
+        assert router.removed > 0  # 39 blocks are too few for four replies
         cached = router.hits(other)
         assert cached == 12  # all full blocks of the last prompt
         body = {"prompt": [*other, 5], "max_tokens": 1}
@@ -116,7 +118,7 @@ def test_events_match_simulated_cache(tmp_path: Path, context: Any) -> None:
         while len(adapted) < cached:
             told = msgspec.msgpack.decode(listener.recv_multipart()[2])[1]
             adapted += [event for event in told if event.get("lora_name")]
-        for event in adapted:  # the same tokens under another adapter are different blocks
+        for event in adapted:  # the same tokens with another adapter are different blocks
             assert (event["lora_name"], event["lora_id"]) == ("sql", 1)
             assert event["extra_keys"] == [["sql"]]
             assert event["block_hashes"][0] not in router.blocks

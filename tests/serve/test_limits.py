@@ -1,4 +1,6 @@
-"""Queue limits: 503 with the engine's message and its way of counting, and equal in a re-run."""
+"""Tests of queue limits: error 503 with the engine's message and its way of counting, and the same
+result in a re-run.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ LIMITED = "  max_num_queued_reqs: {}\n  max_num_queued_tokens: 2000\nprofile:"
 
 @contextmanager
 def under_way(served: Served, count: int, tokens: int = 3) -> Iterator[None]:
-    """Open streams that do not end before this context does, with prompts of the given lengths."""
+    """Open streams with prompts of the given lengths; they remain in flight until this context
+    ends.
+    """
     streams = []
     for number in range(count):
         streams.append(served.stream({"prompt": [1] * tokens, "max_tokens": 2000}))
@@ -54,9 +58,10 @@ def test_vllm_rejects_when_queue_is_full(tmp_path: Path) -> None:
             assert streamed.status_code == 503  # before the stream begins
         with under_way(served, 2):
             several = served.post("/v1/completions", {"prompt": [[1], [2]], "max_tokens": 5})
-            assert several.status_code == 503  # one would have been admitted
+            assert several.status_code == 503  # one of these would have been admitted
             assert served.get("/load").json() == {"server_load": 2}
-        with under_way(served, 1, tokens=2000):  # their prefill takes two minutes of real time
+        # the prefill of these requests takes two minutes of real time
+        with under_way(served, 1, tokens=2000):
             full = served.post("/v1/completions", {"prompt": "x"})
             assert full.status_code == 503
             assert "prefill token backlog limit" in full.json()["error"]["message"]
@@ -70,7 +75,7 @@ def test_vllm_rejects_when_queue_is_full(tmp_path: Path) -> None:
 
 
 def test_full_queue_is_reported_before_invalid_prompt(tmp_path: Path) -> None:
-    """vLLM 0.33.0 checks the model, then the queue limit, and only then the prompt."""
+    """vLLM 0.33.0 checks the model first, the queue limit second, and the prompt last."""
     text = scenario().replace("profile:", LIMITED.format(1))
     too_long = {"prompt": [1] * 5000}
 
@@ -137,7 +142,7 @@ def test_sglang_rejects_when_queue_is_full(tmp_path: Path) -> None:
 
 
 def test_slash_at_the_end_of_a_path_does_not_redirect(tmp_path: Path) -> None:
-    """A redirect would lead to the host that the client names."""
+    """A redirect would lead to the host named by the client."""
 
     async def ask() -> list[tuple[int, str | None]]:
         async with inside(tmp_path, scenario()) as (_, client):

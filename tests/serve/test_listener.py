@@ -1,4 +1,6 @@
-"""Accepted connections have no delay for small packets; hosts without a socket are rejected."""
+"""Tests that accepted connections do not delay small packets, and that hosts without a socket are
+rejected.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def test_accepted_connections_set_tcp_nodelay(host: str) -> None:
 
 
 def test_later_requests_do_not_wait_for_delayed_ack(tmp_path: Path) -> None:
-    """A delayed acknowledgement takes 40 ms on Linux, a response of the server a millisecond."""
+    """A delayed acknowledgement takes 40 ms on Linux; a response of the server takes one
+    millisecond.
+    """
     seconds = []
     with serving(tmp_path, scenario()) as served:
         where = urlsplit(served.url)

@@ -1,4 +1,6 @@
-"""Explanations are as cheap as possible: the number of simulations is checked, not the time."""
+"""Tests that explanations are as cheap as possible: the number of simulations is checked, not their
+duration.
+"""
 
 from __future__ import annotations
 
@@ -46,11 +48,11 @@ def test_simulates_only_if_needed(tmp_path: Path) -> None:
     assert first.data["requests"][0]["outcome"] == "finished"
     assert kept.explain([0], asked=50.0, until=50.0) == first  # the request had ended
     assert kept.explain([1], asked=4.0, until=6.0).data["requests"][0]["outcome"] == "cut_off"
-    assert kept.runs == 1  # questions from before the run are answered by it
+    assert kept.runs == 1  # this run also answers questions from before the run
     assert kept.explain([1], asked=50.0, until=50.0).data["requests"][0]["outcome"] == "finished"
     assert kept.runs == 2
     kept.explain([], asked=60.0, until=60.0)
-    assert kept.runs == 2  # all requests had ended, and none were received since
+    assert kept.runs == 2  # all requests had ended, and no request was received since
     kept.add_requests([came(2, 61.0)])
     kept.explain([], asked=62.0, until=62.0)
     assert kept.runs == 3
@@ -74,7 +76,7 @@ def test_concurrent_questions_share_two_runs(
     portions = []
 
     async def do(_: Explainer, what: Any, *given: Any) -> Any:
-        """Act like the explaining process, but in this process, while others ask."""
+        """Act like the explaining process, but in this process, while other callers ask."""
         await asyncio.sleep(0)
         if what is live_explainer._add_requests:
             portions.append(len(given[0]))
@@ -85,7 +87,7 @@ def test_concurrent_questions_share_two_runs(
     async def ask() -> None:
         live = LiveSimulation(
             served, build_replica_specs(served, tmp_path), speed=1e-3
-        )  # no request ends meanwhile
+        )  # no request ends during this time
         live.start()
         asked = Explainer(live, served, tmp_path)
         for _ in range(2 * MAX_BATCH + 1):

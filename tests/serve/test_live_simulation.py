@@ -1,4 +1,4 @@
-"""The live simulation equals a run of the received requests."""
+"""Tests that the live simulation equals a simulation of the received requests."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ WORKLOAD = "workload: {requests: [{prompt_tokens: 1, output_tokens: 1}]}\n"
 
 
 class Jumping(asyncio.SelectorEventLoop):
-    """Event loop whose clock jumps to the next timer, so that tests do not sleep."""
+    """An event loop whose clock jumps to the next timer, so that tests do not sleep."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Jumping(asyncio.SelectorEventLoop):
         plain = self._selector.select
 
         def select(timeout: float | None = None) -> list[Any]:
-            self._now += max(timeout or 0.0, 1e-4)  # a turn of the loop takes time, too
+            self._now += max(timeout or 0.0, 1e-4)  # an iteration of the loop also takes time
             return plain(0)
 
         self._selector.select = select
@@ -68,7 +68,7 @@ class Jumping(asyncio.SelectorEventLoop):
 
 @pytest.fixture
 def runner(monkeypatch: pytest.MonkeyPatch) -> Iterator[asyncio.Runner]:
-    """Run a coroutine in simulated wall-clock time."""
+    """Yield a runner that executes a coroutine in simulated wall-clock time."""
     with asyncio.Runner(loop_factory=Jumping) as found:
         clock = found.get_loop().time
         monkeypatch.setattr(
@@ -85,7 +85,9 @@ def loaded(tmp_path: Path, text: str = VLLM) -> Scenario:
 
 
 async def visit(live: LiveSimulation, seed: int) -> list[int]:
-    """Connect and disconnect clients at random; return the number of tokens that each received."""
+    """Connect and disconnect clients at random; return the number of tokens received by each
+    client.
+    """
     luck = random.Random(seed)
     live.start()
     got = []
@@ -123,9 +125,9 @@ def columns(record: RunRecord) -> dict[str, list[object]]:
 def test_rerun_makes_same_decisions(
     tmp_path: Path, kind: str, late: bool, runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run equals the live simulation step by step, and clients received its tokens.
+    """The simulation equals the live simulation step by step, and clients received its tokens.
 
-    If the simulation is late, clients come and leave while earlier events are due.
+    If the live simulation is late, clients connect and disconnect while earlier events are due.
     """
     if late:
         monkeypatch.setattr("simkv.serve.live_simulation.SLICE_S", -1.0)  # one event at a time
@@ -161,7 +163,7 @@ def test_rerun_makes_same_decisions(
 def test_arrival_waits_for_earlier_events(
     tmp_path: Path, runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A late simulation serves other tasks while a new request waits for its turn."""
+    """A late simulation serves other tasks while a new request waits for earlier events."""
     monkeypatch.setattr("simkv.serve.live_simulation.SLICE_S", -1.0)
     served = loaded(tmp_path)
     live = LiveSimulation(served, build_replica_specs(served, tmp_path), speed=1e5)

@@ -1,4 +1,4 @@
-"""Clients select LoRA adapters as separate models, as with the real servers."""
+"""Tests that clients select LoRA adapters as separate models, as with the real servers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_adapter_is_selected_as_model(tmp_path: Path) -> None:
                 sample.labels["running_lora_adapters"]: sample
                 for sample in families["vllm:lora_requests_info"].samples
             }
-            # One adapter slot; at the last step no request used any adapter.
+            # One adapter slot; in the last step, no request used an adapter.
             assert set(told) == {"sql", "chat", ""}
             for name, sample in told.items():
                 labels = {"max_lora": "1", "waiting_lora_adapters": name}
@@ -61,7 +61,7 @@ def test_adapter_is_selected_as_model(tmp_path: Path) -> None:
     lives = run_file(tmp_path / "again.yaml")["run"].record.requests
     assert [life.request.lora for life in lives.values()] == ["sql", "chat", None]
     first = [life.chunks[0] for life in lives.values()]
-    assert [chunk.context for chunk in first] == [0, 0, 0]  # different KV under each of them
+    assert [chunk.context for chunk in first] == [0, 0, 0]  # the KV differs by adapter
     assert lives[1].first_token > lives[0].last_token  # type: ignore[operator]
 
 

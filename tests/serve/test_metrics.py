@@ -1,4 +1,6 @@
-"""Metrics have the names, types, labels and buckets that the engine's wheel registers."""
+"""Tests that metrics have the names, types, labels and buckets that the engine's wheel
+registers.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,7 @@ def test_metrics_match_engine(served: tuple[str, Served]) -> None:
         family = families.pop(name)
         assert family.type == row["type"], name
         labels = {*data["labels"][row["of"]], *row["labels"]}
-        if "model_name" in row["labels"]:  # it lists every label
+        if "model_name" in row["labels"]:  # the list contains every label
             labels = set(row["labels"])
         assert family.samples, name
         for sample in family.samples:
@@ -85,7 +87,7 @@ def test_metric_values_match_run(served: tuple[str, Served]) -> None:
     assert value(text, running) == 0
     assert value(text, f"{engine}:time_to_first_token_seconds_count") == 2
     ttfts = value(text, f"{engine}:time_to_first_token_seconds_sum")
-    cached = {"vllm": 96, "sglang": 99}[engine]  # full blocks; all but the last token
+    cached = {"vllm": 96, "sglang": 99}[engine]  # full blocks; all tokens except the last
     assert ttfts == pytest.approx(2 * 0.01 + (200 - cached) * 1e-4, rel=1e-6)
     assert value(text, f"{engine}:inter_token_latency_seconds_count") == 6
     assert value(text, f"{engine}:inter_token_latency_seconds_sum") == pytest.approx(0.06)

@@ -1,4 +1,6 @@
-"""Tests of request bodies: structure before elements, first invalid element, and cost."""
+"""Tests of request bodies: the structure is checked before the elements, the first invalid element
+is reported, and checks are cheap.
+"""
 
 from __future__ import annotations
 
@@ -133,7 +135,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def status_of(served: Served, key: str) -> int:
-    """Return a field of the process's status in bytes."""
+    """Return a field of the process status in bytes."""
     lines = Path(f"/proc/{served.process.pid}/status").read_text().splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{key}:"))
 

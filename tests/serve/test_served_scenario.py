@@ -1,4 +1,4 @@
-"""Output lengths of replies that end by themselves follow the scenario."""
+"""Tests that replies without a length limit have output lengths from the scenario."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EMPIRICAL = "serve: {output_tokens: {distribution: empirical, trace: came.csv}}\
 
 
 def drawn(folder: Path, text: str, **asked: object) -> set[int | None]:
-    """Return the lengths of a hundred replies of a server of this scenario."""
+    """Return the lengths of a hundred replies from a server of this scenario."""
     path = folder / "served.yaml"
     path.write_text(scenario() + text)
     (folder / COSTS.name).write_text(COSTS.read_text())

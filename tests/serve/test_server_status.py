@@ -1,4 +1,4 @@
-"""Status of a server: the speed of its clock, its lag, and its shutdown."""
+"""Tests of the status of a server: the speed of its clock, its lag, and its shutdown."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_speed_is_reported_everywhere(tmp_path: Path) -> None:
 
 
 def test_repeats_request_id(tmp_path: Path) -> None:
-    """Fields without meaning here are accepted."""
+    """Fields of the request body that have no meaning for this call are accepted."""
     ignored = {"stop": ["x"], "temperature": 0.3, "top_p": 0.9, "seed": 4, "logit_bias": {}}
 
     async def visit() -> None:

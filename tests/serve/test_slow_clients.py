@@ -1,4 +1,4 @@
-"""Connections whose requests arrive too slowly are closed; others are not."""
+"""Tests that connections whose requests arrive too slowly are closed, and no other connections."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from simkv.serve.request_guard import BodyLimits, Guard
 HEAD = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 50\r\n\r\n"
 GET = b"GET / HTTP/1.1\r\nhost: x\r\ncontent-length: 50\r\n\r\n"
 WHOLE = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
-#: Limit of the server in these tests, time between two bytes, and time by which it must close (s).
+#: Time limit of the server in these tests, interval between two bytes, and latest time at which the
+#: server must close the connection (s).
 LIMIT, PAUSE, CLOSED = 0.3, 0.1, 1.5
 
 
@@ -54,7 +55,9 @@ def running(loop: asyncio.AbstractEventLoop) -> Iterator[tuple[str, int]]:
 
 
 async def dribble(address: tuple[str, int], begin: bytes, rest: bytes) -> tuple[float, bytes]:
-    """Send ``begin``, then the rest byte by byte; return when the server closed and its reply."""
+    """Send ``begin``, and the rest byte by byte; return when the server closed the connection, and
+    its reply.
+    """
     reader, writer = await asyncio.open_connection(*address)
     started = time.monotonic()
     writer.write(begin)
@@ -87,7 +90,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     ("begin", "rest", "statuses"),
     [
         (b"", WHOLE * 2, []),
-        (WHOLE, WHOLE * 2, [200]),  # the second head on a connection
+        (WHOLE, WHOLE * 2, [200]),  # the second request head on a connection
         (WHOLE, b"\r\n" * 25, [200]),  # blank lines between requests
         (HEAD, b"x" * 49, [408]),
         (GET, b"x" * 49, [200]),
@@ -104,7 +107,7 @@ def test_closes_slow_connections(begin: bytes, rest: bytes, statuses: list[int])
 
 @pytest.mark.usefixtures("short")
 def test_long_reply_is_not_cut() -> None:
-    """The time limit covers what a client sends, not how long the server takes."""
+    """The time limit applies to the client's data, not to the server's reply."""
     slow = WHOLE.replace(b" / ", b" /slow ") + b"\r\n"
     loop = asyncio.new_event_loop()
     with contextlib.closing(loop), running(loop) as address:

@@ -1,4 +1,4 @@
-"""Tokens that arrive together (accepted drafts) form one message."""
+"""Tests that tokens that are emitted together (accepted drafts) form one message."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.serve.running_server import scenario, serving
 
 
 def ends(reply: Reply) -> list[int]:
-    """Return the end of each available message."""
+    """Return the last token count of each available message."""
     found = [0]
     while found[-1] < reply.tokens:
         found.append(reply.message(found[-1]))

@@ -1,4 +1,4 @@
-"""Tests of tokenizers, and of prefixes that were seen before."""
+"""Tests of tokenizers, and of prefixes that occurred before."""
 
 from __future__ import annotations
 

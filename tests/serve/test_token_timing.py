@@ -1,4 +1,4 @@
-"""Pauses of streams have reasons, and token order is the engine's."""
+"""Tests that pauses of streams have reasons, and that tokens have the engine's order."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ ENDLESS = {"max_tokens": 400, "ignore_eos": True}
 
 
 def test_pause_of_preempted_stream_matches_explanation(tmp_path: Path) -> None:
-    """A cache of 16 blocks holds one reply of 150 tokens and half of another.
+    """A cache of 16 blocks has room for one reply of 150 tokens and half of another reply.
 
-    Both requests arrive in one call. A token is never early; on a busy machine it may be late.
+    Both requests arrive in one call. A token is never early; on a busy machine, it may be late.
     """
     body = {"prompt": [[1] * 16, [2] * 16], "max_tokens": 150, "request_id": "both"}
     chunks: list[list[float]] = [[], []]
@@ -46,7 +46,9 @@ def test_pause_of_preempted_stream_matches_explanation(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
 def test_token_order_matches_record(tmp_path: Path, policy: str) -> None:
-    """Another policy serves the same arrivals in another order, as in a run."""
+    """Another policy serves the same arrivals in another order, in the server as in a
+    simulation.
+    """
     text = scenario(40, 512).replace("max_num_seqs: 64", f"max_num_seqs: 1\n  policy: {policy}")
     urgency = [0, 5, 1] if policy == "priority" else [0, 0, 0]
     with serving(tmp_path, text, "--record", "came.csv", "--speed", "0.1") as served:

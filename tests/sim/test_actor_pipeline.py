@@ -1,4 +1,6 @@
-"""Tests of FastDeploy's three threads: decisions of a plain loop, detected hangs, complete runs."""
+"""Tests of FastDeploy's three threads: the decisions of a plain loop, detected hangs, and complete
+runs.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ every_variant = pytest.mark.parametrize("variant", VARIANTS)
 
 
 class Watched(AsyncPipeline):
-    """Pipeline that records its decision times and checks its blocks at every step."""
+    """A pipeline that records its decision times and checks its blocks at every step."""
 
     calls: list[float]
 
@@ -68,15 +70,17 @@ def pipeline(config: FastDeployConfig, pacing: Pacing, kind: type[AsyncPipeline]
 
 
 def requests(*sizes: tuple[int, int], at: float = 0.0) -> list[Request]:
-    """Return requests of (prompt, output) tokens that arrive together."""
+    """Return requests with these numbers of prompt and output tokens; all arrive at the same
+    time.
+    """
     return [Request(i, p, o, arrival=at, output_tokens=o) for i, (p, o) in enumerate(sizes)]
 
 
-# Equal decisions.
+# Equal decisions
 
 
 def plain_loop(header: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Run the three actors in a loop without a clock, one turn each per tick, until a crash."""
+    """Run the three actors in a loop without a clock, each once per tick, until a crash."""
     config = FastDeployConfig(variant=header["variant"], **header["config"])
     manager, worker, processor = build_actors(config)
     outputs = {request["id"]: request["output_tokens"] for request in header["requests"]}
@@ -159,7 +163,8 @@ def test_processes_match_plain_loop(header: dict[str, Any]) -> None:
         if "tick" in line:
             line["tasks"] = [task[:2] for task in line["tasks"]]
             line["silent"] = line["emitted"] is None
-    if header["variant"].startswith("ratio"):  # it sends the same block tables repeatedly
+    # the scheduler sends the same block tables repeatedly
+    if header["variant"].startswith("ratio"):
         for line in (*expected, *ours):
             line["tasks"] = [task for task in line.get("tasks", ()) if task[0] != "decode"]
     assert [{key: line.get(key) for key in e} for e, line in zip(expected, ours, strict=True)] == (
@@ -172,7 +177,8 @@ def test_processes_match_plain_loop(header: dict[str, Any]) -> None:
 def test_pipeline_without_lag_matches_engine(variant: VariantName, data: st.DataObject) -> None:
     knobs = KNOBS["fastdeploy"](data.draw, variant) | {IDLE: True}
     config = FastDeployConfig(variant=variant, **knobs)
-    # Later arrivals would find one variant halted in a cycle and the other still running.
+    # With later arrivals, one variant would already be halted in a cycle while the other still
+    # runs.
     sizes = st.tuples(st.integers(0, 1), st.integers(1, 30), st.integers(1, 16))
     workload = [
         Request(i, prompt, output, arrival=float(arrival), output_tokens=output)
@@ -184,19 +190,19 @@ def test_pipeline_without_lag_matches_engine(variant: VariantName, data: st.Data
     )
     threads = run_clients(pipeline(config, one_step_per_tick(0, gap=False)), workload, 2000.0)
     assert bool(threads.engine_halt) == bool(lockstep.engine_halt)
-    rounds = bool(lockstep.engine_halt)  # the number of repetitions before detection may differ
+    rounds = bool(lockstep.engine_halt)  # the number of repetitions before the detection may differ
     for mine, other in zip(request_rows("", threads), request_rows("", lockstep), strict=True):
         for count in ("preemptions", "recomputed_tokens") if rounds else ():
             del mine[count], other[count]
         assert mine == other
     for mine, other in zip(step_rows("", threads), step_rows("", lockstep), strict=not rounds):
-        # A preemption that leaves no work is in the next row of one record and in no row
-        # of the other.
+        # A preemption that leaves no work is part of the next row in one record, and of no row in
+        # the other record.
         del mine["preempted"], other["preempted"]
         assert mine == other
 
 
-# Pull request 5796.
+# Pull request 5796
 
 
 @pytest.fixture(scope="module")
@@ -266,7 +272,7 @@ def test_only_fastdeploy_supports_pipeline(root: Path) -> None:
         load(root / "scenarios" / "fastdeploy-5796.yaml", ["pipeline.schedule_interval=0"])
 
 
-# The clock.
+# The clock
 
 ROOMY = FastDeployConfig(
     block_size=16,
@@ -280,9 +286,10 @@ ROOMY = FastDeployConfig(
 def test_engine_polls_at_intervals() -> None:
     run = pipeline(ROOMY, Pacing(schedule_interval=0.25, queue_interval=0.5))
     run_clients(run, requests((5, 3), at=0.6), None)
-    # From 0 on it polls every 0.25 s until the arrival. The tasks of 0.75 are taken at once,
-    # which it notices 0.5 s later. Tokens arrive at 1.75, 2.75 and 3.75. The call at 2.75
-    # records that the request decodes, so the call at 3.0 differs and is not skipped.
+    # From 0 s, the scheduler polls every 0.25 s until the arrival. The worker takes the tasks of
+    # 0.75 s immediately, and the scheduler notices this 0.5 s later. Tokens arrive at 1.75, 2.75
+    # and 3.75 s. The call at 2.75 s records that the request decodes, so the call at 3.0 s differs
+    # and is not skipped.
     assert run.calls == [0.0, 0.75, 1.25, 1.75, 2.75, 3.0, 3.75]
 
 
@@ -291,7 +298,8 @@ def test_tasks_wait_for_step_border() -> None:
     run = pipeline(ROOMY, pacing)
     late = Request(1, 5, 1, arrival=0.3, output_tokens=1)
     record = run_clients(run, [*requests((5, 2)), late], None)
-    # The step of request 0 ends at 1, the step border is at 1.5; request 1 was put at 0.5.
+    # The step of request 0 ends at 1 s, and the next step starts at 1.5 s; request 1 was put at 0.5
+    # s.
     assert [row["start_s"] for row in step_rows("", record)] == [0.0, 1.5]
     assert [row["prefill_seqs"] for row in step_rows("", record)] == [1, 1]
     assert 0.5 in run.calls
@@ -316,13 +324,14 @@ def test_limits_new_requests_per_call() -> None:
         run = pipeline(ROOMY, Pacing(max_prefill_num=limit), Waiting)
         assert summarize(run_clients(run, requests(*[(5, 3)] * 9), None))["finished"] == 9
         assert run.most == most
-    tight = replace(ROOMY, num_blocks=2)  # for one at a time; no request is pulled while one waits
+    # limit of one request at a time; no request is pulled while another waits
+    tight = replace(ROOMY, num_blocks=2)
     run = pipeline(tight, Pacing(max_prefill_num=2), Waiting)
     assert summarize(run_clients(run, requests(*[(20, 3)] * 5), None))["finished"] == 5
     assert run.most == 2
 
 
-# Every run ends.
+# Every run ends
 
 PACINGS = st.builds(
     Pacing,
@@ -378,8 +387,8 @@ def test_all_blocks_are_freed(variant: VariantName, data: st.DataObject) -> None
 
 
 def test_task_without_slot_kills_worker() -> None:
-    # Request 0 preempts itself; until that is acknowledged it keeps the only slot, but does not
-    # count, so request 1 is admitted without one.
+    # Request 0 preempts itself. Until the preemption is acknowledged, the request keeps the only
+    # slot but does not count as running, so request 1 is admitted without a slot.
     config = FastDeployConfig(block_size=4, num_blocks=5, max_num_seqs=1, max_num_batched_tokens=16)
     pacing = Pacing(token_processor_lag=3.0, max_prefill_num=None)
     record = run_clients(pipeline(config, pacing), requests((16, 4), (20, 2)), None)
@@ -390,8 +399,8 @@ def test_task_without_slot_kills_worker() -> None:
 
 
 def test_detects_livelock_at_first_repeated_state() -> None:
-    # The only request computes two chunks, preempts itself for the third, waits, computes
-    # two, and so on.
+    # The only request computes two chunks, preempts itself for the third chunk, waits, computes two
+    # chunks, and so on.
     config = FastDeployConfig(block_size=2, num_blocks=2, max_num_seqs=1, max_num_batched_tokens=2)
     record = run_clients(pipeline(config, Pacing()), requests((5, 1)), None)
     assert record.engine_halt is not None
@@ -401,7 +410,7 @@ def test_detects_livelock_at_first_repeated_state() -> None:
 
 
 class Deaf(Watched):
-    """Pipeline whose messages are lost."""
+    """A pipeline whose messages are lost."""
 
     def receive(self, message: Message) -> MessageEffects:
         return MessageEffects()
@@ -412,14 +421,15 @@ def test_reports_end_unknown_to_scheduler(variant: VariantName) -> None:
     run = pipeline(replace(ROOMY, variant=variant), Pacing(), Deaf)
     record = run_clients(run, requests((5, 3)), None)
     assert record.engine_halt is not None
-    assert record.engine_halt.kind == "deadlock"  # though ratio sends its table repeatedly
+    # although the variant ``ratio`` sends its block table repeatedly
+    assert record.engine_halt.kind == "deadlock"
     assert record.engine_halt.why == (
         "slot 0: the worker has ended request 0, but the scheduler waits for its next token"
     )
 
 
 def test_delayed_chunk_is_no_disagreement() -> None:
-    # The blocks reserved for its own 100 tokens prevent the second chunk.
+    # The blocks reserved for the request's own 100 output tokens prevent the second chunk.
     config = FastDeployConfig(
         variant="decode-only-preempt", block_size=4, num_blocks=12, max_num_batched_tokens=8
     )
@@ -433,7 +443,7 @@ def test_steps_without_token_are_livelock() -> None:
     record = run_clients(pipeline(config, Pacing(), Deaf), requests((5, 4000)), None)
     assert record.engine_halt is not None
     assert record.engine_halt.kind == "livelock"
-    assert len(record.steps) == 1006  # 1000, and one for each token left to compute
+    assert len(record.steps) == 1006  # 1000, plus one for each token that remains to be computed
     assert record.requests[0].outcome is Outcome.STALLED
 
 
@@ -447,4 +457,4 @@ def test_reports_missing_acknowledgement() -> None:
     assert record.engine_halt.why == (
         "slot 0: no message will acknowledge the preemption of request 0"
     )
-    assert pipeline_notes(record) == []  # the verdict contains it
+    assert pipeline_notes(record) == []  # the verdict contains the cycle

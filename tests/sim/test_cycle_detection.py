@@ -41,4 +41,4 @@ def test_long_stretch_reads_few_states() -> None:
         at[0] = i
 
     assert first_repeat(CycleDetector(state, lambda: at[0]), step, 4096) is None
-    assert taken[0] <= 13  # one at each power of two
+    assert taken[0] <= 13  # one state at each power of two

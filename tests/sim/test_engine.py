@@ -1,4 +1,7 @@
-"""Tests of the engine loop: timing, and how a run ends. Steps take one second, idle passes 0.25."""
+"""Tests of the engine loop: timing, and the end of a run.
+
+Steps take one second, idle passes 0.25 seconds.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +71,7 @@ def test_arrival_ends_leap_with_current_step(at: float, first_token: float) -> N
     assert record.requests[1].first_token == first_token
     assert (
         len(record.steps) == 51
-    )  # fifty tokens of one request, with the prefill of the other in between
+    )  # fifty tokens of one request, with the prefill of the other request in between
 
 
 def test_simultaneous_arrivals_keep_order() -> None:
@@ -93,7 +96,7 @@ def test_idle_engine_sleeps_until_arrival() -> None:
 
 def test_idle_passes_take_time() -> None:
     def decide(call: int, fifo: Fifo) -> Batch | None:
-        fifo.state = call  # the state changes, so it is no deadlock
+        fifo.state = call  # the state changes, so this is not a deadlock
         return Batch() if call < 3 else None
 
     record = simulate(Fifo(decide), [ask(0, out=1)])
@@ -113,7 +116,8 @@ def test_pipelined_engine_decides_during_previous_batch() -> None:
     scheduler.completed_at = []  # type: ignore[attr-defined]
     record = simulate(scheduler, [ask(0, out=3)])
     assert scheduler.completed_at[:3] == [2, 3, 4]  # type: ignore[attr-defined]
-    assert ends(record)[:3] == [1.0, 2.0, 3.0]  # consecutive, whether decided or not
+    # consecutive passes, whether a decision was made or not
+    assert ends(record)[:3] == [1.0, 2.0, 3.0]
     assert times(record.requests[0]) == (1.0, 3.0, 3)
 
 
@@ -135,7 +139,7 @@ def test_timeout_counts_from_arrival_and_aborts_request() -> None:
     assert (life.outcome, life.ended_at) == (Outcome.STARVED, 3.5)
     assert life.reason == "the client gave up"
     assert scheduler.aborted == [1]
-    assert life.tokens == 1  # prefilled from 2 to 3; tokens after 3.5 reached no client
+    assert life.tokens == 1  # prefilled from 2 to 3 s; tokens after 3.5 s reached no client
 
 
 def test_abort_frees_blocks() -> None:
@@ -143,7 +147,7 @@ def test_abort_frees_blocks() -> None:
     scheduler = VllmScheduler(config)
     record = simulate(scheduler, [ask(0, prompt=12, out=4, timeout=1.5), ask(1, prompt=12, out=1)])
     assert outcomes(record) == {0: Outcome.STARVED, 1: Outcome.FINISHED}
-    assert record.requests[1].first_token == 3.0  # timed out at 1.5, seen at 2
+    assert record.requests[1].first_token == 3.0  # timed out at 1.5 s, noticed at 2 s
     assert scheduler.free_blocks == 4
 
 
@@ -231,12 +235,13 @@ def test_engine_death_stalls_all_requests() -> None:
     scheduler = Fifo(die(2))
     record = simulate(scheduler, [ask(0, out=9), ask(1, out=2), ask(2, at=50.0)])
     assert outcomes(record) == {0: Outcome.STALLED, 1: Outcome.FINISHED, 2: Outcome.STALLED}
-    assert [prompt.id for prompt in scheduler.told] == [0, 1]  # the third arrived at a dead engine
+    # the third request arrived at a dead engine
+    assert [prompt.id for prompt in scheduler.told] == [0, 1]
     assert times(record.requests[0]) == (
         1.0,
         2.0,
         2,
-    )  # the batch that killed the engine emitted no token
+    )  # the batch that crashed the engine emitted no token
     assert len(record.steps) == 2
     assert run_verdict(record) == ("engine died", "at 2.000 s: panic: test")
 
@@ -300,14 +305,14 @@ def test_repeated_work_without_token_is_livelock(period: int) -> None:
 
 def test_finite_work_without_token_is_no_livelock() -> None:
     def decide(call: int, fifo: Fifo) -> Batch | None:
-        fifo.state = call  # a long prompt in chunks
+        fifo.state = call  # a long prompt, computed in chunks
         return fifo.batch("prefill", [(0, 1)], emits=False) if call < 500 else None
 
     record = simulate(Fifo(decide), [ask(0, out=1)])
     assert record.requests[0].first_token == 501.0
 
 
-# Other
+# Other tests
 
 
 def test_reports_every_request_once() -> None:
@@ -321,7 +326,7 @@ def test_executor_receives_step_load() -> None:
     executor = Seconds()
     simulate(Fifo(), [ask(0, prompt=4, out=2), ask(1, prompt=6, out=3)], executor=executor)
     assert [load[:6] for load in executor.loads] == [
-        (2, 10, 0, 0, 0, 10 + 21),  # pairs of a query and a key: 1 + 2 + … + 4, and to 6
+        (2, 10, 0, 0, 0, 10 + 21),  # pairs of a query and a key: 1 + 2 + … + 4, and up to 6
         (0, 0, 0, 2, 4 + 6, 0),
         (0, 0, 0, 1, 7, 0),
     ]

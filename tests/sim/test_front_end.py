@@ -1,4 +1,6 @@
-"""The API server in front of an engine delays requests and tokens, and nothing else."""
+"""Tests that the API server in front of an engine delays requests and tokens, and changes nothing
+else.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ def test_requests_enter_one_after_the_other() -> None:
 
 
 def test_tokens_wait_for_all_requests_that_came_before() -> None:
-    """Reading 50 requests takes 20 s; the engine computes the first tokens long before."""
+    """Reading 50 requests takes 20 s; the engine computes the first tokens long before that."""
     lives = run(burst(50), SERVER).requests
     assert min(life.first_token or 0 for life in lives.values()) == pytest.approx(20.0)
     assert run(burst(50), "none").requests[0].first_token == 1.0

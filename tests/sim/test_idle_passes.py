@@ -1,4 +1,4 @@
-"""Idle passes that only count are skipped, and nothing else changes."""
+"""Tests that idle passes that only increase a counter are skipped, and nothing else changes."""
 
 from __future__ import annotations
 

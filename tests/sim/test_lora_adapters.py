@@ -27,7 +27,7 @@ VLLM = {"name": "vllm", "enable_lora": True, "async_scheduling": False}
 
 
 def test_step_waits_for_adapters() -> None:
-    """Loading 80 MiB takes 4.2 ms over 20 GB/s and 84 ms over 1 GB/s."""
+    """Loading 80 MiB takes 4.2 ms at 20 GB/s, and 84 ms at 1 GB/s."""
     plain = run_scenario(scenario(VLLM, None), Path()).record
     asking = run_scenario(scenario(VLLM, "a"), Path()).record
     loading = asking.steps.end[0] - plain.steps.end[0]

@@ -18,7 +18,7 @@ SLOW = {"bytes_per_token": 1e6, "host_gb_s": 1.0, "latency_us": 0.0}  # 1 ms per
 
 
 def scenario(*requests: dict[str, Any], engine: Any = None, **link: float) -> Scenario:
-    """Four blocks of 16 tokens on the GPU, and 100 in host memory."""
+    """Return a scenario with four blocks of 16 tokens on the GPU, and 100 blocks in host memory."""
     base = {"name": "vllm", "num_gpu_blocks": 5, "max_model_len": 64, "num_cpu_blocks": 100}
     tree = {
         "name": "t",
@@ -31,7 +31,9 @@ def scenario(*requests: dict[str, Any], engine: Any = None, **link: float) -> Sc
 
 
 def ask(arrival: float, group: str, outputs: int = 2, shared: int = 48) -> dict[str, Any]:
-    """Return a prompt of 48 tokens; the given number of them is shared by a group."""
+    """Return a request with a prompt of 48 tokens; the group shares the given number of these
+    tokens.
+    """
     named = {"prefix_group": group, "prefix_tokens": shared}
     return {"arrival": arrival, "prompt_tokens": 48, "output_tokens": outputs, **named}
 
@@ -41,12 +43,13 @@ AGAIN = [ask(0, "a"), ask(100, "b", 8), ask(200, "a")]
 
 
 def test_loads_computed_kv_from_host_memory() -> None:
-    """Repeat the prompt: 48 tokens load in 48 ms, and the last token is recomputed."""
+    """If the prompt is repeated, 48 tokens load in 48 ms, and the last token is recomputed."""
     result = run_scenario(scenario(*AGAIN), Path())
     record = result.record
     first = record.requests[2].chunks[0]
     assert (first.tokens, first.context) == (1, 47)
-    # The copy begins at once; an idle pass of 1 s has to notice its end.
+    # The copy starts immediately; an idle pass of 1 s must end before the scheduler notices the end
+    # of the copy.
     assert record.steps.start[first.row] == pytest.approx(201.048)
     assert summarize(record)["kv_tiers"] == {
         "gpu_hit_rate": 0.0,
@@ -66,7 +69,9 @@ def test_recomputes_without_host_memory() -> None:
 
 
 def test_loads_last_block_of_cached_prompt() -> None:
-    """The prefix cache leaves the last token uncomputed, and so its block; host memory has it."""
+    """The prefix cache does not provide the last token, and thus not its block; host memory has
+    this block.
+    """
     result = run_scenario(scenario(ask(0, "a"), ask(100, "a")), Path())
     tiers = summarize(result.record)["kv_tiers"]
     assert tiers["gpu_hit_rate"] == pytest.approx(100 * 31 / 96)
@@ -83,7 +88,7 @@ def test_waits_for_whole_load_of_shared_blocks() -> None:
 
 
 def test_step_waits_for_copy_of_reused_block() -> None:
-    """The first prompt's copy takes 48 s, and it holds all blocks."""
+    """The copy of the first prompt takes 48 s, and it holds all blocks."""
     asks = [ask(0, "a"), ask(10, "b")]
     plain = run_scenario(scenario(*asks), Path()).record
     waiting = scenario(*asks, bytes_per_token=1e9)
@@ -133,7 +138,9 @@ DISK = {"disk_read_gb_s": 1.0, "disk_write_gb_s": 2.0, "disk_latency_us": 1000.0
 
 
 def test_loads_kv_from_disk() -> None:
-    """Host memory has four blocks, each prompt three: the others evict the first prompt."""
+    """Host memory has four blocks, and each prompt needs three, so the other prompts evict the
+    first prompt.
+    """
     asks = [ask(0, "a"), ask(100, "b", 8), ask(200, "c"), ask(300, "a")]
     result = run_scenario(scenario(*asks, engine=ON_DISK, **DISK), Path())
     record = result.record
@@ -147,7 +154,8 @@ def test_loads_kv_from_disk() -> None:
         "written_tokens": 144,
     }
     waits = total_by_kind(result.diagnosis.ledger[3])
-    # The lookup takes 1 ms, reading 49 ms; an idle pass of 1 s notices the load of 48 ms.
+    # The lookup takes 1 ms and the read 49 ms; after an idle pass of 1 s, the scheduler starts the
+    # load of 48 ms.
     assert waits[LedgerKind.DISK] == pytest.approx(0.001 + 0.049)
     assert waits[LedgerKind.KV] == pytest.approx(1.048)
     assert KIND_LABELS[LedgerKind.DISK] == "waiting for KV from disk"
@@ -159,7 +167,7 @@ def test_new_request_waits_for_disk_lookup() -> None:
 
 
 def test_prompt_larger_than_host_memory_is_livelock() -> None:
-    """Each of its blocks evicts the next one, as in vLLM 0.33.0 (``disk-`` recordings)."""
+    """Each block of the prompt evicts the next one, as in vLLM 0.33.0 (``disk-`` recordings)."""
     asks = [
         {**ask(100 * i, group, shared=96), "prompt_tokens": 96} for i, group in enumerate("aba")
     ]

@@ -48,7 +48,7 @@ def turned_away(lives: list[RequestRecord]) -> list[int]:
 def test_rejects_requests_beyond_limit() -> None:
     asked = [ask(0.0), ask(0.0), ask(0.5), ask(0.75), ask(2.9), ask(3.1, out=1), ask(3.2)]
     found = lives(asked, max_num_queued_reqs=3)
-    assert turned_away(found) == [3, 4]  # the first two end at 3 s
+    assert turned_away(found) == [3, 4]  # the first two requests end at 3 s
     away = found[3]
     assert (away.ended_at, away.tokens, away.received_at) == (0.75, 0, None)
     assert away.reason.startswith("max_num_queued_reqs: The engine is currently busy and cannot")

@@ -15,7 +15,11 @@ def ask(i: int, prompt: int = 4, out: int = 4, at: float = 0.0) -> Request:
 
 
 def preempted_once(call: int, fifo: Fifo) -> Batch | None:
-    """Request 0 decodes until call 2, loses its KV to request 1, and prefills again."""
+    """Return the batch of a call: request 0 decodes until call 2, which preempts it in favor of
+    request 1.
+
+    Request 0 is prefilled again after request 1.
+    """
     if call == 2:
         fifo.running = []
         batch = fifo.batch("prefill", [(1, 4)])
@@ -26,7 +30,8 @@ def preempted_once(call: int, fifo: Fifo) -> Batch | None:
 
 
 def run_preempted() -> RunRecord:
-    # 1 arrives when call 2 decides; its four prompt tokens and one output are decoded meanwhile
+    # request 1 arrives when call 2 decides; its four prompt tokens and one output token are
+    # computed in between
     return simulate(Fifo(preempted_once), [ask(0), ask(1, at=2.0, out=1)])
 
 
@@ -63,7 +68,7 @@ def test_counts_preemption_once_and_recomputed_tokens() -> None:
     life = record.requests[0]
     assert life.preempted_at == [2.0]
     assert life.bounces == 0
-    # KV of 4 prompt tokens and the first output was there; the second output had none yet
+    # 4 prompt tokens and the first output token had KV; the second output token did not yet
     assert life.recomputed_tokens == 5
     assert life.segments == [
         RowSegment("prefill", 0, 0, True),

@@ -1,5 +1,7 @@
-"""The work per request does not grow with the number of waiting requests; ``benchmarks/scaling.py``
-tests all sizes and variants."""
+"""Tests that the work per request does not grow with the number of waiting requests.
+
+``benchmarks/scaling.py`` tests all sizes and variants.
+"""
 
 from __future__ import annotations
 

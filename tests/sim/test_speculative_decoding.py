@@ -136,7 +136,7 @@ variants:
         name: run_scenario(scenario, tmp_path).summary["tpot_ms"]["mean"]
         for name, scenario in variants.items()
     }
-    # Two passes of one of 61 layers, each with the output head.
+    # Two passes through one of 61 layers, each with the output head.
     assert 1 + 2 / 61 < tpots["mtp"] / tpots["eagle"] < 1.06
     assert tpots["mtp-share"] == tpots["eagle"]
     blocks = {name: scenario.engine.num_gpu_blocks for name, scenario in variants.items()}

@@ -1,4 +1,4 @@
-"""Tests of the step log: rows that repeat a step form a run and read as single rows."""
+"""Tests of the step log: rows that repeat a step form a run and read like single rows."""
 
 from array import array
 

@@ -1,4 +1,4 @@
-"""The digest covers the sources and data that a run depends on, and nothing else."""
+"""Tests that the digest covers the sources and data that a run depends on, and nothing else."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.import_graph import graph
 
 @pytest.fixture
 def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Copy the package whose digest is computed."""
+    """Copy the package; return the copy whose digest is computed."""
     package = tmp_path / "simkv"
     shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(run_digest, "PACKAGE", package)
@@ -22,13 +22,13 @@ def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def code() -> str:
-    """Return the present hash of the copy."""
+    """Return the current hash of the copy."""
     run_digest.hash_code.cache_clear()
     return run_digest.hash_code()
 
 
 def changes(path: Path) -> bool:
-    """Return whether the hash changes with a file, which is restored."""
+    """Return whether the hash changes with a file; the file is restored."""
     content, before = path.read_bytes(), code()
     path.write_bytes(content + b"\n")
     changed = code() != before

@@ -1,4 +1,5 @@
-"""Results of load generators are predicted from a launch line, and step times fitted to them.
+"""Tests of predicting results of load generators from a launch line, and of fitting step times to
+the results.
 
 The measured files are written by simkv itself, so that the true step times are known.
 """
@@ -52,7 +53,9 @@ Mean E2EL (ms):                          500.00
 
 
 def measured(folder: Path, rate: float, truth: Calibration | None = None) -> Path:
-    """Write the result of a simulated benchmark at a rate, as ``vllm bench serve`` names it."""
+    """Write the result of a simulated benchmark at a request rate, with the file name of ``vllm
+    bench serve``.
+    """
     load = {"num_prompts": 60, "input_len": 400, "output_len": 60, "request_rate": rate}
     options = ScenarioOptions(gpu="H100", from_command=SERVER.from_command, **load)  # type: ignore[arg-type]
     scenario = resolve_variants(build_scenario(options).document)["run"]

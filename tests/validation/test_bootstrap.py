@@ -1,4 +1,6 @@
-"""Ends of errors over resampled steps hold what is planted, however steps resemble each other."""
+"""Tests that intervals of errors over resampled steps contain the true value, for any correlation
+of the steps.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def figures(errors: Errors) -> dict[str, float]:
 
 
 def held(count: int, likeness: float, runs: int = 150) -> dict[str, float]:
-    """In what share of ``runs`` of ``count`` steps the ends hold what such steps really have."""
+    """Return how often the intervals contain the true value, as a fraction of ``runs`` runs of
+    ``count`` steps.
+    """
     random = np.random.default_rng(0)
     truth = figures(alike(500_000, likeness, random))
     found = [step_error_intervals(alike(count, likeness, random)) for _ in range(runs)]
@@ -44,7 +48,9 @@ def test_planted_errors_are_held(count: int, likeness: float) -> None:
 
 
 def test_of_few_blocks_the_ends_are_wider() -> None:
-    """With 5 blocks of 20 steps, plain 2.5 % quantiles would cover only 87 of 100 cases."""
+    """With 5 blocks of 20 steps, plain 2.5 % quantiles would contain the true value in only 87 of
+    100 cases.
+    """
     found = held(20, 0.0)
     assert min(found["median"], found["bias"]) >= 0.92
 
@@ -70,7 +76,7 @@ def shapes(count: int) -> Iterator[Errors]:
 
 @pytest.mark.parametrize("count", [4, 5, 16, 40, 300])
 def test_what_was_found_lies_between_the_ends(count: int) -> None:
-    """The first and last steps count as much as those between them."""
+    """The first and last steps count as much as the steps between them."""
     for errors in shapes(count):
         found = figures(errors)
         for name, (low, high) in step_error_intervals(errors).items():

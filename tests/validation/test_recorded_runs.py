@@ -1,4 +1,6 @@
-"""Recorded runs against their simulation: a made-up record whose truth is known, and real ones."""
+"""Tests of recorded runs and their simulation: an invented record with known costs, and real
+records.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,7 @@ page_tool.command()(write_validation_page)
 
 
 def profile() -> CostProfile:
-    """The costs that the made-up record was made with."""
+    """Return the true costs of the invented record."""
     terms = [term.model_dump() for term in make_cost_terms(TRUE, SHAPE)]
     return CostProfile.model_validate(
         {
@@ -97,7 +99,7 @@ def write(folder: Path, rows: list[list[Any]], **facts: Any) -> Path:
 
 
 def plan(folder: Path) -> Path:
-    """Arrivals without truth: twelve alone, then twenty at once."""
+    """Write arrivals without measured times: twelve in isolation, then twenty at once."""
     rows = [[i, "sync", 5.0 * i, 300 + 137 * i, 40 + 9 * i, 0, 1, 1, 1] for i in range(12)]
     rows += [
         [12 + i, "throughput", 70 + i / 50, 200 + 61 * i, 30 + 7 * i, 0, 1, 1, 1] for i in range(20)
@@ -130,7 +132,7 @@ def test_the_true_costs_are_found_and_give_the_record_again(made_up: Path) -> No
     }
     for f in found.figures:
         assert abs(f.error_pct) < 0.01 or f.real < 1, f
-    assert all(p.requests == 20 for p in found.per_request)  # those alone are not scored
+    assert all(p.requests == 20 for p in found.per_request)  # requests in isolation are not scored
     assert set(found.stages) == {"throughput"}
 
 
@@ -158,8 +160,8 @@ def test_times_from_the_queue_leave_out_the_wait_for_a_step(tmp_path: Path) -> N
     assert case.from_queue
     from_queue = simulate_run(case, profile(), *engine_of(case)).requests
     waited = from_arrival["ttft_ms"] - from_queue["ttft_ms"]
-    assert (waited > 1.99).all()  # the way to the core at least
-    assert waited.max() > 5.0  # and the rest of the step that ran then
+    assert (waited > 1.99).all()  # at least the time to reach the engine core
+    assert waited.max() > 5.0  # and the rest of the step that ran at this time
     assert (from_arrival["tpot_ms"] == from_queue["tpot_ms"]).all()
 
 
@@ -220,9 +222,9 @@ def test_data_parallel_ranks_share_the_requests(made_up: Path, experts: int | No
     one, two = (simulate_run(case, profile(), *engine_of(case)) for case in (alone, pair))
     late = alone.scored.to_numpy()
     waited, shared = (r.requests["queue_ms"][late].mean() for r in (one, two))
-    assert shared < waited / 2  # eight at a time on each of two
+    assert shared < waited / 2  # eight at a time on each of two ranks
     assert two.requests["ttft_ms"].notna().all()
-    if experts:  # in lock-step a rank waits for the slower one
+    if experts:  # in lockstep, a rank waits for the slower rank
         (made_up / "case.json").write_text(
             json.dumps({**facts, "model_dims": {**facts["model_dims"], "experts": None}})
         )
@@ -325,7 +327,8 @@ def test_the_command_prints_and_writes(made_up: Path, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["validate", str(made_up), "--out", str(tmp_path / "out")])
     assert done.exit_code == 0, done.output
     assert "TTFT mean (ms)" in done.output
-    assert "-4.0 %" in done.output  # what the originating simulator publishes
+    # statistics published by the simulator that the record comes from
+    assert "-4.0 %" in done.output
     records = pd.read_csv(tmp_path / "out" / "error_records.csv")
     assert list(records.columns[:6]) == [
         "simulator",
@@ -421,7 +424,7 @@ def test_the_saturated_rtx_4090_within_one_per_cent() -> None:
     e2e = next(p for p in found.per_request if p.metric == "e2e_ms")
     assert e2e.mape is not None
     assert e2e.mape <= 0.7
-    assert 185 <= found.replayed.preemptions <= 205  # about 194 in the record
+    assert 185 <= found.replayed.preemptions <= 205  # about 194 requests in the record
 
 
 @recorded
@@ -453,11 +456,12 @@ def test_intervals_hold_what_the_true_costs_make_and_are_counted(made_up: Path) 
     assert counted.held == counted.figures > 10
     assert counted.half is not None
     assert 0.02 < counted.half < 0.5
-    # The record is slower by half than any known error: most metrics lie outside.
+    # The record is slower by half than any known error, so most metrics are outside their
+    # intervals.
     slower = case.requests.assign(**{m: 1.5 * case.requests[m] for m in ("ttft_ms", "e2e_ms")})
     missed = simulate_and_score(replace(case, requests=slower), costs, *engine_of(case))
     assert coverage([missed]).held < 0.7 * counted.figures
-    assert not is_in_range(found)  # more decodes at once than one
+    assert not is_in_range(found)  # more concurrent decodes than one
 
 
 def test_without_errors_of_its_own_a_profile_gives_no_interval(made_up: Path) -> None:
@@ -500,7 +504,7 @@ def test_one_case_that_cannot_be_used_does_not_stop_the_others(
     assert "Errors of all cases" in done.stdout
     assert "no rows to compare" in done.stderr
     assert done.stderr.count("\n") == 1
-    # Each of two runs with the same model and GPU is predicted with the costs of the other.
+    # Each of two runs with the same model and GPU is predicted with the costs of the other run.
     rows = [line.split() for line in done.stdout.splitlines()]
     assert sum(row[:2] == ["made-up", "second"] for row in rows) == 1, done.stdout
 
@@ -563,7 +567,7 @@ def test_clients_in_a_closed_loop_send_when_they_have_an_answer(made_up: Path) -
     (made_up / "case.json").write_text(json.dumps({**facts, "max_concurrency": 1}))
     case = read_recorded_run(made_up)
     one = simulate_run(case, profile(), *engine_of(case))
-    # With one request at a time none waits, and the run is as long as all of them together.
+    # With one request at a time, none waits, and the run takes as long as all requests together.
     assert one.requests["queue_ms"].max() == pytest.approx(0.0, abs=1e-3)
     total = (one.requests["e2e_ms"] - 2.0).sum() / 1e3
     assert one.makespan_s == pytest.approx(total, rel=0.01)

@@ -1,4 +1,4 @@
-"""Measured serving points: read, replayed, scored, fitted."""
+"""Tests of measured serving points: they are read, simulated, scored and fitted."""
 
 import csv
 import json
@@ -71,7 +71,7 @@ def one_row(tmp_path: Path) -> MeasuredRow:
 
 
 def steps_profile(**more: float) -> CostProfile:
-    """10 ms a step and 0.1 ms a prefill token."""
+    """Return a profile with 10 ms per step and 0.1 ms per prefill token."""
     terms = [
         {"name": "step", "feature": "steps", "seconds": 0.01},
         {"name": "prefill", "feature": "prefill_tokens", "table": [[0, 0], [1e6, 100.0]]},
@@ -242,7 +242,7 @@ def test_leaping_changes_nothing() -> None:
 
 
 def test_slopes_are_differences_of_runs() -> None:
-    """Each constant is moved a little, and the run made again."""
+    """Each constant is changed a little, and the run is repeated."""
     load = ClosedLoop(300, 60, 8, 80)
 
     def changed(prefill: float = 1.0, decode: float = 1.0, **seconds: float) -> CostProfile:
@@ -320,7 +320,7 @@ def test_noise_is_between_measurements_of_one_configuration(tmp_path: Path) -> N
 
 
 def made_samples(scale: float, kind: Configuration, count: int, first: int) -> list[Residual]:
-    """Points whose decodes take ``scale`` times as long as predicted."""
+    """Return points whose decodes take ``scale`` times as long as predicted."""
     found = []
     for i in range(first, first + count):
         prefill, decode, both = 20.0 + i, 8.0 + i % 5, 0.1 * (i % 3)

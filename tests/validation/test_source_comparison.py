@@ -34,17 +34,17 @@ def untrusted() -> None:
 
 
 def port(incident: PackagedIncident, variant: str) -> Scenario:
-    """Stand for a source with the decisions of the port."""
+    """Return a scenario that replaces a source and has the decisions of simkv's own scheduler."""
     return incident.variants[variant]
 
 
 def swapped(incident: PackagedIncident, variant: str) -> Scenario:
-    """Stand for a source in which a default is reversed."""
+    """Return a scenario that replaces a source in which a default is reversed."""
     return incident.variants["before" if variant == "after" else "after"]
 
 
 def starving(incident: PackagedIncident, variant: str) -> Scenario:
-    """Stand for a source whose second request starves."""
+    """Return a scenario that replaces a source whose second request starves."""
     late = {"requests": [{"prompt_tokens": 8000, "output_tokens": 200}] * 2}
     slow = with_field(incident.variants[variant], "timeout", 4.0, incident.path.parent)
     return with_field(slow, "workload", late, incident.path.parent)

@@ -1,4 +1,6 @@
-"""Host time of steps in addition to their kernels, measured from a record with known costs."""
+"""Tests of the host time of steps in addition to their kernels, measured from a record with known
+costs.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ from tests.validation.test_recorded_runs import (
     write,
 )
 
-#: Seconds that the made-up host takes for a step that is launched kernel by kernel.
+#: Time (s) that the invented host needs for a step that is launched kernel by kernel.
 HOST = 4e-3
 #: The largest CUDA graph of eight sequences.
 LARGEST = 16
@@ -43,7 +45,9 @@ def slower(costs: CostProfile) -> CostProfile:
 
 
 def made(folder: Path, costs: CostProfile) -> RecordedRun:
-    """A record of requests under load, with the times of an engine whose steps cost that."""
+    """Return a record of requests under load, with the times of an engine with the given step
+    costs.
+    """
     rows = [
         [i, "constant", 0.11 * i + 0.013 * (i % 5), 90 + 61 * (i % 13), 20 + 7 * (i % 11)]
         for i in range(120)
@@ -79,7 +83,7 @@ def test_the_planted_host_time_is_found_and_nothing_else(tmp_path: Path) -> None
             assert abs(kind.host) < 1e-4, kind
     assert found.counted > 0.9 * found.intervals
     assert "'mixed, over the largest CUDA graph' took 4.0 ms longer" in describe_host_times(found)
-    # The host's own term is no kernel: with it the table is the same.
+    # The host's own term is not a kernel, so the table is the same with it.
     assert (
         host_times(made(tmp_path / "y", slower(profile())), slower(profile())).kinds == found.kinds
     )

@@ -1,4 +1,4 @@
-"""Recorded runs with published statistics only."""
+"""Tests of recorded runs with published statistics only."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def case(folder: Path, **facts: Any) -> Path:
 
 
 def truth(folder: Path, **facts: Any) -> dict[str, dict[str, float]]:
-    """The statistics that the true costs make of what the arrivals say."""
+    """Return the statistics of a simulation with the true costs."""
     read = read_recorded_run(
         case(folder, arrivals=ARRIVALS, measured={"e2e_ms": {"mean": 1.0}}, **facts)
     )
@@ -77,7 +77,7 @@ def test_lengths_may_be_known_where_times_are_not(tmp_path: Path) -> None:
     assert again.table.name == "requests.csv"
     found = score(again, simulate_run(again, profile(), *engine_of(again)), "truth")
     assert abs(found.figure("e2e_ms", "mean").error_pct) < 1e-6
-    # Without statistics the times of requests are asked for.
+    # Without statistics, the times of requests are required.
     with pytest.raises(InputError, match=r"requests.csv: missing column 'ttft_ms'"):
         read_recorded_run(case(tmp_path / "x"))
 

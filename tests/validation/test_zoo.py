@@ -1,4 +1,4 @@
-"""The zoo: every packaged incident comes out as its file expects, and says what it is."""
+"""Tests that every packaged incident has the expected result and a description."""
 
 from __future__ import annotations
 
@@ -71,7 +71,8 @@ def test_scenario_is_what_the_schema_for_editors_says(path: Path) -> None:
         ({"timeout": None, "expect": {"x": {"preemptions": 3}}}, True),
         ({"engine": {"varian": "bucketed"}}, False),
         ({"engine": {"variant": "bucket"}}, False),
-        ({"workload": {"requests": [{"prompt_tokens": 1}]}}, False),  # a list is replaced whole
+        # a list is replaced as a whole
+        ({"workload": {"requests": [{"prompt_tokens": 1}]}}, False),
         ({"timeouts": 3}, False),
     ],
 )

@@ -1,4 +1,4 @@
-"""Command lines of serving benchmarks become workload sections."""
+"""Tests that command lines of serving benchmarks become workload sections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients whose requests depend on how earlier ones were served."""
+"""Tests of clients whose requests depend on earlier replies."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_session_ends_if_a_request_gets_no_answer() -> None:
 def test_slots_are_never_exceeded_nor_idle_while_requests_wait(
     drawn: list[tuple[int, int]], slots: int
 ) -> None:
-    """Serve each request in a fixed time, in a loop over the clients' own times."""
+    """The test loops over the clients' own times, and serves each request in a fixed time."""
     requests = [request(i, float(time)) for i, (time, _) in enumerate(drawn)]
     some = Clients(requests, max_concurrency=slots)
     serving: dict[int, float] = {}

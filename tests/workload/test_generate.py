@@ -1,4 +1,4 @@
-"""The requests of a scenario: listed, in a burst, or sampled."""
+"""Tests of the requests of a scenario: listed, in a burst, or sampled."""
 
 from __future__ import annotations
 

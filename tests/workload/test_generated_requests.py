@@ -1,4 +1,6 @@
-"""Arrival processes, lengths and sessions: as in vLLM's benchmark, and independent."""
+"""Tests of arrival processes, lengths and sessions: they are as in vLLM's benchmark, and
+independent.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions as graphs: sub-agents, tool times, compaction, and lanes of sessions."""
+"""Tests of sessions as graphs: sub-agents, tool times, compaction, and lanes of sessions."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_fork_join_lasts_the_sum_of_its_stages() -> None:
     requests, after = sessions.requests(None)
     times = serve(Clients(requests, after), 0.25)
     assert len(requests) == 2 * (3 + 2 * 2 * 2)
-    # Three turns; two joins, each after two calls with a tool call between, and a delay of 3 s.
+    # Three turns, two joins (each after two calls with a tool call in between), and a delay of 3 s.
     assert max(end for _, end in times.values()) == pytest.approx(3 * 0.25 + 2 * (0.5 + 0.5 + 3.0))
 
 
@@ -83,7 +83,8 @@ def test_compaction_cuts_the_context_to_its_length() -> None:
         compact_to=8,
     )
     requests, _ = sessions.requests(None)
-    # The fourth prompt would have 72 tokens: it is cut to 20 + 8 + 10. The sixth would have 66.
+    # The fourth prompt would have 72 tokens; it is cut to 20 + 8 + 10. The sixth prompt would have
+    # 66.
     assert [one.prompt_tokens for one in requests] == [30, 44, 58, 38, 52, 38]
     assert requests[4].segments[:3] == requests[3].segments
     assert requests[5].segments[1] != requests[3].segments[1]

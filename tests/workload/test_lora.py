@@ -1,4 +1,4 @@
-"""LoRA adapters of requests: listed, sampled, and in traces."""
+"""Tests of LoRA adapters of requests: listed, sampled, and in traces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokens shared by prompts: groups, hash ids and segments."""
+"""Tests of tokens shared by prompts: groups, hash ids and segments."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_arrivals_sample_one_of_the_prefixes() -> None:
 
 def test_first_prefix_is_most_frequent_with_zipf() -> None:
     found = groups(requests(arrivals(prefix_groups=4, prefix_zipf=2.0)))
-    counts = [found.count(f"g{i}") for i in range(4)]  # expected: 281, 70, 31, 18 of 400
+    counts = [found.count(f"g{i}") for i in range(4)]  # expected: 281, 70, 31 and 18 of 400
     assert 250 <= counts[0] <= 310
     assert 50 <= counts[1] <= 95
     assert counts[1] > counts[2] > counts[3] > 0
@@ -151,7 +151,9 @@ def test_sampled_prefixes_require_a_length(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "mistralrs"])
 def test_computes_only_uncached_tokens(engine: str) -> None:
-    """The second turn of a conversation computes its new tokens and at most one block more."""
+    """The second turn of a conversation computes its new tokens and at most one block in
+    addition.
+    """
     knobs = {"mistralrs": {"prefix_caching": True}, "sglang": {"max_total_num_tokens": 4096}}
     rows = [
         listed(prompt_tokens=320, output_tokens=64, segments=[["u0", 0, 320]]),
@@ -222,7 +224,9 @@ def conversation(seed: int) -> list[dict[str, Any]]:
     ids=["vllm", "vllm-tight", "vllm-skip", "sglang-aging", "mistralrs"],
 )
 def test_leaping_does_not_change_conversations(engine: dict[str, Any]) -> None:
-    """Decodes fill blocks that other requests wait for; a leap must not skip this."""
+    """Decodes fill blocks that other requests wait for; a leap must not skip the moment when a
+    block becomes full.
+    """
     profile = load_profile("unit-step")
     for seed in range(25):
         scenario = Scenario.model_validate(

@@ -1,4 +1,4 @@
-"""Known statistics of the public traces, compared exactly (skipped without the traces)."""
+"""Tests of known statistics of the public traces, compared exactly (skipped without the traces)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def figures(path: Path, selection: Selection | None = None) -> dict[str, Any]:
 
 
 LENGTHS = {
-    # file: rows, prompt mean, p50, p99, max, output mean, p50, p99, max, rate
+    # file: rows; prompt tokens: mean, p50, p99, max; output tokens: mean, p50, p99, max; rate
     "azure-2023-conv.csv.gz": (14176, 1195.1, 1015, 4121, 14050, 201.5, 115, 598, 1000, 5.907),
     "azure-2023-code.csv.gz": (7491, 2040.1, 1465, 7436, 7437, 27.6, 13, 248, 1899, 3.131),
     "mooncake-conversation.jsonl.gz": (
@@ -120,7 +120,9 @@ def test_recorded_cases_have_the_requests_that_their_records_count(shared: Path)
 
 
 def test_shared_blocks_of_recorded_prompts(shared: Path) -> None:
-    """Per request, the leading blocks seen before equal the count in the recorded case."""
+    """For each request, the number of leading blocks that occurred before equals the number in the
+    recorded case.
+    """
     import csv
 
     folder = shared / "ground-truth" / "lss-rtx4090-llama3.1-8b"

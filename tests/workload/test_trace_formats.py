@@ -1,4 +1,4 @@
-"""Every trace format on made-up rows: detection from the file, and values."""
+"""Tests of every trace format on invented rows: detection from the file, and values."""
 
 from __future__ import annotations
 
@@ -364,7 +364,7 @@ def test_blis_without_a_header_is_noted_with_correct_line_numbers(tmp_path: Path
 
 
 def servegen(folder: Path) -> Path:
-    """Write two clients; one sends nothing in the second time window."""
+    """Write a trace with two clients; one of them sends nothing in the second time window."""
     folder.mkdir()
     write(folder / "chunk-3-trace.csv", "0,0.5,1.0,Gamma,1.0,2.0\n600,0,0,,0,0\n")
     write(folder / "chunk-7-trace.csv", "0,0.1,3.0,Weibull,0.5,5.0\n600,0.2,1.0,Gamma,2.0,2.5\n")

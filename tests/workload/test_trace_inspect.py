@@ -1,4 +1,4 @@
-"""Statistics of a trace, compared with a plain computation."""
+"""Tests of the statistics of a trace, compared with a plain computation."""
 
 from __future__ import annotations
 
@@ -90,7 +90,9 @@ PIECES = st.lists(
 def test_shared_prefixes_match_the_token_contents(
     drawn: list[tuple[list[str], int, int]],
 ) -> None:
-    """Compare with all earlier prompts and their outputs, token by token as in the cache."""
+    """Prompts are compared with all earlier prompts and their outputs, token by token as in the
+    cache.
+    """
     names = NameTable()
     pieces = [parse_pieces(" ".join(words), names) for words, _, _ in drawn]
     prompts = [
@@ -145,7 +147,8 @@ def chat(tmp_path: Path) -> Path:
 def test_statistics_of_a_chat_trace(chat: Path) -> None:
     found = inspect_trace(TraceReader(chat)).figures()
     assert (found["requests"], found["sessions"]) == (120, 40)
-    # Prompts have 164, 314 and 464 tokens; the first turns share 64, later ones all but 100.
+    # Prompts have 164, 314 and 464 tokens. First turns share 64 tokens; later turns share all
+    # tokens except 100.
     assert found["prompt_tokens"]["mean"] == 314
     assert found["prefix_hit_rate"] == pytest.approx((39 * 64 + 40 * (214 + 364)) / (120 * 314))
     assert found["hash_blocks"] is None

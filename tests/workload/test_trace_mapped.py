@@ -1,4 +1,4 @@
-"""Custom logs: mapped, duplicate and missing columns."""
+"""Tests of custom logs: mapped, duplicate and missing columns."""
 
 from __future__ import annotations
 

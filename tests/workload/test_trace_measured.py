@@ -1,4 +1,4 @@
-"""Measured latencies of each request, read from the files of benchmarks."""
+"""Tests of measured latencies of each request, read from the files of benchmarks."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_reads_aiperf_requests_and_latencies(tmp_path: Path) -> None:
     told = " ".join(trace.tally.lines())
     assert "1 cancelled (first: line 2); 1 from the warm-up (first: line 5)" in told
     assert "1 with an error (first: line 4)" in told
-    assert read_trace(tmp_path).format == "aiperf"  # a folder is accepted in place of its file
+    assert read_trace(tmp_path).format == "aiperf"  # a folder is accepted instead of its file
     table = read_measured_latencies(path)
     assert table["ttft_ms"].tolist() == [250.5, 250.5]
     assert table["tpot_ms"].tolist()[0] == pytest.approx(10.0)

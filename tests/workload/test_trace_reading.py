@@ -1,4 +1,4 @@
-"""Parts of traces, bad rows, broken files, and memory."""
+"""Tests of parts of traces, invalid rows, damaged files, and memory."""
 
 from __future__ import annotations
 
@@ -244,7 +244,7 @@ def test_progress_is_reported_in_bytes(trace: Path) -> None:
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
-    """Compare the peak memory of reading 40,000 and 160,000 rows with a limit of 50."""
+    """The peak memory of reading 40,000 and 160,000 rows with a limit of 50 is compared."""
     peaks = []
     for count in (40_000, 160_000):
         path = tmp_path / f"{count}.csv"

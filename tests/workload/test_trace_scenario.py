@@ -1,4 +1,4 @@
-"""Traces and generators in scenario files, and the commands for traces."""
+"""Tests of traces and generators in scenario files, and of the commands for traces."""
 
 from __future__ import annotations
 

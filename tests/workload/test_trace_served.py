@@ -1,4 +1,4 @@
-"""OpenTelemetry spans of served requests, with their measured times."""
+"""Tests of OpenTelemetry spans of served requests, with their measured times."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_reads_lengths_and_times(tmp_path: Path, made: Any) -> None:
     assert row["e2e_ms"] == pytest.approx(2300.0)
     assert row["tpot_ms"] == pytest.approx(200.0)
     assert len(found) == (2 if made in (bench, guidellm) else 1)
-    assert len(read_trace(path)) == 1  # requests without an answer are left out of the trace
+    assert len(read_trace(path)) == 1  # requests without an answer are omitted from the trace
 
 
 def test_reads_queue_times_from_spans(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""simkv's own traces round-trip without loss, as CSV and as Parquet."""
+"""Tests that simkv's own traces round-trip without loss, as CSV and as Parquet."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def requests(draw: st.DrawFn) -> list[Request]:
         if segments and rest:
             segments.append(Segment(f"u{number}", 0, rest))
         if len(segments) == 1 and segments[0][:2] == (f"u{number}", 0):
-            segments = []  # a prompt that shares no tokens is written without pieces
+            segments = []  # a prompt that shares no tokens is written without segments
         output = draw(st.integers(1, 100))
         drawn.append(
             Request(
@@ -93,7 +93,7 @@ def test_sessions_round_trip(tmp_path: Path, end: str) -> None:
 
 
 def test_converted_trace_equals_the_original(tmp_path: Path) -> None:
-    """Includes a part of the trace whose prompts refer to omitted rows."""
+    """This includes a part of the trace whose prompts refer to omitted rows."""
     sent = build_clients(CHAT, None)
     write_requests(tmp_path / "t.csv", sent.requests, sent.after)
     for selection in (Selection(), Selection(sample=0.6), Selection(start=1.0, limit=9)):

@@ -40,7 +40,7 @@ from tests.laws.test_leaping import assert_same, stretched
 
 
 def fleet(schedulers: Sequence[Any], executors: Sequence[Any]) -> Fleet:
-    """Run engines in lockstep that receive requests in turn."""
+    """Run engines in lockstep; they receive the requests in turn."""
 
     def maker(scheduler: Any, executor: Any) -> Any:
         return lambda env, rank: Engine(env, scheduler, executor, rank=rank)
@@ -63,7 +63,8 @@ def test_step_lasts_as_long_as_slowest_rank() -> None:
     served = fleet([Fifo(), Fifo()], [Seconds(1.0), Seconds(3.0)])
     run_clients(served, requests, None)
     first, second = (lifetime.engine.record for lifetime in served.lifetimes)
-    # In isolation it would take a second per token, and the other would start at 0.5.
+    # In isolation, this rank would take a second per token, and the other rank would start at 0.5
+    # s.
     assert spans(first) == [(0.0, 1.0), (1.0, 4.0), (4.0, 5.0)]
     assert spans(second) == [(1.0, 4.0)]
     assert first.requests[0].ended_at == 5.0
@@ -103,7 +104,9 @@ def test_rejects_unequal_pipeline_depths() -> None:
 
 
 def record_of(scenario: Scenario, *, together: bool) -> RunRecord:
-    """Run the scenario on one engine without leaping, alone or as a lockstep group of one."""
+    """Simulate the scenario on one engine without leaping, alone or as a lockstep group with one
+    rank.
+    """
     executor = SimulatedExecutor(load_profile(scenario.profile, Path()))
     env = simpy.Environment()
     engine = Engine(
@@ -166,7 +169,8 @@ def test_group_leaps_until_arrival(depth: int) -> None:
     served = fleet(schedulers, [SimulatedExecutor(profile) for _ in range(3)])
     requests = [Request(i, 8, 300, at, output_tokens=300) for i, at in enumerate((0, 0, 100.5))]
     record = run_clients(served, requests, None)
-    assert record.requests[2].received_at == 101.0  # the third was asleep, the others were leaping
+    # the third rank was idle, and the other ranks were leaping
+    assert record.requests[2].received_at == 101.0
     for lifetime in served.lifetimes:
         assert lifetime.engine.leaps > 0
         assert len(lifetime.engine.record.steps) > 10 * lifetime.engine.leaps

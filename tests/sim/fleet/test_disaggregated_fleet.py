@@ -27,7 +27,7 @@ OF_010 = {"variant": "0.10.2"}
 HALVES_OF_010 = [{"role": role, "engine": OF_010} for role in ("prefill", "decode")]
 ASYNC_011 = {"variant": "0.11.0", "async_scheduling": True}
 PRODUCER = {"kv_role": "kv_producer"}
-#: Transferring the KV of a token takes a tenth of a second.
+#: The transfer of the KV of a token takes 0.1 s.
 SLOW = {"bytes_per_token": 100, "bandwidth": 1000.0}
 
 
@@ -41,7 +41,7 @@ def split(
     engine: dict[str, Any] | None = None,
     **more: Any,
 ) -> RunResult:
-    """Return a fleet of a prefill and a decode replica; every step takes a second."""
+    """Simulate a fleet of a prefill and a decode replica; every step takes a second."""
     scenario = {
         "name": "split",
         "workload": {"requests": requests},
@@ -85,7 +85,8 @@ def check_all_free(result: RunResult) -> None:
 
 def test_hands_request_from_prefill_to_decode() -> None:
     result = split(at(0.0))
-    # Prefill 0-1 s, 10 tokens of KV 1-2 s, the last of them again 2-3 s, three decodes 3-6 s.
+    # Prefill 0-1 s, transfer of 10 tokens of KV 1-2 s, recomputation of the last token 2-3 s, three
+    # decodes 3-6 s.
     life = result.record.requests[0]
     assert (life.first_token, life.last_token, life.tokens) == (3.0, 6.0, 4)
     assert life.request.prompt_tokens == 10
@@ -116,13 +117,13 @@ def test_transfers_over_one_link_are_sequential() -> None:
 
 
 def test_full_decode_pool_delays_prefills() -> None:
-    # Each replica has capacity for one request's KV at a time: 12 blocks of 4 tokens.
+    # Each replica has capacity for the KV of one request at a time: 12 blocks of 4 tokens.
     small = {"num_gpu_blocks": 13, "max_model_len": 48}
     requests = at(0.0, 0.0, 0.0, prompt=30, output=10)
     result = split(requests, engine=small)
     handovers = fleet_of(result).handovers
-    # 3 s for the KV, 10 s to decode; then the next request is fetched, and only after that
-    # there is capacity for another prefill.
+    # 3 s for the KV, 10 s to decode. The next request is fetched after this, and only then does the
+    # prefill replica have capacity for another request.
     assert [(h.prefilled_at, h.requested_at, h.arrived_at) for h in handovers.values()] == [
         (1.0, 1.0, 4.0),
         (5.0, 14.0, 17.0),

@@ -1,4 +1,4 @@
-"""The examples show the effects that they describe."""
+"""Tests that the examples show the effects that they describe."""
 
 from __future__ import annotations
 

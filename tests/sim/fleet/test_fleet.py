@@ -1,4 +1,4 @@
-"""Tests of fleets: failing, draining, cold starts, scaling, and stale load signals."""
+"""Tests of fleets: failures, draining, cold starts, scaling, and outdated load signals."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_retries_requests_of_failed_replica() -> None:
     section = {"replicas": 2, "failures": [{"replica": 0, "at": 3.5}]}
     result = fleet(section, at(0.0, 0.0, 5.0))
     assert where(result) == ["0 1", "1", "1"]
-    # Request 0 had 3 tokens; at 4 s replica 1 admits it, and it needs all 5 steps again.
+    # Request 0 had emitted 3 tokens. Replica 1 admits it at 4 s, and needs all 5 steps again.
     assert ends(result) == [9.0, 5.0, 10.0]
     life = result.record.requests[0]
     assert (life.tokens, life.first_token) == (5, 5.0)
@@ -154,8 +154,8 @@ def test_autoscaling_follows_load_with_lag() -> None:
     section = {"replicas": 1, "router": "least_loaded", "autoscale": rule}
     result = fleet(section, at(*[0.5] * 6, 3.5, 30.0))
     lifetimes = [(s.replica, s.start, s.end) for s in result.fleet.lifetimes]
-    # At 1 s six requests are in flight: three replicas from 3 s on. Three seconds after the
-    # load has ended, two replicas stop.
+    # Six requests are in flight at 1 s, so there are three replicas from 3 s. Two replicas stop
+    # three seconds after the load has ended.
     assert lifetimes[:3] == [(0, 0.0, None), (1, 3.0, lifetimes[1][2]), (2, 3.0, lifetimes[2][2])]
     assert all(end is not None and 9.0 <= end <= 14.0 for _, _, end in lifetimes[1:])
     assert where(result)[6:] == ["1", "0"]
@@ -184,7 +184,9 @@ def test_idle_years_cost_few_checks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_full_fleet_costs_no_checks_while_a_replica_drains(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A number that the fleet cannot reach is not tried again until an event occurs."""
+    """If the fleet cannot reach a number of replicas, it does not try again until an event
+    occurs.
+    """
     calls = []
     target_size = Autoscaler.target_size
     monkeypatch.setattr(
@@ -241,8 +243,7 @@ def test_stale_signals_route_to_one_replica() -> None:
 def test_signals_refresh_at_interval() -> None:
     router = {"name": "least_loaded", "count_own_sends": False}
     section = {"replicas": 2, "router": router, "refresh_interval": 2.0}
-    # A request that arrived at 1.9 s is visible from 2 s on; a request that arrived at 2 s is
-    # not.
+    # A request that arrived at 1.9 s is visible from 2 s; a request that arrived at 2 s is not.
     assert where(fleet(section, at(1.9, 1.95, 2.0, 2.1))) == ["0", "0", "1", "1"]
 
 
@@ -321,8 +322,9 @@ def test_each_replica_matches_separate_run() -> None:
 
 
 def test_counts_preemptions_on_failed_replica() -> None:
-    """Two requests of three blocks each share five; the request that lost its KV is sent to another
-    replica."""
+    """Two requests of three blocks each share five blocks; the request that loses its KV is sent to
+    another replica.
+    """
     engine = {
         "name": "vllm",
         "block_size": 4,
@@ -340,7 +342,9 @@ def test_counts_preemptions_on_failed_replica() -> None:
 
 
 def test_request_without_replica_ends_at_arrival() -> None:
-    """The run ended at 5 s; a request that arrives at 9 s must not end before its arrival."""
+    """The simulation ended at 5 s; a request that arrives at 9 s must not end before its
+    arrival.
+    """
     result = fleet({"replicas": 1, "drains": [{"replica": 0, "at": 0.0}]}, at(0.0, 9.0))
     late = result.record.requests[1]
     assert late.outcome is Outcome.STALLED

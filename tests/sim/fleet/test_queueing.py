@@ -1,12 +1,12 @@
 """Compare simulations with closed forms of queueing theory.
 
 The step costs make a replica a plain server: a step takes ``STEP`` seconds and a request needs one
-step per token. With ``max_num_seqs: 1`` a replica is a single server, with c a station of c
-servers. If steps take time in proportion to the batch size, it shares its time among all requests.
-Service times are whole numbers of steps, MEAN on average.
+step per token. A replica with ``max_num_seqs: 1`` is a single server; with c, it is a station of c
+servers. If the step time is proportional to the batch size, the replica shares its time among all
+requests. Service times are whole numbers of steps, ``MEAN`` on average.
 
-A fleet of single servers is checked request by request against D. Lindley's recursion (1952), which
-in turn is checked against closed forms with many requests and without a simulation. Other closed
+A fleet of single servers is checked request by request against D. Lindley's recursion (1952). The
+recursion is checked against closed forms with many requests, without a simulation. Other closed
 forms are compared with the mean of independent simulated repeats, whose standard error must be
 below 3 % of the theoretical value. The tolerance is three standard errors plus the effect of whole
 steps, because requests start only between two steps.
@@ -43,7 +43,7 @@ from simkv.sim.fleet.routers import build_router
 from simkv.sim.run_record import RunRecord
 
 STEP = 0.01
-#: Mean service time in steps; in seconds it is 1.
+#: Mean service time in steps, and 1 in seconds.
 MEAN = 100
 WARM_UP = 250
 
@@ -51,7 +51,7 @@ Lengths = Callable[[np.random.Generator, int], npt.NDArray[np.int64]]
 
 
 def geometric(draw: np.random.Generator, count: int) -> npt.NDArray[np.int64]:
-    """Sample the exponential distribution in whole steps."""
+    """Sample service times from an exponential distribution, in whole steps."""
     return draw.geometric(1 / MEAN, count)
 
 
@@ -60,8 +60,8 @@ def constant(draw: np.random.Generator, count: int) -> npt.NDArray[np.int64]:
 
 
 def of_two_kinds(draw: np.random.Generator, count: int) -> npt.NDArray[np.int64]:
-    """Sample hyperexponential times: 10 % are 9.1 times as long (squared coefficient of variation
-    2).
+    """Sample hyperexponential service times: 10 % are 9.1 times as long (squared coefficient of
+    variation 2).
     """
     return np.where(draw.random(count) < 0.1, 503, 55)
 
@@ -83,9 +83,9 @@ def costs(*terms: dict[str, Any]) -> CostProfile:
     )
 
 
-#: Every step takes the same time.
+#: Step costs with equal times for every step.
 SERVERS = costs({"feature": "steps", "seconds": STEP})
-#: A step takes time in proportion to its batch size.
+#: Step costs proportional to the batch size.
 SHARED = costs(
     {"feature": "decode_seqs", "seconds": STEP}, {"feature": "prefill_seqs", "seconds": STEP}
 )
@@ -99,7 +99,7 @@ def run(
     replicas: int = 1,
     router: RouterConfig | None = None,
 ) -> tuple[RunRecord, Fleet]:
-    """Send requests with these output lengths through a fleet."""
+    """Simulate a fleet that receives requests with these output lengths."""
     config = VllmConfig(
         max_num_seqs=servers,
         num_gpu_blocks=100_000,
@@ -146,7 +146,7 @@ def sojourn(
 
 
 def check(found: tuple[float, float], theory: float, steps: float) -> None:
-    """Check the mean; it may deviate by ``steps`` steps."""
+    """Check the mean against theory; it may deviate by ``steps`` steps."""
     mean, error = found
     assert error < 0.03 * theory, "too few repeats to tell anything"
     assert abs(mean - theory) < 3 * error + steps * STEP, f"{mean} +- {error}, theory {theory}"
@@ -167,9 +167,8 @@ def erlang_c(rate: float, servers: int) -> float:
 
 
 def gi_m_1(transform: Callable[[float], float]) -> float:
-    """Return the mean time in a GI/M/1 queue of service rate 1, from the transform of the gaps (D.
-
-    Kendall).
+    """Return the mean time in a GI/M/1 queue with service rate 1 (D. G. Kendall), from the
+    transform of the gaps between arrivals.
     """
     sigma = 0.5
     for _ in range(200):
@@ -205,13 +204,15 @@ def test_single_server_matches_lindley_recursion(router: RouterConfig, lengths: 
     if isinstance(router, RoundRobinConfig):
         assert at.tolist() == [i % servers for i in range(count)]
     else:
-        # Independent of the previous choice: all pairs occur equally often.
+        # Choices are independent of the previous choice: all pairs occur equally often.
         pairs = np.bincount(at[:-1] * servers + at[1:], minlength=servers**2)
         assert abs(pairs - count / servers**2).max() < 4 * sqrt(count / servers**2)
 
 
 def by_recursion(rate: float, lengths: Lengths, turns: int = 1) -> tuple[float, float]:
-    """Return ``sojourn`` of a server that gets every ``turns``-th request, from the recursion."""
+    """Return the result of ``sojourn`` for a server that receives every ``turns``-th request, from
+    the recursion.
+    """
     means = []
     for repeat in range(40):
         draw = np.random.default_rng(repeat)
@@ -237,7 +238,9 @@ def test_m_g_1_wait_grows_with_service_variance() -> None:
 
 
 def test_round_robin_regularizes_arrivals() -> None:
-    """With four replicas, the gaps are sums of four exponential ones: E4/M/1."""
+    """With four replicas, the gap between arrivals at a replica is the sum of four exponential
+    gaps: E4/M/1.
+    """
     theory = gi_m_1(lambda s: (2.8 / (2.8 + s)) ** 4)
     check(by_recursion(2.8, geometric, turns=4), theory, steps=1)
     assert theory < 0.75 * 1 / (1 - 0.7)
@@ -251,9 +254,10 @@ def test_m_m_c(rate: float, servers: int) -> None:
 
 @pytest.mark.parametrize(("lengths", "repeats"), [(geometric, 5), (of_two_kinds, 8)])
 def test_processor_sharing_is_insensitive_to_distribution(lengths: Lengths, repeats: int) -> None:
-    """M/G/1 with processor sharing: the mean time is 1 / (1 - load), whatever the distribution."""
+    """In M/G/1 with processor sharing, the mean time is 1 / (1 - load) for any distribution."""
     found = sojourn(0.5, lengths, servers=1000, profile=SHARED, repeats=repeats)
-    # An arriving request waits for the end of a step, whose length is the batch size.
+    # An arriving request waits for the end of a step; the duration of this step is proportional to
+    # the batch size.
     check(found, 1 / (1 - 0.5), steps=2)
 
 

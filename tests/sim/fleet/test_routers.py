@@ -73,7 +73,8 @@ def test_weights_select_signals() -> None:
 def test_power_of_two_takes_better_of_two() -> None:
     chosen = router("power_of_two")
     found = Counter(chosen.choose(PROMPT, loads(0, 1, 2, 3)) for _ in range(6000))
-    # Of the 6 pairs, the best replica is in 3, the second best wins 2, the third 1.
+    # Of the 6 pairs of replicas, the best replica is chosen in 3, the second best in 2, and the
+    # third in 1.
     assert 3 not in found
     for replica, share in ((0, 3 / 6), (1, 2 / 6), (2, 1 / 6)):
         assert found[replica] / 6000 == pytest.approx(share, abs=0.025)
@@ -90,7 +91,7 @@ def test_session_stays_unless_replica_is_overloaded() -> None:
     full = [LoadSignal(i, 9 if i == homes[0] else 3) for i in range(4)]
     escaped = chosen.choose(Prompt(0, 1, 1, priority=0), full)
     assert escaped == min(i for i in range(4) if i != homes[0])
-    # One replica fewer: only its sessions move.
+    # With one replica fewer, only the sessions of this replica move.
     left = [signal for signal in loads(0, 0, 0, 0) if signal.replica != 3]
     moved = [chosen.choose(Prompt(i, 1, 1, priority=i), left) for i in range(400)]
     assert all(a == b for a, b in zip(homes, moved, strict=True) if a != 3)
@@ -103,8 +104,8 @@ def test_cache_aware_follows_longest_prefix() -> None:
     assert chosen.choose(shared(1, "b", 16), idle) == 1, "nothing known: where least was sent"
     assert chosen.choose(shared(2, "b", 12, 4), idle) == 1
     assert chosen.choose(shared(3, "a", 8, 8), idle) == 0
-    # Only 4 of 16 tokens are known on replica 0, which is not more than 0.3: choose the
-    # replica with the fewest sent tokens.
+    # Replica 0 knows only 4 of 16 tokens, which is not more than 0.3, so the replica with the
+    # fewest sent tokens is chosen.
     assert chosen.choose(shared(4, "a", 4, 12), idle) == 1
     assert chosen.choose(shared(5, "a", 16), [LoadSignal(0, 9), LoadSignal(1, 3)]) == 1, "escapes"
     assert chosen.choose(shared(6, "a", 16), [LoadSignal(0, 8), LoadSignal(1, 6)]) == 0, (

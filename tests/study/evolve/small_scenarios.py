@@ -7,7 +7,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-#: A request that needs most of the cache is queued before many small requests.
+#: The first request needs most of the cache, and is queued before many small requests.
 MIXED: dict[str, Any] = {
     "name": "mixed",
     "workload": {
@@ -31,7 +31,7 @@ MIXED: dict[str, Any] = {
 
 
 def write(folder: Path, **changes: Any) -> Path:
-    """Return the scenario as a file with some sections changed."""
+    """Write the scenario to a file with some sections changed, and return its path."""
     path = folder / "mixed.yaml"
     with path.open("w") as file:
         YAML().dump({**MIXED, **changes}, file)

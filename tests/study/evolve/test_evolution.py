@@ -52,7 +52,7 @@ def run(asked: EvolutionRequest, folder: Path) -> Evolution:
         return run_evolution(asked, runner, folder)
 
 
-# Objectives.
+# Objectives
 
 
 def test_loss_is_relative_to_shipped_value() -> None:
@@ -83,7 +83,7 @@ def test_goals_know_better_direction() -> None:
     assert [goal.more_is_better for goal in found] == [True, False, False, True]
 
 
-# Held-out trials.
+# Held-out trials
 
 
 def test_evaluation_uses_held_out_seeds(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_evaluation_uses_held_out_seeds(tmp_path: Path) -> None:
 
 
 def test_notes_rejected_cache_size(tmp_path: Path) -> None:
-    """75 % of 33 blocks do not hold max_model_len."""
+    """75 % of 33 blocks are too few for a request of max_model_len tokens."""
     scenario = load(write(tmp_path))["run"]
     _, notes = build_evaluation_conditions(split_trials([(scenario, tmp_path)], 1, 1, 1), None)
     assert any("cache x 0.75" in note and "max_model_len" in note for note in notes)
@@ -127,7 +127,7 @@ def test_deterministic_workload_has_no_held_out_trials(tmp_path: Path) -> None:
     assert (ground.held_out, ground.final) == (None, ())
 
 
-# Evaluation.
+# Evaluation
 
 
 def test_interval_is_student_t() -> None:
@@ -149,7 +149,7 @@ def test_winner_must_hold_under_all_conditions() -> None:
     assert not replace(judged(0.1, 0.2), why="it broke a law").holds
 
 
-# Policies.
+# Policies
 
 
 def test_policy_search_writes_winner_scenario(tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_rejects_engine_without_policy_hooks(tmp_path: Path) -> None:
         run(asked, tmp_path)
 
 
-# Knobs.
+# Knobs
 
 
 def test_knob_search_resumes_study(tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ def test_knob_search_resumes_study(tmp_path: Path) -> None:
     }
 
 
-# Code.
+# Code
 
 PROPOSER = '''
 import sys

@@ -28,7 +28,7 @@ NO_BENCH = cast(Any, None)
 
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """Replace runs by metrics that the trial defines; return the list of evaluated candidates."""
+    """Replace runs by metrics defined by the trial; return the list of evaluated candidates."""
     asked: list[tuple[str, int]] = []
 
     def one(value: float | None) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def test_trial_without_finished_requests_uses_other_trials(
     )
     assert one.losses == ((0.5,), (-0.5,))
     assert one.left_out == (-1.0, 0.0)
-    assert other.losses[0] == (10.0,)  # serving no request is no gain
+    assert other.losses[0] == (10.0,)  # a candidate that serves no request gains nothing
     assert ran
 
 
@@ -140,11 +140,11 @@ def test_gain_is_bounded_without_served_requests(ran: list[tuple[str, int]]) -> 
         NO_BENCH,
     )
     (gain,) = ruling.gains
-    assert gain.mean == pytest.approx(0.0)  # 0.5 more there, 0.5 less here
+    assert gain.mean == pytest.approx(0.0)  # 0.5 more in that trial, 0.5 less in this trial
     assert (gain.shipped, gain.evolved) == (
         None,
         20.0,
-    )  # without a shipped figure in a trial, there is no mean
+    )  # there is no mean if the metric of the shipped scheduler is missing in a trial
     assert ruling.unserved == (10.0, 0.0)
-    assert ruling.holds  # serving more requests is better
+    assert ruling.holds  # a candidate that serves more requests is better
     assert ran

@@ -1,4 +1,4 @@
-"""``simkv bisect --git`` on the history of a toy scheduler, end to end."""
+"""Tests of ``simkv bisect --git`` on the history of a toy scheduler, end to end."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def bisect(scenario: Path, *words: str) -> str:
 
 
 def only_broken(*_: object) -> Any:
-    """Stand for a run: only revisions without a result are run again."""
+    """Return a replacement for runs, because only revisions without a result are run again."""
     raise revision_run._CannotRun("SyntaxError")
 
 

@@ -6,7 +6,9 @@ from simkv.study.history.change_search import HistorySearch, SkippedRevision, fi
 
 
 def search(states: str, samples: int = 2) -> tuple[HistorySearch[str], list[int]]:
-    """Search a history that is given as a letter per revision; ``-`` cannot be run."""
+    """Search a history given as a string with a letter per revision; a revision ``-`` cannot be
+    run.
+    """
     asked: list[int] = []
 
     def run(index: int) -> str | SkippedRevision:

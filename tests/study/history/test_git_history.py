@@ -24,7 +24,7 @@ def clone(tmp_path: Path) -> Path:
 
 
 def commit(clone: Path, verdict: str, subject: str) -> Commit:
-    """Commit a file with the verdict of the run on this revision, or ``broken``."""
+    """Commit a file that contains the verdict of the run on this revision, or ``broken``."""
     (clone / "engine.py").write_text(f"{verdict}  # {subject}\n")
     git(clone, "add", ".")
     git(clone, "commit", "--quiet", "--allow-empty", "-m", subject)
@@ -51,7 +51,7 @@ def test_commit_with_changed_verdict(clone: Path) -> None:
     for number in range(12):
         commit(clone, "starved" if number >= 5 else "served", f"change {number}")
     assert subjects(bisect(clone, "HEAD~11", "HEAD")) == ["change 5"]
-    # The commit that fixed a defect: GOOD is the newer end.
+    # Search for the commit that fixed a defect: GOOD is the newer end.
     assert subjects(bisect(clone, "HEAD", "HEAD~11")) == ["change 5"]
 
 

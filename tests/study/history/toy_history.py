@@ -1,4 +1,4 @@
-"""Git history of a toy scheduler: 40 commits, of which one starves short requests."""
+"""Git history of a toy scheduler: 40 commits, including a commit that starves short requests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 COMMITS = 40
 #: Number of the commit that orders waiting requests by length, longest first.
 PLANTED = 27
-#: Numbers of commits with a syntax error; the next commit repairs it.
+#: Numbers of commits with a syntax error, which the next commit repairs.
 BROKEN = (24, 25, 31)
 
 _CODE = '''"""Toy scheduler, revision {number}."""
@@ -51,7 +51,7 @@ timeout: 400
 
 
 def write_history(folder: Path) -> Path:
-    """Create the clone in ``folder`` and return the scenario, which is outside of it."""
+    """Create the clone in ``folder`` and return the scenario, which is outside the clone."""
     clone = folder / "clone"
     clone.mkdir(parents=True)
     git(clone, "init", "--quiet", "--initial-branch=main")

@@ -25,13 +25,13 @@ timeout: 40
 
 @pytest.fixture(autouse=True)
 def _code_of_now() -> None:
-    """Hash the code again, in case it was edited during the test session."""
+    """Hash simkv's code again, in case it was edited during the test session."""
     hash_code.cache_clear()
 
 
 @pytest.fixture
 def small(tmp_path: Path, root: Path) -> Path:
-    """Write a scenario file that runs in a few milliseconds, with a profile beside it."""
+    """Write a scenario file that runs in a few milliseconds, and a profile in the same folder."""
     path = tmp_path / "small.yaml"
     path.write_text(SMALL)
     (tmp_path / "costs.json").write_text((root / "scenarios/assumed-costs.json").read_text())

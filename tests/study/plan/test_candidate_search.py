@@ -1,4 +1,4 @@
-"""Compare the search with an exhaustive search."""
+"""Tests that compare the search with an exhaustive search."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from simkv.study.plan.candidate_search import (
 
 
 def searched(meets: list[bool], hint: int | None = None) -> dict[int, bool]:
-    """Run a search; return all tried candidates and the answer."""
+    """Run a search; return whether each tried candidate meets the objectives, and the answer."""
     known: dict[int, bool] = {}
     while probes := next_probes(known, len(meets), hint=hint):
         assert not set(probes) & set(known)

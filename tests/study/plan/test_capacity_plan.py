@@ -1,4 +1,4 @@
-"""Compare plans with an exhaustive search."""
+"""Tests that compare plans with an exhaustive search."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ CACHE = "engine.num_gpu_blocks=64..288:16"
 
 
 def brute_force(path: Path, knob: str, values: list[Any], objectives: list[str]) -> list[bool]:
-    """Return whether each value of a knob meets the objectives and serves all requests, run one by
-    one."""
+    """Return, for each value of a knob, whether a single run meets the objectives and serves all
+    requests.
+    """
     bounds = [parse_objective(text) for text in [*objectives, "unserved<=0"]]
     found = []
     for value in values:
@@ -61,7 +62,8 @@ def test_smallest_cache_matches_exhaustive_search(small: Path, seed: int) -> Non
         jobs=1,
     )
     answer = plan.answer["run"]
-    # For any shape, the answer and its neighbours hold, and the candidate before does not.
+    # In any case, the objectives are met by the answer and its neighbours, but not by the candidate
+    # before.
     safe = [i for i in range(len(values)) if all(meets[i : i + 3])]
     if answer is None:
         assert not meets[-1]

@@ -1,4 +1,4 @@
-"""Tests of objectives: notation, and when they hold."""
+"""Tests of objectives: their notation, and when they are met."""
 
 from __future__ import annotations
 
@@ -100,6 +100,6 @@ def test_objective_figures_include_derived_figures() -> None:
     assert values["preemption_rate"] == 0
     assert values["recompute_tax"] == 0
     again = compute_objective_figures({**summary, "recomputed_tokens": 21, "preemptions": 6})
-    # Served: two prompts of 100 tokens, 10 and 1 of output.
+    # Two prompts of 100 tokens were served, with 10 output tokens and 1 output token.
     assert again["recompute_tax"] == 21 / 211
     assert again["preemption_rate"] == 2

@@ -75,7 +75,7 @@ def test_killed_and_resumed_sweep_gives_same_bytes(
     last = sweep(small, killed, *OVER, "--jobs", "2")
     assert last.code == 0, last.err
     assert last.err == ""
-    # All complete lines still count: only the other jobs were run again.
+    # All complete lines still count: only the other jobs are run again.
     assert lines(store) <= RUNS + 2
     assert done < RUNS
     whole = sweep(small, tmp_path / "whole", *OVER, "--jobs", "1")
@@ -153,7 +153,9 @@ hardware: {gpu: H100-SXM, model: llama-3.1-8b}
 def test_rows_and_front_state_the_basis_of_their_step_times(
     tmp_path: Path, sweep: Sweep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows with other step times are marked at any width; equal ones are named once."""
+    """Rows with different step times are marked at any width; if all are equal, their basis is
+    named once.
+    """
     monkeypatch.setenv("COLUMNS", "60")
     file = tmp_path / "mix.yaml"
     file.write_text(MIXED)

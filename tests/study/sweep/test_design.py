@@ -1,4 +1,4 @@
-"""Axes, grids and samples."""
+"""Tests of axes, grids and samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of plots of figures against knobs, and of Pareto fronts."""
+"""Tests of plots of metrics against knobs, and of Pareto fronts."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ E2E = "e2e_ms.p99"
 
 @pytest.fixture
 def frame() -> pd.DataFrame:
-    """Return a table of two knobs, one of them text, with three repeats; at one point no request
-    finished."""
+    """Return a table of two knobs (one of them a text) with three repeats; at one point, no request
+    finished.
+    """
     rows = [
         {
             "point": 2 * a + b,
@@ -97,7 +98,7 @@ def test_writes_pareto_plot_and_table(frame: pd.DataFrame, tmp_path: Path) -> No
     )
     assert path.name == "pareto-output_throughput-e2e_ms.p99.png"
     assert path.read_bytes().startswith(b"\x89PNG")
-    # (0, y), (1, x) and (2, x): with b = y, all others are slower.
+    # (0, y), (1, x) and (2, x): with b = y, all other points are slower.
     assert front["point"].tolist() == [1, 2, 4]
     assert front["output_throughput"].tolist() == [0.0, 10.0, 20.0]
 
@@ -161,7 +162,7 @@ def test_lines_are_distinct_and_legend_fits() -> None:
 
 
 def test_most_influential_knob_gets_colors(frame: pd.DataFrame) -> None:
-    """Return forty settings of two knobs: ``b`` affects the figure, ``c`` hardly does."""
+    """The forty settings have two knobs: ``b`` affects the metric, and ``c`` hardly does."""
     rows = [{"engine.b": b, "engine.c": c, E2E: 100.0 * b + c} for b in range(4) for c in range(10)]
     points = pd.DataFrame(rows)
     assert sweep_plots._matters_most(points, ["engine.c", "engine.b"], E2E) == "engine.b"

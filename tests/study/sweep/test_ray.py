@@ -1,4 +1,4 @@
-"""A Ray cluster of two worker processes on this machine gives the same results as this process."""
+"""Tests that a Ray cluster of two worker processes gives the same results as this process."""
 
 from __future__ import annotations
 
@@ -74,7 +74,9 @@ def test_sweep_is_identical(small: Path) -> None:
 
 @pytest.fixture
 def killing(tmp_path: Path) -> Iterator[Callable[..., Iterator[JobResult]]]:
-    """Return runs on Ray, where the first worker is killed with -9 during its job."""
+    """Return a function that runs jobs on Ray and kills the first worker with signal 9 during its
+    job.
+    """
     note = tmp_path / "pid"
     killer = Thread(target=kill_noted, args=(note,))
     killer.start()

@@ -1,4 +1,4 @@
-"""Finished jobs are retained, regardless of the state of the last line."""
+"""Tests that finished jobs are retained, regardless of the state of the last line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of sweeps: which runs are made, reused results, and error messages."""
+"""Tests of sweeps: which runs are made, which results are reused, and error messages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BLOCKS = "engine.num_gpu_blocks"
 
 
 def here(function: Any, jobs: Sequence[SimulationJob]) -> Iterator[JobResult]:
-    """Execute in this process, the last job first: the order must not matter."""
+    """Execute the jobs in this process from last to first, because their order must not matter."""
     return map(function, reversed(jobs))
 
 
@@ -55,7 +55,7 @@ def test_one_row_per_point_variant_and_repeat(small: Path) -> None:
         for variant in ("plain", "cold")
         for repeat in (0, 1)
     ]
-    # The seeds are equal at all points, and the first is the scenario's own.
+    # All points have the same seeds, and the first seed is the scenario's own.
     assert frame["seed"].nunique() == 2
     assert set(frame[frame["repeat"] == 0]["seed"]) == {7}
 

@@ -1,4 +1,4 @@
-"""Tests of local worker processes: all results arrive, even if workers die."""
+"""Tests of local worker processes: all results arrive, even if workers crash."""
 
 from __future__ import annotations
 

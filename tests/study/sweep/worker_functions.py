@@ -31,7 +31,7 @@ def kill_itself(number: int) -> int:
 
 
 def kill_noted(note: Path, seconds: float = 60) -> None:
-    """Kill -9 the process whose id is written to ``note``."""
+    """Kill, with signal 9, the process whose id is written to ``note``."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         if note.exists() and (text := note.read_text()):
@@ -41,7 +41,7 @@ def kill_noted(note: Path, seconds: float = 60) -> None:
 
 
 def simulate_once_killed(item: tuple[Path, SimulationJob]) -> JobResult:
-    """Run a job of a sweep; the first worker that takes one waits in it to be killed."""
+    """Run a job of a sweep; the first worker that receives a job waits during it to be killed."""
     note, job = item
     try:
         with note.open("x") as file:

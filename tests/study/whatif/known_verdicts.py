@@ -21,7 +21,10 @@ def scenario(engine: dict[str, Any], requests: list[dict[str, Any]], **fields: A
 
 
 def overload(timeout: float = 31.0) -> Scenario:
-    """Ten simultaneous requests of five steps each on one slot: from the seventh on they starve."""
+    """Return a scenario with ten simultaneous requests of five steps each on one slot.
+
+    The seventh and later requests starve.
+    """
     return scenario(
         {"name": "mistralrs", "variant": "bucketed", "max_num_seqs": 1},
         [{"prompt_tokens": 10, "output_tokens": 5} for _ in range(10)],
@@ -30,7 +33,9 @@ def overload(timeout: float = 31.0) -> Scenario:
 
 
 def queue_loop(count: int = 3, **engine: Any) -> Scenario:
-    """A request that waited for 8 passes evicts the running one, and the engine dies."""
+    """Return a scenario in which the waiting request evicts the running request after 8 passes, and
+    the engine dies.
+    """
     return scenario(
         {
             "name": "mistralrs",
@@ -49,7 +54,9 @@ def queue_loop(count: int = 3, **engine: Any) -> Scenario:
 
 
 def six(variant: str = "bucketed", **engine: Any) -> Scenario:
-    """Three requests of unequal length: only one length may decode at a time."""
+    """Return a scenario with three requests of unequal length, where only one length may decode at
+    a time.
+    """
     return scenario(
         {"name": "mistralrs", "variant": variant, **engine},
         [{"prompt_tokens": 60 + 4 * i, "output_tokens": 12} for i in range(3)],

@@ -49,7 +49,9 @@ def by_brute_force(scenario: Scenario, path: str, values: range) -> list[tuple[A
 
 
 def test_flip_is_between_neighbours() -> None:
-    """Five steps per request, one at a time: 6 s serve one request, 31 s six, 51 s all ten."""
+    """With five steps per request, one request at a time, 6 s serve one request, 31 s six, and 51 s
+    all ten.
+    """
     found = over(overload(), "timeout=1..500", samples=5)
     assert told(found) == [(5, "timed_out", 6, "starved"), (50, "starved", 51, "served")]
     assert (found.values, found.complete) == (500, True)
@@ -58,7 +60,9 @@ def test_flip_is_between_neighbours() -> None:
 
 
 def test_finds_every_flip_between_samples() -> None:
-    """A small cache rejects, a medium one kills the engine, a large one serves."""
+    """A small cache causes rejections, a medium cache kills the engine, and a large cache serves
+    all requests.
+    """
     path = "engine.num_gpu_blocks"
     every = by_brute_force(queue_loop(), path, range(2, 60))
     assert len(every) >= 2
@@ -81,7 +85,7 @@ def test_flips_of_figure_condition() -> None:
 def test_fractional_ranges_and_steps() -> None:
     requests = [{"prompt_tokens": 10, "output_tokens": 5, "timeout": 7.0}] * 2
     chosen = scenario({"name": "mistralrs", "max_num_seqs": 1}, requests)
-    # The second arrives while the first is served, until 5 s, and is then served.
+    # The second request arrives while the first is served, until 5 s, and is served after it.
     found = over(chosen, "workload.requests.1.arrival=0.0..6.0")
     (flip,) = found.flips
     assert flip.high.value - flip.low.value == pytest.approx(0.006)

@@ -55,7 +55,9 @@ def test_digest_covers_inputs() -> None:
 
 
 def test_rules_replace_variant_rules() -> None:
-    """Two variants differ from ``bucketed`` in a single rule: with it they are equal."""
+    """Two variants differ from ``bucketed`` in a single rule each: with this rule, they are
+    equal.
+    """
     for variant in ("pr2031", "merged2250"):
         by_rule = evaluate_job(make_trial_job(six(), HERE, RULES[variant]))
         assert by_rule == evaluate_job(make_trial_job(six(variant), HERE))

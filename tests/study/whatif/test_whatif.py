@@ -60,7 +60,9 @@ def ask(scenario: Scenario, by: str | None = None) -> WhatIfResult:
 
 
 def figures(e2e_s: list[float], **latencies: float) -> RunFigures:
-    """Return a run whose requests all finish; latencies are the mean E2E latency if not given."""
+    """Return a run whose requests all finish; all latencies equal the mean E2E latency by
+    default.
+    """
     mean = 1000 * sum(e2e_s) / len(e2e_s)
     values = {name: mean if name in RANKED_LATENCIES else 0.0 for name in FIGURE_NAMES}
     values |= {"requests": len(e2e_s), "finished": len(e2e_s), **latencies}
@@ -109,7 +111,9 @@ def test_patience_prevents_halt() -> None:
 
 
 def test_lists_helped_and_hurt_requests() -> None:
-    """The order determines which request loses its blocks: one gains what the other loses."""
+    """The order of requests determines which request loses its blocks: one request gains what the
+    other loses.
+    """
     requests = [{"prompt_tokens": 40, "output_tokens": 30, "arrival": i} for i in range(2)]
     engine = {"name": "mistralrs", "variant": "bucketed", "block_size": 8, "num_gpu_blocks": 17}
     found = ask(scenario(engine, requests))
@@ -144,7 +148,9 @@ def test_ranks_by_finished_requests_first() -> None:
 
 
 def test_ranks_similar_latencies_by_preemptions() -> None:
-    """The loop of FastDeploy 5696: reserved blocks end it, larger steps only shorten it."""
+    """The loop of FastDeploy 5696 ends with reserved blocks, and is only shortened by larger
+    steps.
+    """
     path = find_scenario(Path("fastdeploy-5696-preempt-loop"))
     found = run_whatif(load(path)["before"], Evaluator(path.parent))
     helped = found.with_judgement("helps")
@@ -156,7 +162,9 @@ def test_ranks_similar_latencies_by_preemptions() -> None:
 
 
 def test_ranks_changes_that_slow_many_requests_last() -> None:
-    """A change that helps all requests comes before one that halves half of them and slows half."""
+    """A change that helps all requests ranks before a change that halves the latency of half of the
+    requests and slows the other half.
+    """
     base = figures([4.0] * 280)
     clean = evaluate_change(KNOB, base, figures([3.0] * 280))
     mixed = evaluate_change(KNOB, base, figures([0.5] * 143 + [4.4] * 137))
@@ -166,7 +174,7 @@ def test_ranks_changes_that_slow_many_requests_last() -> None:
 
 
 def test_ranks_by_all_latencies() -> None:
-    """The shorter mean E2E comes second if its tail of TTFT is much longer."""
+    """The change with the shorter mean E2E ranks second if its tail of TTFT is much longer."""
     base = figures([4.0] * 10)
     even = evaluate_change(KNOB, base, figures([3.0] * 10))
     tail = evaluate_change(KNOB, base, figures([2.9] * 10, **{"ttft_ms.p99": 80000.0}))
@@ -190,7 +198,9 @@ def test_tries_the_words_of_a_setting_that_is_not_set() -> None:
 
 
 def test_skips_tighter_limits() -> None:
-    """Five clients with short timeouts: 256 tokens per step serve all, 64 some, 16 fewer."""
+    """Five clients have short timeouts: 256 tokens per step serve all clients, 64 serve some, and
+    16 serve fewer.
+    """
     rows = [{"prompt_tokens": 250, "output_tokens": 2} for _ in range(5)]
     base = scenario({"name": "vllm", "max_model_len": 512}, rows, timeout=9.0)
     found = ask(base)
@@ -244,7 +254,7 @@ def test_results_are_immutable() -> None:
             setattr(thing, fields(thing)[0].name, None)
 
 
-# Changes that are tried
+# Changes to try
 
 
 def differences(before: Any, after: Any) -> dict[str, Any]:
@@ -273,7 +283,7 @@ def test_every_change_has_one_field(engine: str, variant: str) -> None:
         assert job.rules is None
         found = differences(base.engine, other.engine)
         assert found.pop(change.field) == change.after
-        if change.field == "block_size":  # the same memory in other block sizes
+        if change.field == "block_size":  # the same memory with other block sizes
             (name,) = found
             assert name in ("num_gpu_blocks", "num_blocks")
             before, after = asdict(base.engine), asdict(other.engine)
@@ -286,7 +296,7 @@ def test_every_change_has_one_field(engine: str, variant: str) -> None:
 def test_every_knob_and_variant_is_tried() -> None:
     base = scenario({"name": "sglang"}, [{"prompt_tokens": 9, "output_tokens": 2}])
     tried = {change.field for change, _ in generate_changes(base, HERE)}
-    # Requests with adapters need support for them: variants without it are not tried.
+    # Adapters of requests need support, so variants without this support are not tried.
     assert tried == {knob.name for knob in fields(base.engine)} - {"name", "enable_lora"}
     values = {
         change.after
@@ -294,7 +304,7 @@ def test_every_knob_and_variant_is_tried() -> None:
         if change.field == "schedule_policy"
     }
     policies = {"lpm", "hrrn", "lof", "dfs-weight", "routing-key", "shortest-prefill-first"}
-    assert values == policies | {"random"}  # which is rejected with a message
+    assert values == policies | {"random"}  # this is rejected with a message
     assert Change("knob", "x", True, None).__str__() == "x: yes -> none"
 
 
@@ -349,7 +359,7 @@ def test_leap_changes_nothing_under_changed_rules(data: st.DataObject) -> None:
 
 
 def ended(finished: int, outcome: str, faster: float = 1.0) -> RunFigures:
-    """Return figures of ten requests; requests that did not finish have the given outcome."""
+    """Return metrics of ten requests; requests that did not finish have the given outcome."""
     failed = dict.fromkeys((str(name) for name in FAILURES), 0.0) | {outcome: 10.0 - finished}
     values = {"requests": 10.0, "finished": float(finished), **failed, "longest_stall_s": 0.0}
     endings = tuple(
@@ -375,7 +385,9 @@ def test_rejection_instead_of_starvation_is_no_help() -> None:
 
 
 def test_field_is_idle_only_if_no_value_matters() -> None:
-    """A knob that hurts when halved and changes nothing when doubled is reported with its value."""
+    """A knob is reported with its value if halving it hurts, although doubling it changes
+    nothing.
+    """
     engine = {"name": "mistralrs", "variant": "bucketed", "block_size": 8, "num_gpu_blocks": 20}
     rows = [{"prompt_tokens": 16, "output_tokens": 8} for _ in range(4)]
     found = ask(scenario({**engine, "max_num_seqs": 4}, rows))
@@ -396,7 +408,7 @@ def test_field_is_idle_only_if_no_value_matters() -> None:
 
 
 def test_output_fits_80_columns() -> None:
-    """Lines are wrapped, and the most important figures remain."""
+    """Lines are wrapped, and the most important values remain."""
     found = ask(six())
     short, full = at_80_columns(found), at_80_columns(found, everything=True)
     assert max(map(len, full.splitlines())) <= 80

@@ -93,7 +93,7 @@ def test_renumbering_preserves_streams() -> None:
     assert found[0] == rows[0]
     assert found[1].segments == [("u0", 0, 10), ("o0", 0, 5)]
     assert found[2].segments == [("u1", 0, 4), ("o0", 0, 3), ("ux", 0, 2)]
-    # Without request 1, its streams belong to no request, in particular not to the new
+    # Without request 1, its token streams belong to no request, in particular not to the new
     # request 1.
     assert renumber_rows(rows[1:], [4, 9])[0].segments == [("gone-u1", 0, 10), ("gone-o1", 0, 5)]
     assert renumber_rows(rows[1:], [4, 9])[1].segments == [

@@ -52,7 +52,7 @@ def with_requests(scenario: Scenario, rows: list[Any]) -> Scenario:
 
 
 def one_less(scenario: Scenario) -> Iterator[RunFigures]:
-    """Yield the results of runs without one of the requests, for each of them."""
+    """Yield the results of runs in which one request is missing, for each request."""
     rows = scenario.workload.requests
     assert rows is not None
     for index in range(len(rows) if len(rows) > 1 else 0):
@@ -83,8 +83,8 @@ def check(found: ShrunkScenario, wanted: RunCondition) -> None:
 
 
 def test_shrinks_overload_to_minimal_requests() -> None:
-    """With one slot, 5 steps each and timeouts of 31 s, six requests are served; the seventh is
-    not.
+    """With one slot, 5 steps per request and timeouts of 31 s, six requests are served; the seventh
+    is not.
     """
     found = smallest(overload(), "starved", knobs=False)
     check(found, parse_condition("starved"))
@@ -95,7 +95,7 @@ def test_shrinks_overload_to_minimal_requests() -> None:
 
 
 def test_removes_all_unneeded_requests() -> None:
-    """The third request does not contribute to the death of the engine."""
+    """The third request does not contribute to the crash of the engine."""
     found = smallest(queue_loop(), "stalled", knobs=False)
     check(found, parse_condition("engine died"))
     assert found.numbers == (0, 1)
@@ -112,7 +112,7 @@ def test_reduces_engine_sizes_that_matter() -> None:
 
 
 def test_smaller_cache_reduces_length_limit() -> None:
-    """vLLM starts only if a sequence of max_model_len fits."""
+    """vLLM starts only if a sequence of max_model_len tokens fits."""
     rows = [{"prompt_tokens": 100, "output_tokens": 900} for _ in range(4)]
     chosen = scenario({"name": "vllm", "num_gpu_blocks": 130, "max_model_len": 2000}, rows)
     found = smallest(chosen, "preemptions>=1")
@@ -134,8 +134,9 @@ def test_keeps_irrelevant_memory_size() -> None:
 
 
 def test_preserves_victims_and_cause(root: Path) -> None:
-    """A cold request behind warm ones: the minimal number of requests, and the cold one remains the
-    victim."""
+    """A request without cached blocks waits behind requests with cached blocks. The number of
+    requests becomes minimal, and the first request remains the victim.
+    """
     found = smallest(lpm_cold(root), "starved")
     check(found, parse_condition("starved"))
     rows = found.scenario.workload.requests
@@ -166,7 +167,9 @@ def test_shrinking_is_deterministic(root: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_closed_loop_arrivals_are_listed() -> None:
-    """Eight at a time: the ninth and tenth are sent after two replies, and wait behind six."""
+    """Eight requests at a time: the ninth and tenth requests are sent after two replies, and wait
+    behind six.
+    """
     burst = {"num_prompts": 10, "prompt_tokens": 10, "output_tokens": 5}
     chosen = Scenario.model_validate(
         {
@@ -212,7 +215,7 @@ def test_shrinks_every_known_verdict(data: st.DataObject) -> None:
     check(smallest(chosen, before.verdict), parse_condition(before.verdict))
 
 
-# New file
+# New scenario file
 
 
 def test_written_file_shows_verdict(tmp_path: Path) -> None:
@@ -299,4 +302,4 @@ def test_checks_victims_once_per_round() -> None:
     chosen = with_requests(overload(), rows).model_copy(update={"engine_ready": 0.25})
     found = smallest(chosen, "starved")
     check(found, parse_condition("starved"))
-    assert found.runs <= 85  # 81 runs; with a check at every step there were 94
+    assert found.runs <= 85  # 81 runs; a check at every step needed 94

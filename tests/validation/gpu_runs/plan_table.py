@@ -1,4 +1,4 @@
-"""Print the validation plans of GPUs, with the costs of their data sheets in place of a profile.
+"""Print the validation plans of GPUs, with costs from their data sheets instead of a profile.
 
 python -m tests.validation.gpu_runs.plan_table
 """
@@ -20,7 +20,7 @@ from simkv.validation.gpu_runs.validation_suite import (
     predicted_duration,
 )
 
-#: Range of a campaign with its default limits.
+#: Range of a calibration campaign with its default limits.
 RANGE: Any = {
     "prefill_tokens": (2, 8192),
     "prefill_context": (128, 8192),
@@ -28,7 +28,7 @@ RANGE: Any = {
     "decode_context": (64, 393_216),
     "decode_tail": (1, 7473),
 }
-#: Default time of `simkv gpu validate`, in seconds.
+#: Default duration of `simkv gpu validate`, in seconds.
 BUDGET_S = 540.0
 GPUS = (
     ("NVIDIA H200", "llama-3-8b"),
@@ -38,7 +38,7 @@ GPUS = (
 
 
 def profiles_for(gpu: str, model: str) -> dict[str, CostProfile]:
-    """Return both profiles of a GPU, with the costs of its data sheet."""
+    """Return both profiles of a GPU, with costs from its data sheet."""
     plain = roofline(MODEL_SHAPES[model], 2, 1e12, 1e14).model_copy(update={"gpu": gpu})
     base = nominal_profile(plain).model_copy(update={"gpu": gpu, "range": RANGE})
     overlapped = base.model_copy(
@@ -48,7 +48,7 @@ def profiles_for(gpu: str, model: str) -> dict[str, CostProfile]:
 
 
 def planned(gpu: str, model: str) -> list[Trial]:
-    """Return the plan of a GPU."""
+    """Return the validation plan of a GPU."""
     profiles = profiles_for(gpu, model)
     main = profiles[OVERLAPPED]
     return plan_trials(profiles, scale_of(main), BUDGET_S, sized_by=nominal_profile(main))

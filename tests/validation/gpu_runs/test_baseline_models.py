@@ -1,4 +1,6 @@
-"""The roofline by hand, fitted models on steps of a known form, and the training steps."""
+"""Tests of the roofline computed by hand, of fitted models on steps of a known form, and of the
+training steps.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from simkv.validation.gpu_runs.baseline_models import (
     with_host,
 )
 
-#: Ceilings measured on one H200: a device copy and a bf16 matrix product.
+#: Maximum rates measured on one H200: of a device copy and of a bf16 matrix product.
 H200 = (4.3e12, 790e12)
 PLAIN = roofline(MODEL_SHAPES["tiny"], 4, *H200)
 
@@ -25,11 +27,11 @@ PLAIN = roofline(MODEL_SHAPES["tiny"], 4, *H200)
 @pytest.mark.parametrize(
     ("model", "load", "milliseconds"),
     [
-        # Weights read by a step over 4.3 TB/s, and KV of 131,072 (12,288) bytes per token.
+        # Time to read the weights at 4.3 TB/s, and 131,072 (12,288) bytes of KV per token.
         ("llama-3-8b", StepLoad(0, 0, 0, 1, 512), 3.506),
         ("llama-3-8b", StepLoad(0, 0, 0, 64, 64 * 4096), 11.485),
         ("qwen2.5-0.5b", StepLoad(0, 0, 0, 8, 8 * 512), 0.242),
-        # 2 FLOPs per weight and token, and 4 per head, dimension and pair.
+        # 2 FLOPs per weight and token, and 4 per head, dimension and pair of tokens.
         ("llama-3-8b", StepLoad(1, 2048, 0, 0, 0, count_attention_pairs(2048, 0)), 37.6),
         ("llama-3-8b", StepLoad(1, 2048, 4096, 0, 0, count_attention_pairs(2048, 4096)), 43.1),
         ("llama-3-8b", StepLoad(1, 128, 0, 0, 0, count_attention_pairs(128, 0)), 3.50),

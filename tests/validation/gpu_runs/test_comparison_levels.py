@@ -1,4 +1,6 @@
-"""The three levels: exact for a run that is the simulation itself, and off for a wrong profile."""
+"""Tests of the three levels: no error for a run that is the simulation itself, and errors for a
+wrong profile.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ def run_of(profile: CostProfile) -> GpuRun:
     scenario = plain_scenario("vllm", "0.33.0")
     record = simulate_with_profile(scenario, profile).record
     log = record.steps
-    # The step log has no contexts, so loads of the same cost are made up.
+    # The step log has no contexts, so loads with the same cost are invented.
     seconds = [end - start for start, end in zip(log.start, log.end, strict=True)]
     kinds = zip(log.prefill_seqs, log.prefill_tokens, log.decode_seqs, seconds, strict=True)
     steps = []
@@ -140,7 +142,8 @@ def test_stalled_steps_are_excluded_and_reported():
     rows = [{"size": "4x4x0", "seconds": "0.002", "gpu_s": "0.0015"} for _ in range(9)]
     rows[3] = {"size": "4x4x0", "seconds": "0.052", "gpu_s": "0.0015"}
     rows[7] = {"size": "4x4x0", "seconds": "0.042", "gpu_s": "0.0415"}
-    rows.append({"size": "64x4x16", "seconds": "0.09", "gpu_s": "0.09"})  # the only one of its size
+    # the only step of its size
+    rows.append({"size": "64x4x16", "seconds": "0.09", "gpu_s": "0.09"})
     stalls = find_stalls(rows)
     assert [(s.number, s.side) for s in stalls] == [(3, "host"), (7, "device")]
     run = run_of(PROFILE)

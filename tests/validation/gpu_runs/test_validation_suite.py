@@ -1,4 +1,4 @@
-"""The plan of a validation: its load, its sizes, its duration, and its file."""
+"""Tests of a validation plan: its load, sizes, duration and file."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from simkv.validation.gpu_runs.validation_suite import (
 from tests.validation.gpu_runs.plan_table import BUDGET_S, RANGE, planned, profiles_for
 
 H200 = profiles_for("NVIDIA H200", "llama-3-8b")
-#: A short plan of a small model, for tests of everything but its load.
+#: A short plan of a small model, for all tests except those of its load.
 TINY_SCALE = PlanScale(rows=16, kv_tokens=2048, context=200, budget=64, divisor=10)
 TINY_S = 170.0
 
@@ -49,7 +49,7 @@ def tiny_plan(profile: CostProfile, seed: int = 0) -> list[Trial]:
     )
 
 
-#: A device on which the small sizes take some time.
+#: A device that needs some time even for small sizes.
 SLOW = H200[SYNCHRONOUS].model_copy(
     update={
         "terms": [
@@ -106,7 +106,7 @@ def test_plan_is_reproducible(trials):
 
 
 def test_profile_does_not_select_its_trials():
-    """A profile with other costs predicts other figures for the same workloads."""
+    """A profile with other costs predicts other metrics for the same workloads."""
     faster = SLOW.model_copy(
         update={"terms": [t for t in SLOW.terms if t.name != "host"], "name": "faster"}
     )
