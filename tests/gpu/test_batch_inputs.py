@@ -31,7 +31,7 @@ def test_published_sizes():
     assert qwen.kv_bytes_per_token(2) == 12288
 
 
-def test_every_step_has_a_size_that_holds_it():
+def test_every_step_has_a_sufficient_size():
     sizes = set(graph_sizes(40, 300))
     for decodes in range(41):
         for prefills, tokens in ((0, decodes), (1, decodes + 2), (3, decodes + 200)):
@@ -66,7 +66,7 @@ def test_fields_of_a_mixed_step():
     assert fields.start.tolist() == [2, 5, 9, 9]
 
 
-def test_only_what_is_new_of_a_table_is_sent():
+def test_only_new_entries_of_a_table_are_sent():
     watch = TableTracker(block_size=4, width=10)
     table = [5, 6]
     assert watch.delta([BatchRow(1, 8, 0)], {1: table}, {1: 2}) == ([20, 21], [5, 6], 0)
@@ -94,7 +94,7 @@ def test_pool_views():
     assert pool.block_bytes == 2 * 2 * 4 * 2 * 16 * 4
 
 
-def test_token_ids_are_equal_exactly_where_the_tokens_are():
+def test_token_ids_are_equal_for_equal_tokens_only():
     a = Prompt(1, 30, 1, segments=(Segment("gx", 0, 20), Segment("u1", 0, 10)))
     b = Prompt(2, 25, 1, segments=(Segment("gx", 5, 20), Segment("u2", 0, 10)))
     ids, other = prompt_ids(a, 100_000), prompt_ids(b, 100_000)
@@ -105,7 +105,7 @@ def test_token_ids_are_equal_exactly_where_the_tokens_are():
     assert ids.max() < 100_000
 
 
-def test_a_prompt_may_quote_what_another_request_emitted():
+def test_prompt_may_contain_output_of_another_request():
     runner = Runner(MODEL_SHAPES["tiny"], RunnerConfig(num_blocks=8, block_size=16, max_len=64))
     runner.admit(Prompt(0, 10, 8))
     tables = {0: [1, 2]}

@@ -62,7 +62,7 @@ def serve_on(truth, work: CalibrationLoad, limits: Limits) -> list[RealStep]:
 
 
 @pytest.mark.parametrize("limits", [SMALL_LIMITS, LARGE], ids=["small", "large"])
-def test_evaluation_runs_reach_other_sizes_than_the_fitted_run(limits):
+def test_evaluation_runs_have_other_sizes_than_the_fitted_run(limits):
     works = [fit_load(limits), *evaluation_loads(limits)]
     assert len({work.budget for work in works}) == len(works)
     fitted, *judged = ([s.load for s in serve_on(lambda _: 0.01, w, limits)] for w in works)

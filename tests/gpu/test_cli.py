@@ -40,7 +40,7 @@ def served(tmp_path):
     return out
 
 
-def test_serve_leaves_everything_behind(served):
+def test_serve_writes_all_files(served):
     files = {path.name for path in served.iterdir()}
     traces = {"decisions-async.jsonl.gz", "decisions-sync.jsonl.gz"}
     assert files == traces | {"passes.csv", "requests.csv", "scenario.yaml", "summary.json"}
@@ -96,7 +96,7 @@ def test_replay_finds_a_changed_time(served):
         ),
     ],
 )
-def test_what_cannot_be_served_is_refused(arguments, message, tmp_path):
+def test_unsupported_scenario_is_rejected(arguments, message, tmp_path):
     path = tmp_path / "short.yaml"
     path.write_text(SCENARIO)
     if "--device" not in arguments:
@@ -106,7 +106,7 @@ def test_what_cannot_be_served_is_refused(arguments, message, tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["short.yaml"]
 
 
-def test_without_torch_it_says_what_to_install(monkeypatch, tmp_path):
+def test_error_without_torch_names_the_package(monkeypatch, tmp_path):
     path = tmp_path / "short.yaml"
     path.write_text(SCENARIO)
     monkeypatch.setattr(gpu_options, "find_spec", lambda name: None)
@@ -114,12 +114,12 @@ def test_without_torch_it_says_what_to_install(monkeypatch, tmp_path):
         CliRunner().invoke(app, ["gpu", "run", str(path)], catch_exceptions=False)
 
 
-def test_replay_of_something_else(tmp_path):
+def test_replay_of_another_scenario_is_rejected(tmp_path):
     with pytest.raises(InputError, match="not a folder of `simkv gpu run`"):
         CliRunner().invoke(app, ["gpu", "replay", str(tmp_path)], catch_exceptions=False)
 
 
-def test_the_rest_of_simkv_does_without_torch():
+def test_other_commands_need_no_torch():
     served = "simkv.validation.gpu_runs"
     modules = f"simkv, simkv.cli.gpu, simkv.validation.zoo, {served}.gpu_report, "
     modules += f"{served}.validation_suite"

@@ -33,7 +33,7 @@ def test_graphs_that_share_memory_are_captured_on_one_stream(monkeypatch):
     assert pools == [None, "pool", "pool"]
 
 
-def test_what_a_graph_reads_and_writes_is_kept_while_it_is_timed(monkeypatch):
+def test_tensors_of_a_graph_are_kept_while_it_is_timed(monkeypatch):
     """A graph does not own its tensors: if a tensor is freed, another may use its memory before the
     next replay.
     """
@@ -60,7 +60,7 @@ def test_what_a_graph_reads_and_writes_is_kept_while_it_is_timed(monkeypatch):
     assert alive == [True] * 4
 
 
-def test_a_point_is_captured_once_for_its_turns_and_finds_its_blocks_again(monkeypatch):
+def test_point_is_captured_once_and_reuses_its_blocks(monkeypatch):
     made = Microbenchmark(MODEL_SHAPES["tiny"], SMALL_LIMITS, "cpu")
     captured, memories, laid = [], [], []
 

@@ -70,7 +70,7 @@ def test_a_real_run_replays(engine, variant):
     assert run.summary["graph_share"] > 0.9
 
 
-def test_overlapped_steps_replay_and_emit_what_the_model_emits():
+def test_overlapped_steps_replay_and_emit_tokens_of_the_model():
     scenario = test_overlapped_engine.pipelined()
     server = ScenarioExecution(scenario, GpuSetup(TINY, "cuda", graph_tokens=128, overlap=True))
     run = server.serve()

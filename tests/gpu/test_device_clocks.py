@@ -54,7 +54,7 @@ def test_one_process_logs_continuously(tool: Path, tmp_path: Path) -> None:
     assert path.stat().st_size == length
 
 
-def test_nothing_is_written_without_the_tool(
+def test_nothing_is_written_without_nvidia_smi(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))

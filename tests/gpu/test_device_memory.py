@@ -59,7 +59,7 @@ def test_limits_follow_the_free_memory(monkeypatch):
         fit_limits(setup, Limits(), None)
 
 
-def test_runner_that_does_not_fit_names_the_largest_pool(monkeypatch):
+def test_error_of_a_runner_that_does_not_fit_has_the_largest_pool(monkeypatch):
     setup = GpuSetup(MODEL_SHAPES["tiny"], "cpu")
     config = RunnerConfig(num_blocks=100, block_size=16, graph_tokens=0)
     block = 16 * setup.shape.kv_bytes_per_token(4)
@@ -70,7 +70,7 @@ def test_runner_that_does_not_fit_names_the_largest_pool(monkeypatch):
     check_fits(setup, replace(config, num_blocks=49))
 
 
-def test_memory_of_the_last_runner_is_freed_first(monkeypatch):
+def test_memory_of_the_previous_runner_is_freed_first(monkeypatch):
     order = []
     monkeypatch.setattr(device_memory, "release_memory", lambda device: order.append("release"))
     monkeypatch.setattr(device_memory, "free_memory", lambda device: order.append("free") or GIB)

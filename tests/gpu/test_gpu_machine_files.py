@@ -46,14 +46,14 @@ PRESENT = {"torch", "triton", "scipy", "pandas", "matplotlib", "rich", "typer", 
 PRESENT |= {"jinja2", "markupsafe", "junitparser", "packaging"}
 
 
-def test_all_dependencies_are_present_or_carried():
+def test_all_dependencies_are_present_or_packed():
     needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     lines = (ROOT / "calibrate" / "wheels.txt").read_text().splitlines()
     carried = {line.split("==")[0].replace("-", "_") for line in lines}
     assert {line.split(">=")[0].replace("-", "_") for line in needed} <= PRESENT | carried
 
 
-def test_tree_is_small_enough_to_travel():
+def test_tree_is_small_enough_to_upload():
     tracked = subprocess.run(
         ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False
     )

@@ -94,14 +94,14 @@ def name_of(value: object) -> str:
 
 
 @pytest.mark.parametrize(("module", "old", "new"), ATTENTION, ids=name_of)
-def test_attention_sees(module, old, new, plant):
+def test_attention_detects(module, old, new, plant):
     assert not attention_fails()
     plant(module, old, new)
     assert attention_fails()
 
 
 @pytest.mark.parametrize(("module", "old", "new"), MODEL, ids=name_of)
-def test_model_sees(module, old, new, plant):
+def test_model_detects(module, old, new, plant):
     plant(module, old, new)
     assert model_fails()
 
@@ -129,7 +129,7 @@ def model_fails() -> bool:
     return False
 
 
-def test_model_is_right_without_them():
+def test_model_is_correct_without_bugs():
     assert not model_fails()
 
 

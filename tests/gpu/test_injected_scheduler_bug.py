@@ -79,7 +79,7 @@ def plant(monkeypatch):
 
 
 @pytest.mark.parametrize(("engine", "variant", "old", "new"), BUGS)
-def test_l0_sees(engine, variant, old, new, plant, tmp_path):
+def test_l0_detects(engine, variant, old, new, plant, tmp_path):
     run = ScenarioExecution(plain_scenario(engine, variant), SETUP).serve()
     assert check_agreement(run.scenario, run.passes, run.recorder).step is None
     write_executions(tmp_path / "out", {"run": run}, SETUP)
@@ -89,7 +89,7 @@ def test_l0_sees(engine, variant, old, new, plant, tmp_path):
     assert verdict.recorded != verdict.replayed
 
 
-def test_a_scheduler_that_looks_at_the_clock_is_seen(monkeypatch):
+def test_scheduler_that_reads_the_clock_is_detected(monkeypatch):
     """Decisions that depend on anything except the step times cannot be replayed."""
     server = ScenarioExecution(plain_scenario("vllm", "0.33.0"), SETUP)
     scheduler, clock = server.recorder.inner, server.clock

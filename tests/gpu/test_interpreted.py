@@ -54,7 +54,7 @@ BUGS = [
 
 
 @cannot_interpret
-def test_bugs_planted_into_the_kernels_are_seen():
+def test_bugs_planted_in_the_kernels_are_detected():
     """A bug causes wrong numbers or a read of memory that does not exist; without a bug, no error
     is reported.
     """

@@ -52,7 +52,7 @@ def test_on_a_cpu(tmp_path):
     assert rows["prefill attention, 128"]["value"] < rows["matrix product"]["value"]
 
 
-def test_rates_by_hand(monkeypatch):
+def test_rates_equal_rates_computed_by_hand(monkeypatch):
     """If every point takes one second, the rates are bytes and FLOPs."""
     warmed = []
     monkeypatch.setattr(Runner, "warm_up", lambda self, seconds: warmed.append(seconds))

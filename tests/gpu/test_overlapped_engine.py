@@ -108,7 +108,7 @@ def test_a_step_costs_the_larger_of_host_and_device(host_s, device_s):
     assert list(record.steps.start) == [p.start for p in passes]
 
 
-def test_decisions_are_those_of_the_simulated_pipeline():
+def test_decisions_equal_the_simulated_pipeline():
     scenario = pipelined()
     record, _ = served(OverlappedEngine, 0.002, 0.008)
     terms = [{"name": "device", "feature": "steps", "seconds": 0.008}]
@@ -125,7 +125,7 @@ def test_decisions_are_those_of_the_simulated_pipeline():
 @pytest.mark.parametrize(
     ("engine", "variant"), [("vllm", "0.33.0"), ("sglang", "0.5.23"), ("mistralrs", "pr2034")]
 )
-def test_a_real_run_replays_and_emits_what_the_model_emits(engine, variant):
+def test_real_run_replays_and_emits_tokens_of_the_model(engine, variant):
     """Without a pipeline, the steps of a scheduler do not overlap."""
     scenario = (
         plain_scenario(engine, variant) if engine == "mistralrs" else pipelined(engine, variant)
@@ -137,7 +137,7 @@ def test_a_real_run_replays_and_emits_what_the_model_emits(engine, variant):
     check_tokens(run, server.runner)
 
 
-def test_a_horizon_in_the_middle_of_a_step_replays():
+def test_horizon_in_the_middle_of_a_step_replays():
     scenario = pipelined().model_copy(update={"horizon": 0.05})
     run = ScenarioExecution(scenario, OVERLAP).serve()
     assert run.summary["cut_off"] > 0

@@ -44,7 +44,7 @@ def test_a_real_run_is_judged(tmp_path):
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "mistralrs", "fastdeploy"])
-def test_another_scheduler_shows_in_l0(engine, tmp_path, monkeypatch):
+def test_l0_detects_another_scheduler(engine, tmp_path, monkeypatch):
     """The replay permits half as many running sequences as the run."""
     variant = {
         "vllm": "0.33.0", "sglang": "0.5.23", "mistralrs": "pr2034", "fastdeploy": "ratio",

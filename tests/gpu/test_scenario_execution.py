@@ -171,7 +171,7 @@ def test_random_scenario(engine, variant, data, tmp_path_factory):
             check_tokens(run, server.runner)
 
 
-def test_a_horizon_that_comes_to_a_client_that_has_gone_is_no_stall(tmp_path):
+def test_horizon_after_client_left_is_not_a_stall(tmp_path):
     """FastDeploy continues to compute after the client has left: every request has its outcome, but
     the run was ended early.
     """
@@ -187,7 +187,7 @@ def test_a_horizon_that_comes_to_a_client_that_has_gone_is_no_stall(tmp_path):
     assert json.loads(last) == {"truncated": True, "why": "the run reached its horizon"}
 
 
-def test_one_runner_serves_one_scenario_after_another():
+def test_runner_serves_several_scenarios():
     """The first run does not affect the tokens and decisions of the second run."""
     scenarios = [plain_scenario("vllm", "0.33.0"), plain_scenario("mistralrs", "pr2034")]
     largest = covering_config([runner_config(scenario, SETUP) for scenario in scenarios[:1] * 2])

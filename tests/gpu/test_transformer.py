@@ -42,7 +42,7 @@ def test_tokens(seed):
     assert wrong_tokens(server) == 0
 
 
-def test_the_random_server_does_everything():
+def test_random_server_makes_all_decisions():
     seen: dict[str, int] = {}
     for seed in range(3):
         server = RandomServer(seed, TINY, block_size=4)

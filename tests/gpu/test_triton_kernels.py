@@ -117,7 +117,7 @@ def test_fusions_build_elsewhere_too(arch):
     assert [wrong for _, wrong in found if wrong] == []
 
 
-def test_spills_and_too_much_shared_memory_are_seen():
+def test_spills_and_too_much_shared_memory_are_detected():
     """With half the warps, registers do not suffice; five stages need too much shared memory on a
     small GPU.
     """
@@ -167,7 +167,7 @@ def test_a_kernel_is_built_once_for_all_steps_of_a_size(built):
     assert {name: {id(kernel) for kernel in kernels} for name, kernels in built.items()} == first
 
 
-def test_no_size_of_a_step_makes_another_build(built):
+def test_step_size_causes_no_second_build(built):
     """The alignment of the rows in memory depends on their position in the packed inputs."""
     heads, kv_heads, dim = 14, 2, 64
     pool = torch.zeros(4, 2, 16, kv_heads, dim, dtype=torch.bfloat16)
@@ -181,7 +181,7 @@ def test_no_size_of_a_step_makes_another_build(built):
     }  # fmt: skip
 
 
-def test_a_run_in_which_a_kernel_was_built_is_done_again(monkeypatch):
+def test_run_in_which_a_kernel_was_built_is_repeated(monkeypatch):
     scenario = plain_scenario("vllm", "0.33.0")
     setup = GpuSetup(MODEL_SHAPES["tiny"], graph_tokens=0)
     runner = Runner(setup.shape, runner_config(scenario, setup), setup.device)

@@ -60,7 +60,7 @@ def test_duration_of_a_decode_step(tmp_path: Path) -> None:
     assert steps["seconds"].tolist() == pytest.approx([8 / 186.64])
 
 
-def test_engine_that_died_of_its_chunks(tmp_path: Path) -> None:
+def test_diagnoses_dead_engine_from_its_log(tmp_path: Path) -> None:
     path = find_scenario(Path("sglang-30743-chunk-oom"))
     result = run_scenario(load(path, [])["before"], path.parent, intervals=False)
     files = emit(tmp_path / "server", {"run": result}, ("sglang-log",))

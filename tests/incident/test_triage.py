@@ -56,7 +56,7 @@ def test_every_fixture_is_expected() -> None:
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_lines_alone_name_the_cause(name: str) -> None:
+def test_log_alone_gives_the_expected_triage(name: str) -> None:
     first, lines = triage(name)
     problem, text = EXPECTED[name]
     assert first == problem

@@ -54,7 +54,7 @@ def test_returns_replica_with_most_requests() -> None:
     }
 
 
-def test_records_are_those_of_the_replicas() -> None:
+def test_records_equal_records_of_the_replicas() -> None:
     alone = simkv.run(CONTENTS).results["run"]
     assert alone.parts == {"": alone.record}
     parts = simkv.run({**CONTENTS, "fleet": {"replicas": 2}}).results["run"].parts

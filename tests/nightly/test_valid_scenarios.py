@@ -22,7 +22,7 @@ def test_laws_hold_in_valid_scenarios(first: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", FOUND)
-def test_laws_hold_where_they_failed(seed: int, tmp_path: Path) -> None:
+def test_laws_hold_for_seeds_that_failed(seed: int, tmp_path: Path) -> None:
     assert check_seed(seed, prepare_folder(tmp_path)).problem is None
 
 

@@ -729,7 +729,7 @@ def test_inspector_moves_by_steps_and_its_address_opens_the_moment(
     assert page.run("document.querySelector('#inspected h3').innerText") == "Request 20 of before"
 
 
-def test_block_counts_of_the_page_are_those_of_the_record(
+def test_block_counts_of_page_and_record_are_equal(
     page: str, results: dict[str, RunResult]
 ) -> None:
     """The changes of blocks add up, and no request holds blocks at the end."""

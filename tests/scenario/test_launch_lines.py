@@ -42,7 +42,7 @@ def test_the_rows_cover_releases_gpus_and_models() -> None:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[f"{n}-{row['gpu']}" for n, row in enumerate(ROWS)])
-def test_settings_are_those_of_the_release(row: dict[str, str]) -> None:
+def test_settings_equal_settings_of_the_release(row: dict[str, str]) -> None:
     engine = scenario_of(row["command"], row["gpu"], row["release"] or None).engine
     for pair in row["expected"].split():
         name, _, text = pair.partition("=")

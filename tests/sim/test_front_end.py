@@ -65,7 +65,7 @@ def test_rate_of_tokens_is_limited() -> None:
     assert max(ends) == pytest.approx(4 * 100 * 0.9, rel=0.02)
 
 
-def test_client_that_leaves_before_the_engine_costs_it_nothing() -> None:
+def test_client_that_leaves_before_admission_costs_nothing() -> None:
     requests = [*burst(10), *burst(1, timeout=2.0)]
     lives = run(requests, SERVER).requests
     assert lives[10].outcome is Outcome.STARVED

@@ -43,11 +43,11 @@ def held(count: int, likeness: float, runs: int = 150) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(("count", "likeness"), [(300, 0.0), (300, 0.5), (600, 0.7)])
-def test_planted_errors_are_held(count: int, likeness: float) -> None:
+def test_intervals_contain_planted_errors(count: int, likeness: float) -> None:
     assert min(held(count, likeness).values()) >= 0.85
 
 
-def test_of_few_blocks_the_ends_are_wider() -> None:
+def test_few_blocks_widen_the_interval() -> None:
     """With 5 blocks of 20 steps, plain 2.5 % quantiles would contain the true value in only 87 of
     100 cases.
     """
@@ -55,7 +55,7 @@ def test_of_few_blocks_the_ends_are_wider() -> None:
     assert min(found["median"], found["bias"]) >= 0.92
 
 
-def test_steps_that_are_alike_tell_less() -> None:
+def test_correlated_steps_widen_the_interval() -> None:
     random = np.random.default_rng(1)
     errors = alike(400, 0.9, random)
     low, high = step_error_intervals(errors)["bias"]
@@ -75,7 +75,7 @@ def shapes(count: int) -> Iterator[Errors]:
 
 
 @pytest.mark.parametrize("count", [4, 5, 16, 40, 300])
-def test_what_was_found_lies_between_the_ends(count: int) -> None:
+def test_interval_contains_its_estimate(count: int) -> None:
     """The first and last steps count as much as the steps between them."""
     for errors in shapes(count):
         found = figures(errors)
@@ -83,7 +83,7 @@ def test_what_was_found_lies_between_the_ends(count: int) -> None:
             assert low <= found[name] <= high, (name, errors)
 
 
-def test_few_steps_have_ends_apart_and_a_single_one_has_none() -> None:
+def test_few_steps_have_an_interval_and_a_single_step_has_none() -> None:
     ends = step_error_intervals(np.array([0.04, -0.212, 0.01]))
     assert ends["median"] == pytest.approx((0.01, 0.212))
     assert ends["bias"] == pytest.approx((-0.212, 0.04))

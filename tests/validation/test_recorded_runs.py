@@ -119,7 +119,7 @@ def made_up(tmp_path: Path) -> Path:
     return tmp_path / "made-up"
 
 
-def test_the_true_costs_are_found_and_give_the_record_again(made_up: Path) -> None:
+def test_calibration_finds_true_costs_that_reproduce_the_record(made_up: Path) -> None:
     case = read_recorded_run(made_up)
     costs = calibrate_run(case)
     found = score(case, simulate_run(case, costs, *engine_of(case)), costs.name)
@@ -136,7 +136,7 @@ def test_the_true_costs_are_found_and_give_the_record_again(made_up: Path) -> No
     assert set(found.stages) == {"throughput"}
 
 
-def test_what_calibrates_is_not_scored_and_what_is_scored_does_not_calibrate(made_up: Path) -> None:
+def test_calibration_requests_and_scored_requests_are_disjoint(made_up: Path) -> None:
     case = read_recorded_run(made_up)
     assert case.scored.sum() == 20
     costs = calibrate_run(case)
@@ -150,7 +150,7 @@ def test_what_calibrates_is_not_scored_and_what_is_scored_does_not_calibrate(mad
     assert found.figure("e2e_ms", "mean").error_pct == pytest.approx(-200 / 3, abs=0.1)
 
 
-def test_times_from_the_queue_leave_out_the_wait_for_a_step(tmp_path: Path) -> None:
+def test_times_from_the_queue_exclude_the_wait_for_a_step(tmp_path: Path) -> None:
     folder = plan(tmp_path / "made-up")
     table = pd.read_csv(folder / "requests.csv")
     case = read_recorded_run(folder)
@@ -165,7 +165,7 @@ def test_times_from_the_queue_leave_out_the_wait_for_a_step(tmp_path: Path) -> N
     assert (from_arrival["tpot_ms"] == from_queue["tpot_ms"]).all()
 
 
-def test_a_bundle_near_the_case_is_its_calibration(tmp_path: Path) -> None:
+def test_kernel_tables_beside_a_case_calibrate_it(tmp_path: Path) -> None:
     folder = plan(tmp_path / "made-up")
     assert find_bundle(read_recorded_run(folder)) is None
     bundle(tmp_path / "calibration" / "other-model").joinpath("meta.yaml").write_text("model: x\n")
@@ -184,7 +184,7 @@ def test_a_bundle_near_the_case_is_its_calibration(tmp_path: Path) -> None:
     assert find_bundle(read_recorded_run(folder)) is None
 
 
-def test_what_was_not_recorded_is_said_and_varied(made_up: Path) -> None:
+def test_unrecorded_settings_are_reported_and_varied(made_up: Path) -> None:
     facts = json.loads((made_up / "case.json").read_text())
     facts["engine"] |= {"version": "0.15.2", "num_gpu_blocks": None, "max_model_len": None}
     (made_up / "case.json").write_text(json.dumps(facts))
@@ -245,14 +245,14 @@ def test_data_parallel_ranks_share_the_requests(made_up: Path, experts: int | No
         ({"engine": {**ENGINE, "num_gpu_blocks": 20}}, r"engine: num_gpu_blocks: 20 blocks"),
     ],
 )
-def test_bad_cases_are_named(tmp_path: Path, change: dict[str, Any], complaint: str) -> None:
+def test_invalid_cases_are_named(tmp_path: Path, change: dict[str, Any], complaint: str) -> None:
     folder = plan(tmp_path / "made-up")
     (folder / "case.json").write_text(json.dumps({**FACTS, **change}))
     with pytest.raises(InputError, match=complaint):
         engine_of(read_recorded_run(folder))
 
 
-def test_a_null_is_as_good_as_no_field(made_up: Path) -> None:
+def test_null_equals_a_missing_field(made_up: Path) -> None:
     facts = json.loads((made_up / "case.json").read_text())
     names = ("tensor_parallel", "data_parallel", "block_size", "gpu_memory_utilization", "dtype")
     facts["engine"] |= dict.fromkeys(names)
@@ -264,7 +264,7 @@ def test_a_null_is_as_good_as_no_field(made_up: Path) -> None:
     assert calibrate_run(after) == calibrate_run(before)
 
 
-def test_a_recorded_knob_that_the_rules_nearby_lack_is_left_out(made_up: Path) -> None:
+def test_recorded_knob_that_the_nearest_release_lacks_is_omitted(made_up: Path) -> None:
     facts = json.loads((made_up / "case.json").read_text())
     facts["engine"] |= {"version": "0.18.1rc2", "scheduler_reserve_full_isl": True}
     (made_up / "case.json").write_text(json.dumps(facts))
@@ -304,7 +304,7 @@ def test_outputs_of_one_token_and_odd_names_are_shown(made_up: Path, tmp_path: P
     assert r"| a\|b [bold]x[/nope] | simkv | TTFT |" in docs.read_text()
 
 
-def test_measured_times_that_are_no_numbers_are_named(made_up: Path) -> None:
+def test_measured_times_that_are_not_numbers_are_reported(made_up: Path) -> None:
     table = pd.read_csv(made_up / "requests.csv").astype({"tpot_ms": object})
     table.loc[20, "tpot_ms"] = "n/a?"
     table.to_csv(made_up / "requests.csv", index=False)
@@ -315,7 +315,7 @@ def test_measured_times_that_are_no_numbers_are_named(made_up: Path) -> None:
         read_recorded_run(made_up)
 
 
-def test_rows_of_one_stage_only_leave_nothing_to_compare(tmp_path: Path) -> None:
+def test_rows_of_a_single_stage_cannot_be_compared(tmp_path: Path) -> None:
     folder = write(tmp_path / "x", [[i, "sync", i, 9, 9, 0, 1, 1, 1] for i in range(9)])
     with pytest.raises(InputError, match="no rows to compare"):
         read_recorded_run(folder)
@@ -347,9 +347,7 @@ def test_the_command_prints_and_writes(made_up: Path, tmp_path: Path) -> None:
     assert (len(requests), requests["scored"].sum()) == (32, 20)
 
 
-def test_what_an_earlier_command_varied_does_not_stay_beside_new_figures(
-    made_up: Path, tmp_path: Path
-) -> None:
+def test_variations_of_an_earlier_command_are_removed(made_up: Path, tmp_path: Path) -> None:
     arguments = ["validate", str(made_up), "--out", str(tmp_path / "out")]
     assert CliRunner().invoke(app, [*arguments, "--sensitivity"]).exit_code == 0
     assert (tmp_path / "out" / "sensitivity.csv").is_file()
@@ -357,9 +355,7 @@ def test_what_an_earlier_command_varied_does_not_stay_beside_new_figures(
     assert not (tmp_path / "out" / "sensitivity.csv").exists()
 
 
-def test_where_nothing_can_be_written_is_said_before_the_work(
-    made_up: Path, tmp_path: Path
-) -> None:
+def test_unwritable_folder_is_reported_before_the_work(made_up: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for option, place, complaint in (
         ("--out", "file", "file: is a file; expected a folder"),
@@ -370,9 +366,7 @@ def test_where_nothing_can_be_written_is_said_before_the_work(
         assert "TTFT" not in done.output
 
 
-def test_the_page_and_its_picture_are_written_and_the_same_again(
-    made_up: Path, tmp_path: Path
-) -> None:
+def test_page_and_plot_are_written_reproducibly(made_up: Path, tmp_path: Path) -> None:
     pages = []
     for name in ("a", "b"):
         page = tmp_path / name / "validation.md"
@@ -388,7 +382,7 @@ def test_the_page_and_its_picture_are_written_and_the_same_again(
     assert "{{" not in text
 
 
-def test_pairs_of_a_case_with_a_shared_prefix_count_the_prefix(tmp_path: Path) -> None:
+def test_attention_pairs_of_isolated_requests_include_the_shared_prefix(tmp_path: Path) -> None:
     rows = []
     for i in range(12):
         prompt = 200 + 100 * i
@@ -440,13 +434,13 @@ def test_runs_on_an_rtx_pro_6000_from_kernel_tables(name: str, e2e: float, ttft:
 
 @recorded
 @pytest.mark.parametrize("name", ["blis-h100-codellama34b", "blis-h100-llama2-7b"])
-def test_runs_on_an_h100_from_requests_that_were_alone(name: str) -> None:
+def test_runs_on_an_h100_with_costs_from_isolated_requests(name: str) -> None:
     found = scored(name)
     assert abs(found.figure("e2e_ms", "mean").error_pct) < 1.0
     assert abs(found.figure("ttft_ms", "mean").error_pct) < 3.0
 
 
-def test_intervals_hold_what_the_true_costs_make_and_are_counted(made_up: Path) -> None:
+def test_intervals_contain_metrics_of_the_true_costs_and_are_counted(made_up: Path) -> None:
     case = read_recorded_run(made_up)
     costs = calibrate_run(case)
     found = simulate_and_score(case, costs, *engine_of(case))
@@ -464,7 +458,7 @@ def test_intervals_hold_what_the_true_costs_make_and_are_counted(made_up: Path) 
     assert not is_in_range(found)  # more concurrent decodes than one
 
 
-def test_without_errors_of_its_own_a_profile_gives_no_interval(made_up: Path) -> None:
+def test_profile_without_errors_gives_no_interval(made_up: Path) -> None:
     case = read_recorded_run(made_up)
     found = simulate_and_score(case, profile(), *engine_of(case))
     assert coverage([found]).figures == 0
@@ -472,7 +466,7 @@ def test_without_errors_of_its_own_a_profile_gives_no_interval(made_up: Path) ->
     assert refused_runs([found]) == ["made-up: its profile contains no step error"]
 
 
-def test_a_case_may_name_its_hosts_link(made_up: Path) -> None:
+def test_case_may_name_the_link_of_its_host(made_up: Path) -> None:
     engine = {**ENGINE, "tensor_parallel": 2}
     (made_up / "case.json").write_text(json.dumps({**FACTS, "engine": engine}))
     case = read_recorded_run(made_up)
@@ -491,9 +485,7 @@ def test_a_case_may_name_its_hosts_link(made_up: Path) -> None:
     assert found.peer_to_peer is False
 
 
-def test_one_case_that_cannot_be_used_does_not_stop_the_others(
-    made_up: Path, tmp_path: Path
-) -> None:
+def test_invalid_case_does_not_stop_the_others(made_up: Path, tmp_path: Path) -> None:
     write(tmp_path / "broken", [[0, "sync", 0.0, 300, 40, 0, 1, 1, 1]])
     second = tmp_path / "second"
     shutil.copytree(made_up, second)
@@ -509,9 +501,7 @@ def test_one_case_that_cannot_be_used_does_not_stop_the_others(
     assert sum(row[:2] == ["made-up", "second"] for row in rows) == 1, done.stdout
 
 
-def test_a_run_with_anothers_costs_is_as_good_as_with_its_own_if_they_are_the_same(
-    made_up: Path, tmp_path: Path
-) -> None:
+def test_equal_costs_of_another_run_give_equal_errors(made_up: Path, tmp_path: Path) -> None:
     case = read_recorded_run(made_up)
     costs = calibrate_run(case)
     own = simulate_and_score(case, costs, *engine_of(case))
@@ -525,7 +515,7 @@ def test_a_run_with_anothers_costs_is_as_good_as_with_its_own_if_they_are_the_sa
     assert found[0].score.figures == own.figures
 
 
-def test_what_a_benchmark_wrote_of_each_request_is_a_case(made_up: Path, tmp_path: Path) -> None:
+def test_benchmark_result_with_requests_is_a_case(made_up: Path, tmp_path: Path) -> None:
     from tests.workload.test_trace_measured import aiperf, lines
 
     table = pd.read_csv(made_up / "requests.csv")
@@ -547,9 +537,7 @@ def test_what_a_benchmark_wrote_of_each_request_is_a_case(made_up: Path, tmp_pat
         assert abs(found.figure(metric, "mean").error_pct) < 1e-6
 
 
-def test_prefixes_beside_what_a_benchmark_wrote_are_said_not_to_count(
-    made_up: Path, tmp_path: Path
-) -> None:
+def test_ignored_prefixes_of_a_benchmark_result_are_reported(made_up: Path, tmp_path: Path) -> None:
     from tests.workload.test_trace_measured import aiperf, lines
 
     raw = tmp_path / "raw"
@@ -562,7 +550,7 @@ def test_prefixes_beside_what_a_benchmark_wrote_are_said_not_to_count(
     )
 
 
-def test_clients_in_a_closed_loop_send_when_they_have_an_answer(made_up: Path) -> None:
+def test_closed_loop_clients_send_after_a_reply(made_up: Path) -> None:
     facts = json.loads((made_up / "case.json").read_text())
     (made_up / "case.json").write_text(json.dumps({**facts, "max_concurrency": 1}))
     case = read_recorded_run(made_up)

@@ -105,7 +105,7 @@ VLLM = VllmConfig(
 # ---------------------------------------------------------------------- reading
 
 
-def test_a_row_is_read_with_what_stands_beside_it(tmp_path: Path) -> None:
+def test_row_is_read_with_other_predictions(tmp_path: Path) -> None:
     row = one_row(tmp_path)
     assert (row.isl, row.concurrency, row.tp, row.version) == (1024, 4, 4, "0.10.2")
     assert row.measured == Latency(90, 12)
@@ -125,7 +125,7 @@ def test_a_row_is_read_with_what_stands_beside_it(tmp_path: Path) -> None:
         (",60,11", ",60", "line 2: number of fields differs"),
     ],
 )
-def test_bad_rows_are_named_by_line_and_field(
+def test_invalid_rows_are_reported_by_line_and_field(
     tmp_path: Path, old: str, new: str, said: str
 ) -> None:
     assert old in LINE
@@ -133,7 +133,7 @@ def test_bad_rows_are_named_by_line_and_field(
         read_rows(write(tmp_path, LINE.replace(old, new, 1)))
 
 
-def test_bad_files_are_named(tmp_path: Path) -> None:
+def test_invalid_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="line 3: id: duplicate 'a', also in line 2"):
         read_rows(write(tmp_path, LINE, LINE))
     with pytest.raises(InputError, match="line 1: missing column tp"):
@@ -144,10 +144,10 @@ def test_bad_files_are_named(tmp_path: Path) -> None:
         read_rows(tmp_path / "none.csv")
 
 
-# ---------------------------------------------------------------------- what is replayed
+# ---------------------------------------------------------------------- the simulated configuration
 
 
-def test_lengths_are_those_of_the_client() -> None:
+def test_lengths_equal_lengths_of_the_client() -> None:
     np.random.seed(0)
     prompts = np.random.randint(819, 1025, size=40)
     answers = np.random.randint(6553, 8193, size=40)
@@ -156,7 +156,7 @@ def test_lengths_are_those_of_the_client() -> None:
     )
 
 
-def test_the_day_tells_the_warm_up(tmp_path: Path) -> None:
+def test_date_determines_the_warm_up(tmp_path: Path) -> None:
     row = one_row(tmp_path)
     assert row.measured_on is not None
     assert count_warm_up_requests(row) == 1
@@ -164,7 +164,7 @@ def test_the_day_tells_the_warm_up(tmp_path: Path) -> None:
     assert count_warm_up_requests(replace(row, protocol="unknown")) == 0
 
 
-def test_the_nearest_release_stands_for_one_that_there_is_not() -> None:
+def test_missing_release_is_replaced_by_the_nearest() -> None:
     assert nearest_variant("vllm", "0.11.0") == ("0.11.0", 0)
     assert nearest_variant("vllm", "0.11.2") == ("0.11.2", 0)
     assert nearest_variant("vllm", "0.33.1")[0] == "0.33.0"
@@ -189,7 +189,7 @@ def test_a_point_has_the_flags_of_its_script(tmp_path: Path) -> None:
     assert point_of(replace(deepseek, precision="fp4")).engine.scheduler_recv_interval == 10
 
 
-def test_what_has_no_recipe_is_refused_by_name(tmp_path: Path) -> None:
+def test_rows_without_recipe_are_rejected_by_name(tmp_path: Path) -> None:
     row = one_row(tmp_path)
     with pytest.raises(InputError, match="precision: no recipe"):
         point_of(replace(row, precision="int2"))
@@ -200,7 +200,7 @@ def test_what_has_no_recipe_is_refused_by_name(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- replaying
 
 
-def test_one_at_a_time_takes_what_its_steps_cost() -> None:
+def test_single_request_takes_the_time_of_its_steps() -> None:
     load = ClosedLoop(100, 11, 1, 10)
     found = replay_point(VLLM, steps_profile(), load)
     assert found.latency is not None
@@ -212,7 +212,7 @@ def test_one_at_a_time_takes_what_its_steps_cost() -> None:
 @pytest.mark.parametrize(
     "engine", [VLLM, SglangConfig(max_total_num_tokens=65536, disable_radix_cache=True)]
 )
-def test_a_warm_up_changes_nothing_where_no_prefix_is_cached(
+def test_warm_up_changes_nothing_without_cached_prefix(
     engine: VllmConfig | SglangConfig,
 ) -> None:
     cold, warm = (
@@ -224,7 +224,7 @@ def test_a_warm_up_changes_nothing_where_no_prefix_is_cached(
     assert warm == pytest.approx(cold, rel=1e-9)
 
 
-def test_prompts_that_are_cached_cost_no_prefill() -> None:
+def test_cached_prompts_cost_no_prefill() -> None:
     cached = replace(VLLM, enable_prefix_caching=True)
     load = ClosedLoop(256, 16, 4, 40)
     new = replay_point(VLLM, steps_profile(), load).latency
@@ -276,7 +276,7 @@ def test_slopes_are_differences_of_runs() -> None:
 # ---------------------------------------------------------------------- scores
 
 
-def test_a_measurement_counts_once_and_a_refusal_is_all_wrong(tmp_path: Path) -> None:
+def test_measurement_counts_once_and_failed_point_has_full_error(tmp_path: Path) -> None:
     row = one_row(tmp_path)
     a = replace(row, id="a", measurement="m", measured=Latency(100, 10))
     b = replace(a, id="b")
@@ -340,7 +340,7 @@ BLACKWELL = replace(HOPPER, family="blackwell", gpu="B200")
 BLACKWELL_MOE = replace(BLACKWELL, model="m3", experts="fp8")
 
 
-def test_constants_that_made_the_points_are_found() -> None:
+def test_fit_finds_the_constants_of_the_points() -> None:
     samples = made_samples(1.3, HOPPER, 40, 0) + made_samples(0.9, BLACKWELL, 40, 100)
     found = fit(samples, PAIRS)
     decode = FITTED_CONSTANTS.index("decode")
@@ -350,14 +350,14 @@ def test_constants_that_made_the_points_are_found() -> None:
     assert values_for(unknown, found, PAIRS) is NONE
 
 
-def test_finer_constants_are_taken_only_where_they_help() -> None:
+def test_narrow_constants_are_used_only_if_they_help() -> None:
     one = made_samples(1.2, HOPPER, 30, 0) + made_samples(1.2, OTHER, 30, 50)
     assert choose(one).chosen == "engine"
     two = one + made_samples(0.8, BLACKWELL, 30, 100)
     assert choose(two).chosen == "and GPU family"
 
 
-def test_constants_of_a_class_must_help_models_and_sources_that_they_were_not_fitted_to() -> None:
+def test_constants_of_a_class_must_help_held_out_models_and_sources() -> None:
     alike = made_samples(1.2, HOPPER, 30, 0) + made_samples(1.2, OTHER, 30, 50)
     opposed = made_samples(1.2, HOPPER, 30, 0) + made_samples(0.8, OTHER, 30, 50)
     engine = LADDERS["engine"]
@@ -411,7 +411,7 @@ def test_a_model_that_was_not_measured_has_a_source_of_its_own() -> None:
     )
 
 
-def test_a_left_out_model_gets_nothing_from_its_own_measurements() -> None:
+def test_held_out_model_does_not_use_its_own_measurements() -> None:
     one, two = made_samples(1.3, HOPPER, 30, 0), made_samples(0.9, OTHER, 30, 100)
     one = [replace(s, source="a") for s in one]
     two = [replace(s, source="b" if i % 2 else "a") for i, s in enumerate(two)]
@@ -425,7 +425,7 @@ def test_a_left_out_model_gets_nothing_from_its_own_measurements() -> None:
 # ---------------------------------------------------------------------- the command
 
 
-def test_predictions_need_nothing_measured_and_no_tables_of_the_extra(tmp_path: Path) -> None:
+def test_predictions_need_neither_measurements_nor_extra_tables(tmp_path: Path) -> None:
     head = HEAD.replace(",ttft_ms,tpot_ms,aic_ttft_ms,aic_tpot_ms", "")
     line = LINE.rsplit(",", 4)[0]
     bad = line.replace("a,", "b,", 1).replace("Llama-3.1-70B", "no-such-model")
@@ -480,7 +480,7 @@ def test_a_fit_needs_measured_columns(tmp_path: Path) -> None:
         fit_rows(rows, tmp_path)
 
 
-def test_rules_give_back_the_constants_of_each_kind_and_none_to_other_families() -> None:
+def test_rules_return_constants_by_kind_and_none_for_other_families() -> None:
     samples = made_samples(1.3, HOPPER, 30, 0) + made_samples(0.9, BLACKWELL, 30, 100)
     name = "and pair, six each"
     fitted = replace(choose(samples), chosen=name, values=fit(samples, PAIRS))
@@ -510,7 +510,7 @@ def test_other_releases_and_exports_widen_the_interval(
         assert one.high.tpot == pytest.approx(one.latency.tpot * math.exp(end))
 
 
-def test_the_page_has_the_constants_that_come_with_simkv() -> None:
+def test_page_has_the_packaged_constants() -> None:
     rules = json.loads((ROOT / "simkv/costs/operators/constants.json").read_text())
     assert constants_table(rules) in (ROOT / "docs/silicon.md").read_text()
     changed = rules[0] | {"constants": {"prefill": 1.5, "step_s": 0.002}}
@@ -519,7 +519,7 @@ def test_the_page_has_the_constants_that_come_with_simkv() -> None:
     assert "| 2 |" in row
 
 
-def test_the_tables_of_a_fit_have_errors_of_left_out_points() -> None:
+def test_tables_of_a_fit_have_errors_of_held_out_points() -> None:
     samples = made_samples(1.3, HOPPER, 4, 0)
     table = left_out_table("left out", samples, np.full((4, 2), np.log(1.25)))
     console = Console(width=120, record=True, file=StringIO())

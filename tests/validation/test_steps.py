@@ -73,7 +73,7 @@ def made(folder: Path, costs: CostProfile) -> RecordedRun:
     return read_recorded_run(folder)
 
 
-def test_the_planted_host_time_is_found_and_nothing_else(tmp_path: Path) -> None:
+def test_only_the_planted_host_time_is_found(tmp_path: Path) -> None:
     found = host_times(made(tmp_path / "x", slower(profile())), profile())
     over = found.kind("mixed, over the largest CUDA graph")
     assert over.steps > 80
@@ -89,7 +89,7 @@ def test_the_planted_host_time_is_found_and_nothing_else(tmp_path: Path) -> None
     )
 
 
-def test_at_its_own_pace_a_record_has_its_own_steps(tmp_path: Path) -> None:
+def test_replay_at_recorded_pace_has_the_recorded_steps(tmp_path: Path) -> None:
     case = made(tmp_path / "x", profile())
     steps = replay_paced(case, profile(), engine_of(case)[0])
     assert all(step.sure for step in steps)
@@ -97,7 +97,7 @@ def test_at_its_own_pace_a_record_has_its_own_steps(tmp_path: Path) -> None:
     assert emitted == case.requests["output_tokens"].sum()
 
 
-def test_several_ranks_and_missing_times_are_refused(tmp_path: Path) -> None:
+def test_several_ranks_and_missing_times_are_rejected(tmp_path: Path) -> None:
     case = made(tmp_path / "x", profile())
     engine = {**ENGINE, "data_parallel": 2}
     (tmp_path / "x" / "case.json").write_text(json.dumps({**FACTS, "engine": engine}))
@@ -131,7 +131,7 @@ def test_the_command_prints_the_table_and_writes_it(tmp_path: Path) -> None:
 
 
 @recorded
-def test_on_the_rtx_pro_6000_only_steps_that_are_launched_by_hand_take_longer() -> None:
+def test_on_the_rtx_pro_6000_only_steps_without_graph_take_longer() -> None:
     from simkv.validation.recorded_runs.run_calibration import calibrate_run
 
     case = read_recorded_run(TRUTH / "lss-rtxpro6000-llama3.1-8b")

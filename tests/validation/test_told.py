@@ -49,7 +49,7 @@ def truth(folder: Path, **facts: Any) -> dict[str, dict[str, float]]:
     }
 
 
-def test_statistics_are_compared_with_what_the_arrivals_make(tmp_path: Path) -> None:
+def test_statistics_are_compared_with_the_simulation(tmp_path: Path) -> None:
     measured = truth(tmp_path / "x")
     measured["ttft_ms"]["p99"] *= 1.25
     read = read_recorded_run(case(tmp_path / "x", arrivals=ARRIVALS, measured=measured))
@@ -66,7 +66,7 @@ def test_statistics_are_compared_with_what_the_arrivals_make(tmp_path: Path) -> 
     assert "sampled from the published statistics with seed 3" in notes
 
 
-def test_lengths_may_be_known_where_times_are_not(tmp_path: Path) -> None:
+def test_lengths_may_be_known_without_times(tmp_path: Path) -> None:
     read = read_recorded_run(
         case(tmp_path / "x", arrivals=ARRIVALS, measured=truth(tmp_path / "x"))
     )
@@ -93,13 +93,15 @@ def test_lengths_may_be_known_where_times_are_not(tmp_path: Path) -> None:
         ({"arrivals": {"num_prompts": 3}}, r"arrivals.prompt_tokens: field required"),
     ],
 )
-def test_what_cannot_be_compared_is_named(tmp_path: Path, facts: Any, complaint: str) -> None:
+def test_statistics_that_cannot_be_compared_are_named(
+    tmp_path: Path, facts: Any, complaint: str
+) -> None:
     known = {"arrivals": ARRIVALS, "measured": {"e2e_ms": {"mean": 1.0}}}
     with pytest.raises(InputError, match=complaint):
         read_recorded_run(case(tmp_path / "x", **{**known, **facts}))
 
 
-def test_the_command_tells_and_writes_it_beside_others(tmp_path: Path) -> None:
+def test_command_prints_and_writes_statistics_beside_other_cases(tmp_path: Path) -> None:
     folder = case(tmp_path / "x", arrivals=ARRIVALS, measured=truth(tmp_path / "x"))
     case(tmp_path / "y", name="other", arrivals=ARRIVALS, measured={"e2e_ms": {"p90": 900.0}})
     costs = tmp_path / "costs.json"

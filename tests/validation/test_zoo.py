@@ -34,13 +34,13 @@ def invoke(*arguments: str) -> Any:
 
 
 @pytest.mark.parametrize("incident", INCIDENTS, ids=lambda incident: incident.name)
-def test_incident_comes_out_as_expected(incident: PackagedIncident) -> None:
+def test_incident_has_the_expected_result(incident: PackagedIncident) -> None:
     checks = zoo.replay_incident(incident)
     assert [f"{check.variant}: {check}" for check in checks if not check.ok] == []
 
 
 @pytest.mark.parametrize("incident", INCIDENTS, ids=lambda incident: incident.name)
-def test_incident_tells_what_it_is(incident: PackagedIncident) -> None:
+def test_incident_describes_itself(incident: PackagedIncident) -> None:
     assert incident.path.stem == incident.name
     assert incident.report.startswith("https://github.com/")
     assert 20 < len(incident.what) < 150
@@ -50,14 +50,14 @@ def test_incident_tells_what_it_is(incident: PackagedIncident) -> None:
         assert scenario.provenance.assumed
 
 
-def test_the_zoo_has_what_was_asked_for() -> None:
+def test_zoo_contains_the_required_incidents() -> None:
     reports = " ".join(incident.report for incident in INCIDENTS)
     for number in (2031, 2033, 2034, 2043, 31731, 39734, 31954, 5696, 7038, 5796):
         assert f"/{number}" in reports
 
 
 @pytest.mark.parametrize("path", list_packaged_scenarios().values(), ids=lambda path: path.stem)
-def test_scenario_is_what_the_schema_for_editors_says(path: Path) -> None:
+def test_incident_agrees_with_the_json_schema(path: Path) -> None:
     data = json.loads(json.dumps(YAML(typ="safe").load(path)))
     Draft202012Validator(json_schema()).validate(data)
 
@@ -76,7 +76,9 @@ def test_scenario_is_what_the_schema_for_editors_says(path: Path) -> None:
         ({"timeouts": 3}, False),
     ],
 )
-def test_the_schema_knows_what_a_variant_may_change(variant: dict[str, Any], valid: bool) -> None:
+def test_schema_has_the_fields_that_a_variant_may_change(
+    variant: dict[str, Any], valid: bool
+) -> None:
     scenario = {
         "name": "x",
         "workload": {"burst": {"num_prompts": 1, "prompt_tokens": 1, "output_tokens": 1}},
@@ -87,7 +89,7 @@ def test_the_schema_knows_what_a_variant_may_change(variant: dict[str, Any], val
     assert Draft202012Validator(json_schema()).is_valid(scenario) == valid
 
 
-def test_a_changed_engine_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_engine_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = list_packaged_scenarios()["mistralrs-2033-newest-first"].read_text()
     (tmp_path / "x.yaml").write_text(source.replace("variant: merged2250", "variant: bucketed"))
     monkeypatch.setattr(packaged_scenarios, "find_scenarios_directory", lambda: tmp_path)
@@ -103,7 +105,7 @@ def test_a_changed_engine_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyP
     )
 
 
-def test_the_zoo_lists_a_line_for_each() -> None:
+def test_zoo_lists_one_line_per_incident() -> None:
     result = invoke("zoo", "--list")
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
@@ -114,28 +116,28 @@ def test_the_zoo_lists_a_line_for_each() -> None:
     )
 
 
-def test_the_zoo_runs_what_is_named() -> None:
+def test_zoo_runs_the_named_incidents() -> None:
     result = invoke("zoo", "mistralrs-six")
     assert result.exit_code == 0
     assert result.stdout.startswith("ok")
     assert "of 1 incidents hold" in result.stdout
 
 
-def test_a_name_that_is_not_known_is_refused() -> None:
+def test_unknown_name_is_rejected() -> None:
     with pytest.raises(InputError, match="did you mean 'mistralrs-six'"):
         find_incidents(["mistralrs-sx"])
     with pytest.raises(InputError, match="did you mean 'mistralrs-six'"):
         find_scenario(Path("mistralrs-sx"))
 
 
-def test_a_file_goes_before_a_packaged_scenario(tmp_path: Path) -> None:
+def test_file_takes_precedence_over_packaged_scenario(tmp_path: Path) -> None:
     assert find_scenario(Path("mistralrs-six")) == list_packaged_scenarios()["mistralrs-six"]
     file = tmp_path / "mistralrs-six"
     file.write_text("")
     assert find_scenario(file) == file
 
 
-def test_run_takes_a_name_and_tells_what_was_expected(tmp_path: Path) -> None:
+def test_run_accepts_a_name_and_prints_the_expectation(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "simkv.cli", "run", "mistralrs-2321-mixed-modality"]
     out = ["--no-plots", "--out", str(tmp_path / "out"), "--junit", str(tmp_path / "six.xml")]
     done = subprocess.run([*command, *out], capture_output=True, text=True, cwd=tmp_path)

@@ -70,7 +70,7 @@ def test_linear_models_reproduce_their_own_form():
     assert models["five prices"].profile is not None
 
 
-def test_random_forest_learns_what_no_line_can_say():
+def test_random_forest_learns_nonlinear_costs():
     pytest.importorskip("sklearn", reason="scikit-learn is not installed")
     steps = steps_of(lambda load: 1e-2 if load.decode_seqs > 6 else 1e-3)
     models = fit_baselines(steps * 5, PLAIN)
@@ -81,7 +81,7 @@ def test_random_forest_learns_what_no_line_can_say():
         assert found == pytest.approx(step.seconds, rel=0.3)
 
 
-def test_no_steps_give_no_baselines():
+def test_without_steps_there_are_no_baselines():
     assert fit_baselines([], PLAIN) == {}
 
 
