@@ -135,7 +135,8 @@ class Recorder:
         unfinished at that point.
 
         A recording ends with the step in which the last request ends. If the engine's
-        ``RecordingFormat`` also records the steps that drain the pipeline, it ends after those.
+        ``RecordingFormat`` also records the steps that drain the pipeline, the recording ends after
+        these steps.
         """
         alive = set(self.added)
         for index, line in enumerate(self.lines):

@@ -14,7 +14,7 @@ from simkv.core.free_queue import FreeQueue, Ints, ints_view
 
 #: Up to this number of blocks, a loop over blocks is as fast as numpy.
 SMALL_BATCH = 4
-#: A block table without blocks; it must not be modified.
+#: An empty block table; callers must not modify it.
 NO_BLOCKS: array[int] = array("i")
 
 

@@ -102,10 +102,11 @@ def _no_knobs(_: int) -> Mapping[str, Any]:
     return {}
 
 
-#: How a server determines the size of its KV cache. ``measured``: it profiles its largest step and
-#: uses the rest of a fraction of GPU memory, with the constants of the newest vLLM. ``measured by
-#: release``: the same, with constants that depend on the release. ``static``: it uses a fraction of
-#: GPU memory without profiling. ``rest``: it uses a fraction of the memory left after profiling.
+#: How a server determines the size of its KV cache. ``measured``: the server profiles its largest
+#: step and uses the rest of a fraction of GPU memory, with the constants of the newest vLLM.
+#: ``measured by release``: the same, with constants that depend on the release. ``static``: it uses
+#: a fraction of GPU memory without profiling. ``rest``: it uses a fraction of the memory left after
+#: profiling.
 KvSizing = Literal["measured", "measured by release", "static", "rest"]
 
 

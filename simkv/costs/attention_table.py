@@ -70,12 +70,12 @@ class SkewCorrection(FrozenModel):
     """Additional cost of decodes of unequal length, as LLMServingSim corrects it.
 
     The correction interpolates between the time at the mean context and the time at the longest
-    context. The position between the two times (the share; 0: mean, 1: longest) is looked up by
-    five values: the prefill tokens (nearest measured value on a logarithmic scale), and the buckets
-    of the number of decodes, of the position of the mean between the shortest and the longest
-    context (0 to 1), of the longest context, and of the KV length of the prefill. ``default``
-    applies to combinations without a measured share. The upper edge of a bucket belongs to the
-    bucket.
+    context. The position between the two times (the share; 0: mean, 1: longest) is looked up in a
+    table with five keys. The first key is the number of prefill tokens (nearest measured value on a
+    logarithmic scale). The other keys are buckets: of the number of decodes, of the mean context
+    (from 0 for the shortest context to 1 for the longest), of the longest context, and of the KV
+    length of the prefill. ``default`` applies to combinations without a measured share. The upper
+    edge of a bucket belongs to the bucket.
 
     LLMServingSim itself requires an exact match of the prefill tokens, which few engine steps have.
     In mixed steps, LLMServingSim therefore uses its default instead of the measured shares: 0.05

@@ -57,9 +57,9 @@ def find_evictors(record: RunRecord, lost: Sequence[LostPrefix]) -> list[tuple[i
     """Return the requests that evicted the prefixes ``lost``, each with its number of evicted
     tokens, most tokens first.
 
-    The cache evicts blocks when requests need new ones. The tokens of a prefix are therefore
-    divided among the requests that computed tokens between the end of the earlier turn and the
-    first step of the request that lost the prefix, in proportion to the computed tokens.
+    The cache evicts blocks when requests need new ones. The lost tokens are therefore divided among
+    the requests that computed tokens after the end of the earlier turn and before the first step of
+    the request that lost the prefix. Each share is proportional to the computed tokens.
     """
     if not lost:
         return []

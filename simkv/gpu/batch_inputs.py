@@ -31,10 +31,10 @@ class StepSize(NamedTuple):
 class StepInputs(NamedTuple):
     """Arrays of a step; numpy on the host, tensors on the device, all int32.
 
-    Each token slot has a ``seat`` and a ``position``. Each row slot has a ``row_seat``, a
-    ``length`` (tokens of KV after the step, 0 for padding), and the destination of its next token,
-    ``out_seat`` (the scratch seat if it emits none) and ``out_position``. ``start`` has the first
-    token slot of each prefill, and the end of the last prefill.
+    Each token slot has a ``seat`` and a ``position``. Each row slot has a ``row_seat`` and a
+    ``length`` (tokens of KV after the step, 0 for padding). ``out_seat`` and ``out_position`` are
+    the destination of its next token; a row that emits no token has the scratch seat. ``start`` has
+    the first token slot of each prefill, and the end of the last prefill.
     """
 
     seat: Any

@@ -3,8 +3,8 @@
 The cost of a step is decomposed by running all layers of the real model without some of its parts.
 ``rest`` is the step without attention, ``decode`` and ``prefill`` are the attention of these rows
 in isolation, and ``mixed decode`` is the attention of decodes in a step that is padded for
-prefills, which the kernel splits differently. Whole steps (``step``) as in serving are also
-measured; half of them are held out of every fit.
+prefills. The kernel splits decodes differently in such a step. Whole steps (``step``) as in serving
+are also measured; half of them are held out of every fit.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ class Ceilings(NamedTuple):
     """Measured peak rates of a device.
 
     The rates are bytes per second of a large copy (bytes read and written), FLOP/s of a large
-    matrix product, and bytes per second from the host to the device (from pinned memory; on a CPU,
-    of an ordinary copy).
+    matrix product, and bytes per second from pinned host memory to the device. On a CPU, the last
+    rate is the rate of an ordinary copy.
     """
 
     bytes_per_s: float

@@ -38,10 +38,10 @@ class EffectSize:
     ``before`` and ``after`` are the values of the metric in the simulated incident. ``low`` and
     ``high`` bound the ratio of after to before over ``worlds`` other scenarios; for finished
     requests (``answered``), they bound the difference. ``low`` and ``high`` are None if the ratio
-    is undefined in one of the scenarios. ``of`` is the smallest and the largest number of requests
-    (of ``requests``) that a mean covers in a scenario; a mean covers the requests that finish with
-    and without the change. ``holds`` is the number of scenarios, including the incident itself, in
-    which the whole interval of the scenario is an improvement.
+    is undefined in one of the scenarios. A mean covers the requests that finish both with and
+    without the change. ``of`` is the smallest and the largest number of such requests in a
+    scenario, out of ``requests``. ``holds`` is the number of scenarios, including the incident
+    itself, in which the whole interval of the scenario is an improvement.
     """
 
     figure: str

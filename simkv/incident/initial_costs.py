@@ -35,7 +35,7 @@ Floats = npt.NDArray[np.float64]
 #: thousand. The second value of each pair is the uncertainty as a logarithm.
 PAIRS_PER_TOKEN, CONTEXT_PER_STEP = (20_000.0, 1.0), (250_000.0, 0.8)
 #: Uncertainties as logarithms: of an unknown cost, of the ratio between the costs of a sequence and
-#: of a token, and of the exponent with which the times of weights and tokens are combined.
+#: of a token, and of the exponent that combines the times of weights and tokens.
 UNKNOWN_SIGMA, SEQUENCE_SIGMA, POWER_SIGMA = 3.0, 1.0, 0.7
 #: Maximum number of rows, because every request is compared with every other request.
 MAX_ROWS = 1500

@@ -28,7 +28,7 @@ HIT_RATE_FALL = 0.15
 LOAD_GROWTH = 1.2
 #: Number of successive lines without any computed token that count as a hang.
 HANG_LINES = 2
-#: Maximum distance from the highest value of Running at which Running counts as constant (a
+#: Limits for "Running is constant": the maximum distance from the highest value of Running (a
 #: fraction, at least one request), and the fraction of the lines with a queue that must be within
 #: this distance.
 PINNED_DISTANCE, PINNED_SHARE = 0.03, 0.7

@@ -131,9 +131,10 @@ def find_remedies(
 
 
 def scenarios_within_error(scenario: Scenario, profile: CostProfile) -> list[list[Scenario]]:
-    """Return two scenarios: all steps cheaper and all steps more expensive, by the profile's error.
+    """Return scenarios with cheaper steps, and scenarios with more expensive steps, within the
+    profile's error.
 
-    Each scenario is a list of alternatives with decreasing fractions of the error.
+    Each of the two lists has alternatives with decreasing fractions of the error.
     """
     sides: tuple[ErrorSide, ...] = ("faster", "slower")
     return [

@@ -98,9 +98,10 @@ def hold_whole_prompts(
 ) -> bool:
     """Return whether each running request holds its whole prompt in the cache, as in sessions.
 
-    The number of tokens in the cache per running request is compared with the mean prompt, which
-    indicates sessions, and with its computed part, which indicates a common beginning shared by all
-    requests. If the size of the cache is unknown, sessions are assumed.
+    The number of tokens in the cache per running request is compared with two values. If it is
+    closer to the mean prompt, the requests form sessions; if it is closer to the computed part of
+    the mean prompt, all requests only share a common beginning. If the size of the cache is
+    unknown, sessions are assumed.
     """
     busy = (cut.running > 0) & np.isfinite(cut.held)
     if not busy.any():

@@ -1,8 +1,8 @@
 """Read the logs of vLLM: of V0 from 0.2 on, and of V1 up to 0.33.
 
-The formats match the released wheels: ``v1/metrics/loggers.py`` (statistics every 10 s while there
-is work, and iterations from 0.27 on), ``v1/engine/core.py`` (iterations from 0.14 to 0.26, and the
-engine's configuration), ``entrypoints`` (``non-default args``, ``Received request``),
+The formats match the released wheels: ``v1/metrics/loggers.py`` (statistics every 10 s during work,
+and iterations since 0.27), ``v1/engine/core.py`` (iterations from 0.14 to 0.26, and the engine's
+configuration), ``entrypoints`` (``non-default args``, ``Received request``),
 ``v1/core/kv_cache_utils.py`` (size of the KV cache), ``config/scheduler.py`` (token budget).
 """
 

@@ -2,12 +2,12 @@
 
 Between two scrapes, the number of arrivals is the number of finished requests plus the increase of
 requests in the system. Arrival times within that interval are unknown. In some members they are
-uniformly distributed (a Poisson process, given the number); in others, a fraction of the requests
-arrives at once, because a burst causes queueing and a steady stream does not. The observed queue
-times determine which members are likely. Lengths are sampled uniformly within their buckets, and
-moved within the buckets until they match the reported sum. The E2E latency of a finished request
-determines when it should have arrived; the sampled arrival times are assigned to the requests in
-this order.
+uniformly distributed, as in a Poisson process with a known number of arrivals. In others, a
+fraction of the requests arrives at once, because a burst causes queueing and a steady stream does
+not. The observed queue times determine which members are likely. Lengths are sampled uniformly
+within their buckets, and moved within the buckets until they match the reported sum. The E2E
+latency of a finished request determines when it should have arrived; the sampled arrival times are
+assigned to the requests in this order.
 """
 
 from __future__ import annotations
@@ -109,8 +109,9 @@ def _per_token(told: Mapping[str, Floats], first: Floats, outputs: Floats, which
     """Return the seconds between two tokens of each request; together with the TTFT, they add up to
     its E2E latency.
 
-    The reported inter-token latencies are used only if the E2E latency is unknown, because they
-    include tokens of requests that have not ended and exclude earlier tokens of requests that have.
+    The reported inter-token latencies are used only if the E2E latency is unknown. They include
+    tokens of requests that had not ended, and exclude the earlier tokens of requests that had
+    ended.
     """
     size = len(told["e2e"])
     steps = _mean_of(np.maximum(outputs - 1, 0), which, size)

@@ -119,9 +119,9 @@ def message_rows(life: RequestRecord) -> npt.NDArray[np.int64]:
 def token_gaps(record: RunRecord, lives: Iterable[RequestRecord]) -> Samples:
     """Return the times between successive token messages of a request, over all requests.
 
-    If each message has one token, the gap is the time between two rows of the step log and is the
-    same for all requests that decode in both rows. Such gaps are stored once with a weight, so the
-    runtime depends on the number of steps and not on the number of tokens.
+    If each message has one token, the gap is the time between two rows of the step log. This time
+    is the same for all requests that decode in both rows. Such gaps are stored once with a weight,
+    so the runtime depends on the number of steps and not on the number of tokens.
     """
     ends = np.asarray(record.token_times, dtype=np.float64)
     change = np.zeros(len(ends) + 1, dtype=np.int64)

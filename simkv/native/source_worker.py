@@ -1,7 +1,7 @@
 """Process of one source: ``python -m simkv.native.source_worker FD ENGINE FOLDER``.
 
-The process imports the engine's scheduler once, with stubs, and forks a child for each scheduler
-that is built, so that a run cannot affect the module globals of another run. Its environment is
+The process imports the engine's scheduler once, with stubs, and forks a child for each new
+scheduler. A run therefore cannot change the module globals of another run. Its environment is
 empty, its clock is simulated, and its random numbers have a fixed seed.
 """
 

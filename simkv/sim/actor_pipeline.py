@@ -50,8 +50,8 @@ class AsyncPipeline(Replica):
     """A replica whose engine, worker and token processor run concurrently.
 
     Every run ends. If the replica halts before all requests have ended, ``record.engine_halt``
-    gives the reason: the three actors wait for each other (deadlock), they work but no client
-    receives a token any more (livelock), or the worker died.
+    gives the reason: the three actors wait for each other (deadlock), the actors work but no client
+    receives another token (livelock), or the worker died.
     """
 
     def __init__(

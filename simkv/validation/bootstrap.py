@@ -46,9 +46,9 @@ def step_error_intervals(
 def _below(blocks: int) -> float:
     """Return the fraction of samples to exclude at each end of an interval.
 
-    The fraction is less than (1 - CONFIDENCE) / 2, because the spread of samples of few blocks is
-    only sqrt((blocks - 1) / blocks) times the true spread, and Student's t has longer tails (the
-    expanded percentile interval of Hesterberg 2015).
+    The fraction is less than (1 - CONFIDENCE) / 2 for two reasons: the spread of samples of few
+    blocks is only sqrt((blocks - 1) / blocks) times the true spread, and Student's t has longer
+    tails than a normal distribution. This is the expanded percentile interval of Hesterberg (2015).
     """
     from scipy.special import ndtr, stdtrit
 

@@ -11,10 +11,10 @@ measurement uses the bundle's default.
 The tables contain kernels only: no host time and no gaps between kernels. If the engine's CUDA
 graphs are known, ``sources/launch_overhead.py`` adds the host time of steps without a graph.
 
-Tensor parallelism adds two all-reduces per layer. Expert parallelism adds the exchange of tokens:
-before the experts, all-gathers of the hidden states and of the ids and weights of the selected
-experts (4 bytes per number); after the experts, a reduce-scatter of the sums, as in vLLM. The times
-of collectives come from ``hardware/gpus.json``, as measured on the GPU, or from a given host link,
+Tensor parallelism adds two all-reduces per layer. Expert parallelism adds the exchange of tokens,
+as in vLLM. Before the experts, the hidden states and the ids and weights of the selected experts (4
+bytes per number) are all-gathered. After the experts, the sums are reduce-scattered. The times of
+collectives come from ``hardware/gpus.json``, as measured on the GPU, or from a given host link,
 because hosts with the same GPUs may have different links.
 
 The experts of a mixture of experts (``moe.csv``, by tokens and activated experts) are assumed to be

@@ -56,8 +56,8 @@ class CapacityPlan:
     ``answers`` are the answers for the individual seeds, and ``by_error`` is the range of answers
     within the profile's error. ``isolated_answers`` are candidates that meet the objectives
     although a later candidate in ``failing`` does not. ``held_back`` has three results for the
-    held-out scenario: whether the answer also meets the objectives there, the answer of a plan for
-    the held-out scenario itself, and the results of its runs.
+    held-out scenario: whether the answer also meets its objectives, the answer of a plan made for
+    this scenario, and the results of the runs.
     """
 
     prepared: PreparedPlan

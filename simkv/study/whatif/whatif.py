@@ -57,10 +57,10 @@ class Effect:
     ``newly_finished`` and ``newly_failed`` are request ids. ``faster`` and ``slower`` are the ids
     of requests that finish in both runs and take at least 5 % less time (``faster``) or more time
     (``slower``) with the change. ``e2e_ratio`` is the mean E2E latency of requests that finish in
-    both runs, divided by the mean without the change (1 if there are none). ``latency_ratio`` is
-    the geometric mean of the ratios of latencies with and without the change: the latencies of the
-    run that count in the rank, and the mean E2E ratio of the requests. ``sentence`` describes the
-    effect.
+    both runs, divided by the mean without the change (1 if there are none). ``latency_ratio`` is a
+    geometric mean of latency ratios, each with the change over without it. It covers the latencies
+    of the run that count in the rank, and the mean E2E ratio of the requests. ``sentence``
+    describes the effect.
     """
 
     change: Change

@@ -197,8 +197,9 @@ class IntervalScore:
 
     Of ``figures`` real values, ``held`` lie in their interval; ``useful`` is the number of these
     whose interval is also at most ``USEFUL_WIDTH`` wide. Widths are relative to the real value.
-    ``score`` is the mean interval score of Gneiting and Raftery (2007): the width, plus 40 times
-    the distance between a real value and its interval if it lies outside; lower is better.
+    ``score`` is the mean interval score of Gneiting and Raftery (2007): the width of an interval,
+    plus 40 times the distance between the interval and a real value outside it. Lower scores are
+    better.
     """
 
     figures: int

@@ -201,7 +201,10 @@ def _typical_step(profile: CostProfile, scale: PlanScale) -> float:
 
 
 def _vllm(scale: PlanScale, *, pipelined: bool) -> JsonDict:
-    """Return the engine of most cases; it overlaps steps if the first profile's engine does."""
+    """Return the engine of most cases.
+
+    The engine overlaps steps if the engine of the first profile does.
+    """
     return {
         "name": "vllm",
         "block_size": scale.block_size,

@@ -1,9 +1,9 @@
 """Reader of the ``requests.csv`` of a recorded case: one row per request with measured results.
 
 The columns are ``arrival_s``, ``prompt_tokens``, ``output_tokens``; measured results are not read.
-``shared_prefix_tokens``, if present, is the length of a prefix shared by all prompts, or by all
-prompts of one ``stage`` if that column exists: guidellm samples a new prefix for each stage, so the
-first prompt of each stage in the recorded runs was computed completely. A file
+``shared_prefix_tokens``, if present, is the length of a prefix shared by all prompts. If a column
+``stage`` exists, only the prompts of one stage share their prefix: guidellm samples a new prefix
+for each stage, so the first prompt of each stage was computed completely. A file
 ``prefix_blocks.jsonl[.gz]`` in the same directory lists the full 16-token blocks of each prompt:
 ``{"id": 0, "hash_ids": [0, 1]}``.
 """

@@ -64,8 +64,10 @@ class MeasuredOperators:
         return self._or(found, f"products in {form}", lambda: self._sheet.gemm(form, n, k))
 
     def _checked(self, kernel: Kernel | None, found: tuple[Any, ...] | None) -> Any:
-        """Return a lookup without its last value, which states whether the engine's kernel was
-        measured; record the kernel if it was not.
+        """Return a lookup result without its last value.
+
+        The last value states whether the engine's kernel was measured; if not, the kernel is
+        recorded.
         """
         if kernel is not None and not (found and found[-1]):
             self.unmeasured[kernel.name] = None
