@@ -1,4 +1,4 @@
-"""A custom policy that makes all four decisions."""
+"""A rule that takes all four decisions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,9 +15,7 @@ class Knobs(CustomVllmConfig):
 
 
 class AllFour(CustomVllmScheduler):
-    """Prefer short prompts, run few requests at a time with small chunks, and spare preempted
-    requests.
-    """
+    """Prefer short prompts, run few at a time with small chunks, and spare preempted requests."""
 
     config: Knobs
 
