@@ -65,7 +65,8 @@ GROUPS = {"trace", "gpu", "validate", "profile"}
 #: Environment variable set by a shell that requests completions.
 _ASKED_TO_COMPLETE = "_SIMKV_COMPLETE"
 _ABOUT = (
-    "Flight simulator for LLM-serving schedulers: which requests waited, for how long, and why."
+    "Simulate the schedulers of LLM-serving engines. Find out which requests wait, for how "
+    "long, and why."
 )
 
 

@@ -51,7 +51,9 @@ def bisect_git(scenario: Path, folder: Path, span: str | None, options: HistoryO
     from simkv.study.history.history_bisection import bisect_commits
 
     if span is None:
-        raise InputError("--git: name the range of commits as GOOD..BAD, such as v0.19.0..main")
+        raise InputError(
+            "--git: missing range of commits; expected GOOD..BAD, such as v0.19.0..main"
+        )
     names = git.parse_range(span)
     repository = git.find_repository(folder)
     good, bad = (git.find_commit(repository, name) for name in names)
@@ -86,7 +88,8 @@ def bisect_git(scenario: Path, folder: Path, span: str | None, options: HistoryO
         yield f"Subject:     {commit.subject}"
         if commit.parents > 1:
             yield (
-                f"A merge; to search its branch, use the range {commit.short}^1..{commit.short}^2"
+                "This commit is a merge. To search the merged branch, use the range "
+                f"{commit.short}^1..{commit.short}^2"
             )
         yield "Changed lines:"
         yield from shorten_diff(lines[commit])
@@ -167,7 +170,9 @@ def _runner(
     from simkv.study.job_runner import ResultFile
 
     if not is_trusted():
-        raise InputError("this would run the code of each revision that it tries; pass --trust")
+        raise InputError(
+            "this command runs the code of each tested revision; pass --trust to allow it"
+        )
     parse_when(options.when)
     document = read_document(find_scenario(scenario))
     variants = list_variant_names(document)

@@ -25,14 +25,15 @@ def blocks(
     log: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Read the number of blocks from this engine log instead."
+            metavar="FILE",
+            help="Read the number of blocks from this server log instead of computing it.",
         ),
     ] = None,
     block_size: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="Tokens per block (default: as the engine's launcher sets it; 16 with --log).",
+            help="Tokens per KV block (default: the engine's default; 16 with --log).",
         ),
     ] = None,
     gpu_memory_utilization: Annotated[
@@ -40,7 +41,8 @@ def blocks(
         typer.Option(
             min=0.01,
             max=1.0,
-            help="Fraction of GPU memory for vLLM (default: 0.92; 0.9 up to vLLM 0.19).",
+            help="Fraction of GPU memory that vLLM may use (default: 0.92; 0.9 for vLLM 0.19 "
+            "and older).",
         ),
     ] = None,
     mem_fraction_static: Annotated[
@@ -48,45 +50,54 @@ def blocks(
         typer.Option(
             min=0.01,
             max=0.99,
-            help="Fraction of GPU memory for SGLang (default: as SGLang computes it).",
+            help="Fraction of GPU memory that SGLang may use (default: computed as SGLang does).",
         ),
     ] = None,
     max_num_batched_tokens: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="Maximum tokens per step, or SGLang's chunk size (default: set by launcher).",
+            help="Maximum number of tokens per step; for SGLang, the chunk size (default: the "
+            "engine's default).",
         ),
     ] = None,
     max_num_seqs: Annotated[
         int | None,
-        typer.Option(min=1, help="Maximum number of running requests (default: set by launcher)."),
+        typer.Option(
+            min=1, help="Maximum number of running requests (default: the engine's default)."
+        ),
     ] = None,
     tp: Annotated[int, typer.Option(min=1, help="Tensor parallel size.")] = 1,
     ep: Annotated[int, typer.Option(min=1, help="Expert parallel size.")] = 1,
-    dp: Annotated[int, typer.Option(min=1, help="Data parallel size of attention.")] = 1,
+    dp: Annotated[int, typer.Option(min=1, help="Data parallel size of the attention layers.")] = 1,
     weights: Annotated[
         str | None,
         typer.Option(
             metavar="FORMAT",
-            help="Weight format: bf16, fp8, fp8_block, nvfp4, ... (default: as in the model).",
+            help="Number format of the weights: bf16, fp8, fp8_block, nvfp4, ... (default: the "
+            "format of the published model).",
         ),
     ] = None,
     attention: Annotated[
         str | None,
         typer.Option(
-            metavar="FORMAT", help="Weight format of attention (default: same as --weights)."
+            metavar="FORMAT",
+            help="Number format of the attention weights (default: the value of --weights).",
         ),
     ] = None,
     experts: Annotated[
         str | None,
         typer.Option(
-            metavar="FORMAT", help="Weight format of experts (default: same as --weights)."
+            metavar="FORMAT",
+            help="Number format of the expert weights (default: the value of --weights).",
         ),
     ] = None,
     kv: Annotated[
         str | None,
-        typer.Option(metavar="FORMAT", help="KV cache format: bf16, fp8 or nvfp4 (default: bf16)."),
+        typer.Option(
+            metavar="FORMAT",
+            help="Number format of the KV cache: bf16, fp8 or nvfp4 (default: bf16).",
+        ),
     ] = None,
     engine: Annotated[
         str | None,
@@ -94,15 +105,18 @@ def blocks(
     ] = None,
     variant: Annotated[
         str | None,
-        typer.Option(metavar="VERSION", help="Engine version (default: the newest known)."),
+        typer.Option(
+            metavar="VERSION",
+            help="Engine version (default: the newest version that simkv supports).",
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compute the number of KV cache blocks of an engine.
 
-    The number is computed from the GPU's memory, the size of the weights and an estimate of the
-    memory of the largest step, or read from a log (--log). docs/hardware.md compares the results
-    with logs of real engines.
+    The number follows from the memory of the GPU, the size of the weights and an estimate of the
+    memory that the largest step needs. With --log, the number is read from a server log instead.
+    docs/hardware.md compares computed numbers with logs of real servers.
     """
     if log is not None:
         from simkv.costs.hardware.cache_size_log import read_cache_size

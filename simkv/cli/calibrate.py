@@ -37,17 +37,19 @@ def calibrate(
         list[Path] | None,
         typer.Argument(
             metavar="FILE…",
-            help="Results of vllm bench serve, guidellm, aiperf and others, at different loads; "
-            "or forward-pass metrics.",
+            help="Result files of a load generator (vllm bench serve, guidellm, aiperf and "
+            "others) at different loads, or files with forward-pass metrics.",
         ),
     ] = None,
     log: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FILE", help="Log of the server; may be repeated."),
+        typer.Option(metavar="FILE", help="Server log; may be repeated."),
     ] = None,
     otel: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FILE", help="OpenTelemetry spans of the server; may be repeated."),
+        typer.Option(
+            metavar="FILE", help="File with OpenTelemetry spans of the server; may be repeated."
+        ),
     ] = None,
     out: Annotated[
         Path | None,
@@ -65,18 +67,19 @@ def calibrate(
 ) -> None:
     """Fit step times to measurements of your server.
 
-    Give two or three results at different rates, the server's launch line and its GPU. Fits a
-    multiplier of decode step times, one of prefill step times, and the time of the API server to
-    the mean latencies. With two or more results, each is also predicted from the others. The
-    scenario that is written has the load of the last result; run, sweep or plan with it.
+    From results of a load generator: give two or three results at different request rates, the
+    launch command of the server and its GPU. simkv fits three numbers to the mean latencies: a
+    factor for decode steps, a factor for prefill steps, and the time of the API server. With two or
+    more results, simkv also predicts each result from a fit to the other results. The command
+    writes a scenario with the load of the last result. Use it with run, sweep or plan.
 
-    Forward-pass metrics contain the duration and the batch of each step. They are fitted without a
-    simulation, and a cost profile is written for the field profile of a scenario. One step in four
-    is held out to state the error.
+    From forward-pass metrics, which contain the duration and the batch of each step: simkv fits
+    step times directly and writes a cost profile. Set the field profile of a scenario to this file.
+    One step in four is held out from the fit, to measure the error.
 
-    With --log or --otel, the server's run is rebuilt and simulated as by diagnose, and a cost
-    profile is fitted to the times of its requests. Results of a load generator of the same run can
-    be given as well. One request in four is held out.
+    From a server log or spans (--log, --otel): simkv rebuilds and simulates the run of the server
+    as diagnose does, and fits a cost profile to the times of its requests. You can also give the
+    results of the load generator for the same run. One request in four is held out from the fit.
     """
     from simkv.incident.forward_passes import is_forward_passes
 
@@ -86,12 +89,15 @@ def calibrate(
         _fit_log(inputs, out or Path("calibrated.json"), options_of(described), set_, as_json)
         return
     if not files:
-        raise InputError("FILE: missing; expected results of a load generator, --log or --otel")
+        raise InputError("FILE: missing; give results of a load generator, --log or --otel")
     steps = [path for path in files if is_forward_passes(path)]
     if steps:
         if len(steps) < len(files):
             other = next(path for path in files if path not in steps)
-            raise InputError(f"{other}: not forward-pass metrics like {steps[0]}; use one kind")
+            raise InputError(
+                f"{other}: not a file with forward-pass metrics, but {steps[0]} is one; "
+                "expected files of one kind"
+            )
         _fit_steps(steps, out or Path("calibrated.json"), options_of(described), set_, as_json)
         return
     out = out or Path("calibrated.yaml")
@@ -123,11 +129,11 @@ def calibrate(
     show(
         f"Decode steps x{fitted.decode:.3f}, prefill steps x{fitted.prefill:.3f}, API server "
         f"{1e3 * fitted.request_s:.2f} ms per request and {1e3 * fitted.latency_s:.1f} ms latency.",
-        *_table("Fitted to all results:", explained),
-        *_table("Predicted without the result itself:", excluded),
+        *_table("Errors of the fit to all results:", explained),
+        *_table("Errors of predictions, each fitted to the other results only:", excluded),
     )
     if not excluded:
-        show("With a second result at another rate, the error of a prediction could be stated.")
+        show("To measure the error of predictions, give a second result at another request rate.")
     show(f"Written to {out}; for example: simkv run {out}")
 
 
@@ -143,7 +149,9 @@ def _fit_steps(
 
     check_file("--out", out)
     if set_:
-        raise InputError("--set: does not apply to forward-pass metrics; set it in the scenario")
+        raise InputError(
+            "--set: not supported with forward-pass metrics; set the field in the scenario"
+        )
     line = read_launch_line(options.from_command) if options.from_command else None
     steps = pd.concat([read_forward_passes(path) for path in files], ignore_index=True)
     profile = fit_forward_passes(
@@ -186,9 +194,9 @@ def _fit_log(
     _write_profile(profile, out, profile.source[0], "requests or steps", as_json)
     if sampled:
         print_error(
-            "note: the inputs have no single requests; the fitted ones were sampled from log "
-            "lines, so the errors do not state how well requests are predicted. Add --otel or "
-            "results of a load generator"
+            "note: the inputs contain no data on single requests. simkv fitted step times to "
+            "requests that it sampled from the log lines, so these errors do not apply to the "
+            "real requests. Add --otel or results of a load generator"
         )
 
 
@@ -207,7 +215,7 @@ def _write_profile(
         held_out = {kind: HeldOutStepsAnswer(**one.model_dump()) for kind, one in errors.items()}
         print_json(CalibrateAnswer(steps=steps, held_out=held_out, written=str(out)))
         return
-    show(f"Fitted to {fitted}. Errors of {unit} that were not fitted:")
+    show(f"Fitted to {fitted}. Errors of {unit} that were held out from the fit:")
     for kind, error in errors.items():
         show(
             f"  {kind}: {error.points} {unit}, median {error.median:.1%}, "

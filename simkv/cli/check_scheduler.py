@@ -16,7 +16,8 @@ def check_scheduler(
     file: Annotated[
         Path,
         typer.Argument(
-            help="Python file with a custom scheduler (executed), or a scenario that names one."
+            help="Python file that defines a custom scheduler, or a scenario that uses one. The "
+            "Python file is executed."
         ),
     ],
     examples: Annotated[
@@ -25,7 +26,9 @@ def check_scheduler(
     set_: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", metavar="KNOB=VALUE", help="Setting for all scenarios; may be repeated."
+            "--set",
+            metavar="KNOB=VALUE",
+            help="Value of a scheduler setting in all scenarios; may be repeated.",
         ),
     ] = None,
     out: Annotated[
@@ -43,10 +46,10 @@ def check_scheduler(
 ) -> None:
     """Test a custom scheduler on random scenarios.
 
-    Stops at the first violated invariant and writes the smallest scenario that shows it. Checks
-    every call, reports files that the scheduler reads, and repeats runs with other output lengths.
-    For a scenario, all variants with a custom scheduler are checked. Exit 0 if no invariant is
-    violated, 1 if one is.
+    The test checks the result of every scheduler call, reports files that the scheduler reads, and
+    repeats runs with other output lengths. It stops at the first violated invariant and writes the
+    smallest scenario that violates it. For a scenario file, the test covers all variants with a
+    custom scheduler. Exit 0 if no invariant is violated, 1 otherwise.
     """
     if not file.is_file():
         raise InputError(f"{file}: there is no such file")
@@ -111,7 +114,7 @@ def _knob(given: str) -> tuple[str, Any]:
 
     name, equals, value = given.partition("=")
     if not equals:
-        raise InputError(f"--set {given}: expected KNOB=VALUE, as in watermark=0.1")
+        raise InputError(f"--set {given}: expected NAME=VALUE, such as watermark=0.1")
     return name.removeprefix("engine."), YAML(typ="safe").load(value)
 
 
@@ -119,7 +122,8 @@ def export_scheduler(
     file: Annotated[
         Path,
         typer.Argument(
-            help="Python file with a custom policy for vLLM (executed), or a scenario with one."
+            help="Python file that defines a custom policy for vLLM, or a scenario that uses "
+            "one. The Python file is executed."
         ),
     ],
     out: Annotated[
@@ -150,15 +154,17 @@ def export_scheduler(
         typer.Option(
             metavar="PATH",
             exists=True,
-            help="Newest modelled vLLM release for --check: wheel file or unpacked wheel.",
+            help="Wheel file or unpacked wheel of vLLM for --check; must be the newest release "
+            "that simkv supports.",
         ),
     ] = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Export a custom policy as a vLLM scheduler class.
 
-    The class is for `vllm serve --scheduler-cls`. With --check it runs in vLLM's own scheduler,
-    without a GPU, and every decision is compared with the simulated one. Exit 1 if one differs.
+    Use the class with `vllm serve --scheduler-cls`. With --check, simkv runs the class in vLLM's
+    own scheduler, without a GPU, and compares every decision with the simulation. Exit 1 if a
+    decision differs.
     """
     if not file.is_file():
         raise InputError(f"{file}: there is no such file")
@@ -182,9 +188,15 @@ def export_scheduler(
             for name, mismatch in check_export(file, knobs, folder, check):
                 advance()
                 if mismatch:
-                    print(f"{name}: vLLM {TARGET_RELEASE} decides differently: {mismatch}")
+                    print(
+                        f"{name}: vLLM {TARGET_RELEASE} makes another decision than the "
+                        f"simulation: {mismatch}"
+                    )
                     raise typer.Exit(1)
-        print(f"vLLM {TARGET_RELEASE} and the simulation decide alike in {check} random cases")
+        print(
+            f"vLLM {TARGET_RELEASE} and the simulation make the same decisions in {check} "
+            "random cases"
+        )
     write_text(there, text)
     print(
         f"Written to {there}: vllm serve --scheduler-cls {there.stem}.{scheduler_class_name(text)}"

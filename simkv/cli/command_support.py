@@ -29,7 +29,7 @@ PROGRESS_LINE_S = 10.0
 Junit = Annotated[
     Path | None,
     typer.Option(
-        metavar="FILE", help="Write the results of the expectations to this file as JUnit XML."
+        metavar="FILE", help="Write the result of each expectation to this file as JUnit XML."
     ),
 ]
 
@@ -76,8 +76,8 @@ Source = Annotated[
         "--source",
         metavar="PATH",
         callback=_source,
-        help="Run the engine's own scheduler from this checkout or wheel ('installed': the "
-        "installed package); requires --trust.",
+        help="Run the engine's own scheduler code from this checkout or wheel, or from the "
+        "installed package (PATH 'installed'). Requires --trust.",
     ),
 ]
 
@@ -87,13 +87,15 @@ ScenarioArgument = Annotated[
 OptionalScenario = Annotated[
     Path | None,
     typer.Argument(
-        help="Scenario file (YAML), or the name of a packaged scenario. Without it, options "
-        "describe the server (--gpu, --model or --from-command) and its load."
+        help="Scenario file (YAML), or the name of a packaged scenario. If omitted, describe "
+        "the server (--gpu, --model or --from-command) and its load with options."
     ),
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="PATH=VALUE", help="Override a scenario field; may be repeated."),
+    typer.Option(
+        "--set", metavar="PATH=VALUE", help="Override a field of the scenario; may be repeated."
+    ),
 ]
 VariantOption = Annotated[
     str | None,
@@ -108,8 +110,8 @@ def check_variant(name: str | None, variants: Collection[str]) -> None:
     """Raise InputError if a variant was given that the scenario does not have."""
     if name is not None and name not in variants:
         raise InputError(
-            f"--variant {name}: there is no such variant{spelling_hint(name, variants)}; expected "
-            f"one of {', '.join(variants)}"
+            f"--variant {name}: the scenario has no such "
+            f"variant{spelling_hint(name, variants)}; expected one of {', '.join(variants)}"
         )
 
 
@@ -268,7 +270,8 @@ Jobs = Annotated[
     int | None, typer.Option(min=1, help="Maximum number of processes (default: one per core).")
 ]
 ExecutorOption = Annotated[
-    Literal["local", "ray"], typer.Option(help="Run on this machine or on a Ray cluster.")
+    Literal["local", "ray"],
+    typer.Option(help="Where to run simulations: on this machine or on a Ray cluster."),
 ]
 Address = Annotated[
     str | None,

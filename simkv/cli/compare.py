@@ -24,22 +24,29 @@ LISTED = 5
 def compare(
     tolerance: Annotated[
         float,
-        typer.Option(min=0, help="Largest acceptable worsening, as a fraction of a figure."),
+        typer.Option(
+            min=0,
+            help="Largest acceptable increase of a latency or decrease of a throughput, as a "
+            "fraction such as 0.05.",
+        ),
     ] = 0.05,
     seeds: Annotated[
         int | None,
-        typer.Option(min=1, help="Number of seeds (default: 6 if the load is random, else 1)."),
+        typer.Option(
+            min=1, help="Number of random seeds (default: 6 if the load is random, otherwise 1)."
+        ),
     ] = None,
     set_: Overrides = None,
     jobs: Jobs = None,
     as_json: AsJson = False,
     **described: Any,
 ) -> None:
-    """Compare two launch lines on the same requests.
+    """Compare two launch commands on the same requests.
 
-    Give --from-command twice: the deployment before and after a change. Print the change of each
-    metric, its range over seeds and over the error of step times, and the requests that become
-    slower. Exit 1 if a metric worsens by more than the tolerance, 2 for bad input.
+    Give --from-command twice: first the launch command before a change, then the one after it. The
+    output shows the change of each metric, the range of the change over seeds and over the error of
+    step times, and the requests that become slower. Exit 1 if a metric worsens by more than the
+    tolerance, 2 for bad input.
     """
     from simkv.study.change_check import check_change
     from simkv.study.random_seeds import find_seed
@@ -47,7 +54,7 @@ def compare(
     lines = described.pop("from_command") or []
     if len(lines) != 2:
         raise InputError(
-            f"--from-command: expected two, before and after the change; found {len(lines)}"
+            f"--from-command: expected exactly two, before and after the change; found {len(lines)}"
         )
     before, after = (
         _scenario({**described, "from_command": line}, set_ or [], label)
@@ -95,8 +102,8 @@ def _describe(found: ChangeCheck, tolerance: float) -> Iterator[str]:
             f"{one.change:+.1%} ({one.low:+.1%} to {one.high:+.1%}){mark}"
         )
     yield (
-        f"Requests that get worse by more than {tolerance:.0%}: {len(found.worse):,}; better: "
-        f"{len(found.better):,}"
+        f"Requests that become worse by more than {tolerance:.0%}: {len(found.worse):,}; "
+        f"better: {len(found.better):,}"
     )
     for changed in found.worse[:LISTED]:
         if changed.before is None or changed.after is None:
@@ -111,7 +118,7 @@ def _describe(found: ChangeCheck, tolerance: float) -> Iterator[str]:
     yield (
         f"Result: worse than before by more than {tolerance:.0%}: {names}"
         if beyond
-        else f"Result: no figure is worse than before by more than {tolerance:.0%}"
+        else f"Result: no metric is worse than before by more than {tolerance:.0%}"
     )
 
 

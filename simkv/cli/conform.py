@@ -25,7 +25,9 @@ def conform(
     files: Annotated[
         list[Path], typer.Argument(help="Files or directories with recordings (.jsonl, .jsonl.gz).")
     ],
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print only differences.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", help="Print only recordings with differences.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare decisions with recordings of real engines.
@@ -56,7 +58,7 @@ def conform(
     if as_json:
         print_json(_build_answer(traces, unreadable))
     else:
-        print(f"{total - bad - different} of {total} traces equal")
+        print(f"{total - bad - different} of {total} recordings equal")
     if bad or different:
         raise typer.Exit(2 if bad else 1)
 
@@ -135,13 +137,16 @@ def _trace_report(result: TraceResult) -> str:
 def schema(
     command: Annotated[
         list[str] | None,
-        typer.Argument(help="Command whose answer to describe, such as plan or profile list."),
+        typer.Argument(
+            help="Command whose --json output to describe, such as plan or profile list (default: "
+            "describe scenario files)."
+        ),
     ] = None,
 ) -> None:
-    """Print the JSON schema of scenarios or answers.
+    """Print the JSON schema of scenarios or outputs.
 
-    Without a command, it is the schema of scenario files, which editors use to complete and check
-    fields; otherwise, it is that of the command's answer with --json.
+    Editors use the schema of scenario files to complete and check fields. With a command, print the
+    schema of the output of the command with --json.
     """
     if command:
         from simkv.report.json_answers import ANSWERS
@@ -149,8 +154,8 @@ def schema(
         name = " ".join(command)
         if name not in ANSWERS:
             raise InputError(
-                f"{name}: no command with --json{spelling_hint(name, ANSWERS)}; expected one of "
-                f"{', '.join(ANSWERS)}"
+                f"{name}: not a command with the option --json{spelling_hint(name, ANSWERS)}; "
+                f"expected one of {', '.join(ANSWERS)}"
             )
         print(json.dumps(ANSWERS[name].model_json_schema(mode="serialization"), indent=1))
         return
@@ -187,4 +192,7 @@ def policies(as_json: AsJson = False) -> None:
                 print(f"{engine:<12}{name:<24}{proof:<28}{traces}\n{'':<36}{variant.source}")
             print(f"{'':<36}{summary}")
         unrecorded = ENGINES[engine].unrecorded
-        print(f"{'':<12}not in any recording of {engine}, only read from source: {unrecorded}")
+        print(
+            f"{'':<12}not covered by any recording of {engine}, only read from its source: "
+            f"{unrecorded}"
+        )

@@ -46,15 +46,15 @@ def shrink(
         str,
         typer.Option(
             metavar="CONDITION",
-            help="Condition that the smaller workload must still meet: a verdict such as stalled, "
-            "or a bound such as preemptions>=1.",
+            help="Condition that the reduced workload must still meet: a verdict such as "
+            "stalled, or a bound on a metric such as preemptions>=1.",
         ),
     ],
     variant: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Variant of the scenario (default: the first that meets the condition).",
+            help="Variant of the scenario (default: the first variant that meets the condition).",
         ),
     ] = None,
     set_: Overrides = None,
@@ -76,7 +76,7 @@ def shrink(
     max_runs: MaxRuns = None,
     jobs: Jobs = None,
 ) -> None:
-    """Reduce a workload while it still meets a condition.
+    """Find a smaller workload that still meets a condition.
 
     The result is a new scenario file.
     """
@@ -111,72 +111,79 @@ def bisect(
     over: Annotated[
         str | None,
         typer.Option(
-            metavar="PATH=LOW..HIGH", help="Setting and its range, or its values as PATH=A,B,C."
+            metavar="PATH=LOW..HIGH",
+            help="Setting to search, with its range (PATH=LOW..HIGH) or its values (PATH=A,B,C).",
         ),
     ] = None,
     variants: Annotated[
         bool,
-        typer.Option("--variants", help="Try all variants of the engine (default without --over)."),
+        typer.Option(
+            "--variants",
+            help="Search all variants of the engine (default if --over, --git and --releases are "
+            "omitted).",
+        ),
     ] = False,
     when: Annotated[
         str | None,
         typer.Option(
             metavar="BOUND",
-            help="Condition to watch instead of the verdict, such as preemptions>=1; with --git "
-            "also a figure.",
+            help="Condition to search for instead of a change of the verdict, such as "
+            "preemptions>=1. With --git, the name of a metric is also accepted.",
         ),
     ] = None,
     git: Annotated[
         Path | None,
         typer.Option(
             metavar="CLONE",
-            help="Search the commits GOOD..BAD of this local clone of an engine or of the custom "
-            "scheduler; needs --trust.",
+            help="Search the commits GOOD..BAD of this local clone, which contains an engine or "
+            "the custom scheduler. Requires --trust.",
         ),
     ] = None,
     releases: Annotated[
         str | None,
         typer.Option(
             metavar="LOW..HIGH",
-            help="Search these releases of the engine on their own code, from GOOD to BAD; needs "
-            "--trust. Also a list such as 0.9.2,0.19.1.",
+            help="Search these releases of the engine with their own scheduler code: a range "
+            "GOOD..BAD, or a list such as 0.9.2,0.19.1. Requires --trust.",
         ),
     ] = None,
     release_dir: Annotated[
         Path,
         typer.Option(
             metavar="DIR",
-            help="Directory with the Python files of releases, such as vllm-0.33.0/. pip downloads "
-            "the wheels of missing releases, one at a time.",
+            help="Directory with the unpacked Python files of releases, such as vllm-0.33.0/. "
+            "If a release is missing, pip downloads its wheel.",
         ),
     ] = Path("runs/releases"),
     tolerance: Annotated[
         float,
         typer.Option(
             min=0,
-            help="Relative change of a metric that counts with --git or --releases, if verdicts "
-            "are equal.",
+            help="Smallest relative change of a metric that counts as a difference, if verdicts "
+            "are equal (for --git and --releases).",
         ),
     ] = 0.05,
     out: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Store results with --git or --releases in this directory, to resume (default: "
-            "runs/<scenario>-bisect/).",
+            help="Store the results of --git or --releases in this directory; a repeated "
+            "command resumes from it (default: runs/<scenario>-bisect/).",
         ),
     ] = None,
     samples: Annotated[
         int | None,
         typer.Option(
-            min=2, help="Number of values to try first (default: 17; for commits and releases 2)."
+            min=2,
+            help="Number of evenly spaced values to try before the search (default: 17; 2 for "
+            "commits and releases).",
         ),
     ] = None,
     step: Annotated[
         float | None,
         typer.Option(
-            help="Distance between values (default: 1, or 1/1000 of the range if LOW or HIGH "
-            "is a fraction)."
+            help="Smallest distance between tested values (default: 1, or 1/1000 of the range "
+            "if LOW or HIGH is a fraction)."
         ),
     ] = None,
     variant: VariantOption = None,
@@ -189,11 +196,12 @@ def bisect(
 ) -> None:
     """Find the value or version at which the verdict changes.
 
-    Searches the range of a setting (--over), all variants of the engine, the commits of a local
-    clone (--git CLONE GOOD..BAD), or released code (--releases).
+    The search covers one of these: the range of a setting (--over), all variants of the engine
+    (--variants), the commits of a local clone (--git CLONE GOOD..BAD), or releases of the engine
+    (--releases).
     """
     if sum(map(bool, (over, variants, git, releases))) > 1:
-        raise InputError("expected one of --over, --variants, --git and --releases")
+        raise InputError("expected exactly one of --over, --variants, --git and --releases")
     if git is not None or releases is not None:
         from simkv.cli.bisect_history import HistoryOptions, bisect_git, bisect_releases
 
@@ -205,7 +213,7 @@ def bisect(
             bisect_releases(scenario, releases, release_dir, options)
             return
     if commits is not None:
-        raise InputError(f"{commits}: a range of commits needs --git CLONE")
+        raise InputError(f"{commits}: a range of commits requires --git CLONE")
     from simkv.report.json_answers import BisectAnswer
     from simkv.report.whatif_tables import flips_json, render_flips
     from simkv.study.whatif.outcome_predicate import parse_condition
@@ -241,12 +249,15 @@ def whatif(
         typer.Option(
             "--rank-by",
             metavar="METRIC",
-            help="Rank by this metric of summary.json, such as ttft_ms.p99 (default: by the number "
-            "of finished requests, then by latency).",
+            help="Metric of summary.json to rank by, such as ttft_ms.p99 (default: number of "
+            "finished requests, then latency).",
         ),
     ] = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="Show every value, not only the best of each field.")
+        bool,
+        typer.Option(
+            "--all", help="Show every tested value, not only the best value of each field."
+        ),
     ] = False,
     set_: Overrides = None,
     _source: Source = None,
@@ -254,9 +265,10 @@ def whatif(
     as_json: AsJson = False,
     jobs: Jobs = None,
 ) -> None:
-    """Rank single changes that would have helped.
+    """Rank single changes that improve the result.
 
-    Changes one rule or setting at a time, runs the scenario, and compares the results.
+    The command changes one rule or setting at a
+    time, runs the scenario, and compares the results.
     """
     from simkv.core.figure_registry import FIGURE_NAMES
     from simkv.report.json_answers import WhatIfAnswer

@@ -31,8 +31,8 @@ def diagnose(
         list[Path],
         typer.Argument(
             metavar="INPUT...",
-            help="Server logs, OpenTelemetry spans, Prometheus data, benchmark results; - for "
-            "standard input; or the directory of an earlier diagnosis.",
+            help="Server logs, OpenTelemetry spans, Prometheus data or benchmark results (- "
+            "reads standard input), or the directory of an earlier diagnosis.",
         ),
     ],
     engine: Annotated[
@@ -62,14 +62,14 @@ def diagnose(
         typer.Option(
             "--set",
             metavar="engine.NAME=VALUE",
-            help="Engine setting that the inputs do not show; may be repeated.",
+            help="Engine setting that the inputs do not contain; may be repeated.",
         ),
     ] = None,
     columns: Annotated[
         str | None,
         typer.Option(
             metavar="OURS=THEIRS,...",
-            help="Columns of your own CSV or JSON lines file of requests, such as "
+            help="Columns of a CSV or JSON lines file with one row per request, such as "
             "arrival=ts,prompt_tokens=in,output_tokens=out,ttft_ms=ttft,e2e_ms=total.",
         ),
     ] = None,
@@ -83,14 +83,18 @@ def diagnose(
             min=1,
             max=4,
             metavar="STAGE",
-            help="Last stage to run: 1 read, 2 rebuild, 3 calibrate, 4 explain.",
+            help="Last stage to run: 1 (read the inputs), 2 (rebuild the workload), 3 "
+            "(calibrate step times) or 4 (explain).",
         ),
     ] = 4,
     fast: Annotated[
-        bool, typer.Option("--fast", help="Stop after the triage of the lines; simulate nothing.")
+        bool,
+        typer.Option(
+            "--fast", help="Print the triage of the log lines and stop, without a simulation."
+        ),
     ] = False,
     try_flags: Annotated[
-        bool, typer.Option(help="Simulate changes of the engine's flags to find a fix.")
+        bool, typer.Option(help="Simulate changes of the server's flags to find a fix.")
     ] = True,
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Maximum number of processes (default: one per core).")
@@ -100,11 +104,12 @@ def diagnose(
 ) -> None:
     """Diagnose an incident from a server's logs.
 
-    Print a triage of the log's lines first. Then rebuild the incident as a simulation and report
-    the affected requests, the cause and a fix. If you interrupt this, the triage is the result. All
-    results are files in one directory, which you may edit: if the directory is the INPUT, its files
-    are used instead of being created again. Exit 0 if nothing is wrong, 3 if something is, 1 if the
-    incident could not be reproduced, 2 for bad input.
+    First, print a triage: findings that follow from the log lines alone. Then rebuild the incident
+    as a simulation, and report the affected requests, the cause and a fix. If you interrupt the
+    simulation, the triage is the result. All results are files in one directory. You may edit the
+    files and pass the directory as the INPUT: simkv then uses these files instead of creating them
+    again. Exit 0 if no problem was found, 3 if a problem was found, 1 if the simulation does not
+    reproduce the incident, 2 for bad input.
     """
     from simkv.incident import incident_folder as files
 
@@ -127,7 +132,10 @@ def diagnose(
         if not as_json:
             print(*triage, sep="\n")
             if not fast:
-                print("Simulating; an interrupt (Ctrl-C) leaves this triage as the answer.")
+                print(
+                    "Simulating the incident. If you interrupt it (Ctrl-C), the triage above "
+                    "is the result."
+                )
             sys.stdout.flush()
         if not fast:
             from simkv.incident.server_setup import UserSettings
@@ -173,7 +181,7 @@ def _triage(
         files.write_evidence(target, select_worst_part(with_inferred(evidence, summary)))
     if summary is None or (target / files.DIAGNOSIS).is_file():
         return None, lines
-    answer = summarize_measured(summary, evidence, "only the lines of the log were evaluated")
+    answer = summarize_measured(summary, evidence, "only the log lines were evaluated")
     write_text(target / files.DIAGNOSIS, answer.text)
     return answer, lines
 
@@ -241,7 +249,8 @@ def _finished_stages(target: Path) -> Iterator[Callable[[], None]]:
         for path in set(target.iterdir()) - stored:
             path.unlink(missing_ok=True)
         raise Interrupted(
-            target, f"the triage is the answer; `simkv diagnose {target}` resumes the simulation"
+            target,
+            f"the triage above is the result; `simkv diagnose {target}` resumes the simulation",
         ) from None
 
 

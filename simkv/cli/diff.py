@@ -11,15 +11,15 @@ from simkv.cli.command_support import AsJson, print_json, progress, show
 
 
 def diff(
-    before: Annotated[Path, typer.Argument(help="Directory of a run.")],
-    after: Annotated[Path, typer.Argument(help="Directory of another run.")],
+    before: Annotated[Path, typer.Argument(help="Results directory of the first run.")],
+    after: Annotated[Path, typer.Argument(help="Results directory of the second run.")],
     as_json: AsJson = False,
 ) -> None:
     """Compare the results of two runs.
 
-    Print the figures and outcomes of requests that differ, and the first differing decision. Both
-    scenarios are simulated again to compare their steps. Exit 0 if the runs are equal, 1 if they
-    differ, 2 for bad input.
+    The output shows the metrics that differ, the requests whose outcomes differ, and the first
+    decision that differs. simkv simulates both scenarios again to compare their steps. Exit 0 if
+    the runs are equal, 1 if they differ, 2 for bad input.
     """
     from simkv.report.run_diff import compare_runs, describe_diff
 

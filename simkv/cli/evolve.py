@@ -40,26 +40,31 @@ def evolve(
         list[str] | None,
         typer.Option(
             metavar="PATH=VALUES",
-            help="Search settings instead of policies. Values as for 'simkv sweep', or a range "
-            "LOW..HIGH[:log]; may be repeated.",
+            help="Search the values of a setting instead of policies. Write values as for "
+            "'simkv sweep', or a range LOW..HIGH[:log]. May be repeated.",
         ),
     ] = None,
     propose: Annotated[
         str | None,
         typer.Option(
             metavar="COMMAND",
-            help="Search scheduler files: COMMAND reads the results of the last candidate from "
-            "stdin and prints the next file, which is executed; needs --trust.",
+            help="Search scheduler files instead of policies. COMMAND reads the results of the "
+            "last candidate from standard input and prints the next scheduler file, which "
+            "simkv executes. Requires --trust.",
         ),
     ] = None,
     random_search: Annotated[
-        bool, typer.Option("--random-search", help="Sample all policies at random, as a baseline.")
+        bool,
+        typer.Option(
+            "--random-search", help="Sample all policies at random, as a baseline for the search."
+        ),
     ] = False,
     goodput: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME:MS",
-            help="Latency limit per request for goodput, such as ttft:500; may be repeated.",
+            help="Latency limit in milliseconds that a request must meet to count as goodput, "
+            "such as ttft:500; may be repeated.",
         ),
     ] = None,
     variant: Annotated[
@@ -68,12 +73,16 @@ def evolve(
     ] = None,
     set_: Overrides = None,
     train: Annotated[
-        int, typer.Option(min=1, help="Number of seeds (of a trace: time windows) for the search.")
+        int,
+        typer.Option(
+            min=1, help="Number of random seeds (for a trace: time windows) for the search."
+        ),
     ] = 3,
     validation: Annotated[
         int,
         typer.Option(
-            min=1, help="Number of additional seeds or time windows to select the winner."
+            min=1,
+            help="Number of additional seeds or time windows for the selection of the winner.",
         ),
     ] = 6,
     test: Annotated[
@@ -88,7 +97,8 @@ def evolve(
             metavar="SHARE",
             min=0,
             max=0.9,
-            help="Relative error of step times, such as 0.1 (default: the profile's own).",
+            help="Relative error of step times, such as 0.1 (default: the error stated in the "
+            "cost profile).",
         ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Random seed of the search.")] = 0,
@@ -107,9 +117,11 @@ def evolve(
 ) -> None:
     """Search for a better scheduling policy.
 
-    Searches policies in a small language, settings (--over) or code (--propose). The winner is
-    evaluated on held-out seeds or time windows, at other cache sizes and rates, and with step times
-    at both ends of the profile's error. Exit 1 if no candidate is better in all evaluations.
+    The search covers policies written as short expressions, values of settings (--over), or
+    scheduler files (--propose). The winner is then evaluated on held-out seeds or time windows,
+    with other cache sizes, at other request rates, and with faster and slower step times within the
+    error of the cost profile. Exit 1 if no candidate is better than the baseline in all
+    evaluations.
     """
     from simkv.scenario.packaged_scenarios import find_scenario
     from simkv.scenario.scenario_loader import load

@@ -26,7 +26,8 @@ def explain(
         ),
     ],
     request: Annotated[
-        int | None, typer.Argument(min=0, help="Request id (default: explain the whole run).")
+        int | None,
+        typer.Argument(min=0, help="Id of a request to explain (default: explain the whole run)."),
     ] = None,
     session: Annotated[
         int | None,
@@ -36,9 +37,7 @@ def explain(
     ] = None,
     variant: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME", help="Variant to explain (default: a summary of all variants)."
-        ),
+        typer.Option(metavar="NAME", help="Variant to explain (default: summarize all variants)."),
     ] = None,
     _source: Source = None,
     _trusted: Trust = False,
@@ -46,8 +45,8 @@ def explain(
 ) -> None:
     """Explain what a run, a session or one request waited for.
 
-    Shows the causes of waiting and the requests that blocked others. Runs are deterministic: for a
-    results directory, its scenario.yaml is run again.
+    The output shows the causes of waiting and the requests that blocked others. For a results
+    directory, simkv runs its scenario.yaml again; the same scenario always gives the same run.
     """
     from simkv.metrics.scenario_runner import run_scenario
     from simkv.report.report_runs import find_runs

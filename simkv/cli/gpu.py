@@ -36,10 +36,15 @@ if TYPE_CHECKING:
     from simkv.gpu.execution_record import ExecutionRecord
 
 #: Line printed if there are no composed costs to compare with.
-NOT_COMPOSED = "The catalog lacks this GPU or model, so no composed costs are compared."
+NOT_COMPOSED = (
+    "simkv has no operator data for this GPU or model, so there are no computed step times to "
+    "compare with."
+)
 
 app = typer.Typer(
-    cls=Commands, no_args_is_help=True, help="Run, calibrate and validate on a GPU (or a CPU)."
+    cls=Commands,
+    no_args_is_help=True,
+    help="Measure step times and run engines on a GPU or CPU.",
 )
 
 
@@ -64,8 +69,9 @@ def run(
 ) -> None:
     """Run a scenario on this device in real time.
 
-    Writes the times of all requests and steps, then simulates the scenario with the measured step
-    times. Exit 1 if the decisions differ.
+    The command writes the times of all requests and steps, and then simulates the scenario with the
+    measured step times. Exit 1 if a scheduling decision differs between the real run and the
+    simulation.
     """
     from simkv.report.run_files import check_run_folder
     from simkv.scenario.packaged_scenarios import find_scenario
@@ -136,7 +142,7 @@ def bench(
 ) -> None:
     """Benchmark attention kernels and whole steps.
 
-    Compares them with the limits of the device and with torch's own attention.
+    The output compares them with the peak rates of the device and with PyTorch's own attention.
     """
     setup = device_setup(device, model, True, warm_up, threads, 0)
     if out:
@@ -175,8 +181,9 @@ def calibrate(
 ) -> None:
     """Measure step times on this device and fit a cost profile.
 
-    Reports the error of the profile on steps that were not fitted, and the ratio of measured step
-    times to the step times that `hardware:` composes from public operator tables.
+    The output shows the error of the profile on steps that were held out from the fit. It also
+    shows the ratio of the measured step times to the step times that simkv computes from public
+    operator tables for `hardware:`.
     """
     setup = device_setup(device, model, True, warm_up, threads, 0, clock)
     budget_s = parse_duration(budget)
@@ -201,7 +208,11 @@ def calibrate(
         print(f"  of {error.points} steps")
     steps = [(step.load, step.seconds) for step in judged]
     ratios = measured_over_composed(steps, profile.gpu, profile.model)
-    print("Measured over composed step time (median, P10 to P90):" if ratios else NOT_COMPOSED)
+    print(
+        "Measured step time divided by computed step time (median, P10 to P90):"
+        if ratios
+        else NOT_COMPOSED
+    )
     for kind, (low, middle, high) in ratios.items():
         print(f"  {kind:<8}{middle:6.2f}   {low:.2f} to {high:.2f}")
     print(f"Written to {out}: {', '.join(sorted(p.name for p in out.iterdir()))}")
@@ -225,5 +236,5 @@ def _report(name: str, run: ExecutionRecord, different: int | None) -> str:
         f"  {found['steps']} steps, {100 * found['graph_share']:.0f} % from fixed buffers; device "
         f"busy {100 * found['device_share']:.0f} % of their time\n"
         f"  L0: "
-        + (f"{decisions}, all the same" if different is None else f"differs at step {different}")
+        + (f"{decisions}, all equal" if different is None else f"differs at step {different}")
     )

@@ -17,8 +17,8 @@ Device = Annotated[str, typer.Option(help="Torch device: cuda, cuda:N or cpu (sl
 Model = Annotated[
     str | None,
     typer.Option(
-        help="Model whose shape is used; weights are random (default: llama-3-8b if it fits on the "
-        "GPU, else qwen2.5-0.5b; small on a CPU)."
+        help="Model whose layer shapes to use, with random weights (default: llama-3-8b if it "
+        "fits on the GPU, otherwise qwen2.5-0.5b; small on a CPU)."
     ),
 ]
 KvTokens = Annotated[
@@ -27,14 +27,15 @@ KvTokens = Annotated[
         "--kv-tokens",
         metavar="TOKENS",
         min=1,
-        help="Size of the KV cache (default: as much as fits, at most 400,000).",
+        help="Size of the KV cache in tokens (default: all tokens that fit, at most 400,000).",
     ),
 ]
-Small = Annotated[bool, typer.Option(help="Use small sizes, for the tiny model.")]
+Small = Annotated[bool, typer.Option(help="Measure small batch sizes only, for the tiny model.")]
 WarmUp = Annotated[
     float | None,
     typer.Option(
-        metavar="SECONDS", help="Warm-up time before measuring (default: 10 on a GPU, 0 on a CPU)."
+        metavar="SECONDS",
+        help="Warm-up time in seconds before the measurements (default: 10 on a GPU, 0 on a CPU).",
     ),
 ]
 Threads = Annotated[int, typer.Option(help="Number of torch threads with --device cpu.")]
@@ -42,7 +43,8 @@ Clock = Annotated[
     str,
     typer.Option(
         metavar="wall|cpu",
-        help="Clock for measurements; cpu measures CPU time, for shared machines.",
+        help="Clock for measurements: wall, or cpu to measure CPU time on a machine with other "
+        "load.",
     ),
 ]
 Repeats = Annotated[
@@ -94,11 +96,13 @@ def device_setup(
         raise InputError(f"--device {device}: expected cuda, cuda:<n> or cpu") from error
     if kind not in ("cuda", "cpu"):
         raise InputError(
-            f"--device {device}: not supported; simkv runs on NVIDIA GPUs (cuda, cuda:<n>) and on "
-            "the CPU (cpu). AMD GPUs also appear as cuda in torch for ROCm, which is untested"
+            f"--device {device}: not supported; simkv runs on NVIDIA GPUs (cuda, cuda:<n>) and "
+            "on the CPU (cpu). torch for ROCm shows AMD GPUs as cuda; this is untested"
         )
     if kind == "cuda" and not torch.cuda.is_available():
-        raise InputError(f"--device {device}: torch {torch.__version__} finds no such device here")
+        raise InputError(
+            f"--device {device}: torch {torch.__version__} finds no such device on this machine"
+        )
     _use_clock(clock, kind, threads)
     if kind == "cpu":
         torch.set_num_threads(threads)
@@ -117,5 +121,7 @@ def _use_clock(clock: str, kind: str, threads: int) -> None:
     if clock not in clocks:
         raise InputError(f"--clock {clock}: expected wall or cpu")
     if clock == "cpu" and (kind != "cpu" or threads != 1):
-        raise InputError("--clock cpu: measures a single thread; add --device cpu --threads 1")
+        raise InputError(
+            "--clock cpu: requires a single thread on the CPU; add --device cpu --threads 1"
+        )
     timer.use_clock(clocks[clock])

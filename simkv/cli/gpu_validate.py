@@ -41,41 +41,51 @@ def validate(
     folder: Annotated[
         Path,
         typer.Argument(
-            help="Directory for plan, runs and results; existing files are reused. For a results "
-            "directory of `simkv gpu run`, only that run is evaluated."
+            help="Directory for the plan, the runs and the results; existing files are reused. "
+            "If this is a results directory of `simkv gpu run`, only that run is evaluated."
         ),
     ],
     profile: Annotated[
         Path | None,
         typer.Option(
             metavar="PATH",
-            help="Cost profile to validate (JSON), or a directory of `simkv gpu calibrate` with "
-            "one or two profiles (default: the profiles of the plan in FOLDER).",
+            help="Cost profile to validate (JSON), or a directory written by `simkv gpu "
+            "calibrate` (default: the profiles of the plan in FOLDER).",
         ),
     ] = None,
     device: Device = "cuda",
     model: Model = None,
     budget: Annotated[
-        str, typer.Option(metavar="TIME", help="Time for serving, such as 9m or 90s.")
+        str, typer.Option(metavar="TIME", help="Total duration of the runs, such as 9m or 90s.")
     ] = "9m",
     kv_tokens: KvTokens = None,
     repeats: Annotated[
-        int, typer.Option(help="Number of runs of one case with the same seed, to measure noise.")
+        int,
+        typer.Option(
+            help="Number of runs of one case with the same seed, to measure the variation between "
+            "equal runs."
+        ),
     ] = 2,
     plan_only: Annotated[
-        bool, typer.Option("--plan-only", help="Write the plan and its predictions, then exit.")
+        bool,
+        typer.Option(
+            "--plan-only", help="Write the plan and its predictions, and exit without runs."
+        ),
     ] = False,
     serve_only: Annotated[
         bool,
         typer.Option(
-            "--serve-only", help="Run trials only; a later call, on any machine, evaluates them."
+            "--serve-only",
+            help="Run the trials without an evaluation. A later call with --evaluate-only "
+            "evaluates them on any machine.",
         ),
     ] = False,
     evaluate_only: Annotated[
         bool,
         typer.Option(
             "--evaluate-only",
-            help="Evaluate the recorded runs on any machine, also if some trials were not served.",
+            help="Evaluate the recorded runs, on any machine, even if some trials of the plan "
+            "were not run.",
         ),
     ] = False,
     case: Annotated[
@@ -84,17 +94,22 @@ def validate(
     ] = None,
     allow_other_gpu: Annotated[
         bool,
-        typer.Option("--allow-other-gpu", help="Accept a profile of another GPU."),
+        typer.Option(
+            "--allow-other-gpu", help="Accept a profile that was measured on another GPU."
+        ),
     ] = False,
     warm_up: WarmUp = None,
     threads: Threads = 1,
     clock: Clock = "wall",
-    seed: Annotated[int, typer.Option(help="First of the two random seeds of each case.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="First random seed; each case runs with this seed and the next one.")
+    ] = 0,
     repeat_run: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="For a recorded run: a second run of the same scenario, to measure noise.",
+            help="For a recorded run: results directory of a second run of the same scenario, "
+            "to measure the variation between equal runs.",
         ),
     ] = None,
     out: Annotated[
@@ -185,7 +200,7 @@ def _find_plan(
     if plan is not None:
         return plan
     if not profiles:
-        raise InputError(f"--profile: missing; required because {folder} has no plan yet")
+        raise InputError(f"--profile: missing; required because {folder} does not contain a plan")
     main = next(iter(profiles.values()))
     trials = plan_trials(
         profiles,
@@ -209,7 +224,7 @@ def _find_missing(
     runs = [run.name for run in order_trial_runs(trials, repeats)]
     missing = [name for name in runs if not (folder / "runs" / name).exists()]
     if evaluate_only and len(missing) == len(runs):
-        raise InputError(f"--evaluate-only: {folder / 'runs'} has no runs of this plan")
+        raise InputError(f"--evaluate-only: {folder / 'runs'} contains no runs of this plan")
     return missing
 
 

@@ -22,7 +22,8 @@ def init(
     """Write a commented scenario file from options.
 
     The options describe a server (--gpu, --model or --from-command) and its load, as for simkv run.
-    The JSON schema is written beside the file, as simkv-schema.json.
+    The command also writes the JSON schema of scenario files to simkv-schema.json in the same
+    directory.
     """
     import json
 

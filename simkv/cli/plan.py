@@ -43,8 +43,9 @@ def plan(
         list[str] | None,
         typer.Argument(
             metavar="[SCENARIO]",
-            help="Scenario file (YAML), or the name of a packaged scenario. Without it, options "
-            "describe the server (--gpu, --model or --from-command) and its load.",
+            help="Scenario file (YAML), or the name of a packaged scenario. If omitted, "
+            "describe the server (--gpu, --model or --from-command) and its load with "
+            "options.",
         ),
     ] = None,
     out: Annotated[
@@ -260,8 +261,8 @@ def _document(file: str | None, asked: dict[str, Any]) -> tuple[YamlDocument, La
 
     if file is not None and asked.get("gpu") and asked.get("prices"):
         raise InputError(
-            f"--gpu {asked['gpu']}: not supported with a scenario file; select an entry of the "
-            f"prices with --prices {asked['prices']}#{asked['gpu']}"
+            f"--gpu {asked['gpu']}: not supported with a scenario file; to select an entry of "
+            f"the price table, use --prices {asked['prices']}#{asked['gpu']}"
         )
     several = {name: _listed(asked.get(name)) for name in _AXES}
     if several["tp"] and not all(text.isdecimal() and int(text) for text in several["tp"]):

@@ -35,7 +35,9 @@ Tp = Annotated[int, typer.Option(min=1, help="Tensor parallel size.")]
 Seqs = Annotated[
     int | None,
     typer.Option(
-        metavar="N", help="max_num_seqs of vLLM, which determines the CUDA graph sizes to pad to."
+        metavar="N",
+        help="max_num_seqs of vLLM. It determines the CUDA graph sizes, to which batches are "
+        "padded.",
     ),
 ]
 
@@ -52,8 +54,8 @@ def llmservingsim(
         str | None,
         typer.Option(
             metavar="NAME|US,GB/S",
-            help="Link between the GPUs: a name such as 'PCIe 5.0, peer-to-peer', or for transfers "
-            "through the host the latency in microseconds and the bandwidth in GB/s, such as "
+            help="Link between the GPUs: a name such as 'PCIe 5.0, peer-to-peer'. If transfers "
+            "pass through the host: latency in microseconds and bandwidth in GB/s, such as "
             "20,16.",
         ),
     ] = None,
@@ -68,7 +70,8 @@ def llmservingsim(
     found, measured = find_model(model), known_model(bundle_model(bundle))
     if measured and measured != found:
         raise InputError(
-            f"{bundle}: measured with {measured.name}; expected that model, got --model {model}"
+            f"{bundle}: was measured with {measured.name}; expected --model {measured.name}, "
+            f"got {model}"
         )
     sizes = DEFAULT.graph_sizes(max_num_seqs) if max_num_seqs else None
     layout = Sharding(
@@ -120,23 +123,30 @@ def vidur(
 @build.command("single-request")
 def single_request(
     requests: Annotated[
-        Path, typer.Argument(help="Table with one row per request (CSV), times in ms.")
+        Path, typer.Argument(help="CSV table with one row per request and times in milliseconds.")
     ],
     model: ModelNameOption,
     gpu: Annotated[
-        str, typer.Option(help="GPU name; for a known GPU, its data sheet fills gaps in the rows.")
+        str,
+        typer.Option(
+            help="GPU name. If simkv knows the GPU, values missing in the rows are computed from "
+            "its data sheet."
+        ),
     ],
     out: Out,
     tp: Tp = 1,
     stage: Annotated[
-        str, typer.Option(help="Value of the column stage in the rows to fit, if there is one.")
+        str,
+        typer.Option(
+            help="Fit only rows with this value in the column stage, if the table has this column."
+        ),
     ] = "sync",
     max_num_batched_tokens: Annotated[
-        int, typer.Option(min=1, help="max_num_batched_tokens of the engine.")
+        int, typer.Option(min=1, help="Setting max_num_batched_tokens of the engine.")
     ] = 2048,
     block_size: Annotated[int, typer.Option(min=1, help="Tokens per KV block of the engine.")] = 16,
 ) -> None:
-    """Build a profile from requests in isolation.
+    """Build a profile from requests that ran in isolation.
 
     The first request of the file is excluded as a warm-up.
     """
@@ -158,7 +168,7 @@ def _write(out: Path, profile: CostProfile) -> None:
     write_text(out, profile.model_dump_json(exclude_none=True) + "\n")
     print(f"{out}: {profile.name}")
     for feature, (low, high) in profile.range.items():
-        print(f"  {feature}: measured from {low:g} to {high:g}")
+        print(f"  {feature}: measured range {low:g} to {high:g}")
     for kind, error in profile.fit.held_out.items():
         print(
             f"  held-out {kind} steps: median error {100 * error.median:.2f} %, 95 % within "
@@ -176,7 +186,9 @@ MOST = 40
 def profile_list(
     words: Annotated[
         list[str] | None,
-        typer.Argument(help="Words that a row must contain, such as llama 70b h100."),
+        typer.Argument(
+            help="Show only rows that contain all of these words, such as llama 70b h100."
+        ),
     ] = None,
     all_: Annotated[
         bool, typer.Option("--all", help=f"Show all rows, not only the first {MOST}.")
@@ -186,8 +198,8 @@ def profile_list(
     """List packaged profiles, models and GPUs with step costs.
 
     To use a model on a GPU in a scenario, write hardware: {gpu: ..., model: ...}; to use a packaged
-    profile, write profile: NAME. Step times from measured operators require
-    pip install simkv[hardware].
+    profile, write profile: NAME. Step times from measured operators require the extra package: pip
+    install simkv[hardware].
     """
     from simkv.costs.hardware.model_gpu_catalog import architectures, gpus
     from simkv.costs.operators.operator_tables import find_installed_tables
@@ -225,15 +237,21 @@ def profile_list(
     if not words:
         show(f"models: {', '.join(model.name for model in architectures())}")
         show(f"GPUs: {', '.join(gpu.name for gpu in gpus())}")
-        show("combine any model with any GPU it fits on; `simkv profile list WORDS` shows details")
+        show(
+            "you can combine any model with any GPU that can hold it; `simkv profile list "
+            "WORDS` shows details"
+        )
     elif len(shown) > len(rows) - len(named):
-        show(f"and {len(shown) - len(rows) + len(named)} more; use --all, or more words")
+        show(
+            f"and {len(shown) - len(rows) + len(named)} more; use --all to show them, or add "
+            "words to filter"
+        )
     if pairs and shown:
         first = next((one for one in pairs if one.fits), pairs[0])
         tp = f", tp: {first.fits}" if first.fits and first.fits > 1 else ""
         show(f"in a scenario: hardware: {{gpu: {first.gpu}, model: {first.model}{tp}}}")
     if find_installed_tables() is None:
         show(
-            "measured operators are not installed (pip install 'simkv[hardware]'); costs follow "
-            "from data sheets"
+            "measured operators are not installed, so step times are computed from data "
+            "sheets; to install them: pip install 'simkv[hardware]'"
         )

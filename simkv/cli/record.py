@@ -25,7 +25,8 @@ SourceOption = Annotated[
     typer.Option(
         metavar="PATH",
         exists=True,
-        help="Wheel or unpacked wheel (default: the installed package, or a download by pip).",
+        help="Wheel or unpacked wheel of the engine (default: the installed package; if there "
+        "is none, pip downloads the release).",
     ),
 ]
 Cases = Annotated[int, typer.Option(min=1, help="Number of random cases.")]
@@ -67,13 +68,14 @@ def record(
         bool,
         typer.Option(
             "--keep",
-            help="Keep only the smallest recordings that cover every rule, and hand-made ones.",
+            help="Keep only the smallest recordings that together cover every rule, and the "
+            "hand-made ones.",
         ),
     ] = False,
 ) -> None:
     """Record the decisions of an engine's own scheduler.
 
-    Exit 1 if the simulation decides differently.
+    The simulation must make the same decisions; exit 1 if a decision differs.
     """
     from simkv.conformance.record.engine_drivers import ENGINE_DRIVERS
     from simkv.conformance.record.recording_selection import choose
@@ -113,7 +115,7 @@ def record(
     _write(out, traces.values())
     steps = sum(len(trace.steps) for trace in traces.values())
     print(f"{engine} {found}: {len(traces)} recordings of {steps:,} steps in {out}")
-    print(f"the rules of {base} reproduce {len(names) - len(different)} of {len(names)}")
+    print(f"the rules of {base} reproduce {len(names) - len(different)} of {len(names)} recordings")
     if different:
         raise typer.Exit(1)
 
@@ -128,9 +130,10 @@ def follow(
         Path | None, typer.Option(metavar="FILE", help="Also write the result as a Markdown page.")
     ] = None,
 ) -> None:
-    """Determine which rules a new engine release uses.
+    """Find the known rules that a new release uses.
 
-    Exit 1 if no earlier release has the same rules.
+    simkv compares the new release with each earlier release. Exit 1 if no earlier release makes the
+    same decisions.
     """
     from simkv.conformance.record import follow_report as words
     from simkv.conformance.record.engine_drivers import ENGINE_DRIVERS

@@ -31,15 +31,16 @@ def report(
     whatif: Annotated[
         bool | None,
         typer.Option(
-            help="Simulate single changes and list helpful ones (default: if the workload "
-            "is small and no variant fixes the problem)."
+            help="Simulate single changes and list those that help (default: only if the "
+            "workload is small and no variant fixes the problem)."
         ),
     ] = None,
     gallery: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Write reports of the packaged incidents and an index to this directory instead.",
+            help="Instead, write reports of all packaged incidents and an index page to this "
+            "directory.",
         ),
     ] = None,
     _source: Source = None,
@@ -47,8 +48,9 @@ def report(
 ) -> None:
     """Write an HTML report of runs with causes and fixes.
 
-    The report shows which requests waited, what blocked them and what fixes it. Runs are
-    deterministic; they are simulated again from their scenarios.
+    The report shows which requests waited, which requests blocked them, and which change prevents
+    the wait. For a results directory, simkv simulates its scenario again; the same scenario always
+    gives the same run.
     """
     if gallery:
         _report_gallery(gallery, runs or [], whatif is not False)

@@ -49,14 +49,21 @@ def run(
     steps: Annotated[bool, typer.Option(help="Write steps.csv, with one row per step.")] = False,
     ledger: Annotated[
         bool,
-        typer.Option(help="Write ledger.csv (time of each request by cause) and preemptions.csv."),
+        typer.Option(
+            help="Write ledger.csv (waiting and running time of each request, by cause) and "
+            "preemptions.csv."
+        ),
     ] = False,
     plots: Annotated[
         bool | None,
         typer.Option(help="Render plots (default: plots that render within one second in total)."),
     ] = None,
     leap: Annotated[
-        bool, typer.Option(help="Combine repeated decode steps: faster, same results.")
+        bool,
+        typer.Option(
+            help="Simulate runs of equal decode steps as one event. This is faster and gives the "
+            "same results."
+        ),
     ] = True,
     full: Annotated[
         bool,
@@ -71,9 +78,9 @@ def run(
         str | None,
         typer.Option(
             metavar="KINDS",
-            help="Also write files in the formats of a real server: a list of "
-            "vllm-log, vllm-log-requests, vllm-log-iterations, sglang-log, otel, prometheus, "
-            "bench, separated by commas.",
+            help="Also write the files that a real server would write. KINDS is a list of "
+            "vllm-log, vllm-log-requests, vllm-log-iterations, sglang-log, otel, "
+            "prometheus, bench, separated by commas.",
         ),
     ] = None,
     _source: Source = None,
@@ -81,8 +88,9 @@ def run(
         str | None,
         typer.Option(
             metavar="PATH",
-            help="Compare simkv's port step by step with the engine's own scheduler from this "
-            "checkout or wheel, and print the first difference; exit 1 if there is one.",
+            help="Compare every decision of simkv's reimplementation with the engine's own "
+            "scheduler code from this checkout or wheel, and print the first difference. "
+            "Exit 1 if there is one.",
         ),
     ] = None,
     pdb_at_step: Annotated[
@@ -102,30 +110,33 @@ def run(
         int,
         typer.Option(
             min=1,
-            help="Run with this many seeds, and report confidence intervals and whether the load "
-            "reached a steady state.",
+            help="Number of random seeds to run. With 2 or more, also report confidence "
+            "intervals, and whether the load reached a steady state.",
         ),
     ] = 1,
     prices: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE[#NAME]", help="Prices per GPU hour, to report the cost of tokens."
+            metavar="FILE[#NAME]",
+            help="File with prices per GPU hour; the output then shows the cost of tokens.",
         ),
     ] = None,
     gpu_price: Annotated[
         list[str] | None,
-        typer.Option(metavar="GPU=PRICE", help="Price per GPU hour, such as H100=2.5."),
+        typer.Option(
+            metavar="GPU=PRICE", help="Price per GPU hour, such as H100=2.5; may be repeated."
+        ),
     ] = None,
     as_json: AsJson = False,
     **described: Any,
 ) -> None:
     """Run a scenario and compare its variants.
 
-    The scenario is a file, or the server and load that options such as --gpu, --model and
-    --request-rate describe. Print the results and write tables and plots. Exit 0 if every request
-    finished or was cut off by the scenario's horizon; 3 if a request starved, timed out, stalled,
-    was lost or was rejected in any variant. If the scenario has expectations, they decide instead:
-    0 if all hold, 1 if not. Exit 2 for bad input.
+    Give a scenario file, or describe the server and its load with options such as --gpu, --model
+    and --request-rate. The command prints the results and writes tables and plots. Exit 0 if every
+    request finished or was cut off by the scenario's horizon, and 3 if a request starved, timed
+    out, stalled, was lost or was rejected in any variant. If the scenario has expectations, exit 0
+    if all of them hold and 1 otherwise. Exit 2 for bad input.
     """
     from simkv.report.run_files import check_run_folder
     from simkv.scenario.scenario_loader import (

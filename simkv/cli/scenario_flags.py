@@ -83,8 +83,8 @@ def find_document(
         return read_document(find_scenario(scenario)), None
     if not options.given:
         raise InputError(
-            "expected a scenario, or options that describe one: --gpu, --model and a load, or "
-            "--from-command with --gpu"
+            "expected a scenario, or options that describe one: --gpu and --model (or "
+            "--from-command), and a load"
         )
     if options.trace is not None and options.gpu is None and options.from_command is None:
         calibrated = _calibrated(options, options.trace)
@@ -113,7 +113,9 @@ def _calibrated(options: ScenarioOptions, trace: Path) -> YamlDocument | None:
     used = {"--trace", "--engine", "--version", "--model", "--tp", "--dp", "--growth", "--peak"}
     for name in options.given:
         if name not in used:
-            raise InputError(f"{name}: cannot be combined with the log of a server without --gpu")
+            raise InputError(
+                f"{name}: cannot be combined with a server log if --gpu is missing; add --gpu"
+            )
     asked = UserSettings(
         options.engine, options.version, None, options.model, options.tp, options.dp
     )
@@ -124,7 +126,9 @@ def _calibrated(options: ScenarioOptions, trace: Path) -> YamlDocument | None:
     with progress("simulations") as advance:
         diagnose_stages.calibrate_stage(folder, asked, lambda done, total: advance(done, total))
     document = read_document(folder / SCENARIO)
-    print_error(f"note: step costs are fitted to {trace.name}; scenario in {document.path}")
+    print_error(
+        f"note: step costs are fitted to {trace.name}; the scenario was written to {document.path}"
+    )
     if options.growth is not None:
         document.override(f"workload.rate_scale={options.growth}", "--growth")
     if options.peak is not None:
@@ -150,7 +154,7 @@ def build_from(options: ScenarioOptions, label: str = "") -> BuiltScenario:
     if traffic is not None and built.line is None:
         built.document.tree["engine"] |= traffic.settings
         names = ", ".join(f"{name} {value}" for name, value in traffic.settings.items())
-        print_error(f"note: {label}settings of the log: {names or 'none'}")
+        print_error(f"note: {label}settings found in the log: {names or 'none'}")
     for note in built.notes:
         print_error(f"note: {label}{note}")
     return built
@@ -186,7 +190,8 @@ def _with_access_log(options: ScenarioOptions, trace: Path) -> ScenarioOptions:
     for name in ("input_len", "output_len"):
         if getattr(options, name) is None:
             raise InputError(
-                f"{find_flag(name)}: missing; the access log {trace} has times but no lengths"
+                f"{find_flag(name)}: missing; give this option, because the access log {trace} "
+                "does not contain the lengths of requests"
             )
     assert options.input_len
     assert options.output_len

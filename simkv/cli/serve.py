@@ -34,7 +34,7 @@ def serve(
         typer.Argument(help="Scenario file (YAML), or the name of a packaged scenario."),
     ] = None,
     engine: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Engine to simulate if no scenario is given.")
+        str | None, typer.Option(metavar="NAME", help="Engine to simulate, if SCENARIO is omitted.")
     ] = None,
     model: Annotated[
         str, typer.Option(metavar="NAME", help="Model name, with --engine.")
@@ -54,11 +54,15 @@ def serve(
         bool,
         typer.Option(
             "--port-per-replica",
-            help="Serve each replica of the fleet on its own port, starting at --port.",
+            help="Serve each replica of the fleet on its own port. The first replica uses --port.",
         ),
     ] = False,
     speed: Annotated[
-        float, typer.Option(metavar="FACTOR", help="Simulated seconds per real second.")
+        float,
+        typer.Option(
+            metavar="FACTOR",
+            help="Simulated seconds per real second; 2 simulates at twice the real speed.",
+        ),
     ] = 1.0,
     variant: VariantOption = None,
     set_: Overrides = None,
@@ -70,41 +74,51 @@ def serve(
     ] = None,
     served_model_name: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Model name in the API (default: from the scenario)."),
+        typer.Option(
+            metavar="NAME",
+            help="Model name that the API accepts (default: the model of the scenario).",
+        ),
     ] = None,
     tokenizer: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Tokenizer (tokenizer.json) for counting the tokens of text prompts.",
+            help="Tokenizer file (tokenizer.json) to count the tokens of text prompts with.",
         ),
     ] = None,
     record: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="Write received requests to this trace file while serving."
-        ),
+        typer.Option(metavar="FILE", help="Append each received request to this trace file."),
     ] = None,
     max_history: Annotated[
         int,
         typer.Option(
             metavar="REQUESTS",
-            help="Number of requests after which the history for /explain is dropped.",
+            help="Maximum number of requests in the history for /explain; beyond it, the "
+            "history is dropped.",
         ),
     ] = 200_000,
     grace: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Time to finish running requests on shutdown.")
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            help="Time in seconds that running requests have to finish on shutdown.",
+        ),
     ] = 30.0,
     seed: Annotated[int, typer.Option(min=0, help="Random seed for sampled output lengths.")] = 0,
     kv_events: Annotated[
         str | None,
         typer.Option(
-            metavar="ADDRESS", help="ZMQ address for KV cache events, as vLLM publishes them."
+            metavar="ADDRESS",
+            help="ZMQ address on which to publish KV cache events, in vLLM's format.",
         ),
     ] = None,
     kv_replay: Annotated[
         str | None,
-        typer.Option(metavar="ADDRESS", help="ZMQ address for replay of missed KV cache events."),
+        typer.Option(
+            metavar="ADDRESS",
+            help="ZMQ address on which subscribers can request missed KV cache events.",
+        ),
     ] = None,
     _source: Source = None,
     _trusted: Trust = False,
@@ -112,7 +126,7 @@ def serve(
     """Serve a simulated engine with an OpenAI-compatible API.
 
     GET /explain/ID reports what a request waited for. GET /scenario returns a scenario file that
-    repeats all received requests. On SIGTERM the server finishes running requests and exits.
+    contains all received requests. On SIGTERM, the server finishes the running requests and exits.
     """
     if list_:
         from simkv.serve.served_scenario import list_scenarios

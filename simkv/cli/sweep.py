@@ -44,8 +44,9 @@ def sweep(
         typer.Option(
             metavar="PATH=VALUES",
             help="Setting and its values: a,b,c or LOW..HIGH:STEP or LOW..HIGH:n=COUNT or "
-            "LOW..HIGH:log=COUNT. If --sample is given: LOW..HIGH or LOW..HIGH:log. PATH is as in "
-            "--set, or 'variants'. May be repeated; all combinations are run.",
+            "LOW..HIGH:log=COUNT. With --sample: LOW..HIGH or LOW..HIGH:log. PATH is a "
+            "scenario field as in --set, or 'variants'. May be repeated; the sweep then "
+            "runs all combinations.",
         ),
     ] = None,
     set_: Annotated[
@@ -53,7 +54,7 @@ def sweep(
         typer.Option(
             "--set",
             metavar="PATH=VALUE",
-            help="Override a scenario field at all points; may be repeated.",
+            help="Override a field of the scenario at all points of the sweep; may be repeated.",
         ),
     ] = None,
     _source: Source = None,
@@ -62,18 +63,22 @@ def sweep(
         str | None,
         typer.Option(
             metavar="random:N|lhs:N",
-            help="Sample N points (uniform or Latin hypercube) instead of a grid.",
+            help="Sample N points instead of running a full grid: random:N (uniform) or lhs:N "
+            "(Latin hypercube).",
         ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Random seed for --sample.")] = 0,
     repeats: Annotated[
-        int, typer.Option(min=1, help="Number of runs per point, each with its own workload seed.")
+        int,
+        typer.Option(
+            min=1, help="Number of runs per point, each with another seed of the workload."
+        ),
     ] = 1,
     plot: Annotated[
         list[str] | None,
         typer.Option(
             metavar="METRIC:KNOB",
-            help="Plot a metric of summary.json against a setting; may be repeated.",
+            help="Plot this metric of summary.json against this setting; may be repeated.",
         ),
     ] = None,
     pareto: Annotated[
@@ -98,8 +103,8 @@ def sweep(
 ) -> None:
     """Run a scenario over ranges of its settings.
 
-    Write one table, plots and Pareto fronts. An interrupted sweep continues when the same command
-    is run again.
+    Write one table, plots and Pareto fronts. If you interrupt a sweep, run the same command again
+    to continue it.
     """
     from simkv.core.figure_registry import FLEET_METRICS
     from simkv.report.sweep_plots import parse_pareto, parse_plot
@@ -124,13 +129,16 @@ def sweep(
     drawn_figures = [p.figure for p in plots] + [g.figure for p in paretos for g in p.goals]
     for figure in drawn_figures:
         if figure in FLEET_METRICS and any(run.job.scenario.fleet is None for run in whole.runs):
-            raise InputError(f"{figure}: exists only for fleets, and not all points have a fleet")
+            raise InputError(
+                f"{figure}: this metric requires a fleet at every point of the sweep, and some "
+                "points have none"
+            )
     folder = out or Path("runs") / f"{whole.name}-sweep"
     check_store(folder, "sweep")
     for note in whole.notes:
         print_error(f"note: {note}")
     for knob in whole.idle_knobs:
-        print_error(f"note: {knob} has no effect at any point")
+        print_error(f"note: {knob} has no effect at any point of the sweep")
     with open_job_runner(folder, jobs, executor, address) as (runner, advance):
         summaries = run_sweep(whole, runner, advance)
     asked = {

@@ -34,10 +34,12 @@ FormatOption = Annotated[
     ),
 ]
 Start = Annotated[
-    float, typer.Option(metavar="SECONDS", help="Time to skip at the start of the trace.")
+    float,
+    typer.Option(metavar="SECONDS", help="Time in seconds to skip at the start of the trace."),
 ]
 Duration = Annotated[
-    float | None, typer.Option(metavar="SECONDS", help="Length of the part to read (default: all).")
+    float | None,
+    typer.Option(metavar="SECONDS", help="Duration in seconds of the part to read (default: all)."),
 ]
 RateScale = Annotated[
     float, typer.Option(metavar="FACTOR", help="Multiply the request rate by this factor.")
@@ -50,7 +52,11 @@ SampleOption = Annotated[
     typer.Option(help="Read a random sample: a fraction (0.1) or a number of requests (1000)."),
 ]
 SeedOption = Annotated[
-    int, typer.Option(help="Random seed for the sample, and for generated traces (ServeGen).")
+    int,
+    typer.Option(
+        help="Random seed for the sample and for traces that are generated from a distribution "
+        "(ServeGen)."
+    ),
 ]
 SkipBad = Annotated[
     bool, typer.Option("--skip-bad", help="Skip and count invalid rows instead of failing.")
@@ -71,13 +77,24 @@ def inspect(
     block_size: Annotated[int, typer.Option(min=1, help="Tokens per KV block.")] = 16,
     kv_bytes_per_token: Annotated[
         int | None,
-        typer.Option(min=1, metavar="BYTES", help="KV bytes per token, to report demand in GiB."),
+        typer.Option(
+            min=1,
+            metavar="BYTES",
+            help="KV cache bytes per token; the KV demand is then shown in GiB.",
+        ),
     ] = None,
     prefill_rate: Annotated[
-        float, typer.Option(metavar="TOKENS/S", help="Assumed prefill rate, for peak KV demand.")
+        float,
+        typer.Option(
+            metavar="TOKENS/S",
+            help="Assumed prefill rate in tokens per second, to estimate the peak KV demand.",
+        ),
     ] = 10_000.0,
     tpot: Annotated[
-        float, typer.Option(metavar="MS", help="Assumed time per output token, for peak KV demand.")
+        float,
+        typer.Option(
+            metavar="MS", help="Assumed time per output token, to estimate the peak KV demand."
+        ),
     ] = 30.0,
     plot: Annotated[
         Path | None, typer.Option(metavar="PNG", help="Plot the results to this file.")
@@ -85,7 +102,7 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="Print the statistics as JSON.")] = False,
     overwrite: Overwrite = False,
 ) -> None:
-    """Show rates, lengths, shared prefixes and KV demand."""
+    """Show request rates, lengths, shared prefixes and KV demand of a trace."""
     from simkv.workload import trace_statistics as survey
     from simkv.workload.trace_reader import TraceReader
 
@@ -131,7 +148,7 @@ def convert(
         str | None,
         typer.Option(
             metavar="OURS=THEIRS,…",
-            help="Column names of a custom log (CSV, JSON lines), such as "
+            help="Column names of your own log (CSV or JSON lines), such as "
             "arrival=ts,prompt_tokens=in_tok,output_tokens=out_tok.",
         ),
     ] = None,

@@ -66,20 +66,22 @@ def validate_case(
         list[Path],
         typer.Argument(
             metavar="CASE…",
-            help="Directories of recorded runs or their parents, or results of load generators "
-            "(with --gpu and --server).",
+            help="Directories of recorded runs, or directories that contain them. "
+            "Alternatively, result files of load generators (with --gpu and --server).",
         ),
     ],
     server: Annotated[
         str | None,
-        typer.Option(metavar="COMMAND", help="Launch line of the server that was measured."),
+        typer.Option(metavar="COMMAND", help="Launch command of the measured server."),
     ] = None,
     gpu: Annotated[
         str | None, typer.Option(metavar="NAME", help="GPU of the server, such as H100 or L40S.")
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Model (default: from --server or the file)."),
+        typer.Option(
+            metavar="NAME", help="Model name (default: taken from --server or the result file)."
+        ),
     ] = None,
     version: Annotated[
         str | None, typer.Option(metavar="RELEASE", help="Release of the engine.")
@@ -90,7 +92,8 @@ def validate_case(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Cost profile (JSON) for all cases (default: each case's own calibration data).",
+            help="Cost profile (JSON) for all cases (default: fitted from the calibration data "
+            "of each case).",
         ),
     ] = None,
     kernel_tables: Annotated[
@@ -100,12 +103,14 @@ def validate_case(
         ),
     ] = None,
     sensitivity: Annotated[
-        bool, typer.Option(help="Also vary the settings that were not recorded.")
+        bool,
+        typer.Option(help="Also simulate other values of the settings that were not recorded."),
     ] = False,
     host_times: Annotated[
         bool,
         typer.Option(
-            help="Also report host time per step (time not spent in kernels), by kind of step."
+            help="Also report the host time per step by kind of step. Host time is the time "
+            "outside of GPU kernels."
         ),
     ] = False,
     out: Annotated[
@@ -115,11 +120,12 @@ def validate_case(
 ) -> None:
     """Simulate recorded runs and compare the metrics.
 
-    With results of load generators (vllm bench serve, SGLang's bench_serving, guidellm, aiperf,
-    genai-perf and others), predict them from the launch line of the server and its GPU. For
-    recorded runs, step costs come from the calibration data of a case: kernel tables for its
-    model and GPU, or else its requests that ran in isolation, which are then not compared.
-    Nothing is tuned. Unusable cases are listed at the end; the exit code is then 2.
+    For result files of load generators (vllm bench serve, SGLang's bench_serving, guidellm, aiperf,
+    genai-perf and others), the prediction needs the launch command of the server and its GPU. For
+    recorded runs, step costs come from the calibration data of each case. These are kernel tables
+    for its model and GPU. If there are none, they are the requests of the case that ran in
+    isolation; simkv then excludes these requests from the comparison. No value is tuned to the
+    results. If cases are unusable, the command lists them at the end and exits with code 2.
     """
     from simkv.validation.recorded_runs.cross_prediction import cross_predict
     from simkv.validation.recorded_runs.recorded_run import find_recorded_runs
@@ -131,7 +137,7 @@ def validate_case(
         _validate_benchmarks(cases, options, set_ or [], as_json=as_json)
         return
     if as_json:
-        raise InputError("--json: expected results of load generators; recorded runs use --out")
+        raise InputError("--json: not supported for recorded runs; use --out")
     folders = [folder for named in cases for folder in find_recorded_runs(named)]
     found = judge_cases(folders, profile, kernel_tables, varied=sensitivity)
     for scored in found.scores:
@@ -267,7 +273,8 @@ def validate_silicon(
         Path,
         typer.Argument(
             metavar="ROWS.csv",
-            help="Table of server configurations, with measured TTFT and TPOT if known.",
+            help="Table of server configurations; columns with measured TTFT and TPOT are "
+            "optional.",
         ),
     ],
     out: Annotated[
@@ -280,9 +287,10 @@ def validate_silicon(
 ) -> None:
     """Compare predictions with published measurements.
 
-    A measurement is TTFT and TPOT at one concurrency. Each row is simulated as a closed loop with
-    the engine's scheduler and the lengths and flags of the benchmark. Without measured columns,
-    only predictions are printed.
+    Each row of the table is a measurement of TTFT and TPOT at one concurrency. simkv simulates the
+    engine's scheduler with the request lengths and flags of the benchmark; clients send a new
+    request when one finishes. If the table has no measured columns, the command prints predictions
+    only.
     """
     from simkv.validation.serving_points.measured_rows import read_rows
     from simkv.validation.serving_points.point_prediction import predict

@@ -38,8 +38,9 @@ def zoo(
         Path | None,
         typer.Option(
             metavar="PATH",
-            help="Run the incidents of an engine with the engine's own scheduler from this "
-            "checkout, wheel or folder, and compare with the newest release; requires --trust.",
+            help="Run the incidents of an engine with the engine's own scheduler code from this "
+            "checkout, wheel or folder, and compare the results with the newest release. "
+            "Requires --trust.",
         ),
     ] = None,
     baseline: Annotated[
@@ -52,7 +53,7 @@ def zoo(
     ] = None,
     tolerance: Annotated[
         float,
-        typer.Option(min=0, help="Smallest relative change of a metric shown with --source."),
+        typer.Option(min=0, help="Smallest relative change of a metric to show (with --source)."),
     ] = 0.01,
     junit: Junit = None,
     jobs: Jobs = None,
@@ -61,9 +62,9 @@ def zoo(
 ) -> None:
     """Replay the packaged public incidents.
 
-    Exit 1 if a result differs from the public report of the incident. With --source, print a table
-    of verdicts and metrics that are better, worse or unchanged, and exit 1 if requests starve or
-    fail in an incident that the newest release serves completely.
+    Exit 1 if a result differs from the public report of its incident. With --source, the command
+    prints a table of verdicts and metrics that are better, worse or unchanged. It then exits with 1
+    if requests starve or fail in an incident in which the newest release serves all requests.
     """
     from simkv.scenario.packaged_scenarios import find_incidents
 
@@ -143,13 +144,18 @@ def _compare(
     )
 
     if not is_trusted():
-        raise InputError(f"--source {path}: would run the code in it; review it, then pass --trust")
+        raise InputError(
+            f"--source {path}: this would run the code in this path; review the code, then pass "
+            "--trust"
+        )
     source = str(path) if str(path) == "installed" else str(path.resolve())
     engine = find_source_engine(source)
     fitting = [incident for incident in chosen if incident.engine == engine]
     if not fitting or (named and len(fitting) < len(chosen)):
         other = next(incident for incident in chosen if incident.engine != engine)
-        raise InputError(f"{other.name}: an incident of {other.engine}; {path} is {engine}")
+        raise InputError(
+            f"{other.name}: this is an incident of {other.engine}, but {path} contains {engine}"
+        )
     release = find_release(engine, source) if baseline == "source" else baseline
     with progress("runs") as advance:
         rows = compare_incidents(fitting, load_from(source), tolerance, jobs, advance, release)

@@ -124,12 +124,12 @@ class Recording:
             raise self._error(self.first, why)
         for name, kind in (("engine", str), ("variant", str), ("config", dict), ("requests", list)):
             if not isinstance(header.get(name), kind):
-                why = f"header: {name}: {_KINDS[kind]} was expected"
+                why = f"header: {name}: expected {_KINDS[kind]}"
                 raise self._error(self.first, why)
         for number, line in list(lines.items())[1:]:
             if not ({"step", "tick", "truncated"} & line.keys()):
                 raise self._error(
-                    number, "unknown line; a step, a tick or a closing line was expected"
+                    number, "unknown kind of line; expected a step, a tick or a closing line"
                 )
         truncated = steps.pop() if steps and steps[-1].get("truncated") else None
         name = f"{self.path}: {self.case}" if self.packed else f"{self.path}"
@@ -141,7 +141,7 @@ class Recording:
         except (ValueError, RecursionError) as error:
             raise self._error(number, f"not JSON: {error}") from error
         if not isinstance(value, dict):
-            raise self._error(number, f"a JSON object was expected, found {row[:40]!r}")
+            raise self._error(number, f"expected a JSON object, found {row[:40]!r}")
         return value
 
     def _where(self, number: int) -> str:
@@ -170,7 +170,7 @@ def split_recordings(path: Path) -> list[Recording]:
     while rows and not rows[-1].strip():
         rows.pop()
     if not rows:
-        raise TraceError(f"{path}: empty; a header line was expected")
+        raise TraceError(f"{path}: the file is empty; expected a header line")
     first = next(at for at, row in enumerate(rows) if row.strip())
     cases = {first: _case(rows[first])}
     for at in range(first + 1, len(rows)):
@@ -212,7 +212,9 @@ def read_trace(path: Path) -> DecisionTrace:
     """
     recording, *more = split_recordings(path)
     if more:
-        raise TraceError(f"{path}: {len(more) + 1} recordings; a file with one was expected")
+        raise TraceError(
+            f"{path}: contains {len(more) + 1} recordings; expected a file with one recording"
+        )
     return recording.parse()
 
 
@@ -238,7 +240,9 @@ def _text(path: Path) -> str:
             with gzip.GzipFile(fileobj=BytesIO(raw)) as packed:
                 raw = packed.read(MAX_FILE_BYTES + 1)
             if len(raw) > MAX_FILE_BYTES:
-                raise TraceError(f"{path}: unpacks to more than {MAX_FILE_BYTES >> 20} MiB")
+                raise TraceError(
+                    f"{path}: the unpacked file would be larger than {MAX_FILE_BYTES >> 20} MiB"
+                )
         return raw.decode()
     except InputError as error:
         raise TraceError(str(error)) from error

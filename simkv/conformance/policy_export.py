@@ -171,7 +171,8 @@ def export_policy(file: Path, knobs: dict[str, Any], module: str) -> str:
     if _is_scenario(file):
         if knobs:
             raise InputError(
-                f"--set {min(knobs)}: policies written as expressions have no settings"
+                f"--set {min(knobs)}: this policy is written as expressions, which have no "
+                "settings; remove --set"
             )
         return render_policy_class(file, TARGET_RELEASE, module)
     spec, of, source = load_policy(file)

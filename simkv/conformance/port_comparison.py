@@ -210,7 +210,7 @@ def compare_with_port(scenario: Scenario, folder: Path) -> ComparedScheduler:
     difference, and InputError if the scenario has a fleet.
     """
     if scenario.fleet is not None:
-        raise InputError("--against: fleets are not compared; remove fleet")
+        raise InputError("--against: does not support fleets; remove the section fleet")
     engine = scenario.engine
     port = ENGINES[engine.name]
     knobs = {one.name: getattr(engine, one.name) for one in fields(port.config)}

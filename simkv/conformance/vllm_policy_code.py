@@ -213,7 +213,8 @@ def read_policy(file: Path) -> str:
     ruled = [one for one in engines if isinstance(one, VllmConfig) and one.rule]
     if not ruled:
         raise InputError(
-            f"{file}: no variant of vLLM sets engine.rule; only policies for vLLM can be exported"
+            f"{file}: no variant with engine vllm sets engine.rule; only policies for vLLM can "
+            "be exported"
         )
     return str(ruled[-1].rule)
 

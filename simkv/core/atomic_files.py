@@ -134,7 +134,7 @@ def check_new_file(option: str, file: Path, source: Path, overwrite: bool) -> No
     """
     check_file(option, file)
     if file.exists() and file.resolve() == source.resolve():
-        raise InputError(f"{option} {file}: is the input file; choose another output file")
+        raise InputError(f"{option} {file}: this is the input file; choose another output file")
     if file.exists() and not overwrite:
         raise InputError(f"{option} {file}: already exists; use --overwrite to replace it")
 

@@ -38,7 +38,7 @@ def check_input(path: Path, pipes: bool = False, most: float = inf) -> None:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     if not (stat.S_ISREG(mode) or (pipes and stat.S_ISFIFO(mode))):
         what = "pipe" if stat.S_ISFIFO(mode) else "socket" if stat.S_ISSOCK(mode) else "device"
-        raise InputError(f"{path}: cannot be read: is a {what}; expected a file")
+        raise InputError(f"{path}: cannot be read: this is a {what}; expected a file")
     if found.st_size > most:
         raise InputError(f"{path}: file is larger than the limit of {int(most) >> 20} MiB")
 

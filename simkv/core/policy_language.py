@@ -105,7 +105,7 @@ def parse_policy(text: str | None, hooks: tuple[PolicyHook, ...]) -> CustomPolic
     found: dict[str, PolicyExpression] = {}
     if len(text or "") > MAX_TEXT_LENGTH:
         raise ValueError(
-            f"rule: {len(text or ''):,} characters; expected at most {MAX_TEXT_LENGTH:,}"
+            f"rule: has {len(text or ''):,} characters; expected at most {MAX_TEXT_LENGTH:,}"
         )
     for line in (text or "").replace(";", "\n").splitlines():
         if not line.strip():
@@ -133,7 +133,10 @@ def parse_expression(text: str, names: Sequence[str], where: str) -> PolicyExpre
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ValueError(f"{where}: {text!r} is not a valid expression: {error}") from error
     if sum(1 for _ in ast.walk(tree)) > MAX_NODES:
-        raise ValueError(f"{where}: too long; expected at most {MAX_NODES} parts")
+        raise ValueError(
+            f"{where}: the expression is too long; expected at most {MAX_NODES} names, numbers "
+            "and operators"
+        )
     used: set[str] = set()
     body = _checked(tree, names, used, where)
     view = ast.arguments([], [ast.arg("r")], None, [], [], None, [])

@@ -105,7 +105,7 @@ class AttentionTable(FrozenModel):
             raise ValueError("slices: duplicate pair of prefill_tokens and decode_seqs")
         if not any(n and not p for p, n in kinds) or not any(p and not n for p, n in kinds):
             raise ValueError(
-                "slices: must include prefills without decodes and decodes without prefills"
+                "slices: must include slices with only prefills and slices with only decodes"
             )
         return self
 

@@ -216,7 +216,9 @@ class CostProfile(FrozenModel):
             raise ValueError("attention: cannot be combined with grid")
         by_context = {"decode_context", "decode_mean", "decode_tail"}
         if any(term.feature in by_context for term in self.floor or ()):
-            raise ValueError("floor: host time cannot depend on the context")
+            raise ValueError(
+                "floor: must not have terms that depend on the context, because host time does not"
+            )
         for load in (StepLoad(1, 1, 0, 0, 0, 1, 1), StepLoad(0, 0, 0, 1, 1, 0, 1)):
             if StepCost(self)(load) < 1e-9:
                 kind = "prefill" if load.prefill_seqs else "decode"

@@ -126,7 +126,7 @@ def make_scaled_executor(profile: CostProfile, side: ErrorSide) -> Callable[[Exe
     """
     if not profile.fit.held_out:
         raise InputError(
-            f"profile {profile.name} ({profile.basis}) has no error estimate of step times"
+            f"the error of the step times is unknown for profile {profile.name} ({profile.basis})"
         )
     scale, wider = compute_profile_scales(profile, side), OutOfRangeMargin(profile) or None
     return lambda inner: ScaledExecutor(inner, scale, wider)

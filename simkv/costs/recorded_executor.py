@@ -21,7 +21,7 @@ class RecordedExecutor:
 
     def run(self, load: StepLoad) -> float:  # noqa: ARG002
         if not self._steps:
-            raise RuntimeError("the run has more steps than the recording")
+            raise RuntimeError("the simulation has more steps than the recording")
         return self._steps.popleft()
 
     def forecast_steps(self, load: StepLoad, steps: int) -> list[float]:  # noqa: ARG002
@@ -32,5 +32,5 @@ class RecordedExecutor:
 
     def idle(self) -> float:
         if not self._idles:
-            raise RuntimeError("the run has more idle passes than the recording")
+            raise RuntimeError("the simulation has more idle passes than the recording")
         return self._idles.popleft()

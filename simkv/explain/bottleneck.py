@@ -79,9 +79,9 @@ _CAUSES = {
     LedgerKind.KV: "KV had to be loaded from host memory",
     LedgerKind.DISK: "KV had to be read from disk",
     LedgerKind.REMOTE: "KV had to be sent by another replica",
-    LedgerKind.HELD_UP: "decoding paused while other requests prefilled",
-    LedgerKind.FRONT_END: "requests or tokens took time in the API server",
-    LedgerKind.UNSEEN: "requests arrived during long steps",
+    LedgerKind.HELD_UP: "decodes paused while other requests prefilled",
+    LedgerKind.FRONT_END: "the API server delayed requests or tokens",
+    LedgerKind.UNSEEN: "requests arrived during long steps and waited for the end of the step",
     LedgerKind.IN_FLIGHT: "the engine was busy between steps",
     LedgerKind.STALLED: "the engine had halted",
 }

@@ -158,7 +158,7 @@ class Runner:
         free.
         """
         if len(self._seats) == self.config.seats:
-            raise RuntimeError(f"all {self.config.seats} seats are taken")
+            raise RuntimeError(f"all {self.config.seats} request slots are in use")
         seat = self._seats[prompt.id] = len(self._seats)
         self._prompt_tokens[prompt.id] = self._reach[prompt.id] = prompt.prompt_tokens
         ids = self._host(prompt.prompt_tokens)

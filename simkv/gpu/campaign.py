@@ -126,7 +126,7 @@ def read_samples(path: Path) -> list[Measurement]:
     with path.open(newline="", encoding="utf-8") as file:
         rows = list(csv.reader(file))
     if not rows or tuple(rows[0]) != Measurement._fields:
-        raise InputError(f"{path}: not measurements of this version of simkv")
+        raise InputError(f"{path}: not a measurement file of this version of simkv")
     kinds = get_type_hints(Measurement).values()
     return [
         Measurement(*(kind(value) for kind, value in zip(kinds, row, strict=True)))
@@ -146,7 +146,8 @@ def check_same(path: Path, about: dict[str, Any]) -> None:
     for name in ("shape", "limits", "device", "torch", "version", "clock"):
         if there.get(name) != about[name]:
             raise InputError(
-                f"{path}: {name} was {there.get(name)}, now {about[name]}; use another --out"
+                f"{path}: was measured with {name} {there.get(name)}, but {name} is now "
+                f"{about[name]}; use another directory for --out"
             )
 
 

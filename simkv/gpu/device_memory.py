@@ -76,8 +76,9 @@ def fit_limits(setup: GpuSetup, limits: Limits, kv_tokens: int | None) -> Limits
     needed = min(limits.kv_tokens, SMALLEST_POOL)
     if largest < needed:
         raise InputError(
-            f"--model {setup.shape.name}: needs {_gib(weight_bytes(setup.shape, setup.itemsize))} "
-            f"for weights and more for KV, {setup.device} has {_gib(free)} free; try --model "
+            f"--model {setup.shape.name}: needs "
+            f"{_gib(weight_bytes(setup.shape, setup.itemsize))} for weights and additional "
+            f"memory for KV, but {setup.device} has {_gib(free)} free; try --model "
             f"{DEFAULT_MODELS[-1]}"
         )
     if kv_tokens and kv_tokens > largest:

@@ -133,12 +133,17 @@ def fit_profile(
     parts = points_by_part(samples)
     for part in ("rest", "decode", "prefill"):
         if not parts.get(part):
-            raise ValueError(f"no point of part {part!r} was measured; a longer budget is needed")
+            raise ValueError(
+                f"part {part!r} was not measured in the given time; use a longer --budget"
+            )
     decoding = [p for p in parts["rest"] if not p.load.prefill_seqs]
     prefilling = [p for p in parts["rest"] if not p.load.decode_seqs]
     both = [p for p in parts["rest"] if p.load.prefill_seqs and p.load.decode_seqs]
     if not decoding or not prefilling:
-        raise ValueError("the step without attention was not measured for decodes and prefills")
+        raise ValueError(
+            "the measurements lack steps without attention, for decodes and prefills; use a "
+            "longer --budget"
+        )
     terms = [
         CostTerm(
             name="all but attention, decodes",
@@ -240,7 +245,9 @@ def _checked(profile: CostProfile) -> CostProfile:
     try:
         return CostProfile.model_validate(profile.model_dump())
     except ValidationError as error:
-        raise ValueError(f"the fit is no profile: {error.errors()[0]['msg']}") from error
+        raise ValueError(
+            f"the fit does not give a valid profile: {error.errors()[0]['msg']}"
+        ) from error
 
 
 #: Names of two constants: the excess of whole steps over their parts, and the excess of steps in

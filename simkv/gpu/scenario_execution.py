@@ -42,7 +42,10 @@ class ScenarioExecution:
         if runner is None:
             runner = new_runner(setup, config)
         elif covering_config([config, runner.config]) != runner.config:
-            raise InputError(f"{scenario.name}: needs {config}, the runner has {runner.config}")
+            raise InputError(
+                f"{scenario.name}: requires {config}, but the GPU runner was built with "
+                f"{runner.config}"
+            )
         runner.reset()
         self.scenario = scenario
         self.setup = setup
@@ -106,8 +109,8 @@ def execute_scenario(
         if not (built := run.summary["kernel_builds"]):
             return run
     raise InputError(
-        f"{scenario.name}: {built} kernels were built while the clock ran, in the second run, too; "
-        "its times are void (Runner.warm_up runs each size before)"
+        f"{scenario.name}: the times are invalid, because {built} kernels were compiled during "
+        "the run, and again during its repetition. Runner.warm_up should have compiled them"
     )
 
 
@@ -123,9 +126,11 @@ def runner_config(scenario: Scenario, setup: GpuSetup) -> RunnerConfig:
     Raises InputError if the scenario cannot be served.
     """
     if scenario.pipeline:
-        raise InputError("pipeline: only the lockstep engine runs for real; use pipeline: null")
+        raise InputError("pipeline: not supported on a device; use pipeline: null")
     if scenario.fleet is not None:
-        raise InputError("fleet: one engine runs on one device; leave it out to serve for real")
+        raise InputError(
+            "fleet: not supported, because one device runs one engine; remove the section fleet"
+        )
     requests = build_clients(scenario.workload, scenario.timeout).requests
     engine: Any = scenario.engine
     spec = find_engine_spec(engine)

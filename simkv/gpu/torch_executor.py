@@ -180,7 +180,7 @@ class TorchExecutor:
         return []
 
     def ran(self, load: StepLoad, seconds: Sequence[float]) -> None:  # noqa: ARG002
-        raise AssertionError("nothing was foreseen")
+        raise AssertionError("no step was scheduled in advance")
 
     def idle(self) -> float:
         """Return the duration in seconds of a scheduler call that found nothing to run."""

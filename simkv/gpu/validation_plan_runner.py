@@ -85,6 +85,6 @@ def check_device(profile: CostProfile, setup: GpuSetup, *, other_gpu: bool) -> N
     found = machine_info(setup.device)["device"]
     if found != profile.gpu and not other_gpu:
         raise InputError(
-            f"{profile.name}: is a profile of {profile.gpu}, this is {found}; "
-            "use --allow-other-gpu to judge it here all the same"
+            f"{profile.name}: was measured on {profile.gpu}, but this GPU is {found}; to "
+            "validate the profile here nevertheless, use --allow-other-gpu"
         )

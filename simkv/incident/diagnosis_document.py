@@ -24,9 +24,10 @@ from simkv.metrics.run_result import RunResult
 #: Maximum number of remedies and victims listed.
 MAX_NAMED = 10
 METHOD = (
-    "The 90 % intervals come from resampled requests, over all scenarios that were simulated with "
-    "and without the change: the likely reconstructions, or step costs scaled down and up by the "
-    "error of the profile, if they also reproduce the incident."
+    "The 90 % intervals are computed by resampling the requests of all scenarios that were "
+    "simulated with and without the change. These scenarios are the likely reconstructions of "
+    "the workload. They also include simulations with step times scaled down and up by the "
+    "error of the profile, if these reproduce the incident."
 )
 
 
@@ -71,7 +72,7 @@ def victim_lines(observed: pd.DataFrame, result: RunResult, waits: WaitSummary) 
         held = ", ".join(
             f"{request_label(observed, b.id)} ({format_seconds(b.seconds)})" for b in blockers
         )
-        yield f"The resources that they waited for were mainly held by {escape_markdown(held)}."
+        yield f"The resources for which they waited were mainly held by {escape_markdown(held)}."
         yield ""
 
 
@@ -120,7 +121,10 @@ def remedy_lines(mending: RemedySearch) -> Iterator[str]:
 def _worlds(mending: RemedySearch) -> str:
     gain = mending.remedies[0].gain
     if gain is None or not gain.worlds:
-        return "There was one scenario, so the intervals exclude the error of the step costs."
+        return (
+            "There was only one scenario, so the intervals do not include the error of the "
+            "step times."
+        )
     return f"There were {gain.worlds + 1} scenarios."
 
 

@@ -79,7 +79,9 @@ def fit_members(
         tell(seed + 1, MEMBERS)
     table = select_likely_members(pd.DataFrame(rows).dropna(subset=["e2e", "ttft"]))
     if table.empty:
-        raise UndeterminedError("no sampled workload that matches the sums could be served")
+        raise UndeterminedError(
+            "no sampled workload matches the totals in the metrics and can also be served"
+        )
     return table, profiles
 
 

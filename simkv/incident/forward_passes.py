@@ -60,7 +60,9 @@ def read_forward_passes(path: Path) -> pd.DataFrame:
     """
     rows = [row for place, message in _messages(path) if (row := _step(place, message))]
     if not rows:
-        raise InputError(f"{path}: expected forward-pass metrics of at least one step")
+        raise InputError(
+            f"{path}: contains no steps; expected forward-pass metrics of at least one step"
+        )
     return pd.DataFrame(rows)
 
 
@@ -124,7 +126,7 @@ def fit_forward_passes(
         if count < MIN_STEP_LINES:
             raise InputError(
                 f"forward-pass metrics: expected at least {MIN_STEP_LINES} steps {kind}, got "
-                f"{count}; record a longer time under load"
+                f"{count}; record for a longer time under load"
             )
     prices, errors, kinds = fit_unit_costs(steps)
     profile = build_profile_of_steps(prices, errors, kinds, None, len(steps))

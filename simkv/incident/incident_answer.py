@@ -180,8 +180,8 @@ def _describe_affected(
     if sampled:
         least = format_seconds(float(observed["queue_ms"].loc[worst].min()) / 1e3)
         return (
-            "Affected: the inputs do not identify requests; one in ten sampled requests queued "
-            f"for {least} or more."
+            "Affected: unknown, because the inputs do not identify requests. One in ten "
+            f"sampled requests queued for {least} or more."
         )
     queued = float(observed["queue_ms"].loc[worst[0]]) / 1e3
     if queued > 0:
@@ -201,8 +201,8 @@ def _describe_cause(
         )
     if slow:
         return (
-            f"Cause: requests do not wait, but take {slowdown(result):.1f} times as long as in "
-            "isolation while they prefill or decode."
+            "Cause: requests do not wait, but their prefill and decode take "
+            f"{slowdown(result):.1f} times as long as in isolation."
         )
     return f"Cause: {describe_cause(result, found)}"
 
@@ -229,14 +229,22 @@ def describe_settings(search: RemedySearch | None) -> str:
         if remedy.to_default and remedy.means == "flag" and _holds(remedy)
     ]
     named = [f"{one.field}={one.before} (default {one.after})" for one in changes[:MAX_SETTINGS]]
-    return f" Settings whose default would have helped: {', '.join(named)}." if named else ""
+    return (
+        f" Settings for which the default value would have been better: {', '.join(named)}."
+        if named
+        else ""
+    )
 
 
 def describe_inferred(setup: ServerSetup) -> str:
     """Return a sentence about the settings that no input states, or an empty string."""
     names = [name for name, where in setup.sources.items() if where == INFERRED]
     named = ", ".join(f"{name}={setup.engine[name]}" for name in names)
-    return f" Inferred from the log's lines, not stated in it: {named}." if named else ""
+    return (
+        f" Inferred from the log lines, because the log does not state them: {named}."
+        if named
+        else ""
+    )
 
 
 def describe_search(search: RemedySearch | None, healthy: bool, sampled: bool = False) -> str:
@@ -285,7 +293,7 @@ def describe_unknown_prefixes(setup: ServerSetup, observed: pd.DataFrame) -> str
     if not off or "session" in observed or "cached_tokens" in observed:
         return ""
     return (
-        " The effect of prefix caching, which is off, is unknown: the inputs do not show which "
+        " Prefix caching is off. Its effect is unknown, because the inputs do not show which "
         "prompts share a prefix."
     )
 

@@ -179,8 +179,8 @@ def calibrate_incident(
         aims = cost_priors(guess, shape, gpu)
     else:
         raise UndeterminedError(
-            "step costs cannot be determined: no request has both a time to its first token and "
-            "an end, and no steps are logged"
+            "step costs cannot be fitted: for no request, the inputs contain both the time of "
+            "the first token and the time of the last token, and they contain no steps"
         )
     sizes = _sizes(scenario, observed, setup)
     total = len(observed)

@@ -57,7 +57,7 @@ def is_incident(folder: Path) -> bool:
 def check_incident_folder(folder: Path) -> None:
     """Raise InputError if ``folder`` is not writable or contains unrelated files."""
     if folder.exists() and not folder.is_dir():
-        raise InputError(f"--out {folder}: is a file; expected a folder")
+        raise InputError(f"--out {folder}: this is a file; expected a directory")
     if folder.is_dir() and not is_incident(folder) and any(folder.iterdir()):
         raise InputError(
             f"--out {folder}: contains other files; expected a new or empty directory, or "

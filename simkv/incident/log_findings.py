@@ -109,9 +109,9 @@ def _blocked(lines: pd.DataFrame, limit: SlotLimit) -> Iterator[Finding]:
         usage = f", KV cache {100 * queued['usage'].max():.0f} %" if queued["usage"].any() else ""
         yield Finding(
             "blocked queue",
-            f"{queued['waiting'].iloc[-1]:.0f} requests wait and none is admitted while "
-            f"{queued['running'].iloc[-1]:.0f} run{usage}: the first in the queue does not fit, or "
-            "the scheduler does not consider it",
+            f"{queued['waiting'].iloc[-1]:.0f} requests wait and none is admitted, although "
+            f"only {queued['running'].iloc[-1]:.0f} run{usage}: the first request in the queue "
+            "does not fit, or the scheduler skips it",
         )
 
 
@@ -154,7 +154,10 @@ def _admission(lines: pd.DataFrame, limit: SlotLimit) -> Iterator[Finding]:
     usage = f"the KV cache was at most {100 * queued['usage'].max():.0f} % full"
     most = float(queued["running"].max())
     near = queued["running"] >= most - max(PINNED_DISTANCE * most, 1.0)
-    pinned = f"Running was pinned at {most:.0f} in {100 * near.mean():.0f} % of the lines with a "
+    pinned = (
+        f"the number of running requests stayed at {most:.0f} in {100 * near.mean():.0f} % of "
+        "the lines with a "
+    )
     pinned += f"queue while {usage}"
     slots, advice = limit.slots, f"raise {limit.name}"
     if slots is not None and most >= slots:
@@ -220,7 +223,7 @@ def _slow_decode(lines: pd.DataFrame, _limit: SlotLimit) -> Iterator[Finding]:
         return
     each = float((alone["output_rate"] / alone["running"]).median())
     if each < SLOW_DECODE_RATE:
-        yield Finding("slow decoding", f"each running request got only {each:.2g} tokens/s")
+        yield Finding("slow decoding", f"each running request received only {each:.2g} tokens/s")
 
 
 def _hit_rate(lines: pd.DataFrame, _limit: SlotLimit) -> Iterator[Finding]:

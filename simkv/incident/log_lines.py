@@ -178,9 +178,7 @@ def read_line(readers: Sequence[Callable[[Any, LogLine], bool]], log: Any, line:
     except (ValueError, ArithmeticError, SyntaxError, TypeError, AttributeError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0][:80]
         where = f"{log.path}:{line.number}"
-        raise InputError(
-            f"{where}: contains a value that a server cannot have written: {reason}"
-        ) from error
+        raise InputError(f"{where}: contains an impossible value: {reason}") from error
 
 
 def check_settings(settings: Mapping[str, StatedSetting]) -> None:
@@ -189,9 +187,7 @@ def check_settings(settings: Mapping[str, StatedSetting]) -> None:
         try:
             check_size(name, stated.value)
         except ValueError as error:
-            raise InputError(
-                f"{stated.where}: contains a value that a server cannot have written: {error}"
-            ) from None
+            raise InputError(f"{stated.where}: contains an impossible value: {error}") from None
 
 
 #: Access lines of uvicorn for requests that generate tokens, with path and status.
@@ -219,9 +215,9 @@ class Writers:
         seen = self._seen.setdefault(engine, [])
         if name in seen[:-1]:
             raise InputError(
-                f"{self.path}:{line.number}: belongs to {name or 'another server'}, but earlier "
-                f"lines belong to {seen[-1]}; expected the log of one server: split the log into "
-                "one file for each server"
+                f"{self.path}:{line.number}: this line belongs to {name or 'another server'}, "
+                f"but earlier lines belong to {seen[-1]}; expected the log of one server. Split "
+                "the log into one file per server"
             )
         if seen[-1:] != [name]:
             seen.append(name)

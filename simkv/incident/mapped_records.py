@@ -41,7 +41,7 @@ def parse_record_columns(text: str) -> dict[str, str]:
     for pair in text.split(","):
         ours, equals, theirs = (part.strip() for part in pair.partition("="))
         if not equals or not theirs:
-            raise InputError(f"--columns {text}: expected OURS=THEIRS, as in arrival=ts")
+            raise InputError(f"--columns {text}: expected FIELD=COLUMN, such as arrival=ts")
         if ours not in KNOWN:
             raise InputError(
                 f"--columns {text}: unknown column {ours!r}{spelling_hint(ours, KNOWN)}; expected "
@@ -51,7 +51,7 @@ def parse_record_columns(text: str) -> dict[str, str]:
             raise InputError(f"--columns {text}: {ours} is given twice")
         found[ours] = theirs
     if missing := [name for name in REQUIRED if name not in found]:
-        raise InputError(f"--columns {text}: lacks {', '.join(missing)}")
+        raise InputError(f"--columns {text}: missing {', '.join(missing)}")
     return found
 
 
@@ -102,7 +102,7 @@ def read_mapped(path: Path, columns: Mapping[str, str]) -> Evidence:
         rest = (requests["e2e_ms"] - requests["ttft_ms"]) / (requests["output_tokens"] - 1)
         requests["tpot_ms"] = rest.where(requests["output_tokens"] > 1)
     if not requests["output_tokens"].gt(0).any():
-        raise InputError(f"{path}: none of its {len(requests)} requests has output tokens")
+        raise InputError(f"{path}: none of the {len(requests)} requests has output tokens")
     wall = bool(requests["t_s"].min() > 1e9)
     return Evidence(
         path.name,

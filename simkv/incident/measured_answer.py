@@ -64,7 +64,7 @@ def summarize_measured(summary: LogSummary, evidence: Evidence, reason: str) -> 
         f"Cause: {'none' if healthy else problems[0].name}"
         + (f"; {'; '.join(findings)}." if findings else "."),
         f"Fix: {'none needed' if healthy else 'none tested'}; the workload was not reconstructed.",
-        f"Confidence: all figures are measured, none is simulated; {reason}.",
+        f"Confidence: all metrics are measured, none is simulated; {reason}.",
     )
     text = render_summary(five, evidence)
     return IncidentAnswer(
@@ -100,8 +100,8 @@ def check_age(evidence: Evidence) -> None:
     found = find_version(str(version.value))
     if found is not None and not is_since(str(version.value), reader.OLDEST):
         raise UndeterminedError(
-            f"the log is of {reader.TITLE} {version.value} ({version.where}), which is too old to "
-            f"be simulated; supported are {reader.OLDEST} and later"
+            f"the log was written by {reader.TITLE} {version.value} ({version.where}), which is "
+            f"too old for a simulation; supported versions: {reader.OLDEST} and later"
         )
 
 
@@ -121,14 +121,17 @@ def triage_lines(evidence: Evidence, summary: LogSummary | None) -> Iterator[str
     effects.
     """
     if summary is None:
-        yield f"Triage of {evidence.source}: no statistics lines; the simulation may show more."
+        yield (
+            f"Triage of {evidence.source}: the log contains no statistics lines; the simulation "
+            "may find more."
+        )
         return
-    yield f"Triage of {evidence.source}, from its lines alone:"
+    yield f"Triage of {evidence.source}, from the log lines alone:"
     for finding in summary.findings:
         advice = f" -> {finding.advice}" if finding.advice else ""
         yield f"- {finding.name}: {finding.text}{advice}"
     if not summary.findings:
-        yield "- no problem in the measured figures"
+        yield "- no problem in the measured metrics"
     yield f"- measured: {summary.figures}"
     try:
         check_age(evidence)

@@ -158,8 +158,8 @@ def _of_text(
                 counted.add(key)
             if at is None:
                 raise source.error(
-                    "should have the time of this scrape: a timestamp after the value, or a line "
-                    "'# scraped TIME' before it",
+                    "the time of this scrape is missing; expected a timestamp after the value, "
+                    "or a line '# scraped TIME' before it",
                     line,
                 )
             labels = dict(_LABEL.findall(found["labels"] or ""))

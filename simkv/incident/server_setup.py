@@ -101,7 +101,10 @@ def infer_setup(evidence: Evidence, asked: UserSettings) -> ServerSetup:
     if name not in ENGINES:
         raise InputError(f"--engine {name}: unknown engine; expected one of {', '.join(ENGINES)}")
     if asked.engine and evidence.engine and asked.engine != evidence.engine:
-        raise InputError(f"--engine {name}: {evidence.source} comes from {evidence.engine}")
+        raise InputError(
+            f"--engine {name}: does not match {evidence.source}, which was written by "
+            f"{evidence.engine}"
+        )
     return _Maker(ENGINES[name], evidence, asked).made()
 
 
@@ -258,7 +261,8 @@ class _Maker:
         if longest not in engine and requests is not None:
             engine[longest] = max(most, int(self._default(longest)))
             self.assumed.append(
-                f"{longest} is unknown: {engine[longest]} is assumed, which admits all requests"
+                f"{longest} is unknown: {engine[longest]} is assumed, which is enough for all "
+                "requests"
             )
         self._holds_longest(engine, longest)
 
@@ -351,7 +355,9 @@ class _Maker:
                 raise InputError(
                     f"the settings found in the inputs are an invalid combination: {other}"
                 ) from other
-            self.assumed.append(f"the start-up check was off, because the server started: {error}")
+            self.assumed.append(
+                f"the start-up check was skipped, because the real server did start: {error}"
+            )
             return loose
         except TypeError as error:
             raise InputError(

@@ -49,7 +49,7 @@ def join(parts: Sequence[Evidence]) -> Evidence:
     if len(engines) > 1:
         (one, source), (other, beside), *_ = engines.items()
         raise InputError(
-            f"{source} comes from {one}, but {beside} from {other}; expected one engine"
+            f"{source} was written by {one}, but {beside} by {other}; expected files of one engine"
         )
     main = _main(parts)
     notes = [note for part in parts for note in part.notes]

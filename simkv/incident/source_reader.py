@@ -102,8 +102,8 @@ def read_source(path: Path, advance: Callable[[int], None] | None = None) -> Evi
     )
     if all(words.search(beginning) for words in _BOTH):
         raise InputError(
-            f"{path}: has statistics lines of {LOGS[0].TITLE} and of {LOGS[1].TITLE}; expected the "
-            "log of one server: give each a file of its own"
+            f"{path}: has statistics lines of both {LOGS[0].TITLE} and {LOGS[1].TITLE}; "
+            "expected the log of one server. Split the log into one file per server"
         )
     own = next((reader for reader in LOGS if reader.OWN_LINE.search(beginning)), None)
     if own is not None:
@@ -152,8 +152,9 @@ def _anywhere(
     if unknown is not None:
         raise unknown
     raise InputError(
-        f"{path}: not a known input: no log line of {_titles(' or ')}, no spans, no metrics and "
-        "no client requests; `simkv diagnose --help` lists the supported inputs"
+        f"{path}: unknown kind of file: it contains no log lines of {_titles(' or ')}, no "
+        "spans, no metrics and no requests of a client; `simkv diagnose --help` lists the "
+        "supported inputs"
     )
 
 
@@ -166,7 +167,7 @@ def _of_requests(path: Path, name: str, table: pd.DataFrame, source: TraceSource
     if requests["queue_ms"].isna().all():
         lacks.append(f"queue time of requests (not in {path.name}, {name})")
     if not requests["output_tokens"].gt(0).any():
-        raise InputError(f"{path}: none of its {len(requests)} requests had an answer")
+        raise InputError(f"{path}: none of the {len(requests)} requests received an answer")
     return Evidence(
         path.name,
         wall=wall,

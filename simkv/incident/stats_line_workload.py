@@ -312,16 +312,17 @@ def _check_sessions(
     lost = lost_hit_share(cut, came, prompts, sessions, known.tokens)
     if lost > MAX_LOST_HITS:
         raise UndeterminedError(
-            f"the sessions cannot be determined: the KV cache is too small to keep their prompts "
-            f"between two turns (evictions cost {100 * lost:.0f} % of the prompt tokens), and the "
-            f"log does not report which turns found theirs; {others}"
+            "the sessions cannot be determined: the KV cache is too small to keep the prompts "
+            f"of sessions between two turns (evictions cause {100 * lost:.0f} % of the prompt "
+            "tokens to be recomputed), and the log does not report which turns were cached; "
+            f"{others}"
         )
     whole = float(tokens.whole.sum())
     if abs(prompts.sum() - whole) > MAX_LENGTH_ERROR * whole:
         raise UndeterminedError(
-            f"the lengths of the prompts cannot be determined: no assignment to sessions has the "
-            f"{whole:,.0f} prompt tokens and the hit rate of the log (the closest has "
-            f"{prompts.sum():,.0f}); {others}"
+            "the lengths of the prompts cannot be determined: no assignment of requests to "
+            f"sessions gives the {whole:,.0f} prompt tokens and the hit rate of the log (the "
+            f"closest assignment has {prompts.sum():,.0f} prompt tokens); {others}"
         )
 
 
@@ -337,9 +338,9 @@ def _means(cut: LogWindows, whole: Floats, known: KnownEngine, vary: float) -> _
     busy = (cut.running > 0) & np.isfinite(cut.held)
     if not busy.any() and not told:
         raise UndeterminedError(
-            "the number of requests cannot be determined: it follows from access lines, or from "
-            "the tokens in the KV cache, whose size or usage is unknown (include the log's "
-            "beginning, or use --gpu and --model, or --set engine.NAME=N)"
+            "the number of requests cannot be determined: the log has no access lines, and the "
+            "size or the usage of the KV cache is unknown (include the beginning of the log, "
+            "or use --gpu and --model, or set the size with --set engine.NAME=N)"
         )
     each = (
         cut.held[busy].sum() / cut.running[busy].sum() - known.block / 2 if busy.any() else np.nan
@@ -367,9 +368,10 @@ def _check_count(whole: float, output: float, each: float, known: KnownEngine) -
     if shared > 0 and (whole + output / 2) / ((1 - shared) * whole + output / 2) > COUNT_FACTOR:
         raise UndeterminedError(
             f"the number of requests cannot be determined: {100 * shared:.0f} % of the prompt "
-            f"tokens were cached, so that {least:.0f} to {most:.0f} requests agree with the log; "
-            "access lines determine it (start the server without --disable-uvicorn-access-log), "
-            "as do --enable-log-requests and a client's results"
+            f"tokens were cached, so any number from {least:.0f} to {most:.0f} requests agrees "
+            "with the log. To determine the number, start the server without "
+            "--disable-uvicorn-access-log or with --enable-log-requests, or add the results of "
+            "a client"
         )
 
 

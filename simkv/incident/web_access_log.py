@@ -51,7 +51,7 @@ def write_access_traffic(
     """
     times = np.array(sorted(_times(path)), dtype=np.float64)
     if not len(times):
-        raise InputError(f"{path}: no request for tokens with a time and without an error status")
+        raise InputError(f"{path}: contains no completion request with a time and a success status")
     random = np.random.default_rng(SEED)
     if (times == np.floor(times)).all():
         times = np.sort(times + random.random(len(times)))

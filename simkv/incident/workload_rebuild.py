@@ -91,8 +91,8 @@ def rebuild(
         if role := server_role(evidence):
             raise UndeterminedError(describe_missing_side(evidence, role))
         raise UndeterminedError(
-            f"{evidence.source} has no data on single requests; add spans "
-            "(--otlp-traces-endpoint), a client's results, or metrics with histograms"
+            f"{evidence.source} contains no data on single requests; add spans "
+            "(--otlp-traces-endpoint), the results of a client, or metrics with histograms"
         )
     whole = _with_missing(requests, evidence.arrivals, notes)
     whole = _lengths(whole, notes)
@@ -114,8 +114,8 @@ def rebuild(
     elif caching and "cached_tokens" in whole and whole["cached_tokens"].max() > 0:
         rows.pieces = _found(whole, source)
         notes.append(
-            "requests with cached tokens are assumed to share them with all other such requests; "
-            "the first request that is long enough computes them"
+            "all requests with cached tokens are assumed to share the same prefix; the first "
+            "of them that is long enough computes it"
         )
     elif share > MIN_HIT_RATE:
         rows.pieces = _common(rows, share, source)
@@ -174,7 +174,7 @@ def has_access(evidence: Evidence) -> bool:
 def _describe_access(arrivals: pd.DataFrame, already: int) -> list[str]:
     notes = [f"{len(arrivals)} arrivals are counted from access lines between lines with a time"]
     if already:
-        notes.append(f"{already} of them arrived before the log begins")
+        notes.append(f"{already} of these requests arrived before the log begins")
     return notes
 
 

@@ -172,12 +172,15 @@ def _note(profile: CostProfile, outside: float, unknown: float, computed: bool) 
     errors = profile.fit.held_out
     if not errors:
         return (
-            f"step times by {profile.name} ({profile.basis}); the error on held-out steps is "
-            "unknown, so no figure has an interval"
+            f"step times from profile {profile.name} ({profile.basis}); the error on held-out "
+            "steps is unknown, so no metric has an interval"
         )
     by_kind = {kind: error for kind, error in errors.items() if kind != "all"} or errors
     worst = ", ".join(f"{kind} {100 * error.p95:.1f} %" for kind, error in by_kind.items())
-    said = f"step times by {profile.name} ({profile.basis}), error of 95 % of steps at most {worst}"
+    said = (
+        f"step times from profile {profile.name} ({profile.basis}); maximum error of 95 % of "
+        f"steps: {worst}"
+    )
     if profile.fit.note:
         said += f" ({profile.fit.note})"
     if computed and profile.fit.sources:
@@ -192,10 +195,11 @@ def _note(profile: CostProfile, outside: float, unknown: float, computed: bool) 
         said += f"; {100 * outside:.1f} % of the busy time was outside the profile's range"
         if unknown > MAX_UNKNOWN_SHARE:
             said += (
-                f", {100 * unknown:.1f} % where the error is unknown, so no figure has an interval"
+                f", including {100 * unknown:.1f} % where the error is unknown, so no metric "
+                "has an interval"
             )
         elif profile.fit.beyond:
-            said += ", where intervals widen with the distance from it"
+            said += ", where intervals widen with the distance from the range"
         else:
             said += ", where the error is unknown"
     return said

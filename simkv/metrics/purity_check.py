@@ -42,7 +42,10 @@ def check_scheduler_run(scenario: Scenario, folder: Path) -> RunRecord:
     run. Raises InputError if the scenario has a fleet or no custom scheduler.
     """
     if scenario.fleet is not None:
-        raise InputError("fleet: schedulers are checked on a single engine; remove `fleet`")
+        raise InputError(
+            "fleet: not supported by the check of schedulers, which runs a single engine; "
+            "remove `fleet`"
+        )
     if find_custom_code(scenario.engine) is None:
         raise InputError(
             f"engine.name: {scenario.engine.name} is not a custom scheduler; expected an "

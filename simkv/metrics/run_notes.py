@@ -117,8 +117,9 @@ def _outside(executors: Sequence[SimulatedExecutor]) -> list[str]:
         most = max(executor.extremes[feature][1] for executor in there)
         low, high = profile.range[feature]
         notes.append(
-            f"outside the range of profile {profile.name} for {100.0 * seconds / busy:.1f} % of "
-            f"the busy time: {feature} {least:g} to {most:g}, data from {low:g} to {high:g}"
+            f"{100.0 * seconds / busy:.1f} % of the busy time was outside the measured range of "
+            f"profile {profile.name}: {feature} was {least:g} to {most:g}, but was measured "
+            f"from {low:g} to {high:g}"
         )
     return notes
 

@@ -66,8 +66,9 @@ def check_steady_state(record: RunRecord) -> SteadyState:
     if span < MIN_DURATIONS * duration:
         return SteadyState(
             False,
-            f"not reached; requests arrive for {span:.3g} s, less than {MIN_DURATIONS:g} times the "
-            f"mean request of {duration:.3g} s; use more requests (--num-prompts)",
+            f"not reached; requests arrive for only {span:.3g} s, less than {MIN_DURATIONS:g} "
+            f"times the mean duration of a request ({duration:.3g} s); use more requests "
+            "(--num-prompts)",
         )
     return SteadyState(True, f"reached; {shown}last")
 

@@ -81,7 +81,7 @@ def render_results(
         yield "\nVariants side by side"
         yield _side_by_side(results)
         if any(_failed(result) for result in results.values()):
-            yield "* finished requests only"
+            yield "* * of finished requests only"
     if comparisons:
         yield "\nPublished and simulated figures"
         yield _published(comparisons)
@@ -330,10 +330,10 @@ def _front_end_line(result: RunResult) -> str:
     source = "packaged values" if result.scenario.front_end is None else "given in front_end"
     count = "" if costs.processes == 1 else f", {costs.processes} processes"
     return (
-        f"API server: {1e3 * costs.request_s:g} ms per request, {1e6 * costs.prompt_token_s:g} us "
-        f"per prompt token, {1e6 * costs.output_token_s:g} us per output token, "
+        f"API server: {1e3 * costs.request_s:g} ms per request, {1e6 * costs.prompt_token_s:g} "
+        f"us per prompt token, {1e6 * costs.output_token_s:g} us per output token, "
         f"{1e3 * costs.latency_s:g} ms latency{count} ({source} for {engine.name} "
-        f"{engine.variant}; front_end: none leaves it out)."
+        f"{engine.variant}; to simulate without it, set front_end: none)."
     )
 
 

@@ -144,7 +144,9 @@ def _describe_confidence(results: Mapping[str, RunResult]) -> str:
     else:
         text = "; ".join(f"step times of {name} {how}" for name, how in errors.items())
     outside = (
-        f"; up to {100 * out:.0f} % of the time outside the profile's range" if out >= 0.005 else ""
+        f"; up to {100 * out:.0f} % of the time is outside the measured range of the profile"
+        if out >= 0.005
+        else ""
     )
     return f"{text}{outside}."
 
@@ -200,8 +202,9 @@ def explain_faster_recompute(results: Mapping[str, RunResult]) -> Iterator[str]:
             yield (
                 f"{name} finishes earlier ({format_seconds(result.summary['makespan_s'])}) than "
                 f"{other} ({format_seconds(theirs.summary['makespan_s'])}) because of its step "
-                f"times, not its scheduling: its steps contain {_step(result.record)}, steps of "
-                f"{other} contain {_step(theirs.record)} (step times {result.fidelity.basis})."
+                "times, not because of its scheduling: its steps contain "
+                f"{_step(result.record)}, steps of {other} contain {_step(theirs.record)} (step "
+                f"times {result.fidelity.basis})."
             )
 
 

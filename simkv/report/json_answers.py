@@ -50,7 +50,7 @@ class VerdictText(_Part):
     """A problem that was found in a run."""
 
     name: str
-    text: str = Field(description="One or more sentences with the evidence.")
+    text: str = Field(description="Evidence for the verdict, in sentences.")
     requests: list[int] = Field(description="Ids of the affected requests.")
 
 
@@ -67,7 +67,7 @@ class RunVariant(_Part):
 
     verdict: str = Field(description="How the run ended, such as served or starved.")
     verdicts: list[VerdictText]
-    summary: Values = Field(description="The variant's metrics in summary.json.")
+    summary: Values = Field(description="Metrics of the variant, as in summary.json.")
 
 
 class RunAnswer(Answer):
@@ -105,7 +105,7 @@ class ExplainedRequest(_Part):
     request: int
     outcome: str | None
     arrival_s: Number
-    e2e_s: Number = Field(description="Null without an answer.")
+    e2e_s: Number = Field(description="Null if there is no answer.")
     lasted_s: Number
     intervals: list[WaitInterval]
     blockers: list[BlockingRequest]
@@ -148,10 +148,10 @@ class ExplainedVariant(_Part):
     verdict_detail: str
     verdicts: list[VerdictText]
     seconds_by_kind: dict[str, Number] = Field(
-        description="Time of all requests by kind of interval, in s."
+        description="Total time of all requests in seconds, by kind of interval."
     )
     request: Annotated[
-        ExplainedRequest | None, Field(description="The request that was asked for, if any.")
+        ExplainedRequest | None, Field(description="The explained request, if one was given.")
     ] = None
     session: Annotated[
         ExplainedSession | None, Field(description="The session that was asked for, if any.")
@@ -203,19 +203,19 @@ class CompareAnswer(Answer):
 
     requests: int
     seeds: int
-    with_errors: bool = Field(description="Whether errors of step times are in the ranges.")
+    with_errors: bool = Field(description="Whether the ranges include the error of step times.")
     tolerance: float
     figures: list[FigureChangeAnswer]
-    worse: list[Values] = Field(description="Requests that get worse, most affected first.")
+    worse: list[Values] = Field(description="Requests that become worse, most affected first.")
     better: list[Values]
-    ok: bool = Field(description="Whether no figure worsens by more than the tolerance.")
+    ok: bool = Field(description="True if no metric worsens by more than the tolerance.")
 
 
 class DiffAnswer(Answer):
     """Answer of ``simkv diff``."""
 
     same: bool
-    only: list[str] = Field(description="Variants that only one of the runs has.")
+    only: list[str] = Field(description="Variants that exist in only one of the runs.")
     variants: list[Values]
 
 
@@ -233,16 +233,20 @@ class ZooAnswer(Answer):
     incidents: list[IncidentChecks]
     ok: bool
     comparisons: list[Values] = Field(
-        default=[], description="With --source: each variant on the newest release and the source."
+        default=[],
+        description="With --source: results of each variant with the newest release and with the "
+        "source.",
     )
 
 
 class BlocksAnswer(Answer):
     """Answer of ``simkv blocks``."""
 
-    settings: Values = Field(description="Settings of the engine, given and derived.")
+    settings: Values = Field(description="Settings of the engine, both given and computed.")
     memory_bytes: Mapping[str, Number] = Field(description="GPU memory by use.")
-    refusal: str = Field(description="Why the server would refuse to start, or empty.")
+    refusal: str = Field(
+        description="Reason why the server would refuse to start; empty if it would start."
+    )
 
 
 class ConformedTrace(_Part):
@@ -273,7 +277,7 @@ class Policy(_Part):
     summary: str
     source: str
     recorded: int = Field(description="Number of recordings of the real code.")
-    equal: int = Field(description="Number of them that the simulation reproduces.")
+    equal: int = Field(description="Number of recordings that the simulation reproduces.")
 
 
 class PoliciesAnswer(Answer):
@@ -285,7 +289,9 @@ class PoliciesAnswer(Answer):
 class ProfileRow(_Part):
     """Packaged step costs of a model on a GPU."""
 
-    name: str | None = Field(description="Packaged profile; null for costs by hardware.")
+    name: str | None = Field(
+        description="Name of the packaged profile; null if step costs are computed from hardware."
+    )
     model: str
     gpu: str
     fits: int | None = Field(description="Smallest number of GPUs, if known.")
@@ -302,8 +308,8 @@ class ProfilesAnswer(Answer):
 class DiagnoseAnswer(Answer):
     """Answer of ``simkv diagnose``."""
 
-    triage: list[str] = Field(description="What the lines of the log show.")
-    answer: list[str] = Field(description="The lines of the answer after simulation; may be empty.")
+    triage: list[str] = Field(description="Findings from the log lines alone.")
+    answer: list[str] = Field(description="Lines of the answer after the simulation; may be empty.")
     healthy: bool | None = Field(description="Null if there is no answer yet.")
     explained: bool | None = Field(description="Whether the simulation reproduces the incident.")
     cause: str
@@ -317,7 +323,9 @@ class CheckSchedulerAnswer(Answer):
     ok: bool
     scenarios: int
     broken: str = Field(description="The violated invariant, or empty.")
-    counterexample: str | None = Field(description="File of the smallest scenario that shows it.")
+    counterexample: str | None = Field(
+        description="File with the smallest scenario that violates the invariant."
+    )
 
 
 class WhatIfAnswer(Answer):
@@ -336,7 +344,7 @@ class BisectAnswer(Answer):
     model_config = ConfigDict(extra="allow")
     scenario: str
     variant: str
-    flips: list[Values] = Field(description="Neighbouring values with different results.")
+    flips: list[Values] = Field(description="Pairs of adjacent values with different results.")
     samples: list[Values]
 
 
@@ -378,19 +386,23 @@ class HeldOutStepsAnswer(_Part):
 class CalibrateAnswer(Answer):
     """Answer of ``simkv calibrate``: factors from benchmarks, or a profile from single steps."""
 
-    decode: float | None = Field(default=None, description="Factor on the time of decode steps.")
+    decode: float | None = Field(
+        default=None, description="Factor that multiplies the time of decode steps."
+    )
     prefill: float | None = Field(
-        default=None, description="Factor on the time of steps with prefills."
+        default=None, description="Factor that multiplies the time of steps with prefills."
     )
     latency_ms: float | None = None
     request_ms: float | None = None
     fitted: list[CheckedFileAnswer] = []
     left_out: list[CheckedFileAnswer] = Field(
-        default=[], description="Predicted without the file itself."
+        default=[], description="Prediction from a fit to the other files."
     )
     steps: int | None = Field(default=None, description="Number of steps in the files.")
     held_out: dict[str, HeldOutStepsAnswer] = Field(
-        default={}, description="Errors by kind, on steps or requests not fitted."
+        default={},
+        description="Errors by kind of step or metric, on steps or requests that were held out "
+        "from the fit.",
     )
     written: str
 

@@ -43,7 +43,8 @@ COMPARED_FIGURES = tuple(
 
 #: Explanation of the mark for a lower bound; see ``format_metric``.
 LOWER_BOUND_NOTE = (
-    '">": lower bound; requests without a token or answer count with their waiting time.'
+    '">": lower bound, because requests without a token or answer are counted with their '
+    "waiting time."
 )
 
 
@@ -267,8 +268,8 @@ def describe_overtakes(found: Diagnosis) -> str:
     return (
         f"{count} request{'s' if count > 1 else ''} started after requests that arrived later. "
         f"Longest: {first.others} later request{'s' if first.others > 1 else ''} overtook "
-        f"request {first.victim}, and request {first.by} started "
-        f"{format_seconds(first.seconds)} before it."
+        f"request {first.victim}; request {first.by} started {format_seconds(first.seconds)} "
+        "earlier."
     )
 
 

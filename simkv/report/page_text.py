@@ -46,15 +46,17 @@ CAPTIONS = {
     "shared.",
     "blocks": "KV blocks by request: the largest holders, and all others. The dashed line is the "
     "size of the cache.",
-    "queues": "Running and waiting requests, and the load of a step: mean per time bin, with a "
-    "band from minimum to maximum.",
+    "queues": "Running requests, waiting requests and the load of steps. Lines show the mean per "
+    "time bin; bands show the minimum and the maximum.",
     "ledger": "Mean time of a request from arrival to end, by activity or cause of waiting.",
     "requests": "The same for each request, in order of arrival.",
-    "blockers": "Requests that held blocks or slots that others waited for, with the waiting time "
-    "attributed to each. This includes waits of requests that finished; “Cause” above considers "
-    "only unserved requests, if there are any.",
-    "latency": "Share of all requests with a first token, and with a complete answer, within a "
-    "time. A curve that ends below 100 % means that the other requests were not served.",
+    "blockers": "Requests that held blocks or slots for which other requests waited, with the "
+    "waiting time attributed to each. The chart includes the waiting time of "
+    "finished requests. If there are unserved requests, “Cause” above includes only "
+    "these.",
+    "latency": "Share of all requests that received the first token, or the complete answer, "
+    "within a given time. If a curve ends below 100 %, the remaining requests were "
+    "not served.",
     "published": "Error bars show the rms error of the cost profile over its fitted figures.",
 }
 

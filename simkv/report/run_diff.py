@@ -116,7 +116,9 @@ def _summary(folder: Path) -> dict[str, Any]:
     except ValueError as error:
         raise InputError(f"{path}: not valid JSON") from error
     if not isinstance(found, dict) or not isinstance(found.get("variants"), dict):
-        raise InputError(f"{folder}: not the directory of a run; expected one of simkv run")
+        raise InputError(
+            f"{folder}: not a results directory; expected a directory written by `simkv run`"
+        )
     return found
 
 
@@ -190,7 +192,7 @@ def _first_difference(
 def describe_diff(found: RunDiff) -> Iterator[str]:
     """Yield lines about the differences."""
     if found.same:
-        yield "No differences: figures, outcomes and decisions are equal."
+        yield "No differences: metrics, outcomes and decisions are equal."
         return
     for name in found.only:
         yield f"{name}: only in one of the runs"
@@ -213,7 +215,7 @@ def _describe_figures(one: VariantDiff) -> Iterator[str]:
             change = f" ({(after - before) / before:+.1%})"
         yield f"  {metric.label:<28} {shown[0]} → {shown[1]}{change}"
     if len(one.figures) > LISTED:
-        yield f"  and {len(one.figures) - LISTED} more figures"
+        yield f"  and {len(one.figures) - LISTED} more metrics"
 
 
 def _describe_outcomes(one: VariantDiff) -> Iterator[str]:

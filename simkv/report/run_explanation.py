@@ -120,7 +120,7 @@ def explain_request(name: str, result: RunResult, request: int) -> Iterator[str]
         held = format_blockers([(blocker.id, blocker.seconds) for blocker in blockers[:6]])
         yield from wrap_text(f"{held}.")
     if overtaken:
-        later = "One request that arrived later started earlier:"
+        later = "One request arrived later and started earlier:"
         if overtaken.others > 1:
             later = f"{overtaken.others} requests that arrived later started earlier, the first was"
         yield from wrap_text(
@@ -330,4 +330,4 @@ class _Teller:
         ]
         again = sum(run.recomputed for run in here)
         text = f"{sum(run.tokens for run in here)} tokens"
-        return f"{text}, {again} of them computed before" if again else text
+        return f"{text}, of which {again} had been computed before" if again else text

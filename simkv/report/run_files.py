@@ -162,7 +162,10 @@ def _write_sources(folder: Path, results: Iterable[RunResult]) -> None:
         for source in find_custom_sources(result.scenario).values():
             name = Path(source.path).name
             if kept.setdefault(name, source.code) != source.code:
-                raise InputError(f"{source.path}: another {name} decides in another variant")
+                raise InputError(
+                    f"{source.path}: two variants use different scheduler files named {name}; "
+                    "rename one of them"
+                )
     for name, code in kept.items():
         with translate_disk_errors(folder / name, "written"):
             (folder / name).write_bytes(code)

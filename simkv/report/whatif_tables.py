@@ -101,7 +101,7 @@ def _sampling(found: Flips) -> str:
     more = tried - found.sampled
     text = f"{found.sampled} of {found.values} values sampled, and {max(more, 0)} more near changes"
     if not found.complete:
-        return f"{text} until the limit on runs was reached; changes are not narrowed down."
+        return f"{text} before the limit on runs was reached; the exact values are not determined."
     return f"{text}. Changes that revert between two sampled values are not detected."
 
 
@@ -122,7 +122,7 @@ def render_whatif(found: WhatIfResult, everything: bool = False) -> Iterator[Ren
     if best and best.change.kind == "memory":
         others = [e for e in found.with_judgement("fixes", "helps") if e.change.kind != "memory"]
         if others:
-            yield Text(f"Best in the same memory: {others[0].sentence}")
+            yield Text(f"Best change without more memory: {others[0].sentence}")
     effects = found.with_judgement("fixes", "helps", "changes little", "hurts")
     shown = effects if everything else _one_per_field(effects)
     runs = [found.base, *(effect.figures for effect in shown)]
@@ -149,7 +149,7 @@ def render_whatif(found: WhatIfResult, everything: bool = False) -> Iterator[Ren
     if found.skipped:
         at_work = {effect.change.field for effect in found.effects}
         yield Text(
-            "Not tried, because milder values served fewer requests: "
+            "Not tried, because smaller changes of the same field served fewer requests: "
             f"{_fields(found.skipped, at_work, everything)}"
         )
     if found.refused:

@@ -73,7 +73,7 @@ _HOST_SIZE: dict[str, Any] = {
     SIZE: {
         "type": "number",
         "exclusiveMinimum": 0,
-        "description": "Host memory for KV (GiB) of all GPUs, instead of num_cpu_blocks. "
+        "description": "Host memory for KV in GiB, for all GPUs together; replaces num_cpu_blocks. "
         "[--kv-offloading-size]",
     },
     BACKEND: {
@@ -85,16 +85,17 @@ _HOST_SIZE: dict[str, Any] = {
 _SOURCE: dict[str, Any] = {
     "source": {
         "type": "string",
-        "description": "Checkout, unpacked wheel or wheel of the engine, or 'installed': run its "
-        "own scheduler; requires --trust.",
+        "description": "Run the engine's own scheduler code from this checkout, wheel or "
+        "unpacked wheel, or from the installed package ('installed'). Requires "
+        "--trust.",
     },
     "source_state": {
         "type": "string",
-        "description": "Version, commit and hash of the source; written by simkv.",
+        "description": "Version, commit and hash of the source. simkv writes this field.",
     },
     "native_options": {
         "type": "object",
-        "description": "Options that only the source's own config declares.",
+        "description": "Options that only the config classes of the engine's own source define.",
     },
 }
 
@@ -143,7 +144,7 @@ CUSTOM_ENGINE_SCHEMA = {
         "name": {"type": "string", "not": {"enum": sorted(ENGINES)}},
         "file": {
             "type": "string",
-            "description": "Python file of a custom scheduler; requires --trust.",
+            "description": "Python file that defines a custom scheduler. Requires --trust.",
         },
     },
     "required": ["name"],
@@ -207,7 +208,7 @@ def check_no_kv_connector(engines: Sequence[EngineConfig]) -> None:
         for knob in find_engine_spec(engine).transfer_knobs:
             if getattr(engine, knob) is not None:
                 raise ValueError(
-                    f"engine: {knob} requires replicas with roles prefill and decode; remove it"
+                    f"engine: {knob} requires replicas with roles prefill and decode; remove {knob}"
                 )
 
 

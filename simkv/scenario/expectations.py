@@ -57,13 +57,13 @@ class Bound(Section):
     """
 
     eq: Number | None = None
-    """Exact value, with a tolerance of 1e-9; may be written as a plain number."""
+    """Exact value, with a tolerance of 1e-9. `metric: 5` is short for `metric: {eq: 5}`."""
     le: Number | None = None
     """Maximum."""
     ge: Number | None = None
     """Minimum."""
     within: Annotated[list[Number], Field(min_length=2, max_length=2)] | None = None
-    """Range [low, high], both included."""
+    """Range [low, high], including both ends."""
 
     @model_validator(mode="after")
     def _one(self) -> Bound:

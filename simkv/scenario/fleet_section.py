@@ -73,7 +73,8 @@ class _Scored(_Router):
     kv_weight: Weight = 0.0
     """Weight of the fraction of KV blocks in use."""
     count_own_sends: bool = True
-    """Count requests sent by the router as waiting until the next refresh."""
+    """Whether requests that the router has sent count as waiting until the next refresh of the
+    load."""
 
 
 class LeastLoadedConfig(_Scored):
@@ -103,9 +104,11 @@ class _Affine(_Router):
     """
 
     balance_abs_threshold: Weight = 64.0
-    """Imbalance threshold: difference in requests in flight, fullest minus emptiest replica."""
+    """Threshold of load imbalance: requests in flight at the fullest replica minus requests in
+    flight at the emptiest replica."""
     balance_rel_threshold: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.5
-    """Imbalance threshold: ratio of requests in flight, fullest to emptiest replica."""
+    """Threshold of load imbalance: requests in flight at the fullest replica divided by requests in
+    flight at the emptiest replica."""
 
 
 class SessionConfig(_Affine):
@@ -128,9 +131,9 @@ class CacheAwareConfig(_Affine):
 
     name: Literal["cache_aware"] = "cache_aware"
     cache_threshold: Annotated[float, Field(ge=0, le=1)] = 0.3
-    """Minimum matching fraction of the prompt, between 0 and 1."""
+    """Smallest fraction of the prompt that must match a cached prefix, between 0 and 1."""
     block_size: Annotated[int, Field(gt=0)] = 16
-    """Tokens per chunk when prompts are compared."""
+    """Number of tokens per chunk in which prompts are compared."""
 
 
 RouterConfig = (
@@ -201,7 +204,7 @@ class Autoscale(Section):
     tolerance: Weight = 0.1
     """Relative deviation from the target that is ignored."""
     scale_down_after: Seconds = 300.0
-    """Time for which fewer replicas must have been sufficient before one is drained (s)."""
+    """Time for which fewer replicas must be sufficient before a replica is drained (s)."""
 
     @model_validator(mode="after")
     def _least_and_most(self) -> Self:
@@ -255,23 +258,24 @@ class FleetSettings(Section):
     router: AnyRouter = RoundRobinConfig()
     """Routing policy: a name, or a mapping with the router's settings."""
     refresh_interval: Seconds = 0.0
-    """Interval at which the router reads the load of the replicas (s); 0: at each request."""
+    """Interval at which the router reads the load of the replicas (s); with 0, it reads the load at
+    each request."""
     lockstep: bool = False
-    """Step all replicas together; each step takes as long as the slowest replica."""
+    """Whether all replicas start each step together and wait for the slowest replica."""
     failures: list[Outage] = Field(default=[])
     """Outages in which a replica loses its KV and all computed tokens."""
     drains: list[Outage] = Field(default=[])
-    """Outages in which a replica finishes its requests and takes no new ones."""
+    """Outages in which a replica finishes its requests and accepts no new requests."""
     on_failure: Literal["retry", "lose"] = "retry"
     """Treatment of the requests of a failed replica: restart on another replica, or drop."""
     cold_start: Seconds = 0.0
-    """Time before a returning or added replica takes requests (s)."""
+    """Time until a returning or added replica accepts requests (s)."""
     start_cold: bool = False
-    """Apply the cold start at the start of the run as well."""
+    """Whether the cold start applies at the start of the run as well."""
     autoscale: Autoscale | None = None
-    """Scale the number of replicas with the load."""
+    """Automatic scaling of the number of replicas with the load."""
     decode_router: AnyRouter = LeastLoadedConfig()
-    """Routing policy for prefilled requests among the decode replicas."""
+    """Routing policy that selects the decode replica of a prefilled request."""
     kv_transfer: KvTransfer | None = None
     """Time to transfer KV from prefill to decode replicas."""
 
@@ -286,13 +290,13 @@ class ReplicaGroup(Section):
     count: ReplicaCount = 1
     """Number of equal replicas."""
     role: Literal["both", "prefill", "decode"] = "both"
-    """Role: prefill and decode (both), only prefill, or only decode."""
+    """Work of the replicas: prefill and decode (``both``), only prefill, or only decode."""
     engine: AnyEngine | None = None
     """Overrides of the scenario's engine."""
     hardware: HardwareSection | None = None
     """Overrides of the scenario's hardware."""
     profile: str | None = None
-    """Cost profile, if it differs from the scenario's."""
+    """Cost profile of the group, if it differs from the profile of the scenario."""
 
     @model_validator(mode="after")
     def _costs_are_said_once(self) -> Self:
@@ -336,11 +340,13 @@ class FleetSection(FleetSettings):
             return
         if roles != {"prefill", "decode"}:
             raise ValueError(
-                f"replicas: roles must be prefill and decode, or none; "
-                f"found {', '.join(sorted(roles))}"
+                "replicas: either use both roles, prefill and decode, or no roles; found "
+                f"{', '.join(sorted(roles))}"
             )
         if not self.kv_transfer:
-            raise ValueError("kv_transfer: missing; required by roles prefill and decode")
+            raise ValueError(
+                "kv_transfer: missing; replicas with roles prefill and decode require it"
+            )
         for name in ("failures", "drains", "autoscale", "start_cold", "lockstep"):
             if getattr(self, name):
                 raise ValueError(f"{name}: cannot be combined with roles prefill and decode")
@@ -352,7 +358,8 @@ class FleetSection(FleetSettings):
         for outage in sorted(outages, key=lambda outage: outage.at):
             if outage.at < until.get(outage.replica, 0.0):
                 raise ValueError(
-                    f"replica {outage.replica} has two entries at the same time; expected one"
+                    f"replica {outage.replica} has two outages at the same time; expected at "
+                    "most one"
                 )
             until[outage.replica] = inf if outage.back_at is None else outage.back_at
         return outages
@@ -367,7 +374,7 @@ class FleetSection(FleetSettings):
                         f"{name}: replica {outage.replica} does not exist; expected 0 to {most - 1}"
                     )
         if self.lockstep and (self.failures or self.drains or self.autoscale or self.start_cold):
-            raise ValueError("lockstep: replicas cannot fail or be scaled")
+            raise ValueError("lockstep: cannot be combined with failing or scaled replicas")
         self._check_roles()
         if self.autoscale is None:
             return self

@@ -26,7 +26,7 @@ class MeasuredLink(Section):
     """Measured interconnect between the GPUs of a host."""
 
     latency_us: Annotated[float, Field(ge=0, allow_inf_nan=False)]
-    """Latency of the smallest all-reduce (microseconds)."""
+    """Latency of the smallest all-reduce operation (microseconds)."""
     bandwidth_gb_s: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     """Bandwidth per GPU and direction (GB/s)."""
 
@@ -41,25 +41,27 @@ class HardwareSection(Section):
     gpu: str
     """GPU name in any spelling: H100-SXM, h100_sxm, RTX 4090."""
     model: str
-    """Name of a packaged model, or path of a Hugging Face config.json beside the scenario."""
+    """Name of a packaged model, or path of a Hugging Face config.json relative to the scenario
+    file."""
     tp: Gpus = 1
-    """Tensor parallel size: GPUs that split every layer."""
+    """Tensor parallel size: number of GPUs that split every layer."""
     ep: Gpus = 1
-    """Expert parallel size: GPUs that divide whole experts among them."""
+    """Expert parallel size: number of GPUs that divide the experts among them."""
     dp: Gpus = 1
-    """Data parallel size: groups of GPUs that compute attention for their own requests."""
+    """Data parallel size: number of groups of GPUs that each compute attention for their own
+    requests."""
     pp: Gpus = 1
     """Pipeline parallel size; only 1 is modelled."""
     weights: FormatName | None = None
-    """Weight format (default: as published)."""
+    """Number format of the weights (default: the format of the published model)."""
     attention: FormatName | None = None
-    """Weight format of attention, if different."""
+    """Number format of the attention weights, if it differs from ``weights``."""
     experts: FormatName | None = None
-    """Weight format of the experts, if different."""
+    """Number format of the expert weights, if it differs from ``weights``."""
     kv: KvFormatName | None = None
-    """KV cache format (default: bf16)."""
+    """Number format of the KV cache (default: bf16)."""
     kernels: list[KernelSwitch] = Field(default=[])
-    """Kernels that switches of the server select: marlin or mxfp8, for mxfp4 experts."""
+    """Kernels for mxfp4 experts that a flag of the server selects: marlin or mxfp8."""
     interconnect: (
         Annotated[
             Annotated[Literal["NVLink", "PCIe"], Tag("name")]
@@ -72,9 +74,10 @@ class HardwareSection(Section):
     ) = None
     """Interconnect of the GPUs: NVLink, PCIe or measured values (default: from the data sheet)."""
     gpus_per_node: Gpus | None = None
-    """GPUs connected by the interconnect (default: the usual number for the GPU)."""
+    """Number of GPUs that the interconnect connects (default: the usual number for the GPU)."""
     tables: str | None = None
-    """Directory beside the scenario with your own operator tables, which take precedence."""
+    """Directory with your own operator tables, relative to the scenario file. They take precedence
+    over packaged tables."""
 
     @field_validator("gpu")
     @classmethod

@@ -292,7 +292,8 @@ def _launched(
         for knob in asked:
             if defaults[knob].default is not None:
                 raise UnknownSetting(
-                    place(knob), "auto requires hardware with gpu and model; otherwise set a number"
+                    place(knob),
+                    "auto requires hardware with gpu and model; add them, or set a number",
                 )
         return given
     try:
@@ -327,7 +328,9 @@ def launch_defaults(
         if isinstance(length, int) and spec.launch.longest and whole.get("startup_check", True):
             fitting = spec.launch.longest(whole, length)
             if fitting < length:
-                raise LaunchError(str(spec.longest), f"the KV cache holds {fitting:,} tokens")
+                raise LaunchError(
+                    str(spec.longest), f"the KV cache has room for only {fitting:,} tokens"
+                )
         return whole
 
     if spec.memory in found:

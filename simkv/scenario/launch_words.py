@@ -65,10 +65,10 @@ def find_launch_words(text: str, option: str = "--from-command") -> LaunchWords:
     if not found:
         shown = text if len(text) <= 60 else f"{text[:60]}…"
         raise InputError(
-            f"{source}: no launch line of a server in {shown!r}; expected {', '.join(known)}, or "
-            "docker run with an image of one"
+            f"{source}: no launch command of a server in {shown!r}; expected "
+            f"{', '.join(known)}, or docker run with an image of one of these servers"
         )
-    raise InputError(f"{source}: {len(found)} launch lines; expected one")
+    raise InputError(f"{source}: contains {len(found)} launch commands; expected one")
 
 
 def _is_file(text: str) -> bool:
@@ -113,7 +113,7 @@ def _in_compose(path: Path, wanted: str) -> list[LaunchWords]:
             found[str(name)] = launch
     if len(found) > 1:
         raise InputError(
-            f"{path}: {len(found)} servers; choose one: "
+            f"{path}: contains {len(found)} servers; choose one of them: "
             f"{', '.join(f'{path}:{name}' for name in found)}"
         )
     return list(found.values())
@@ -199,7 +199,9 @@ def _expanded(text: str, variables: Mapping[str, str], source: str, *, strict: b
         if match[2] is not None:
             return str(match[2])
         if strict:
-            raise InputError(f"{source}: ${name} has no value; write the value in its place")
+            raise InputError(
+                f"{source}: the variable ${name} has no value; replace it with its value"
+            )
         return match[0]
 
     return _REFERENCE.sub(value, text)

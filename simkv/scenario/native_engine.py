@@ -123,8 +123,8 @@ def _build(config: Any) -> NativeScheduler:
     name, folder = config.name, locate(config.name, config.source)
     if knob := NATIVE_ENGINES[name].refused(config):
         raise InputError(
-            f"engine.{knob}: not supported with engine.source; remove {knob}, or remove source to "
-            f"run simkv's port of {NATIVE_ENGINES[name].title}"
+            f"engine.{knob}: not supported with engine.source; remove {knob}, or remove source "
+            f"to run simkv's reimplementation of {NATIVE_ENGINES[name].title}"
         )
     declared = NATIVE_ENGINES[name].options(folder)
     native: dict[str, dict[str, Any]] = {}

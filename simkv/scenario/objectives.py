@@ -22,9 +22,9 @@ DERIVED = {
     "unserved": "requests that did not finish, for any reason",
     "preemption_rate": "preemptions per request",
     "recompute_tax": "recomputed tokens per token of finished requests",
-    "good": "requests within the limits of --goodput",
-    "goodput": "requests within the limits of --goodput, per second",
-    "goodput_share": "share of requests within the limits of --goodput",
+    "good": "requests that meet the limits of --goodput",
+    "goodput": "requests per second that meet the limits of --goodput",
+    "goodput_share": "share of requests that meet the limits of --goodput",
 }
 #: Derived metrics that require --goodput limits.
 GOODPUT_FIGURES = ("good", "goodput", "goodput_share")
@@ -120,11 +120,12 @@ def complete_objectives(
     for objective in asked:
         if keys.count((objective.figure, objective.sign)) > 1:
             raise InputError(
-                f"--slo {objective}: {objective.figure} has two bounds; give each bound once"
+                f"--slo {objective}: the same bound on {objective.figure} is given twice; give "
+                "each bound once"
             )
         if objective.figure in GOODPUT_FIGURES and not goodput:
             raise InputError(
-                f"--slo {objective}: requires limits, as in --goodput ttft:500 tpot:50"
+                f"--slo {objective}: requires latency limits, such as --goodput ttft:500 tpot:50"
             )
     figures_asked = {objective.figure for objective in asked}
     assumed = []

@@ -38,7 +38,7 @@ def host_blocks(
     """
     knob, size = spec.host_blocks, engine[SIZE]
     if knob in engine:
-        raise InputError(f"{knob} sets the same size in blocks; set only one of them")
+        raise InputError(f"{knob} sets the same size in blocks; set only one of the two")
     if isinstance(size, bool) or not isinstance(size, int | float) or not size > 0:
         raise InputError(f"must be a number of GiB greater than 0, got {size!r}")
     if (backend := engine.get(BACKEND, "native")) != "native":
@@ -60,7 +60,7 @@ def host_blocks(
     pages = -(-block // PAGE) * PAGE
     blocks = min(int(size * GIB) // pages, MAX_BLOCKS)
     if not blocks:
-        raise InputError(f"{size} GiB are less than one block of {pages} bytes")
+        raise InputError(f"{size} GiB is less than the size of one block ({pages} bytes)")
     return {str(knob): blocks}
 
 

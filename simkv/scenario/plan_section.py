@@ -66,15 +66,16 @@ class PlanSection(BaseModel):
         str | None,
         PlanOption(metavar="PATH=VALUES"),
         Field(
-            description="Setting to minimize and its candidates, such as fleet.replicas=1..20 or "
-            "engine.num_gpu_blocks=256..8192:64; see 'simkv sweep --over'."
+            description="Setting to minimize, with its candidate values, such as "
+            "fleet.replicas=1..20 or engine.num_gpu_blocks=256..8192:64. Values are "
+            "written as for 'simkv sweep --over'."
         ),
     ] = None
     largest: Annotated[
         str | None,
         PlanOption(metavar="PATH=VALUES"),
         Field(
-            description="Setting to maximize and its candidates, such as "
+            description="Setting to maximize, with its candidate values, such as "
             "workload.rate_scale=0.5..8:0.25."
         ),
     ] = None
@@ -83,7 +84,8 @@ class PlanSection(BaseModel):
         PlanOption("--slo", "METRIC<=NUMBER"),
         Field(
             description="Objective in quotes, such as 'ttft_ms.p99<=500' or 'jain_index>=0.5'; "
-            "may be repeated. Every request must be served unless an objective says otherwise."
+            "may be repeated. Every request must be served, unless an objective "
+            "allows unserved requests."
         ),
     ] = []
     goodput: Annotated[
@@ -91,19 +93,27 @@ class PlanSection(BaseModel):
         AfterValidator(_limits),
         PlanOption(metavar="ttft:MS tpot:MS e2el:MS"),
         Field(
-            description="Limits per request in ms, as in 'vllm bench serve'. 99 % of requests must "
-            "meet them unless an objective bounds goodput (per second) or goodput_share."
+            description="Latency limits per request in milliseconds, as in 'vllm bench serve'. "
+            "99 % of requests must meet them, unless an objective sets a bound on "
+            "goodput (requests per second) or goodput_share."
         ),
     ] = {}
     survive: Annotated[
         int,
         Field(
-            ge=0, le=1, description="Number of replicas (0 or 1) that may fail at the worst moment."
+            ge=0,
+            le=1,
+            description="Number of replicas (0 or 1) that may fail, at the worst moment, while the "
+            "objectives are still met.",
         ),
     ] = 0
     repeats: Annotated[
         int | None,
-        Field(ge=1, description="Number of seeds (default: 6 if the workload is random, else 1)."),
+        Field(
+            ge=1,
+            description="Number of random seeds (default: 6 if the workload is random, otherwise "
+            "1).",
+        ),
     ] = None
     profile_error: Annotated[
         float | None,
@@ -111,18 +121,23 @@ class PlanSection(BaseModel):
         Field(
             ge=0,
             le=0.9,
-            description="Relative error of step times, such as 0.1 (default: from the profile).",
+            description="Relative error of step times, such as 0.1 (default: the error stated in "
+            "the cost profile).",
         ),
     ] = None
     prices: Annotated[
         str | None,
         PlanOption(metavar="FILE[#NAME]"),
         Field(
-            description="Prices per GPU hour: YAML such as 'H100: 2.5', or CSV. '#NAME' selects an "
-            "entry (default: the one for the scenario's GPU)."
+            description="File with prices per GPU hour: YAML such as 'H100: 2.5', or CSV. '#NAME' "
+            "selects an entry (default: the entry for the GPU of the scenario)."
         ),
     ] = None
     gpus_per_replica: Annotated[
         int | None,
-        Field(ge=1, description="GPUs per replica (default: from hardware, or 1)."),
+        Field(
+            ge=1,
+            description="Number of GPUs per replica (default: the number in hardware, otherwise "
+            "1).",
+        ),
     ] = None

@@ -43,9 +43,9 @@ class Provenance(Section):
     """Sources of the numbers in the scenario, one sentence each."""
 
     given: list[str] = Field(default=[])
-    """Facts stated in the public report."""
+    """Values that the public report states."""
     fitted: list[str] = Field(default=[])
-    """Values fitted so that the report's metrics are reproduced."""
+    """Values that were fitted to reproduce the metrics of the report."""
     assumed: list[str] = Field(default=[])
     """Values that no public source determines."""
 
@@ -79,7 +79,7 @@ class PublishedFigures(Section):
     finish_s: dict[int, float] = Field(default={})
     """Finish time of single requests (s), by id."""
     note: str = ""
-    """Sentence shown beside the metrics."""
+    """Note that is shown beside the metrics."""
 
 
 Factor = Annotated[float, Field(gt=0, le=1000)]
@@ -94,29 +94,31 @@ def _rename_error_side(value: object) -> object:
     if not isinstance(value, str) or value not in _OLD_ERROR_SIDES:
         return value
     new = _OLD_ERROR_SIDES[value]
-    warnings.warn(f"step_scale.error: {value!r} is now {new!r}", FutureWarning, stacklevel=2)
+    warnings.warn(
+        f"step_scale.error: {value!r} was renamed; use {new!r}", FutureWarning, stacklevel=2
+    )
     return new
 
 
 class StepScale(Section):
-    """Factors on the profile's step times, by kind of step."""
+    """Factors that multiply the step times of the profile, by kind of step."""
 
     decode: Factor = 1.0
     """Factor for steps that only decode."""
     prefill: Factor = 1.0
     """Factor for steps that only prefill."""
     mixed: Factor = 1.0
-    """Factor for steps that do both."""
+    """Factor for steps that contain both prefills and decodes."""
     error: Annotated[Literal["faster", "slower"] | None, BeforeValidator(_rename_error_side)] = None
-    """Scale all step times by the profile's known error: faster or slower."""
+    """Scale all step times by the known error of the profile, to ``faster`` or ``slower`` steps."""
 
 
 class LoraSection(Section):
     """Time to load a LoRA adapter, which is copied over two links, one after the other.
 
-    The engine loads an adapter between steps, when it admits a request whose adapter is not loaded.
-    The defaults are assumptions: all linear layers of an 8B model at rank 16, PCIe 4.0 and a local
-    disk.
+    The engine loads an adapter between two steps when it admits a request whose adapter is not
+    loaded. The defaults are assumptions: all linear layers of an 8B model at rank 16, PCIe 4.0 and
+    a local disk.
     """
 
     adapter_mib: Annotated[float, Field(gt=0)] = 80.0
@@ -126,7 +128,8 @@ class LoraSection(Section):
     disk_gb_s: Annotated[float, Field(gt=0)] = 1.0
     """Bandwidth from disk to host memory (GB/s)."""
     modules: list[Annotated[str, Field(min_length=1)]] = Field(default=[])
-    """Adapters that clients of `simkv serve` may request as models, as in `--lora-modules`."""
+    """Names of the adapters that clients of `simkv serve` may request as models, as with vLLM's
+    `--lora-modules`."""
 
     @property
     def seconds(self) -> tuple[float, float]:
@@ -144,7 +147,8 @@ class OffloadSection(Section):
     """
 
     bytes_per_token: Annotated[float, Field(gt=0)] = 131072.0
-    """KV bytes per token over all layers on one GPU (with `hardware`: from its model)."""
+    """KV cache bytes per token, over all layers on one GPU (with `hardware`, computed from the
+    model)."""
     host_gb_s: Annotated[float, Field(gt=0)] = 20.0
     """Bandwidth between GPU and host memory, per direction (GB/s)."""
     latency_us: Annotated[float, Field(ge=0)] = 50.0
@@ -158,7 +162,7 @@ class OffloadSection(Section):
 
 
 class DrafterSection(Section):
-    """Time of the drafter in speculative decoding; n-gram drafts take no time.
+    """Time of the drafter in speculative decoding.
 
     The default of `share` is 0.05, an assumption based on one layer of 32 with the embedding and
     the output layer. For multi-token prediction with `hardware`, the time of one layer of the model
@@ -166,23 +170,23 @@ class DrafterSection(Section):
     """
 
     share: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Drafter pass duration as a fraction of the model's decode step at the same batch size; if
-    omitted: 0.05, or one layer of the model for `mtp` with `hardware`."""
+    """Duration of a drafter pass as a fraction of the model's decode step at the same batch size.
+    Default: 0.05; for `mtp` with `hardware`, the time of one layer of the model."""
 
 
 class FrontEndSection(Section):
     """Time of the API server in front of each engine; missing fields have packaged values."""
 
     request_ms: Annotated[float, Field(ge=0, le=1e6)] | None = None
-    """CPU time per request (ms): HTTP, validation, chat template."""
+    """CPU time per request for HTTP, validation and the chat template (ms)."""
     prompt_token_us: Annotated[float, Field(ge=0, le=1e6)] | None = None
-    """CPU time per prompt token (microseconds): tokenization."""
+    """CPU time per prompt token for tokenization (microseconds)."""
     output_token_us: Annotated[float, Field(ge=0, le=1e6)] | None = None
     """CPU time per token sent to a client (microseconds)."""
     latency_ms: Annotated[float, Field(ge=0, le=1e6)] | None = None
     """Additional delay of a request that uses no CPU (ms)."""
     processes: Annotated[int, Field(gt=0, le=1024)] = 1
-    """Processes that share the work, as in `--api-server-count`."""
+    """Number of processes that share the work, as with vLLM's `--api-server-count`."""
 
 
 class Scenario(Section):
@@ -199,7 +203,7 @@ class Scenario(Section):
     name: AboutField[ScenarioName]
     """Name of the scenario; results are written to runs/<name>/."""
     report: AboutField[Url | None] = None
-    """Address of the public report that the scenario replays."""
+    """URL of the public report that the scenario replays."""
     summary: AboutField[str] = ""
     """Summary in one sentence."""
     workload: WorldField[Workload]
@@ -207,23 +211,25 @@ class Scenario(Section):
     engine: EngineField[AnyEngine]
     """Engine and its settings, under the engine's own names."""
     hardware: WorldField[HardwareSection | None] = None
-    """GPUs and model that determine step costs; instead of a profile."""
+    """GPUs and model from which step costs are computed. Use this or `profile`."""
     profile: WorldField[str | None] = Field(default=None, validate_default=True)
-    """Step costs: name of a packaged profile, or a JSON file beside the scenario."""
+    """Step costs: name of a packaged profile, or path of a JSON file relative to the scenario file.
+    """
     step_scale: WorldField[StepScale | None] = None
     """Factors on step times, by kind of step."""
     lora: WorldField[LoraSection] = LoraSection()
-    """Time to load a LoRA adapter."""
+    """Time that the engine needs to load a LoRA adapter."""
     offload: WorldField[OffloadSection] = OffloadSection()
     """Time to copy KV to and from host memory."""
     drafter: WorldField[DrafterSection] = DrafterSection()
     """Time of the drafter in engines with speculative decoding."""
     front_end: WorldField[FrontEndSection | Literal["none"] | None] = None
-    """Time of the API server; if omitted: packaged values with `hardware`, none with a profile."""
+    """Time of the API server. If omitted, packaged values apply with `hardware`, and no time with
+    `profile`."""
     timeout: WorldField[PositiveSeconds | None] = None
     """Client timeout (s); if omitted, the client waits without limit."""
     horizon: WorldField[PositiveSeconds | None] = None
-    """Time at which the run is cut off (s); if omitted, it ends when no work is left."""
+    """Time at which the run is cut off (s); if omitted, the run ends when no work is left."""
     engine_ready: WorldField[Time] = 0.0
     """Time at which the engine first reads its queue (s)."""
     pipeline: EngineField[Pacing | None] = None
@@ -231,9 +237,9 @@ class Scenario(Section):
     fleet: EngineField[FleetSection | None] = None
     """Replicas of the engine behind a router."""
     serve: AboutField[ServeSection | None] = None
-    """Lengths of answers when `simkv serve` has real clients instead of the workload."""
+    """Output lengths for real clients of `simkv serve`, which replace the workload."""
     provenance: AboutField[Provenance] = Provenance()
-    """Sources of the numbers above."""
+    """Sources of the numbers in the scenario."""
     published: AboutField[dict[str, PublishedFigures]] = Field(default={})
     """Metrics that the public report states, by variant; shown beside the simulated ones."""
     expect: AboutField[dict[str, Expectations]] = Field(default={})
@@ -363,6 +369,6 @@ class ScenarioFile(Scenario):
     """
 
     variants: dict[ScenarioName, dict[str, Any]] = Field(default={})
-    """Named overrides of the fields above; all variants run on the same workload."""
+    """Named overrides of scenario fields; all variants run on the same workload."""
     plan: PlanSection | None = None
-    """Defaults of simkv plan; other commands ignore it."""
+    """Defaults of `simkv plan`; other commands ignore this section."""

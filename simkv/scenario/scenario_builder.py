@@ -90,7 +90,8 @@ class _Builder:
             self._set(f"engine.{spec.longest}", "auto", None)
         if spec.drafts and self._has(f"engine.{spec.drafts}"):
             self.notes.append(
-                "no draft token is accepted unless --set workload.acceptance=RATE states how many"
+                "no draft tokens are accepted; set the acceptance rate with --set "
+                "workload.acceptance=RATE"
             )
 
     def _spec(self) -> EngineSpec:
@@ -120,7 +121,9 @@ class _Builder:
             return
         if stated is None:
             variant = str(spec.config().variant)
-            self.notes.append(f"release of {spec.name}: {variant} (set another with --version)")
+            self.notes.append(
+                f"release of {spec.name}: {variant} (to use another release: --version)"
+            )
             return
         variant = find_modelled_variant(spec, stated) or nearest_variant(spec, stated)
         self._set("engine.variant", variant, "from_command")
@@ -189,8 +192,8 @@ class _Builder:
         self._set("workload.start", start, "peak")
         self._set("workload.duration", seconds, "peak")
         self.notes.append(
-            f"busiest {options.peak}: {count:,} requests from {start:,.0f} s of the trace on, "
-            f"{count / seconds:.3g} per second"
+            f"busiest {options.peak}: starts at {start:,.0f} s of the trace, {count:,} "
+            f"requests, {count / seconds:.3g} per second"
         )
 
     def _synthetic(self) -> None:

@@ -77,10 +77,10 @@ def _on_one_node(section: HardwareSection) -> Hardware:
     together = made.gpus if made.architecture.experts else made.tp
     if together > made.gpus_per_node and not made.interconnect.measured:
         raise InputError(
-            f"hardware: gpus_per_node: the model needs {together} GPUs, a node has "
-            f"{made.gpus_per_node}, and the link between nodes is unknown; set "
-            f"interconnect: {{latency_us: ..., bandwidth_gb_s: ...}} as measured between "
-            f"nodes, or gpus_per_node: {together}"
+            f"hardware: gpus_per_node: the model needs {together} GPUs, but a node has "
+            f"{made.gpus_per_node}, and the speed of the link between nodes is unknown; set "
+            f"interconnect: {{latency_us: ..., bandwidth_gb_s: ...}} as measured between nodes, "
+            f"or gpus_per_node: {together}"
         )
     return made
 

@@ -26,7 +26,7 @@ class ScenarioOptions:
     model: Annotated[
         str | None,
         OptionHelp(
-            help="Model: a name such as Qwen/Qwen3-32B, or the path of a config.json.",
+            help="Model name such as Qwen/Qwen3-32B, or path of a Hugging Face config.json.",
             metavar="NAME",
         ),
     ] = None
@@ -35,22 +35,25 @@ class ScenarioOptions:
     ] = None
     version: Annotated[
         str | None,
-        OptionHelp(help="Release of the engine (default: the newest).", metavar="RELEASE"),
+        OptionHelp(
+            help="Release of the engine (default: the newest release that simkv supports).",
+            metavar="RELEASE",
+        ),
     ] = None
     tp: Annotated[int | None, OptionHelp(help="Tensor parallel size (default: 1).", min=1)] = None
     dp: Annotated[int | None, OptionHelp(help="Data parallel size (default: 1).", min=1)] = None
     from_command: Annotated[
         str | None,
         OptionHelp(
-            help="Launch line of a server, such as 'vllm serve Qwen/Qwen3-32B -tp 2', or the "
-            "script or compose file that has it.",
+            help="Launch command of a server, such as 'vllm serve Qwen/Qwen3-32B -tp 2', or a "
+            "script or compose file that contains it.",
             metavar="COMMAND",
         ),
     ] = None
     load: Annotated[
         str | None,
         OptionHelp(
-            help="Benchmark command to take the load from, such as 'vllm bench serve "
+            help="Benchmark command that describes the load, such as 'vllm bench serve "
             "--request-rate 10'.",
             metavar="COMMAND",
         ),
@@ -58,16 +61,24 @@ class ScenarioOptions:
     trace: Annotated[
         Path | None,
         OptionHelp(
-            help="Requests to replay: a trace (see `simkv trace formats`) or a server's log.",
+            help="File with requests to replay: a trace (`simkv trace formats` lists the "
+            "formats) or a server log.",
             metavar="FILE",
         ),
     ] = None
     request_rate: Annotated[
         float | None,
-        OptionHelp(help="Requests per second; inf: all at once (default).", metavar="RATE"),
+        OptionHelp(
+            help="Requests per second (default: inf, which sends all requests at once).",
+            metavar="RATE",
+        ),
     ] = None
     burstiness: Annotated[
-        float | None, OptionHelp(help="Burstiness of arrivals (default: 1, a Poisson process).")
+        float | None,
+        OptionHelp(
+            help="Burstiness of arrivals; smaller values are burstier (default: 1, a Poisson "
+            "process)."
+        ),
     ] = None
     max_concurrency: Annotated[
         int | None, OptionHelp(help="Maximum number of requests in flight.", min=1)
@@ -83,12 +94,18 @@ class ScenarioOptions:
     ] = None
     range_ratio: Annotated[
         float | None,
-        OptionHelp(help="Sample lengths within this fraction of their mean (default: 0).", min=0),
+        OptionHelp(
+            help="Sample lengths uniformly within this fraction of their mean (default: 0, equal "
+            "lengths).",
+            min=0,
+        ),
     ] = None
     prefix_len: Annotated[
         int | None,
         OptionHelp(
-            help="Tokens that all prompts share, before those of --input-len (default: 0).", min=0
+            help="Number of tokens in a prefix that all prompts share, in addition to "
+            "--input-len (default: 0).",
+            min=0,
         ),
     ] = None
     seed: Annotated[

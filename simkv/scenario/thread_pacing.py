@@ -40,4 +40,5 @@ class Pacing(Section):
     token_processor_lag: Delay = 0.0
     """Time from the end of a step until its tokens are received (s)."""
     max_prefill_num: Annotated[int, Field(gt=0)] | None = 3
-    """Maximum number of new requests pulled at once; null for all arrived requests."""
+    """Maximum number of new requests that the engine pulls at once; null pulls all arrived
+    requests."""

@@ -29,7 +29,10 @@ def find_peak_start(path: Path, seconds: float) -> tuple[float, int]:
     """
     trace = cached_trace(path.resolve(), Selection(), "auto")
     if not trace.timed:
-        raise InputError(f"{path}: contains no arrival times, so it has no busiest period")
+        raise InputError(
+            f"{path}: contains no arrival times, so the busiest period cannot be determined; "
+            "omit --peak"
+        )
     arrivals = np.sort(np.asarray(trace.rows.arrival, dtype=np.float64))
     counts = np.searchsorted(arrivals, arrivals + seconds, "left") - np.arange(len(arrivals))
     best = int(np.argmax(counts))

@@ -74,7 +74,7 @@ def _explain(detail: ErrorDetails, location: list[str | int], data: Any) -> str:
     if kind in ("extra_forbidden", "unexpected_keyword_argument"):
         known = known_fields(location[:-1], data)
         if location[-1] in known_fields(location[:-2], data) and len(location) > 2:
-            return f"belongs one level up, to {'.'.join(map(str, location[:-2]))}"
+            return f"this field belongs one level higher, in {'.'.join(map(str, location[:-2]))}"
         return (
             f"unknown field{spelling_hint(str(location[-1]), known)}; expected one of "
             f"{', '.join(known)}"

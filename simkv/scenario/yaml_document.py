@@ -221,6 +221,7 @@ def _check_numbers(source: str, node: dict[Any, Any] | list[Any]) -> None:
                 line = f":{lines[key][0] + 1}" if key in lines else ""
                 field = f"{key}: " if isinstance(key, str) else ""
                 raise InputError(
-                    f"{source}{line}: {field}should be a whole number of at most 18 digits; found "
-                    f"one of about {int(number.bit_length() * log10(2)) + 1:,} digits"
+                    f"{source}{line}: {field}should be a whole number of at most 18 digits; "
+                    f"found a number with about {int(number.bit_length() * log10(2)) + 1:,} "
+                    "digits"
                 )

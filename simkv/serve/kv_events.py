@@ -210,7 +210,9 @@ class KvEventPublisher:
         if pool is None:
             able = {n: e.published_cache_knob for n, e in ENGINES.items() if e.published_cache}
             expected = " or ".join(f"{name} with {knob}" for name, knob in able.items())
-            raise InputError(f"--kv-events: this engine publishes no events; expected {expected}")
+            raise InputError(
+                f"--kv-events: this engine does not publish events; expected {expected}"
+            )
         rank = self._first + self._live.replicas.index(replica)
         publisher = BatchPublisher(self._endpoint, self._replay, rank)
         watcher = CacheWatcher(pool, self._size, self._tokens_of, partial(self._lora, replica))

@@ -188,7 +188,8 @@ class Explainer:
             raise RequestError(
                 503,
                 f"more than {self._live.max_history} requests were received (--max-history), so "
-                "the history was dropped; run simkv explain on the trace of --record",
+                "the history was dropped; record requests with --record, and run simkv explain "
+                "on the trace",
             )
 
     async def _send_changes(self) -> None:

@@ -188,7 +188,9 @@ class LiveSimulation:
         self.lag = now - due
         if self.lag > WARN_LAG_S and now > self._warned + 5.0:
             self._warned = now
-            self.warn(f"{1e3 * self.lag:.0f} ms behind: replies are sent later than simulated")
+            self.warn(
+                f"the server is {1e3 * self.lag:.0f} ms late: it sends replies later than simulated"
+            )
 
     def _plan(self) -> None:
         """Set the timer to the next event."""

@@ -109,7 +109,10 @@ class GrowingTrace:
                 self.save()
             except InputError as error:
                 if not self._failing:
-                    self._warn(f"{error}; --record continues when the file can be written again")
+                    self._warn(
+                        f"{error}; recording (--record) continues when the file can be written "
+                        "again"
+                    )
                 self._failing = True
             else:
                 self._failing = False

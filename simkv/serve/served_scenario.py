@@ -75,8 +75,8 @@ def replicas_of(scenario: Scenario) -> list[Scenario]:
         raise InputError("--port-per-replica: requires a fleet, such as fleet: {replicas: 2}")
     if fleet.disaggregated or fleet.lockstep:
         raise InputError(
-            "--port-per-replica: the replicas depend on each other; expected replicas with role "
-            "both and without lockstep"
+            "--port-per-replica: requires independent replicas, but these replicas depend on "
+            "each other; use role both and no lockstep"
         )
     found = []
     for group, (_, costs) in zip(fleet.groups, list_replica_costs(scenario), strict=True):

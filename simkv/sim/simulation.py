@@ -288,8 +288,8 @@ def check_lora(subject: str, lora: str, replicas: Sequence[ReplicaSpec]) -> None
             able = {name: e.lora for name, e in ENGINES.items() if e.lora}
             knobs = " or ".join(f"engine {name} with {knob}: true" for name, knob in able.items())
             raise InputError(
-                f"{subject} the LoRA adapter {lora!r}, but engine {spec.engine.name} is configured "
-                f"without LoRA; expected {knobs}"
+                f"{subject} the LoRA adapter {lora!r}, but LoRA is off in the settings of "
+                f"engine {spec.engine.name}; set {knobs}"
             )
 
 

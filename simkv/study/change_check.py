@@ -116,8 +116,8 @@ def check_change(
     """
     if seeds > 1 and find_seed(before.workload) is None:
         raise InputError(
-            f"--seeds {seeds}: the workload has no randomness, so all seeds would be equal; "
-            "expected 1"
+            f"--seeds {seeds}: the workload has no random part, so all seeds would give the "
+            "same result; expected 1"
         )
     folder = folder.resolve()
     pair = [(one, _error(one, folder)) for one in (before, after)]

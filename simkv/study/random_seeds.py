@@ -52,6 +52,6 @@ def with_form(workload: Workload, **fields: Any) -> dict[str, Any]:
 def make_unseeded_error(repeats: int) -> InputError:
     """Return the error for a request of several ``repeats`` if the workload is not random."""
     return InputError(
-        f"--repeats {repeats}: the workload has no randomness, so all repeats would be equal; "
-        "expected 1"
+        f"--repeats {repeats}: the workload has no random part, so all repeats would give the "
+        "same result; expected 1"
     )

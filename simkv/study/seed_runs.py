@@ -71,8 +71,8 @@ def run_seeds(
     """
     if find_seed(scenario.workload) is None:
         raise InputError(
-            f"--seeds {seeds}: the workload has no randomness, so all seeds would be equal; "
-            "expected 1"
+            f"--seeds {seeds}: the workload has no random part, so all seeds would give the "
+            "same result; expected 1"
         )
     wanted = [
         make_job(reseed_scenario(scenario, repeat), folder.resolve()) for repeat in range(1, seeds)
@@ -104,8 +104,8 @@ def describe_seeds(
     """
     named = "" if variant == "run" else f"{variant}, "
     yield (
-        f"{named}{len(summaries)} seeds: mean with its {100 * CONFIDENCE:.0f} % interval, range of "
-        "the runs, and interval of this run by the error of step times"
+        f"{named}{len(summaries)} seeds: mean with its {100 * CONFIDENCE:.0f} % interval, range "
+        "over the runs, and interval due to the error of step times"
     )
     for name, one in intervals_over_seeds(summaries).items():
         metric = METRICS[name]

@@ -88,8 +88,9 @@ def run_job(job: SimulationJob) -> JobResult:
     try:
         if job.compute_digest() != job.digest:
             raise InputError(
-                "the worker's simkv, cost profile or trace differs from the one of the job; run "
-                "again if one of them was changed during the run"
+                "a worker process uses another version of simkv, the cost profile or the trace "
+                "than the main process; if you changed one of them during the run, run the "
+                "command again"
             )
         return JobResult(job.digest, _summary(job))
     except InputError as error:

@@ -174,8 +174,8 @@ def _between(
     rounded: list[float] = [round(value) for value in values]
     if len(set(rounded)) < count:
         raise InputError(
-            f"--over {text}: the range has fewer than {count} whole numbers; use a smaller count, "
-            f"or write {low}.0 for fractions"
+            f"--over {text}: the range has fewer than {count} whole numbers; use a smaller "
+            f"count, or write {low}.0 to use fractions"
         )
     return rounded
 
@@ -205,7 +205,8 @@ def grid(axes: Sequence[Axis]) -> list[KnobSettings]:
     count = math.prod(len(axis.values) for axis in whole)
     if count > MAX_POINTS:
         raise InputError(
-            f"--over: {count:,} points; expected at most {MAX_POINTS:,} (see --sample)"
+            f"--over: the grid has {count:,} points; expected at most {MAX_POINTS:,}. To run a "
+            "random part of the grid, use --sample"
         )
     paths = [axis.path for axis in whole]
     return [
@@ -220,8 +221,8 @@ def _one_by_one(axis: Axis) -> Axis:
         return axis
     if not span.whole or span.log or span.high - span.low >= MAX_POINTS:
         raise InputError(
-            f"--over {axis.path}: a grid needs {_FORMS}; {span.low:g}..{span.high:g} alone "
-            "requires --sample"
+            f"--over {axis.path}: a grid needs {_FORMS}; {span.low:g}..{span.high:g} without a "
+            "step or count requires --sample"
         )
     low, high = span.ends
     return Axis(axis.path, tuple(range(int(low), int(high) + 1)))

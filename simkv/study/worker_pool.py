@@ -104,8 +104,9 @@ class WorkerPool:
                 deaths = 1 if len(left) < before else deaths + 1
                 if deaths == MAX_FAILED_ROUNDS:
                     raise RunsFailed(
-                        f"worker processes died {MAX_FAILED_ROUNDS} times in a row with "
-                        f"{len(left)} runs left; use fewer --jobs to need less memory"
+                        f"worker processes died {MAX_FAILED_ROUNDS} times in a row, with "
+                        f"{len(left)} runs left; they may have run out of memory: use fewer "
+                        "--jobs"
                     ) from error
 
     def _pooled(
@@ -151,8 +152,8 @@ def _check_script() -> None:
     path = Path(script)
     if path.suffix == ".py" and path.is_file() and "__name__" not in path.read_text("utf-8"):
         raise InputError(
-            f"{script}: worker processes import this script; put its code under "
-            'if __name__ == "__main__":, or use one core (jobs=1)'
+            f"{script}: worker processes import this script; put its code under `if __name__ == "
+            '"__main__":`, or run in one process (jobs=1)'
         )
 
 

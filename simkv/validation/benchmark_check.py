@@ -102,7 +102,7 @@ def check_benchmark(
                 ComparedFigure(name, measured, predicted, result.fidelity.intervals.get(name))
             )
     if not rows:
-        raise InputError(f"{benchmark.path}: the simulation has none of the measured figures")
+        raise InputError(f"{benchmark.path}: the simulation computes none of the measured metrics")
     return CheckedBenchmark(benchmark, tuple(rows), tuple(_causes(result, benchmark, notes)))
 
 
@@ -235,7 +235,8 @@ def predict_figures(case: CalibrationCase, calibration: Calibration) -> list[Com
             found.append(ComparedFigure(name, measured, predicted))
     if not found:
         raise InputError(
-            f"{case.benchmark.path}: expected one of {', '.join(FITTED)} to fit step times to"
+            f"{case.benchmark.path}: contains none of the metrics to which step times can be "
+            f"fitted; expected one of {', '.join(FITTED)}"
         )
     return found
 

@@ -80,7 +80,7 @@ def read_benchmark(path: Path) -> BenchmarkResult:
         return _with_requests(path, summary or {})
     figures = _figures(summary)
     if not any(name.startswith(("ttft_ms", "tpot_ms", "e2e_ms")) for name in figures):
-        raise InputError(f"{path}: has no latency; expected a name such as mean_ttft_ms")
+        raise InputError(f"{path}: contains no latency; expected a field such as mean_ttft_ms")
     completed = _whole(path, summary, "completed")
     lengths = [_whole(path, summary, f"total_{side}_tokens") for side in ("input", "output")]
     load: dict[str, Any] = {"num_prompts": completed, **_arrivals(summary)}

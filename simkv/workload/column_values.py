@@ -65,7 +65,7 @@ def parse_time(text: str) -> float:
     except ValueError:
         fine = False
     if not fine:
-        raise ValueError(f"should be a number from 0; {describe_found(text)}")
+        raise ValueError(f"should be a number of at least 0; {describe_found(text)}")
     return value
 
 

@@ -52,7 +52,9 @@ def open_csv(
     header = [known.get(name.casefold(), name) for name in header]
     for name in wanted:
         if header.count(name) > 1:
-            raise source.error(f"header: {header.count(name)} columns are named {name}", line - 1)
+            raise source.error(
+                f"header: {header.count(name)} columns have the name {name}; expected one", line - 1
+            )
     missing = [name for name in needed if name not in header]
     if missing:
         raise source.error(

@@ -57,30 +57,32 @@ class Diurnal(StrictModel):
 class ArrivalProcess(StrictModel):
     """Arrival process as in vLLM 0.33 (``vllm/benchmarks/serve_throughput.py``, ``get_request``).
 
-    ``request_rate`` is in requests per second (``.inf``: all at once). The gaps between arrivals
-    are gamma distributed with shape ``burstiness`` and mean 1 / rate (1: Poisson, smaller:
-    burstier, larger: smoother, ``.inf``: constant). With ``gaps: weibull``, they are Weibull
-    distributed with this shape. Unless ``rescale`` is false, arrival times are then scaled so that
-    the last arrival is at exactly n / rate. With ``ramp_up_strategy``, the rate increases from
-    ``ramp_up_start_rps`` for the first request to ``ramp_up_end_rps`` for the last one, linearly or
-    exponentially, without scaling.
+    ``request_rate`` is in requests per second; ``.inf`` sends all requests at once. The gaps
+    between arrivals follow a gamma distribution with the mean 1 / rate and the shape
+    ``burstiness``: 1 is a Poisson process, smaller values are burstier, larger values are smoother,
+    and ``.inf`` gives equal gaps. With ``gaps: weibull``, they follow a Weibull distribution with
+    the same shape. Arrivals are then scaled so that the last arrival is exactly at n / rate, unless
+    ``rescale`` is false. With ``ramp_up_strategy``, the rate changes from ``ramp_up_start_rps`` at
+    the first request to ``ramp_up_end_rps`` at the last request, linearly or exponentially, and
+    arrivals are not scaled.
     """
 
     request_rate: Rate | None = None
-    """Requests (or sessions) per second; .inf sends all at once."""
+    """Requests (or sessions) per second; .inf sends all requests at once."""
     burstiness: Rate = 1.0
-    """Shape of the gaps: 1 is a Poisson process, smaller is burstier, .inf has equal gaps."""
+    """Shape parameter of the gaps between arrivals: 1 is a Poisson process, smaller values are
+    burstier, .inf gives equal gaps."""
     gaps: Literal["gamma", "weibull"] = "gamma"
-    """Distribution of the gaps."""
+    """Distribution of the gaps between arrivals."""
     rescale: bool = True
-    """Whether to scale arrivals so that the last one is exactly at the number of requests (or
-    sessions) divided by the rate."""
+    """Whether to scale arrival times so that the last arrival is exactly at n / rate, where n is
+    the number of requests (or sessions)."""
     ramp_up_strategy: Literal["linear", "exponential"] | None = None
-    """Shape of the ramp from the start rate to the end rate, in place of a constant rate."""
+    """Shape of a ramp from a start rate to an end rate; replaces the constant rate."""
     ramp_up_start_rps: FiniteRate | None = None
-    """Rate at the first request, with a ramp."""
+    """Rate at the first request of the ramp."""
     ramp_up_end_rps: FiniteRate | None = None
-    """Rate at the last request, with a ramp."""
+    """Rate at the last request of the ramp."""
     diurnal: Diurnal | None = None
     """Sinusoidal variation of the rate, such as day and night."""
 
@@ -96,8 +98,8 @@ class ArrivalProcess(StrictModel):
             raise ValueError("ramp_up_strategy cannot be combined with request_rate or diurnal")
         elif start is None or end is None or start > end:
             raise ValueError(
-                "ramp_up_strategy requires ramp_up_start_rps, at most ramp_up_end_rps; "
-                f"found {start} and {end}"
+                "ramp_up_strategy requires ramp_up_start_rps and ramp_up_end_rps, and the "
+                f"start must not exceed the end; found {start} and {end}"
             )
         if self.gaps == "weibull" and self.burstiness < 0.01:
             raise ValueError(
@@ -148,26 +150,32 @@ class SharedPrefixes(RequestFields):
     prefix_groups: Annotated[
         int | None,
         Field(
-            gt=0, le=MAX_REQUEST_COUNT, description="Number of prefixes; each request samples one."
+            gt=0,
+            le=MAX_REQUEST_COUNT,
+            description="Number of shared prefixes. Each request is assigned one of them at "
+            "random.",
         ),
     ] = None
     prefix_zipf: Annotated[
         float,
         Field(
-            ge=0, le=10, description="Zipf exponent: the k-th prefix has weight k ** -prefix_zipf."
+            ge=0,
+            le=10,
+            description="Zipf exponent: the k-th prefix is selected with the weight k ** "
+            "-prefix_zipf.",
         ),
     ] = 0.0
 
     lora_modules: Annotated[list[str], Field(min_length=1)] | None = None
-    """LoRA adapters assigned to requests (or sessions); an adapter listed twice is used twice as
-    often."""
+    """LoRA adapters that are assigned to requests (or sessions). An adapter that is listed twice is
+    used twice as often."""
     lora_assignment: Literal["random", "round-robin"] = "random"
     """Whether adapters are sampled at random or assigned in turn."""
 
     @model_validator(mode="after")
     def _one_adapter(self) -> Self:
         if self.lora is not None and self.lora_modules is not None:
-            raise ValueError("lora and lora_modules: set at most one of them")
+            raise ValueError("lora and lora_modules: set at most one of the two")
         return self
 
     def sample_loras(self, random: np.random.Generator, count: int) -> list[str | None]:
@@ -184,7 +192,9 @@ class SharedPrefixes(RequestFields):
         if self.prefix_groups is None:
             super().check_prefix()
         elif self.prefix_group is not None or not self.prefix_tokens:
-            raise ValueError("prefix_groups requires prefix_tokens and excludes prefix_group")
+            raise ValueError(
+                "prefix_groups requires prefix_tokens and cannot be combined with prefix_group"
+            )
 
     def sample_groups(self, random: np.random.Generator, count: int) -> list[str] | None:
         """Sample the prefix group of each request; None without ``prefix_groups``."""
@@ -203,7 +213,7 @@ class Arrivals(SharedPrefixes, ArrivalProcess):
     prompt_tokens: LengthDistribution
     """Prompt length in tokens: a number or a distribution."""
     output_tokens: LengthDistribution
-    """Output length in tokens: a number or a distribution; hidden from schedulers."""
+    """Output length in tokens: a number or a distribution. The scheduler does not see it."""
     seed: Seed = 0
     """Random seed for arrivals and lengths."""
 

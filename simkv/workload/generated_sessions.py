@@ -67,11 +67,12 @@ class SubAgents(StrictModel):
     """
 
     count: LengthDistribution
-    """Sub-agents per start: a number or a distribution."""
+    """Number of sub-agents that a turn starts: a number or a distribution."""
     every: Count = 1
-    """Turns between starts; 1 starts sub-agents after each turn but the last."""
+    """Number of turns between two starts of sub-agents; 1 starts sub-agents after each turn except
+    the last."""
     turns: LengthDistribution = 1
-    """Turns per sub-agent."""
+    """Number of turns per sub-agent."""
     prompt_tokens: LengthDistribution
     """New prompt tokens per turn of a sub-agent."""
     output_tokens: LengthDistribution
@@ -100,21 +101,21 @@ class Sessions(SharedPrefixes, ArrivalProcess):
     num_sessions: Count
     """Number of conversations."""
     turns: LengthDistribution
-    """Turns per conversation: a number or a distribution."""
+    """Number of turns per conversation: a number or a distribution."""
     prompt_tokens: LengthDistribution
     """New prompt tokens per turn, in addition to all previous turns."""
     output_tokens: LengthDistribution
-    """Output tokens per turn; hidden from schedulers."""
+    """Output tokens per turn. The scheduler does not see this number."""
     think_time: TimeDistribution = 0.0
-    """Seconds from an answer to the next turn: a number or a distribution."""
+    """Seconds from the end of an answer to the next turn: a number or a distribution."""
     tool_time: TimeDistribution = 0.0
     """Seconds of tool calls before the next turn, in addition to ``think_time``."""
     sub_agents: SubAgents | None = None
-    """Sub-agents that turns start and wait for."""
+    """Sub-agents that turns start; the next turn waits for them."""
     compact_at: Tokens | None = None
-    """Prompt length in tokens above which the context is rewritten."""
+    """Prompt length in tokens above which the context is compacted."""
     compact_to: Tokens | None = None
-    """Tokens of a rewritten context, without the shared prefix."""
+    """Length in tokens of a compacted context, without the shared prefix."""
     max_model_len: Tokens | None = None
     """Maximum tokens of prompt and answer; a session ends before it would exceed them."""
     seed: Seed = 0
@@ -124,8 +125,8 @@ class Sessions(SharedPrefixes, ArrivalProcess):
     def _not_too_many(self) -> Self:
         if sum(self._counts) > MAX_REQUEST_COUNT or max(self._counts) > MAX_TURNS:
             raise ValueError(
-                f"at most {MAX_TURNS:,} turns per session and {MAX_REQUEST_COUNT:,} in total; "
-                f"found {max(self._counts):,} and {sum(self._counts):,}"
+                f"too many turns: at most {MAX_TURNS:,} per session and {MAX_REQUEST_COUNT:,} "
+                f"in total; found {max(self._counts):,} and {sum(self._counts):,}"
             )
         return self
 
@@ -137,8 +138,8 @@ class Sessions(SharedPrefixes, ArrivalProcess):
             least = self.prefix_tokens + self.compact_to
             if least >= self.compact_at:
                 raise ValueError(
-                    "compact_at: must exceed prefix_tokens plus compact_to "
-                    f"({least:,}), got {self.compact_at:,}"
+                    f"compact_at: must be greater than prefix_tokens + compact_to ({least:,}), "
+                    f"got {self.compact_at:,}"
                 )
         return self
 
@@ -150,7 +151,8 @@ class Sessions(SharedPrefixes, ArrivalProcess):
                 total += len(self._calls(session))
                 if total > MAX_REQUEST_COUNT:
                     raise ValueError(
-                        f"at most {MAX_REQUEST_COUNT:,} requests, sub-agents included; found more"
+                        f"too many requests: at most {MAX_REQUEST_COUNT:,}, including the "
+                        "requests of sub-agents"
                     )
         return self
 
@@ -357,8 +359,8 @@ def _check_sub_agents(counts: Sequence[int], most: int) -> None:
     """
     if max(counts, default=0) > most or sum(counts) > MAX_REQUEST_COUNT:
         raise ValueError(
-            f"sub_agents: at most {MAX_TURNS:,} turns per sub-agent and {MAX_REQUEST_COUNT:,} "
-            "requests in total; found more"
+            f"sub_agents: too many requests: at most {MAX_TURNS:,} turns per sub-agent and "
+            f"{MAX_REQUEST_COUNT:,} requests in total"
         )
 
 

@@ -80,7 +80,7 @@ def json_time(record: dict[str, Any], name: str) -> float:
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < np.inf:
         return value
     what = "is missing" if name not in record else describe_found(value)
-    raise ValueError(f"{name}: should be a number from 0; {what}")
+    raise ValueError(f"{name}: should be a number of at least 0; {what}")
 
 
 def json_ids(record: dict[str, Any], name: str) -> list[int]:

@@ -32,7 +32,7 @@ MAX_ZIPF_LENGTHS = 1_000_000
 
 
 class Uniform(StrictModel):
-    """Integers from ``low`` to ``high``, both included, all equally likely."""
+    """Integers from ``low`` to ``high``, including both, all equally likely."""
 
     distribution: Literal["uniform"]
     low: Tokens
@@ -98,14 +98,14 @@ class Zipf(StrictModel):
     high: Tokens
     """Longest length."""
     exponent: Annotated[float, Field(ge=0, le=10)] = 1.0
-    """Decay of the frequency with length; 0 is uniform."""
+    """Exponent by which the frequency decreases with length; 0 gives a uniform distribution."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
         if not self.low <= self.high < self.low + MAX_ZIPF_LENGTHS:
             raise ValueError(
-                f"high must not be below low nor {MAX_ZIPF_LENGTHS:,} above it; "
-                f"found {self.low} and {self.high}"
+                f"high must be between low and low + {MAX_ZIPF_LENGTHS:,}; found {self.low} and "
+                f"{self.high}"
             )
         return self
 
@@ -117,7 +117,7 @@ class Zipf(StrictModel):
 
 
 class Empirical(StrictModel):
-    """Lengths sampled from a ``trace``, all of its requests equally likely.
+    """Lengths sampled from a ``trace``; all requests of the trace are equally likely.
 
     ``of`` selects prompt or output lengths (default: the same kind as the field that has this
     distribution).
@@ -127,7 +127,8 @@ class Empirical(StrictModel):
     trace: str
     """Trace file to sample lengths from."""
     of: LengthField | None = None
-    """Lengths to sample (default: as the field that has this distribution)."""
+    """Lengths to sample: prompt or output (default: the kind of the field that uses this
+    distribution)."""
     _path: Path = PrivateAttr(default_factory=Path)
 
     @field_validator("trace")
@@ -181,7 +182,8 @@ def sample_lengths(
 
 
 class Exponential(StrictModel):
-    """Exponential times with the given ``mean`` (s), as between events of a Poisson process."""
+    """Exponentially distributed times with the given ``mean`` (s), like the gaps of a Poisson
+    process."""
 
     distribution: Literal["exponential"]
     mean: Time

@@ -30,32 +30,34 @@ class RequestFields(StrictModel):
     """
 
     max_tokens: Tokens | None = None
-    """Maximum output tokens that the client requests; default: the output length."""
+    """Maximum number of output tokens that the client requests (default: the output length)."""
     priority: int = 0
-    """Priority; smaller is more urgent if the engine's policy uses it."""
+    """Priority; smaller values are more urgent if the policy of the engine uses priorities."""
     has_images: bool = False
     """Whether the prompt has images; mistral.rs batches such requests separately."""
     ignore_eos: bool = False
     """Whether the client asks to continue generation past the end-of-sequence token."""
     lora: Annotated[str, Field(min_length=1)] | None = None
-    """Name of the LoRA adapter; default: the base model."""
+    """Name of the LoRA adapter (default: the base model)."""
     routing_key: Annotated[str, Field(min_length=1)] | None = None
     """Routing key; SGLang's policy ``routing-key`` prefers keys common among running requests."""
     client: Annotated[str, Field(min_length=1)] | None = None
     """Name of the client, for the policy ``vtc`` of vLLM and SGLang, which is fair to clients;
     requests without a name belong to one client."""
     logprobs_from: Annotated[int, Field(ge=-1)] | None = None
-    """First token to return log probabilities for (-1: output tokens only). SGLang then runs no
-    mixed batches and reuses cached tokens only up to this one."""
+    """Index of the first token for which the client requests log probabilities (-1: output tokens
+    only). SGLang then runs no mixed batches, and reuses cached tokens only before this index."""
     prefix_group: Annotated[
-        str | None, Field(description="Requests of a group start with the same tokens.")
+        str | None,
+        Field(description="Name of a group. All requests of the group start with the same tokens."),
     ] = None
     prefix_tokens: Annotated[
         int,
         Field(
             ge=0,
             le=MAX_TOKEN_COUNT,
-            description="Number of these tokens; shorter prompts consist of them entirely.",
+            description="Number of leading tokens that the requests of the group share. Shorter "
+            "prompts consist of shared tokens only.",
         ),
     ] = 0
 
@@ -142,17 +144,17 @@ class ListedRequest(RequestFields):
     """
 
     arrival: Time = 0.0
-    """Send time in seconds."""
+    """Time in seconds at which the client sends the request."""
     prompt_tokens: Tokens
     """Prompt length in tokens."""
     output_tokens: Tokens
-    """Output length in tokens; hidden from schedulers."""
+    """Output length in tokens. The scheduler does not see it."""
     timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """Client timeout in seconds; default: the scenario's timeout."""
+    """Client timeout in seconds (default: the timeout of the scenario)."""
     acceptance: AcceptanceRates | None = None
-    """Acceptance rate of its draft tokens; default: the workload's."""
+    """Acceptance rate of draft tokens (default: the rate of the workload)."""
     acceptance_seed: Seed | None = None
-    """Random seed for the number of accepted draft tokens; default: the request's number."""
+    """Random seed for the number of accepted draft tokens (default: the id of the request)."""
     hash_ids: Annotated[
         list[int] | None,
         Field(description="One id per block of the prompt, as in Mooncake traces."),
@@ -163,8 +165,9 @@ class ListedRequest(RequestFields):
     segments: Annotated[
         list[Annotated[tuple[str, int, int], Field(strict=False)]] | None,
         Field(
-            description="The prompt as pieces [stream, start, end) of token streams: u<i> is the "
-            "prompt and o<i> the output of request i; any other name is a separate stream."
+            description="The prompt as pieces [stream, start, end) of token streams. Stream u<i> "
+            "is the prompt of request i, and stream o<i> is its output. Any other "
+            "name is a separate stream."
         ),
     ] = None
 
@@ -211,7 +214,7 @@ class Burst(RequestFields):
     prompt_tokens: Tokens
     """Prompt length in tokens."""
     output_tokens: Tokens
-    """Output length in tokens; hidden from schedulers."""
+    """Output length in tokens. The scheduler does not see it."""
     interval: Time = 0.0
     """Seconds between the requests of a burst."""
     bursts: Count = 1
@@ -222,7 +225,9 @@ class Burst(RequestFields):
     @model_validator(mode="after")
     def _not_too_many(self) -> Self:
         if self.size > MAX_REQUEST_COUNT:
-            raise ValueError(f"at most {MAX_REQUEST_COUNT:,} requests; found {self.size:,}")
+            raise ValueError(
+                f"too many requests: at most {MAX_REQUEST_COUNT:,}; found {self.size:,}"
+            )
         return self
 
     @property

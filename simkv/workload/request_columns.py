@@ -261,10 +261,10 @@ def parse_pieces(text: str, names: NameTable) -> list[tuple[int, int, int, int]]
     for word in text.split():
         found = _PIECE.fullmatch(word)
         if not found:
-            raise ValueError(f"should be pieces like h12:512 or o3:0-100; found {word[:60]!r}")
+            raise ValueError(f"should be pieces such as h12:512 or o3:0-100; found {word[:60]!r}")
         stream, start, end = unquote(found[1]), int(found[2] or 0), int(found[3])
         if start >= end:
-            raise ValueError(f"should be pieces that end after their start; found {word!r}")
+            raise ValueError(f"the end of each piece must be after its start; found {word!r}")
         pieces.append(piece_from_segment(Segment(stream, start, end), names))
     return pieces
 

@@ -64,7 +64,9 @@ class TraceReader:
     def no_rows_error(self) -> InputError:
         """Return the error for a trace without any remaining request, with the reasons."""
         left_out = "; ".join(self.tally.lines()) or f"{self.tally.rows:,} rows"
-        return InputError(f"{self.path}: no requests selected from this trace ({left_out})")
+        return InputError(
+            f"{self.path}: the selection contains no requests of this trace ({left_out})"
+        )
 
     @property
     def tally(self) -> Tally:
@@ -299,7 +301,8 @@ def read_trace(
         count += len(rows)
         if most is not None and count > most:
             raise InputError(
-                f"{path}: more than {most:,} requests; select fewer with duration, sample or limit"
+                f"{path}: contains more than {most:,} requests; select fewer with duration, "
+                "sample or limit"
             )
         parts.append(rows)
     if not parts:

@@ -93,13 +93,13 @@ class Workload(StrictModel):
     """Requests that clients send, in exactly one form.
 
     The forms are ``requests``, ``burst``, ``arrivals``, ``sessions`` and ``trace``.
-    ``max_concurrency`` limits the requests in flight; further requests wait in the client. The
-    fields after ``trace`` apply to traces only: they select a part of the trace (see Selection),
-    and ``request_rate`` replaces the trace's own arrival times.
+    ``max_concurrency`` limits the number of requests in flight; further requests wait in the
+    client. The fields after ``trace`` apply to traces only. They select a part of the trace (see
+    Selection). ``request_rate`` replaces the arrival times of the trace.
     """
 
     requests: list[ListedRequest] | None = Field(None, min_length=1)
-    """Requests listed one by one."""
+    """List of single requests."""
     burst: Burst | None = None
     """Identical requests in one or more bursts."""
     arrivals: Arrivals | None = None
@@ -107,18 +107,18 @@ class Workload(StrictModel):
     sessions: Sessions | None = None
     """Conversations in which each turn repeats the previous turns."""
     acceptance: AcceptanceRates | None = None
-    """Acceptance rate of draft tokens, for engines that use speculative decoding: the probability
-    for each draft token after all earlier ones were accepted (0.7), or rates by position ([0.8,
-    0.6, 0.4]). Default: no draft token is accepted."""
+    """Acceptance rate of draft tokens in speculative decoding: the probability that a draft token
+    is accepted if all earlier draft tokens were accepted (0.7), or one probability per position
+    ([0.8, 0.6, 0.4]). Default: no draft token is accepted."""
     max_concurrency: Count | None = None
     """Maximum number of requests in flight; further requests wait in the client."""
     max_sessions: Count | None = None
     """Maximum number of sessions in progress; the next session starts when one ends."""
     session_deadline: FiniteRate | None = None
-    """Seconds from the arrival of a session's first request to its last answer. Late sessions are
-    counted in ``sessions`` of ``summary.json`` and are not cancelled."""
+    """Time limit in seconds from the first request of a session to its last answer. Sessions that
+    exceed it are counted in ``sessions`` of ``summary.json``; they are not cancelled."""
     warm_up_sessions: Annotated[int, Field(ge=0, le=MAX_REQUEST_COUNT)] = 0
-    """Number of sessions, those that arrive first, that are simulated but excluded from
+    """Number of warm-up sessions. The sessions that arrive first are simulated, but excluded from
     ``sessions`` of ``summary.json``."""
     trace: Annotated[
         str | None,
@@ -131,22 +131,24 @@ class Workload(StrictModel):
     duration: FiniteRate | None = None
     """Seconds of the trace to replay."""
     rate_scale: FiniteRate = 1.0
-    """Speed-up factor of the replay."""
+    """Factor that multiplies the request rate of the trace."""
     limit: Count | None = None
     """Maximum number of requests."""
     sample: SampleSize | None = None
     """Random sample of the requests: a fraction (0.1) or a number (1000)."""
     seed: Seed = 0
-    """Random seed for the sample and for arrivals at another rate."""
+    """Random seed for the sample, and for the arrivals if ``request_rate`` is set."""
     skip_bad: bool = False
     """Whether to skip and count rows that cannot be read."""
     request_rate: Rate | None = None
-    """Requests per second, in place of the trace's own arrivals; .inf sends all requests at once.
+    """Requests per second, in place of the arrival times of the trace; .inf sends all requests at
+    once.
     """
     burstiness: Rate = 1.0
-    """Burstiness of arrivals at ``request_rate``: 1 is a Poisson process, smaller is burstier."""
+    """Burstiness of arrivals at ``request_rate``: 1 is a Poisson process, smaller values are
+    burstier."""
     max_tokens: Tokens | None = None
-    """``max_tokens`` of every request, in place of the trace's own."""
+    """``max_tokens`` of every request, in place of the value in the trace."""
     ignore_eos: bool = False
     """Whether clients ask to continue generation past the end-of-sequence token."""
     _path: Path = PrivateAttr(default_factory=Path)
@@ -167,7 +169,7 @@ class Workload(StrictModel):
         idle = [name for name in TRACE_OPTIONS if name in self.model_fields_set]
         if self.trace is None and idle:
             raise ValueError(
-                f"{', '.join(idle)}: require a trace, which this workload does not have"
+                f"{', '.join(idle)}: only allowed with a trace; this workload has none"
             )
         if self.trace is not None:
             self._path = find_file(self.trace, info)
@@ -225,8 +227,9 @@ def generate_requests(workload: Workload, timeout: float | None) -> list[Request
     requests, after = _requests(workload, timeout)
     if after or workload.max_concurrency or workload.max_sessions:
         raise InputError(
-            "workload: arrivals must be known before the run; with max_concurrency, max_sessions, "
-            "sessions or think times they depend on the simulation"
+            "workload: this feature requires arrival times that are known before the run; with "
+            "max_concurrency, max_sessions, sessions or think times, arrival times depend on "
+            "the simulation"
         )
     return requests
 

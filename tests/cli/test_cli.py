@@ -302,7 +302,7 @@ WRONG_CALLS = {
     ("foo",): "foo: there is no such command; simkv --help lists them",
     ("polices",): "polices: there is no such command (did you mean 'policies'?); simkv --help",
     ("trace", "inspct"): "inspct: there is no such command (did you mean 'inspect'?); simkv trace",
-    ("run",): "expected a scenario, or options that describe one: --gpu, --model and a load",
+    ("run",): "expected a scenario, or options that describe one: --gpu and --model",
     ("run", "a", "b"): "run: got unexpected extra argument(s) (b); see simkv run --help",
     ("run", "--x"): "run --x: there is no such option; simkv run --help lists them",
     ("run", "a", "--junt", "f"): "run --junt: there is no such option (did you mean '--junit'?)",
@@ -412,8 +412,8 @@ def test_conform_reports_each_recording_of_files_and_directories(simkv: Simkv) -
     names = [f"{PACKED_FILE}: {case}" for case in cases] + [str(single[0]), *map(str, single)]
     for name, line in zip(names, lines, strict=True):
         assert line.startswith(f"{name}: ok (")
-    assert last == f"{len(names)} of {len(names)} traces equal"
-    assert simkv("conform", "--quiet", simkv.folder).out == "2 of 2 traces equal\n"
+    assert last == f"{len(names)} of {len(names)} recordings equal"
+    assert simkv("conform", "--quiet", simkv.folder).out == "2 of 2 recordings equal\n"
 
 
 def test_conform_names_the_recording_inside_a_packed_file(simkv: Simkv) -> None:
@@ -427,13 +427,13 @@ def test_conform_names_the_recording_inside_a_packed_file(simkv: Simkv) -> None:
     assert f"t.jsonl: {second}: differs at step 0 (fastdeploy ratio)" in ran.out
     line = len(rows[0]) + len(rows[1]) + 1
     assert ran.err.startswith(f"simkv: t.jsonl:{line}: {third}: variant: unknown variant 'rato'")
-    assert ran.out.endswith("1 of 3 traces equal\n")
+    assert ran.out.endswith("1 of 3 recordings equal\n")
 
 
 def test_conform_rejects_a_directory_without_recordings(simkv: Simkv) -> None:
     (simkv.folder / "none").mkdir()
     ran = simkv("conform", "none")
-    assert (ran.code, ran.out) == (2, "0 of 1 traces equal\n")
+    assert (ran.code, ran.out) == (2, "0 of 1 recordings equal\n")
     assert ran.err == "simkv: none: no recordings (*.jsonl, *.jsonl.gz) in this directory\n"
 
 
@@ -445,7 +445,7 @@ def test_conform_shows_both_sides_of_the_first_step_that_differs(simkv: Simkv) -
     assert ran.code == 1
     assert "t.jsonl: differs at step 2 (mistralrs bucketed)\n  free_blocks\n" in ran.out
     assert f"    recorded:  -7\n    simulated: {true}\n" in ran.out
-    assert ran.out.endswith("1 of 2 traces equal\n")
+    assert ran.out.endswith("1 of 2 recordings equal\n")
 
 
 def write_variant(simkv: Simkv, source: Committed, variant: str, config: str | None = None) -> None:
@@ -470,15 +470,20 @@ def test_conform_accepts_all_names_of_a_release(simkv: Simkv, variant: str, said
     found = committed("vllm", "0.27.0")
     write_variant(simkv, next(r for r in found if r.case == "gone-200"), variant)
     ran = simkv("conform", "t.jsonl")
-    assert ran.out == f"t.jsonl: ok (vllm {variant}, 29 steps){said}\n1 of 1 traces equal\n"
+    assert ran.out == f"t.jsonl: ok (vllm {variant}, 29 steps){said}\n1 of 1 recordings equal\n"
 
 
 @pytest.mark.parametrize(
     ("engine", "variant", "config", "complaint"),
     [
-        ("vllm/0.27.0", "0.99", None, "'0.99' is not known; expected a release of vLLM from 0.9"),
+        (
+            "vllm/0.27.0",
+            "0.99",
+            None,
+            "unknown version '0.99'; expected a release of vLLM from 0.9",
+        ),
         ("vllm/0.27.0", "0.28.0", "0.27.0", "'0.28.0' differs from '0.27.0' in config"),
-        ("sglang/0.5.22", "0.5.21", None, "'0.5.21' is not known; expected one of 0.5.23, "),
+        ("sglang/0.5.22", "0.5.21", None, "unknown version '0.5.21'; expected one of 0.5.23, "),
         ("mistralrs/seed", "sead", None, "unknown variant 'sead'; expected one of seed, "),
     ],
 )
@@ -497,7 +502,7 @@ def test_conform_continues_after_an_invalid_file_and_exits_2(simkv: Simkv) -> No
     assert ran.code == 2
     assert ran.err.splitlines()[0].startswith("simkv: bad.jsonl:1: not JSON")
     assert ran.err.splitlines()[1].startswith("simkv: nothing.jsonl: cannot be read")
-    assert ran.out.endswith("1 of 3 traces equal\n")
+    assert ran.out.endswith("1 of 3 recordings equal\n")
 
 
 # The rest

@@ -202,7 +202,7 @@ def test_gpu_validate_makes_the_plan_of_validate_gpu(
     [
         ("run", ["--budget", "5s"], "--budget: cannot be used with a recorded run (run)"),
         ("new", ["--repeat-run", "run"], "--repeat-run: requires a recorded run; new is not"),
-        ("run", [], "run: not a folder of `simkv gpu run`"),
+        ("run", [], "run: not a directory written by `simkv gpu run`"),
     ],
 )
 def test_gpu_validate_rejects_options_without_effect(

@@ -100,16 +100,16 @@ def test_compare_exits_1_beyond_the_tolerance(simkv: Simkv) -> None:
     worse = simkv("compare", *pair, *words)
     assert worse.code == 1
     assert "WORSE" in worse.out
-    assert re.search(r"Requests that get worse by more than 5%: [1-9]", worse.out)
+    assert re.search(r"Requests that become worse by more than 5%: [1-9]", worse.out)
     assert re.search(r"request \d+: \S+ s → \S+ s", worse.out)
     assert simkv("compare", *pair, *words, "--tolerance", 1e9).code == 0
     same = simkv("compare", "--from-command", LINE, "--from-command", f"{LINE} --port 1", *words)
     assert same.code == 0
-    assert "Requests that get worse by more than 5%: 0; better: 0" in same.out
+    assert "Requests that become worse by more than 5%: 0; better: 0" in same.out
     one = simkv("compare", "--from-command", LINE, *words)
     assert (one.code, one.err) == (
         2,
-        "simkv: --from-command: expected two, before and after the change; found 1\n",
+        "simkv: --from-command: expected exactly two, before and after the change; found 1\n",
     )
 
 
@@ -153,7 +153,7 @@ def test_busiest_period_of_a_trace(simkv: Simkv) -> None:
         *("--out", "a", "--no-plots"),
     )
     assert done.code == 0, done.err
-    assert "busiest 10s: 10 requests from 100 s of the trace on" in done.err
+    assert "busiest 10s: starts at 100 s of the trace, 10 requests" in done.err
     assert summary(simkv, "a")["requests"] == 10
 
 
@@ -178,7 +178,7 @@ def test_log_of_a_server_gives_its_requests_and_settings(simkv: Simkv) -> None:
     log = next((simkv.folder / "a").rglob("*.log"))
     done = simkv("run", *SERVER, "--trace", log, "--growth", 2, "--out", "b", "--no-plots")
     assert done.code == 0, done.err
-    assert "settings of the log: max_num_seqs 9" in done.err
+    assert "settings found in the log: max_num_seqs 9" in done.err
     before, after = summary(simkv, "a"), summary(simkv, "b")
     assert before["requests"] == after["requests"] == 30
     assert before["makespan_s"] > after["makespan_s"]  # type: ignore[operator]

@@ -77,9 +77,9 @@ def test_policies_lists_every_variant() -> None:
         assert shown in line
         recorded = ENGINES[engine].partly_recorded or "recorded on the real code"
         assert (recorded if found else "read from source") in line
-    unrecorded = [line.strip() for line in lines if "not in any recording of " in line]
+    unrecorded = [line.strip() for line in lines if "not covered by any recording of " in line]
     assert unrecorded == [
-        f"not in any recording of {engine}, only read from source: {spec.unrecorded}"
+        f"not covered by any recording of {engine}, only read from its source: {spec.unrecorded}"
         for engine, spec in ENGINES.items()
     ]
 

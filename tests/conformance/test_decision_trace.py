@@ -60,24 +60,24 @@ def test_ignores_empty_lines(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "trace.jsonl: empty; a header line was expected"),
-        (b"\n \n", "trace.jsonl: empty; a header line was expected"),
+        (b"", "trace.jsonl: the file is empty; expected a header line"),
+        (b"\n \n", "trace.jsonl: the file is empty; expected a header line"),
         (b"{", "trace.jsonl:1: not JSON"),
         (text(HEADER) + b"\n{", "trace.jsonl:2: not JSON"),
         (b"[" * 100_000, "trace.jsonl:1: not JSON"),
         (b"9" * 5000, "trace.jsonl:1: not JSON"),
-        (b"[1]", "trace.jsonl:1: a JSON object was expected, found '[1]'"),
+        (b"[1]", "trace.jsonl:1: expected a JSON object, found '[1]'"),
         (text({**HEADER, "format": 2}), "trace.jsonl:1: format: must be 1, got 2"),
         (text({"engine": "x"}), "trace.jsonl:1: format: must be 1, got None"),
-        (text({**HEADER, "engine": 5}), "trace.jsonl:1: header: engine: a string was expected"),
-        (text({**HEADER, "config": []}), "trace.jsonl:1: header: config: an object was expected"),
+        (text({**HEADER, "engine": 5}), "trace.jsonl:1: header: engine: expected a string"),
+        (text({**HEADER, "config": []}), "trace.jsonl:1: header: config: expected an object"),
         (
             text({**HEADER, "requests": {}}),
-            "trace.jsonl:1: header: requests: an array was expected",
+            "trace.jsonl:1: header: requests: expected an array",
         ),
         (
             text(HEADER, {"x": 1}),
-            "trace.jsonl:2: unknown line; a step, a tick or a closing line was expected",
+            "trace.jsonl:2: unknown kind of line; expected a step, a tick or a closing line",
         ),
         (b"\xff\xfe\x00", "trace.jsonl: not UTF-8 text"),
         (b"\x1f\x8bnonsense", "trace.jsonl: damaged gzip data"),
@@ -111,7 +111,9 @@ def test_reads_several_recordings_from_one_file(tmp_path: Path) -> None:
     assert (second.header, len(second.steps), second.truncated) == (HEADER, 1, None)
     assert (first.name, first.where) == (f"{path}: rand-1", f"{path}:1: rand-1")
     assert (second.name, second.where) == (f"{path}: recording 2", f"{path}:4: recording 2")
-    with pytest.raises(TraceError, match=r"packed.jsonl: 2 recordings; a file with one was"):
+    with pytest.raises(
+        TraceError, match=r"packed.jsonl: contains 2 recordings; expected a file with one"
+    ):
         read_trace(path)
 
 

@@ -128,8 +128,8 @@ def test_mixed_steps_use_the_skew_of_the_nearest_prefill(tokens: int, share: flo
 @pytest.mark.parametrize(
     ("slices", "complaint"),
     [
-        (DECODES, "prefills without decodes"),
-        (PREFILLS, "decodes without prefills"),
+        (DECODES, "slices with only prefills"),
+        (PREFILLS, "slices with only decodes"),
         ([*DECODES, *PREFILLS, DECODES[0]], "duplicate pair"),
         ([slice_(10, 0, (100, {0: 1.0}), (0, {0: 1.0})), *DECODES], "be strictly increasing"),
         ([slice_(0, 1, (0, {300: 1.0, 100: 3.0})), *PREFILLS], "be strictly increasing"),

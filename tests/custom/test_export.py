@@ -115,11 +115,13 @@ def test_exports_vllm_policies_only(tmp_path: Path) -> None:
         InputError, match="unknown setting of the policy; expected one of alike, few"
     ):
         export_policy(RULE, {"many": 1}, "x")
-    with pytest.raises(InputError, match="policies written as expressions have no settings"):
+    with pytest.raises(
+        InputError, match="this policy is written as expressions, which have no settings"
+    ):
         export_policy(FOUND, {"few": 1}, "x")
     plain = tmp_path / "plain.yaml"
     plain.write_text(re.sub(r"variants:.*", "", FOUND.read_text(), flags=re.S))
-    with pytest.raises(InputError, match=r"no variant of vLLM sets engine\.rule"):
+    with pytest.raises(InputError, match=r"no variant with engine vllm sets engine\.rule"):
         export_policy(plain, {}, "x")
 
 

@@ -56,7 +56,7 @@ def test_recorded_runs_reject_code(command: str, tmp_path: Path) -> None:
     words = ["gpu", command, folder, *(profile if command == "validate" else [])]
     assert NOT_TRUSTED in refused(*words)
     assert not (tmp_path / "mine.py.ran").exists()
-    assert "not a folder of `simkv gpu run`" in refused(*words, "--trust")
+    assert "not a directory written by `simkv gpu run`" in refused(*words, "--trust")
 
 
 def test_validation_plan_rejects_code(tmp_path: Path) -> None:

@@ -311,7 +311,8 @@ def test_single_request_is_singular() -> None:
     starved = Starvation((0,), (0,), 1.0, 2.0, tokens=1, kinds={}, behind=(), overtaken=None)
     assert (
         starved.text
-        == "one request starved; request 0 waited 1.000 of its 2.000 s and got one token"
+        == "one request starved; request 0 waited 1.000 s of its 2.000 s in the system and "
+        "received one token"
     )
 
 

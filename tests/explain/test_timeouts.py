@@ -74,11 +74,13 @@ def test_request_too_long_for_its_timeout_timed_out() -> None:
     (verdict,) = [v for v in result.diagnosis.verdicts if isinstance(v, TimedOutRequests)]
     assert (verdict.all, verdict.alone, verdict.lacked, verdict.company) == ((1,), 9.0, 5.0, 2.0)
     assert verdict.text == (
-        "one request timed out; request 1: in isolation it takes 9 s, its timeout is 6 s; it "
+        "one request timed out; request 1: in isolation it takes 9 s, and its timeout is 6 s; it "
         "needed 5 s more; other requests delayed it by 2 s"
     )
     told = " ".join(explain_request("run", result, 1)).split("Timed out, not starved: ")[1]
-    assert told.startswith("in isolation it takes 9 s, its timeout is 6 s; it needed 5 s more; ")
+    assert told.startswith(
+        "in isolation it takes 9 s, and its timeout is 6 s; it needed 5 s more; "
+    )
 
 
 def test_single_request_times_out_without_delay_by_others() -> None:

@@ -156,7 +156,7 @@ def test_evaluates_recorded_runs_without_a_device(tmp_path):
     shutil.copytree(example / "plan", tmp_path / "plan")
     arguments = ["gpu", "validate", str(tmp_path), "--evaluate-only", "--repeats", "1"]
     arguments += ["--case", "poisson-seed1", "--case", "rows-half-sync-seed1"]
-    with pytest.raises(InputError, match="has no runs of this plan"):
+    with pytest.raises(InputError, match="contains no runs of this plan"):
         CliRunner().invoke(app, arguments, catch_exceptions=False)
     with tarfile.open(example / "runs.tar.gz") as runs:
         members = [m for m in runs.getmembers() if m.name.startswith("runs/poisson-seed1")]
@@ -180,7 +180,7 @@ def test_campaign_with_other_settings_is_not_continued(out):
             CliRunner().invoke(app, arguments, catch_exceptions=False)
         for option, message in (
             ("sun", "expected wall or cpu"),
-            ("cpu", "measures a single thread"),
+            ("cpu", "requires a single thread"),
         ):
             options = [*arguments, "--clock", option, "--threads", "2"]
             with pytest.raises(InputError, match=message):

@@ -88,7 +88,10 @@ def test_replay_finds_a_changed_time(served):
     [
         (["--model", "tinny"], "did you mean 'tiny'"),
         (["--model", "tiny", "--device", "gpu"], "expected cuda, cuda:<n> or cpu"),
-        (["--model", "tiny", "--device", "mps"], "simkv runs on NVIDIA GPUs .* ROCm, which is"),
+        (
+            ["--model", "tiny", "--device", "mps"],
+            "simkv runs on NVIDIA GPUs .* torch for ROCm shows",
+        ),
         (["--model", "tiny", "--variant", "asinc"], "did you mean 'async'"),
         (
             ["--model", "llama-3-8b"],

@@ -201,7 +201,7 @@ def test_runner_serves_several_scenarios():
         assert run.summary["finished"] == 16
         check_l0(run)
         check_tokens(run, runner)
-    with pytest.raises(InputError, match="the runner has"):
+    with pytest.raises(InputError, match="the GPU runner was built with"):
         ScenarioExecution(
             scenarios[0], SETUP, Runner(SETUP.shape, replace(largest, num_blocks=2), "cpu")
         )

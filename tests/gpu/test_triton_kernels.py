@@ -191,5 +191,5 @@ def test_run_in_which_a_kernel_was_built_is_repeated(monkeypatch):
         scenario_execution.execute_scenario(scenario, setup, runner).summary["kernel_builds"] == 0
     )
     counts = iter([0, 2, 2, 3])
-    with pytest.raises(InputError, match="1 kernels were built while the clock ran"):
+    with pytest.raises(InputError, match="because 1 kernels were compiled during the run"):
         scenario_execution.execute_scenario(scenario, setup, runner)

@@ -110,7 +110,7 @@ def test_all_three_levels(folder):
     page = (folder / "out" / "validation.md").read_text()
     assert page.count("| same |") == len(KEPT)
     assert "median width" in page
-    assert "no composed costs are compared" in page
+    assert "no computed step times to compare with" in page
     for name in ("steps.png", "figures.png"):
         assert (folder / "out" / name).read_bytes().startswith(b"\x89PNG")
 
@@ -142,7 +142,7 @@ def test_drift_of_the_device_is_reported(tmp_path):
     assert "-1.0 to +5.0 %" in first
     assert second == "It changed by more than 2 % before: c-1."
     (tmp_path / "sentinels.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(InputError, match="not sentinels"):
+    with pytest.raises(InputError, match="not a file with reference steps"):
         read_sentinels(tmp_path)
 
 
@@ -209,7 +209,7 @@ def test_rejects_bad_input(folder, tmp_path):
         invoke(folder, "--plan-only", "--evaluate-only")
     with pytest.raises(InputError, match="--model small: the profile is of tiny"):
         invoke(folder, "--model", "small")
-    with pytest.raises(InputError, match="has no plan yet"):
+    with pytest.raises(InputError, match="does not contain a plan"):
         invoke(tmp_path)
     write_campaign(tmp_path / "other", PROFILE.model_copy(update={"name": "other"}))
     with pytest.raises(InputError, match="made with another profile than other"):

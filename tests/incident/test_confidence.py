@@ -52,7 +52,7 @@ def test_inferred_setting_is_not_called_stated() -> None:
         (),
     )
     assert describe_inferred(setup) == (
-        " Inferred from the log's lines, not stated in it: max_num_seqs=4."
+        " Inferred from the log lines, because the log does not state them: max_num_seqs=4."
     )
     assert describe_inferred(replace(setup, sources={})) == ""
 

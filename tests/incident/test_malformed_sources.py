@@ -116,7 +116,7 @@ def test_log_without_computed_tokens_cannot_be_rebuilt(server: Path, tmp_path: P
     path = tmp_path / "vllm.log"
     path.write_text("".join(f"{line}\n" for line in lines if "throughput" not in line))
     diagnose_stages.read_stage([path], tmp_path / "out")
-    with pytest.raises(InputError, match="has no data on single requests; add spans"):
+    with pytest.raises(InputError, match="contains no data on single requests; add spans"):
         diagnose_stages.rebuild_stage(tmp_path / "out", UserSettings())
 
 

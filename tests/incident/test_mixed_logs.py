@@ -40,7 +40,11 @@ def log(tmp_path: Path, lines: list[str]) -> Evidence:
 @pytest.mark.parametrize("who", ["(APIServer pid={}) ", "vllm-{}  | (APIServer pid=1) "])
 def test_two_servers_at_once_are_rejected(tmp_path: Path, who: str) -> None:
     both = [stats(second, who=who.format(second // 10 % 2)) for second in range(0, 60, 10)]
-    with pytest.raises(InputError, match=r"server.log:3: belongs to .*one server: split the log"):
+    with pytest.raises(
+        InputError,
+        match=r"server.log:3: this line belongs to .*one server. Split "
+        r"the log",
+    ):
         log(tmp_path, both)
 
 

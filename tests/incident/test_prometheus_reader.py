@@ -149,7 +149,9 @@ SIZES = {
 
 
 def test_release_with_other_names_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"vllm 0.9.2, which has other names; expected 0.11"):
+    with pytest.raises(
+        InputError, match=r"vllm 0.9.2, whose metrics have other names; expected 0.11"
+    ):
         emitted({"name": "vllm", "variant": "0.9.2"}, tmp_path)
     with pytest.raises(InputError, match="run is fastdeploy; expected vllm or sglang"):
         emitted({"name": "fastdeploy"}, tmp_path)
@@ -217,7 +219,7 @@ def test_plain_scrapes_resets_and_gaps(tmp_path: Path) -> None:
 def test_scrapes_without_a_time_are_rejected(tmp_path: Path) -> None:
     path = tmp_path / "metrics.txt"
     path.write_text(SCRAPE.format(running=1, tokens=5))
-    with pytest.raises(InputError, match=r"metrics.txt:3: should have the time of this scrape"):
+    with pytest.raises(InputError, match=r"metrics.txt:3: the time of this scrape is missing"):
         read_source(path)
     path.write_text(json.dumps(json.loads(scrape_requests(served()))["data"]) + "}")
     with pytest.raises(InputError, match=r"metrics\.txt"):

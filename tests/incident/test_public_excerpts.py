@@ -468,4 +468,4 @@ def test_command_answers_with_measured_figures(tmp_path: Path, excerpt: Excerpt)
     out = tmp_path / "out"
     found = CliRunner().invoke(app, ["diagnose", str(write(tmp_path, excerpt)), "--out", str(out)])
     assert found.exit_code == (3 if excerpt.problem else 0), found.output
-    assert "all figures are measured" in (out / "diagnosis.md").read_text()
+    assert "all metrics are measured" in (out / "diagnosis.md").read_text()

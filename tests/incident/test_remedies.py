@@ -229,7 +229,7 @@ def test_cause_names_settings_whose_default_would_have_helped() -> None:
     fix = Remedy(effect, "flag", "--max-num-seqs 8", True, measure_side_effects(effect, base), gain)
     search = RemedySearch(base, (fix,), 7, bounds(steps_of(3), {}), 0, ())
     assert describe_settings(search) == (
-        " Settings whose default would have helped: max_num_seqs=4 (default 8)."
+        " Settings for which the default value would have been better: max_num_seqs=4 (default 8)."
     )
     assert not describe_settings(replace(search, remedies=(replace(fix, to_default=False),)))
     unsure = replace(fix, gain=measure_effect(effect, base, [(base, figures([12.0, 12.0]))]))

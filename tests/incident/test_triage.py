@@ -151,7 +151,7 @@ def test_interrupt_leaves_the_triage(tmp_path: Path) -> None:
     # Python ends with the signal itself if it is interrupted during ``exec``, for example in the
     # definition of a dataclass during an import. A shell reports 130 in both cases.
     assert run.returncode in (130, -signal.SIGINT)
-    assert "the triage is the answer" in errors
+    assert "the triage above is the result" in errors
     assert "KV cache full" in (folder / "diagnosis.md").read_text()
     assert {path.name for path in folder.iterdir()} <= {
         *("diagnosis.md", "evidence.json", "observed.csv", "workload.csv", "scenario.yaml")

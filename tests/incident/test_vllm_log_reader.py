@@ -119,7 +119,7 @@ def test_truncated_log_is_read_and_other_file_rejected(tmp_path: Path) -> None:
     found = log(tmp_path, f"{line}\n{line[:150]}").series
     assert found is not None
     assert len(found) == 1
-    with pytest.raises(InputError, match="not a known input"):
+    with pytest.raises(InputError, match="unknown kind of file"):
         log(tmp_path, "some words\nand others\n")
 
 

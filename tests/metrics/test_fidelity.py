@@ -114,7 +114,11 @@ def test_scenario_can_select_one_end_of_the_error(tmp_path: Path) -> None:
         for side in ("faster", "slower")
     ]
     assert [figure(one.summary, "e2e_ms.mean") for one in found] == [low, high]
-    with pytest.raises(InputError, match=r"profile p .measured. has no error estimate"):
+    with pytest.raises(
+        InputError,
+        match=r"the error of the step times is unknown for profile p "
+        r".measured.",
+    ):
         run(tmp_path, f"{SCENARIO}step_scale: {{error: slower}}\n")
 
 
@@ -149,7 +153,7 @@ def test_note_is_printed_and_written(tmp_path: Path) -> None:
         "--full",
     ]
     done = CliRunner().invoke(app, arguments, catch_exceptions=False)
-    assert "error of 95 % of steps at most all 5.0 %" in done.output
+    assert "maximum error of 95 % of steps: all 5.0 %" in done.output
     assert "Mean E2EL (ms)" in done.output.partition("Fidelity:")[2]
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     written = summary["variants"]["run"]["fidelity"]
@@ -188,7 +192,7 @@ def test_unknown_error_gives_no_interval_and_a_note(tmp_path: Path) -> None:
     narrow = {"decode_context": [1, 50]}
     found = run(tmp_path, fit=fit, range=narrow).fidelity
     assert found.intervals == {}
-    assert "where the error is unknown, so no figure has an interval" in found.note
+    assert "where the error is unknown, so no metric has an interval" in found.note
     known = run(tmp_path, fit={**fit, "beyond": {"decode_context": 0.1}}, range=narrow).fidelity
     inside = run(tmp_path, fit=fit).fidelity
     assert "widen with the distance" in known.note

@@ -126,7 +126,7 @@ def test_preemptions_by_reason(tmp_path: Path) -> None:
         ((7,), "request 7: there is no such request; expected an id from 0 to 2"),
         (
             ("--variant", "tigth"),
-            "--variant tigth: there is no such variant (did you mean 'tight'?); expected",
+            "--variant tigth: the scenario has no such variant (did you mean 'tight'?); expected",
         ),
     ],
 )

@@ -107,9 +107,9 @@ def test_costs_and_blocks_follow_from_the_hardware(tmp_path: Path) -> None:
         (["hardware.tp=3"], "hardware: tp: 3 GPUs cannot split the 32 heads of meta-llama"),
         (
             ["hardware.tp=4", "hardware.gpus_per_node=2"],
-            "hardware: gpus_per_node: the model needs 4 GPUs, a node has 2",
+            "hardware: gpus_per_node: the model needs 4 GPUs, but a node has 2",
         ),
-        (["hardware.tp=16"], "the model needs 16 GPUs, a node has 8"),
+        (["hardware.tp=16"], "the model needs 16 GPUs, but a node has 8"),
         (["hardware.ep=2"], "hardware: ep: meta-llama/Llama-3.1-8B has no experts"),
         (["hardware.weights=fp7"], "hardware.weights: unknown value 'fp7'"),
         (["hardware.interconnect=Ethernet"], "hardware.interconnect: "),
@@ -177,7 +177,7 @@ def test_data_parallel_ranks_are_replicas_in_lockstep(tmp_path: Path) -> None:
     ("override", "message"),
     [
         ("engine.dp_size=2", "engine: dp_size: must equal hardware.dp (4), got 2"),
-        ("engine.enable_dp_attention=false", "use 2 or more with dp attention"),
+        ("engine.enable_dp_attention=false", "use 2 or more with enable_dp_attention"),
         (
             "engine.scheduler_recv_interval=10",
             "scheduler_recv_interval: values above 1 are not modelled with",
@@ -415,7 +415,7 @@ profile: costs.json
     [
         ("engine.kv_offloading_size=-1", "must be a number of GiB greater than 0, got -1"),
         ("engine.kv_offloading_size=lots", "must be a number of GiB greater than 0, got 'lots'"),
-        ("engine.kv_offloading_size=0.0001", "less than one block of 2097152 bytes"),
+        ("engine.kv_offloading_size=0.0001", "less than the size of one block .2097152 bytes"),
         ("engine.num_cpu_blocks=5", "num_cpu_blocks sets the same size in blocks"),
         ("engine.kv_offloading_backend=lmcache", "must be native, got 'lmcache'"),
         ("engine.variant=0.20.0", "num_cpu_blocks: not modelled for vLLM 0.20.0"),

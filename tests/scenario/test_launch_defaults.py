@@ -186,7 +186,7 @@ def test_console_and_saved_file_mark_defaults(tmp_path: Path) -> None:
         f"Settings: block_size 16, num_gpu_blocks {blocks}, max_num_batched_tokens 8192, "
         f"max_model_len 131072 (default of vllm {NEWEST} on H100-SXM); given: max_num_seqs 64.",
         "API server: 3 ms per request, 2 us per prompt token, 80 us per output token, 5 ms latency "
-        f"(packaged values for vllm {NEWEST}; front_end: none leaves it out).",
+        f"(packaged values for vllm {NEWEST}; to simulate without it, set front_end: none).",
     ]
     text = to_yaml({"run": scenario})
     lines = [" ".join(line.split()) for line in text.splitlines()]

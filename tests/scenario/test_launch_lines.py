@@ -140,7 +140,9 @@ services:
     command: [python3, -m, sglang.launch_server, --model-path, Qwen/Qwen3-8B]
 """
     )
-    with pytest.raises(InputError, match=rf"2 servers; choose one: {file}:llm, {file}:other"):
+    with pytest.raises(
+        InputError, match=f"contains 2 servers; choose one of them:  {file}:llm, {file}:other"
+    ):
         read_launch_line(str(file))
     line = read_launch_line(f"{file}:llm")
     assert (line.version, line.fields) == ("0.11.0", {"engine.max_num_seqs": 48})

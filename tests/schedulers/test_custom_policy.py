@@ -93,7 +93,7 @@ def test_vllm_limits_chunks_by_policy() -> None:
         (MistralrsConfig, {"variant": "seed"}, "does not support custom policies"),
         (MistralrsConfig, {"variant": "pr2034july"}, "does not support custom policies"),
         (VllmConfig, {"variant": "0.33.0-skip-blocked"}, "does not support custom policies"),
-        (VllmConfig, {"policy": "priority"}, "a custom policy replaces policy"),
+        (VllmConfig, {"policy": "priority"}, "a custom policy cannot be combined with policy"),
     ],
 )
 def test_rejects_policy_for_variants_without_hooks(

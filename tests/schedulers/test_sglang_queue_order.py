@@ -115,7 +115,10 @@ def test_prompt_waits_for_as_many_free_rows_as_recent_prefill(variant: str, pass
 @pytest.mark.parametrize(
     ("knobs", "why"),
     [
-        ({"schedule_policy": "random"}, "process, which are unknown; expected one of fcfs"),
+        (
+            {"schedule_policy": "random"},
+            "are unknown outside SGLang's process; expected one of fcfs",
+        ),
         ({"schedule_policy": "shortest-prefill-first"}, "needs the radix cache"),
         ({"enable_prefill_delayer": True}, "needs the overlap schedule"),
         ({"max_queued_requests": 0, "enable_priority_scheduling": True}, "crashes at the first"),

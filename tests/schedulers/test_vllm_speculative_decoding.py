@@ -222,7 +222,7 @@ def test_preempted_request_loses_drafts() -> None:
                 "speculative_method": "ngram",
                 "async_scheduling": True,
             },
-            "asynchronously with eagle or mtp or draft_model only, not with ngram",
+            "only with the draft methods eagle or mtp or draft_model, not with ngram",
         ),
         (
             {

@@ -129,5 +129,5 @@ def test_events_match_simulated_cache(tmp_path: Path, context: Any) -> None:
 def test_rejects_engines_without_kv_events() -> None:
     options = ServerOptions(port=0, kv_events="tcp://127.0.0.1:*")
     scenario = build_scenario("sglang", "llama-3.1-8b", "H100-SXM", [])
-    with pytest.raises(InputError, match="--kv-events: this engine publishes no events"):
+    with pytest.raises(InputError, match="--kv-events: this engine does not publish events"):
         Deployment(scenario, Path(), options, print)

@@ -97,6 +97,7 @@ def test_rejects_adapters_without_lora_support(tmp_path: Path) -> None:
         async with inside(tmp_path, scenario() + MODULES):
             pass
 
-    said = "lora.modules: lists the LoRA adapter 'sql', but engine vllm is configured"
+    said = "lora.modules: lists the LoRA adapter 'sql', but LoRA is off in the settings of "
+    "engine vllm"
     with pytest.raises(InputError, match=said):
         asyncio.run(visit())

@@ -62,7 +62,7 @@ def test_warns_about_lag(tmp_path: Path) -> None:
             for _ in range(3):
                 live._note_lag(now - 60)
             assert len(said) == 1
-            assert "ms behind: replies are sent later than simulated" in said[0]
+            assert "ms late: it sends replies later than simulated" in said[0]
             assert live.lag >= 60
 
     asyncio.run(visit())

@@ -186,7 +186,7 @@ def test_prompt_larger_than_host_memory_is_livelock() -> None:
 def test_rejects_unsupported_tiers() -> None:
     for knobs, said in (
         ({"secondary_tiers": ["fs"], "num_cpu_blocks": 0}, "needs num_cpu_blocks of at least 1"),
-        ({"secondary_tiers": ["fs", "fs"]}, "more than one is not modelled"),
+        ({"secondary_tiers": ["fs", "fs"]}, "more than one tier is not modelled"),
     ):
         with pytest.raises(ValueError, match=said):
             scenario(ask(0, "a"), engine=knobs)

@@ -164,7 +164,7 @@ def test_nested_summaries_are_read(tmp_path: Path, result: dict[str, Any]) -> No
     ("text", "message"),
     [
         ('{"completed": 0, "mean_ttft_ms": 3}', "completed: expected a number of 1 or more"),
-        ('{"completed": 5, "duration": 3}', "has no latency"),
+        ('{"completed": 5, "duration": 3}', "contains no latency"),
     ],
 )
 def test_unusable_result_is_one_message(tmp_path: Path, text: str, message: str) -> None:
@@ -198,7 +198,7 @@ def test_commands(
     assert "90 % interval from" in done.out
     done = simkv("calibrate", *files, "--gpu", "H100", "--from-command", words[3], "-o", "own.yaml")
     assert done.code == 0, done.err
-    assert "Predicted without the result itself:" in done.out
+    assert "Errors of predictions, each fitted to the other results only:" in done.out
     again = simkv("run", tmp_path / "own.yaml", "--no-plots")
     assert again.code == 0, again.err
     assert simkv("validate", files[0]).code == 2

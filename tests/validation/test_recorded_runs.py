@@ -463,7 +463,7 @@ def test_profile_without_errors_gives_no_interval(made_up: Path) -> None:
     found = simulate_and_score(case, profile(), *engine_of(case))
     assert coverage([found]).figures == 0
     assert coverage([found]).refused > 10
-    assert refused_runs([found]) == ["made-up: its profile contains no step error"]
+    assert refused_runs([found]) == ["made-up: the error of its cost profile is unknown"]
 
 
 def test_case_may_name_the_link_of_its_host(made_up: Path) -> None:

@@ -85,7 +85,7 @@ def test_lengths_may_be_known_without_times(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("facts", "complaint"),
     [
-        ({"measured": {}}, r"case.json: measured: without times of requests"),
+        ({"measured": {}}, r"case.json: measured: missing; without times of single requests"),
         ({"measured": {"ttf_ms": {"mean": 1}}}, r"unknown metric 'ttf_ms'.*ttft_ms"),
         ({"measured": {"ttft_ms": 3}}, r"measured.ttft_ms: should be an object"),
         ({"measured": {"ttft_ms": {"p98": 1}}}, r"measured.ttft_ms: unknown statistic 'p98'"),

@@ -61,7 +61,10 @@ def test_every_option_is_listed() -> None:
         ("ls", "no benchmark"),
         ("vllm bench serve --request-rat 3", "did you mean '--request-rate'"),
         ("vllm bench serve --dataset-name sharegpt", "tokenizer"),
-        ("python -m sglang.bench_serving", "--dataset-name sharegpt: its lengths"),
+        (
+            "python -m sglang.bench_serving",
+            "--dataset-name sharegpt: simkv cannot determine the lengths",
+        ),
         ("vllm bench serve --seed x", "expected a number"),
         ("vllm bench serve --seed", "expected a value"),
     ],

@@ -100,7 +100,7 @@ def test_diurnal_rate_varies_over_the_period() -> None:
         ({"ramp_up_strategy": "linear", "ramp_up_start_rps": 1.0}, "requires ramp_up_start_rps"),
         (
             {"ramp_up_strategy": "linear", "ramp_up_start_rps": 3.0, "ramp_up_end_rps": 2.0},
-            "at most ramp_up_end_rps",
+            "must not exceed the end",
         ),
         ({"request_rate": 1.0, "ramp_up_end_rps": 2.0}, "require ramp_up_strategy"),
         ({"request_rate": math.inf, "diurnal": {"amplitude": 0.5}}, "finite"),

@@ -418,7 +418,9 @@ def test_servegen_does_not_execute_code_in_its_files(tmp_path: Path) -> None:
 def test_servegen_reports_file_and_line_of_a_bad_window(tmp_path: Path) -> None:
     folder = servegen(tmp_path / "m")
     write(folder / "chunk-7-trace.csv", "0,0.1,3.0,Pareto,0.5,5.0\n")
-    with pytest.raises(InputError, match=r"chunk-7-trace\.csv:1: law: should be Gamma or Weibull"):
+    with pytest.raises(
+        InputError, match=r"chunk-7-trace\.csv:1: distribution: should be Gamma or Weibull"
+    ):
         read_trace(folder)
     with pytest.raises(InputError, match=r"pass (its|the) folder"):
         read_trace(folder / "chunk-3-trace.csv")

@@ -187,7 +187,7 @@ def test_single_request_has_no_rate(tmp_path: Path) -> None:
 def test_rejects_a_selection_without_requests(tmp_path: Path) -> None:
     path = tmp_path / "l.csv"
     path.write_text("arrival,prompt_tokens,output_tokens\n")
-    with pytest.raises(InputError, match="no requests selected"):
+    with pytest.raises(InputError, match="the selection contains no requests"):
         inspect_trace(TraceReader(path))
 
 

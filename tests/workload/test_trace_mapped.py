@@ -62,7 +62,7 @@ def test_mapped_column_replaces_one_with_a_simkv_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "what"),
     [
-        ("arrival", "expected OURS=THEIRS"),
+        ("arrival", "expected FIELD=COLUMN"),
         ("arrivl=ts", r"unknown column 'arrivl' \(did you mean 'arrival'\?\)"),
         ("arrival=ts,arrival=x", "given twice"),
         ("arrival=ts,timeout=ts", "given twice"),
@@ -88,7 +88,7 @@ def test_invalid_json_line_is_reported_with_its_number(tmp_path: Path) -> None:
 )
 def test_rejects_duplicate_columns(tmp_path: Path, header: str) -> None:
     (tmp_path / "t.csv").write_text(f"{header}\n0,5,6,7\n")
-    with pytest.raises(InputError, match=r"t.csv:1: header: 2 columns are named arrival"):
+    with pytest.raises(InputError, match=r"t.csv:1: header: 2 columns have the name arrival"):
         read_trace(tmp_path / "t.csv")
 
 

@@ -224,9 +224,9 @@ def test_damaged_gzip_is_one_clear_message(tmp_path: Path) -> None:
 def test_rejects_traces_without_requests(tmp_path: Path, trace: Path) -> None:
     empty = tmp_path / "e.csv"
     empty.write_text(HEADER)
-    with pytest.raises(InputError, match="no requests selected from this trace"):
+    with pytest.raises(InputError, match="the selection contains no requests of this trace"):
         read_trace(empty)
-    with pytest.raises(InputError, match="no requests selected"):
+    with pytest.raises(InputError, match="the selection contains no requests"):
         read_trace(trace, Selection(start=1e6))
 
 

@@ -56,7 +56,7 @@ def test_runs_a_trace_beside_the_scenario(scenario: Path) -> None:
 
 def test_reports_rows_left_out_of_a_trace(scenario: Path) -> None:
     (scenario.parent / "t.csv").write_text(TRACE + "x,1,1\n")
-    with pytest.raises(InputError, match=r"t\.csv:42: arrival: should be a number from 0"):
+    with pytest.raises(InputError, match=r"t\.csv:42: arrival: should be a number of at least 0"):
         run_file(scenario)
     result = run_file(scenario, ["workload.skip_bad=true"])["run"]
     assert result.notes[0].startswith("1 of 41 bad rows excluded: 1 arrival: should be")
@@ -100,7 +100,7 @@ def test_variants_may_have_other_forms(scenario: Path) -> None:
         ("trace: t.csv\n  sample: 1.5", r"s\.yaml:4: workload\.sample: should be less"),
         (
             "burst: {num_prompts: 1, prompt_tokens: 1, output_tokens: 1}\n  limit: 4",
-            r"s\.yaml:2: workload: limit: require a trace",
+            r"s\.yaml:2: workload: limit: only allowed with a trace",
         ),
         (
             "arrivals: {num_prompts: 1, request_rate: 1, output_tokens: 1, prompt_tokens: "

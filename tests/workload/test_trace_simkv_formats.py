@@ -162,15 +162,15 @@ def test_unordered_rows_are_written_in_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "row", "message"),
     [
-        ("", "", "2: prompt_tokens: should be a whole number from 1; found '0'"),
-        ("timeout", "0", "2: timeout: should be a number above 0; found '0'"),
+        ("", "", "2: prompt_tokens: should be a whole number of at least 1; found '0'"),
+        ("timeout", "0", "2: timeout: should be a number greater than 0; found '0'"),
         ("priority", "1.5", "2: priority: should be a whole number; found '1.5'"),
         ("ignore_eos", "yes", "2: ignore_eos: should be 0 or 1; found 'yes'"),
-        ("prefix", "h1", "2: prefix: should be pieces like h12:512 or o3:0-100; found 'h1'"),
-        ("prefix", "a:9-9", "2: prefix: should be pieces that end after their start"),
+        ("prefix", "h1", "2: prefix: should be pieces such as h12:512 or o3:0-100; found 'h1'"),
+        ("prefix", "a:9-9", "2: prefix: the end of each piece must be after its start"),
         ("prefix", "a:9 b:9", "2: prefix: should be at most .*found 18 of 10"),
-        ("max_tokens", "0", "2: max_tokens: should be a whole number from 1; found '0'"),
-        ("think_time", "-1", "2: think_time: should be a number from 0"),
+        ("max_tokens", "0", "2: max_tokens: should be a whole number of at least 1; found '0'"),
+        ("think_time", "-1", "2: think_time: should be a number of at least 0"),
     ],
 )
 def test_bad_values_are_reported_by_line_and_column(

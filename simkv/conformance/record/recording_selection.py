@@ -80,7 +80,9 @@ def choose(
     traces = dict(sorted(traces.items(), key=lambda item: len(pack_traces([item[1]]))))
     apart = recordings_by_rule(rules, seen, dict(list(traces.items())[:RECORDINGS_SEARCHED]))
     if unseen := [rule for rule, names in apart.items() if not names]:
-        raise InputError(f"no case shows {', '.join(unseen)}; record more cases (--cases)")
+        raise InputError(
+            f"no recorded case covers {', '.join(unseen)}; record more cases (--cases)"
+        )
     kept = dict.fromkeys(name for names in apart.values() for name in names[:2])
     for told, most in (
         (("preempted", "aborted"), RANDOM_CASES_KEPT // 3),

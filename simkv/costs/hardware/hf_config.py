@@ -108,7 +108,9 @@ class _Reader(ConfigFields):
         if kind in _WRAPPED:
             inner = config.get("text_config")
             if not isinstance(inner, dict):
-                raise self.field_error("text_config", "missing; expected the fields of the decoder")
+                raise self.field_error(
+                    "text_config", "missing; expected the settings of the language model (decoder)"
+                )
             self.config = inner
             kind = inner.get("model_type", kind)
         self.kind = _OF_WRAPPED.get(str(kind), str(kind))
@@ -168,7 +170,9 @@ class _Reader(ConfigFields):
             return [self.mla()] * depth
         types = self.config.get("layer_types") or self.pattern(depth)
         if not isinstance(types, list) or len(types) != depth:
-            raise self.field_error("layer_types", f"must be a list of {depth} names, one per layer")
+            raise self.field_error(
+                "layer_types", f"must be a list of {depth} names, one name per layer"
+            )
         known = {kind: self.attention(str(kind)) for kind in dict.fromkeys(types)}
         return [known[kind] for kind in types]
 

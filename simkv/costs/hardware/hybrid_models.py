@@ -135,7 +135,7 @@ def _llama4(fields: ConfigFields) -> list[LayerParts]:
     rotary = fields.config.get("no_rope_layers") or [(i + 1) % 4 for i in range(depth)]
     if not isinstance(rotary, list) or len(rotary) != depth:
         raise fields.field_error(
-            "no_rope_layers", f"must be a list of {depth} numbers, one per layer"
+            "no_rope_layers", f"must be a list of {depth} numbers, one number per layer"
         )
     step = fields.number("interleave_moe_layer_step", default=1)
     experts = fields.number("num_local_experts"), fields.number("num_experts_per_tok", default=1)
@@ -180,7 +180,8 @@ def _kimi_linear(fields: ConfigFields) -> list[LayerParts]:
     told = fields.config.get("linear_attn_config")
     if not isinstance(told, dict) or not isinstance(told.get("full_attn_layers"), list):
         raise fields.field_error(
-            "linear_attn_config", "must contain full_attn_layers and the shapes of the other layers"
+            "linear_attn_config",
+            "must contain full_attn_layers and the dimensions of the other layers",
         )
     linear = ConfigFields(told, f"{fields.where}, linear_attn_config")
     heads, width = linear.number("num_heads"), linear.number("head_dim")

@@ -247,7 +247,8 @@ def find_model(name: str) -> Model:
             return model
     if any(wanted in _all_names(entry) for entry in _entries()):
         raise InputError(
-            f"model {name!r}: not supported here: all layers must be equal and use full attention"
+            f"model {name!r}: not supported; this table requires a model whose layers are all "
+            "equal and use full attention"
         )
     raise _unknown("model", name, [model.name for model in models()])
 

@@ -86,8 +86,8 @@ def check_prefills_and_decodes(path: Path, prefills: object, decodes: object) ->
     for some, what in ((prefills, "a prefill"), (decodes, "decodes")):
         if not some:
             raise InputError(
-                f"{path}: contains no row with only {what}; rows with only prefills and rows with "
-                "only decodes are required"
+                f"{path}: contains no row with only {what}; the fit requires rows with only "
+                "prefills and rows with only decodes"
             )
 
 

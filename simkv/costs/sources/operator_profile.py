@@ -47,7 +47,8 @@ def check_dense(model: Model) -> None:
     """Raise InputError for a mixture of experts, which the tables of these sources do not cover."""
     if model.experts:
         raise InputError(
-            f"{model.name}: is a mixture of experts; these tables support dense models only"
+            f"{model.name}: this model is a mixture of experts, but these tables support dense "
+            "models only"
         )
 
 

@@ -44,13 +44,13 @@ class CacheThrash(Verdict):
         victim, *evictor = self.requests
         by = "".join(f"; request {i} evicted the most" for i in evictor)
         return (
-            f"{self.tokens} prompt tokens were recomputed because their blocks were evicted while "
-            f"their session was idle (median {format_seconds(self.idle)}), in {self.turns} of "
-            f"{self.resumed} later turns{by}; request {victim} recomputed {self.worst} of them. "
-            f"The prefix cache hit rate was {self.hit_rate:.1f} %; without these evictions it "
-            f"would have been {self.retained_hit_rate:.1f} %. Idle sessions needed up to "
-            f"{self.idle_blocks} blocks, in addition to running requests; the cache has "
-            f"{self.num_blocks}"
+            f"{self.tokens} prompt tokens were recomputed because their blocks were evicted "
+            f"while their session was idle (idle time: median {format_seconds(self.idle)}), in "
+            f"{self.turns} of {self.resumed} later turns{by}; request {victim} recomputed "
+            f"{self.worst} of them. The prefix cache hit rate was {self.hit_rate:.1f} %; "
+            f"without these evictions it would have been {self.retained_hit_rate:.1f} %. Idle "
+            f"sessions needed up to {self.idle_blocks} blocks, in addition to running requests; "
+            f"the cache has {self.num_blocks}"
         )
 
 

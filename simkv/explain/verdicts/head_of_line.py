@@ -38,9 +38,9 @@ class HeadOfLineBlocking(Verdict):
     def text(self) -> str:
         head, other = self.requests
         return (
-            f"for {self.seconds:.3f} s the head of the queue blocked requests that would have fit: "
-            f"request {head} needs {self.needs} blocks and {self.free} were free; request {other} "
-            f"behind it needs {self.other_needs} and waited {self.longest:.3f} s"
+            f"for {self.seconds:.3f} s, the head of the queue blocked requests that would have "
+            f"fit: request {head} needs {self.needs} blocks, but {self.free} were free; request "
+            f"{other} behind it needs only {self.other_needs}, and waited {self.longest:.3f} s"
         )
 
 

@@ -43,8 +43,8 @@ class Thrashing(Verdict):
         )
         victim, *other = self.requests
         text = (
-            f"{self.repeated} tokens were recomputed, in addition to {self.kept} useful ones; "
-            f"preemptions: {reasons}; request {victim} lost its KV "
+            f"{self.repeated} tokens were recomputed, in addition to {self.kept} tokens of "
+            f"useful work; preemptions: {reasons}; request {victim} lost its KV "
             f"{times_phrase(self.times)} and had {self.worst} tokens recomputed"
         )
         return text + "".join(f", mainly because of request {i}" for i in other)

@@ -143,8 +143,8 @@ class Starvation(Verdict):
     def text(self) -> str:
         text = (
             f"{count_phrase(self.all)} starved; request {self.requests[0]} waited "
-            f"{self.waited:.3f} of "
-            f"its {self.lived:.3f} s and got {_tokens(self.tokens)}"
+            f"{self.waited:.3f} s of its {self.lived:.3f} s in the system and received "
+            f"{_tokens(self.tokens)}"
         )
         if self.kinds:
             kind = max(self.kinds, key=lambda kind: self.kinds[kind])
@@ -156,7 +156,7 @@ class Starvation(Verdict):
         if self.overtaken:
             text += (
                 f"; {count_phrase(range(self.overtaken.others))} that arrived later started "
-                f"earlier, the first was request {self.overtaken.by}"
+                f"earlier; the first of them was request {self.overtaken.by}"
             )
         return text
 

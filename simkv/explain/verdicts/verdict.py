@@ -82,7 +82,7 @@ def describe_shortfall(lacked: Shortfall, timeout: float) -> str:
             f"{format_seconds(MAX_TIMEOUT_MULTIPLE * timeout)} either"
         )
     text = (
-        f"in isolation it takes {format_seconds(lacked.isolated_s)}, its timeout is "
+        f"in isolation it takes {format_seconds(lacked.isolated_s)}, and its timeout is "
         f"{format_seconds(timeout)}"
     )
     if lacked.remaining_s is not None:

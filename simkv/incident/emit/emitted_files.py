@@ -50,7 +50,7 @@ def parse_kinds(text: str) -> tuple[str, ...]:
     for kind in kinds:
         if kind not in KINDS:
             raise InputError(
-                f"--emit {kind}: is not known{spelling_hint(kind, KINDS)}; expected "
+                f"--emit {kind}: unknown kind{spelling_hint(kind, KINDS)}; expected "
                 f"{', '.join(KINDS)}"
             )
     return kinds
@@ -95,11 +95,13 @@ def _check_fleet(variant: str, result: RunResult) -> None:
         return
     alike = all(spec.engine == result.scenario.engine for spec in result.specs)
     if result.scenario.engine.name != "vllm" or fleet.disaggregated or not alike:
-        raise InputError(f"--emit: {variant} is a fleet; expected one of vllm with equal replicas")
+        raise InputError(
+            f"--emit: {variant} is a fleet; only fleets of equal vllm replicas are supported"
+        )
     if len(result.parts) != fleet.size or fleet.autoscale:
         raise InputError(
-            f"--emit: {variant} starts or stops replicas during the run, but the ranks of a "
-            "server are fixed"
+            f"--emit: {variant} starts or stops replicas during the run; this is not supported, "
+            "because the number of ranks of a real server is fixed"
         )
 
 
@@ -108,8 +110,8 @@ def _check_metrics(variant: str, engine: Any) -> None:
         raise InputError(f"--emit prometheus: {variant} is {engine.name}; expected vllm or sglang")
     if engine.name == "vllm" and not is_since(engine.variant, OLDEST_VLLM):
         raise InputError(
-            f"--emit prometheus: {variant} is vllm {engine.variant}, which has other names; "
-            f"expected {OLDEST_VLLM} or later"
+            f"--emit prometheus: {variant} is vllm {engine.variant}, whose metrics have other "
+            f"names; expected {OLDEST_VLLM} or later"
         )
 
 

@@ -126,8 +126,8 @@ def _config_of(of: type[Any], source: CustomCode) -> type[Any]:
     needed = {"num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens"}
     if missing := sorted(needed - own.__dataclass_fields__.keys()):
         raise InputError(
-            f"{source.shown}:1: {own.__name__} lacks {', '.join(missing)}; "
-            "derive it from CustomConfig"
+            f"{source.shown}:1: {own.__name__} has no {', '.join(missing)}; derive the class "
+            "from CustomConfig"
         )
     return own
 

@@ -136,7 +136,9 @@ class RequestTracker:
                 "tokens", f"request {i}: Batch.emits and Completion.delivered differ", [i]
             )
         if len(set(delivered)) < len(delivered):
-            raise BatchError("tokens", "a request gets two tokens in one step; expected one")
+            raise BatchError(
+                "tokens", "a request receives two tokens in one step; expected at most one"
+            )
         for i in (*delivered, *(self._group if batch.decodes else ())):
             if r := self.requests.get(i):
                 r.emitted += 1
@@ -262,7 +264,7 @@ class RequestTracker:
             if self._compute(i, tokens, context):
                 emits.add(i)
         if len(set(batch.emits)) < len(batch.emits):
-            raise BatchError("tokens", "Batch.emits lists a request twice, expected once")
+            raise BatchError("tokens", "Batch.emits contains a request twice, expected once")
         for i in emits ^ set(batch.emits) if self.tokens else set(batch.emits) - set(ids):
             what = "gets no token" if i in emits else "gets a token before its prompt is complete"
             raise BatchError("tokens", f"request {i} {what}", [i])

@@ -107,7 +107,7 @@ class CustomScheduler:
 
     def decide(self, batch: Batch) -> None:
         """Select the tokens to compute in the next step; subclasses implement this."""
-        raise NotImplementedError("implement decide(self, batch)")
+        raise NotImplementedError("the scheduler must implement decide(self, batch)")
 
     def blocks(self, r: CustomRequest, tokens: int) -> int:
         """Return the number of additional blocks for ``tokens`` more tokens of a request."""

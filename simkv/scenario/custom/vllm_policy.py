@@ -42,12 +42,13 @@ class CustomVllmConfig(VllmConfig):
             raise ValueError("rule: must not be set, because this file defines the policy")
         for knob in ("num_cpu_blocks", "kv_connector"):
             if getattr(self, knob):
-                raise ValueError(f"{knob}: not supported with a custom policy; remove it")
+                raise ValueError(f"{knob}: not supported with a custom policy; remove {knob}")
         if self.policy != "fcfs":
             raise ValueError(f"policy: must be fcfs with a custom policy, got {self.policy}")
         if self.kv_cache_groups != (0,):
             raise ValueError(
-                "kv_cache_groups: custom policies support one group of layers; remove it"
+                "kv_cache_groups: custom policies support one group of layers; remove "
+                "kv_cache_groups"
             )
         rules = find_rules(self.variant)
         if rules.skip_blocked:

@@ -72,51 +72,54 @@ class FastDeployConfig:
     num_blocks: Annotated[int, Gt(0), Le(MAX_BLOCKS), KnobSource("logged as total_block_num")] = (
         1024
     )
-    """Number of KV blocks; FastDeploy determines it by profiling, the default is simkv's."""
+    """Number of KV blocks. FastDeploy determines it by profiling; the default here is simkv's own.
+    """
     max_num_seqs: Annotated[int, Gt(0), Le(MAX_BLOCKS), KnobSource("scheduler config, 8")] = 8
     """Number of slots, each held by a request from admission to its end."""
     max_num_batched_tokens: Annotated[int, Gt(0), KnobSource("scheduler config, 8192")] = 8192
     """Maximum number of tokens per scheduling call."""
     enc_dec_block_num: Annotated[int, Gt(0), KnobSource("cache config, 2")] = 2
-    """Number of blocks that a decode gets when its block table is used up."""
+    """Number of blocks that a decoding request receives when its block table is full."""
     prealloc_dec_block_slot_num_threshold: Annotated[int, Ge(0), KnobSource("cache config, 12")] = (
         12
     )
-    """A decode's block table counts as used up when at most this number of tokens fit into it."""
+    """The block table of a decoding request counts as full when at most this number of tokens still
+    fit into it."""
     reserve_init: Annotated[int, Ge(0), KnobSource("resource_manager_v1.py")] = 16
-    """After a preemption, blocks per running request that an admission must leave free."""
+    """Number of blocks per running request that an admission must leave free after a preemption."""
     reserve_decay: Annotated[float, Ge(0), KnobSource("resource_manager_v1.py")] = 0.025
-    """Decrease of the block reserve with each call that schedules work."""
+    """Amount by which each scheduling call with work reduces the block reserve."""
     reserve_min: Annotated[int, Ge(0), KnobSource("resource_manager_v1.py")] = 0
     """Lower bound of the block reserve, in blocks per running request."""
     use_new_token_ratio_reserve: Annotated[
         Literal[0, 1], Env("FD_USE_NEW_TOKEN_RATIO_RESERVE", "#7444")
     ] = 1
-    """1 reserves a share of max_tokens per running request; 0 uses the fixed reserve."""
+    """1: reserve memory for a share of max_tokens of each running request. 0: use the fixed block
+    reserve."""
     init_new_token_ratio: Annotated[float, Ge(0), Le(1), KnobSource("#7038, #7444")] = 0.7
-    """Initial share of the remaining output for which memory is reserved."""
+    """Initial share of the remaining output tokens for which memory is reserved."""
     min_new_token_ratio: Annotated[float, Ge(0), Le(1), KnobSource("#7444")] = 0.1
     """Lower bound of the reserved share."""
     new_token_ratio_decay: Annotated[float, Ge(0), KnobSource("#7444")] = 0.001
-    """Decrease of the reserved share with each call that schedules work."""
+    """Amount by which each scheduling call with work reduces the reserved share."""
     clip_max_new_tokens: Annotated[int, Gt(0), KnobSource("#7444")] = 4096
     """Maximum number of remaining output tokens counted per request in the reserve."""
     min_new_token_ratio_factor: Annotated[float, Ge(0), Le(1), KnobSource("#7038, its text")] = 0.3
     """Lower bound of the reserved share, as a fraction of its initial value."""
     new_token_ratio_decay_steps: Annotated[int, Gt(0), KnobSource("#7038")] = 600
-    """Number of decode calls in which the reserved share decreases to its lower bound."""
+    """Number of decode calls after which the reserved share has reached its lower bound."""
     clip_max_new_tokens_estimation: Annotated[int, Gt(0), KnobSource("#7038")] = 4096
-    """Cap on the future output tokens of a request when memory is reserved for them."""
+    """Maximum number of future output tokens per request for which memory is reserved."""
     chunked_prefill_size: Annotated[int, Gt(0), KnobSource("#7038")] = 8192
     """Maximum number of tokens per prompt chunk in a call."""
     rem_input_tokens: Annotated[int, Gt(0), KnobSource("#7038")] = 16384
     """Maximum number of prompt tokens per call."""
     retract_decode_steps: Annotated[int, Ge(0), KnobSource("#7038")] = 20
-    """Approximate number of further output tokens per remaining request that the reserve covers
+    """Approximate number of further output tokens of each remaining request that the reserve covers
     after a preemption."""
     idle_worker_sends_ack: Annotated[bool, KnobSource("#7633 (2026-04-30)")] = True
-    """Whether a preemption that leaves the worker idle is acknowledged at once; before #7633 it
-    waited for the step of another request."""
+    """Whether a preemption that leaves the worker idle is acknowledged at once. Before FastDeploy
+    #7633, the acknowledgment waited for the next step of another request."""
 
     def __post_init__(self) -> None:
         if self.max_num_batched_tokens < self.max_num_seqs:

@@ -31,12 +31,13 @@ class MistralrsConfig:
     num_gpu_blocks: Annotated[
         int, Gt(1), Le(MAX_BLOCKS), KnobSource("derived from GPU memory; the default is simkv's")
     ] = 1024
-    """Number of KV blocks given to the engine; all variants but seed keep one as a null block."""
+    """Number of KV blocks of the engine. All variants except `seed` use one of them as a null
+    block."""
     max_num_seqs: Annotated[int, Gt(0), KnobSource("mistralrs-server, 16")] = 16
     """Maximum number of running requests."""
     prefix_caching: Annotated[bool, KnobSource("paged attention's prefix cache")] = False
-    """Whether equal prompt prefixes share blocks. Off by default (on in the engine), because a
-    workload must specify the shared prefixes."""
+    """Whether requests share the blocks of equal prompt prefixes. Unlike in mistral.rs, this is off
+    by default, because the workload must declare which prefixes are shared."""
     waiting_timeout: Annotated[
         int, Ge(0), Le(MAX_PASSES), KnobSource("a constant in the engine, 64")
     ] = 64

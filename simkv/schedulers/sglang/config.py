@@ -56,18 +56,18 @@ class SglangConfig:
     ] = "0.5.23"
     """Scheduling rules: a release of SGLang, or a release with a named change."""
     max_total_num_tokens: Annotated[int, Gt(0), Flag("--max-total-tokens")] = 16384
-    """Size of the KV pool in tokens; with `hardware` derived from the GPU's memory, otherwise 16384
-    (a default of simkv)."""
+    """Size of the KV pool in tokens. Default: computed from GPU memory with `hardware`, otherwise
+    16384 (simkv's own default)."""
     page_size: Annotated[int, Gt(0), Flag("--page-size")] = 1
     """Tokens per page, the allocation unit of the KV pool."""
     max_running_requests: Annotated[int, Gt(0), Flag("--max-running-requests")] = 2048
-    """Maximum number of admitted, unfinished requests (rows). With `hardware`, the default is
+    """Maximum number of admitted requests that have not finished. With `hardware`, the default is
     2048 to 4096, depending on the size of the pool."""
     max_queued_requests: Annotated[Annotated[int, Ge(0)] | None, Flag("--max-queued-requests")] = (
         None
     )
-    """Maximum length of the waiting queue; a request that arrives or is retracted while the queue
-    is full is rejected with status 503. Unlimited if not set."""
+    """Maximum length of the waiting queue. While the queue is full, requests that arrive or are
+    retracted are rejected with HTTP status 503. Unlimited by default."""
     chunked_prefill_size: Annotated[int, Ge(-1), Flag("--chunked-prefill-size")] = 8192
     """Maximum number of prompt tokens per prefill pass; longer prompts are split. -1 means no
     limit. With `hardware`, the default is 2048 to 16384, depending on the GPU."""
@@ -88,8 +88,8 @@ class SglangConfig:
     2401.00588, which no release has). `random` is rejected because its random numbers belong to
     SGLang's process."""
     enable_priority_scheduling: Annotated[bool, Flag("--enable-priority-scheduling")] = False
-    """Whether `priority` comes before arrival order; larger values are more urgent. Needs fcfs or
-    lof."""
+    """Whether `priority` comes before arrival order; larger values are more urgent. Requires the
+    policy fcfs or lof."""
     schedule_low_priority_values_first: Annotated[
         bool, Flag("--schedule-low-priority-values-first")
     ] = False
@@ -103,11 +103,13 @@ class SglangConfig:
     retraction_policy: Annotated[Literal["length", "priority"], Flag("--retraction-policy")] = (
         "length"
     )
-    """Order of retraction: fewest emitted tokens first, or least urgent first."""
+    """Order in which running requests are retracted: fewest emitted tokens first, or least urgent
+    first."""
     min_free_slots_delay: Annotated[
         Annotated[int, Gt(0)] | None, Flag("--min-free-slots-delay")
     ] = None
-    """While requests run, minimum number of free rows needed to admit new requests."""
+    """While requests run, new requests are admitted only if at least this number of request slots
+    is free."""
     enable_prefill_delayer: Annotated[bool, Flag("--enable-prefill-delayer")] = False
     """Whether prompts wait until more of them can be prefilled together."""
     prefill_delayer_max_delay_passes: Annotated[
@@ -117,24 +119,25 @@ class SglangConfig:
     prefill_delayer_token_usage_low_watermark: Annotated[
         Annotated[float, Ge(0)] | None, Flag("--prefill-delayer-token-usage-low-watermark")
     ] = None
-    """Share of the pool in use below which prompts are not delayed."""
+    """Prompts are not delayed while the used share of the KV pool is below this value."""
     prefill_delayer_queue_min_ratio: Annotated[
         Annotated[float, Ge(0)] | None, Flag("--prefill-delayer-queue-min-ratio")
     ] = None
-    """If set, prompts are also delayed while the waiting requests are fewer than this share of the
-    running requests."""
+    """If set, prompts are also delayed while the number of waiting requests, divided by the number
+    of running requests, is below this value."""
     prefill_delayer_max_delay_ms: Annotated[
         Annotated[float, Ge(0)] | None, Flag("--prefill-delayer-max-delay-ms")
     ] = None
-    """Maximum delay because of a short queue, in milliseconds; 5000 if not set."""
+    """Maximum delay due to a short queue, in milliseconds. Default: 5000."""
     allow_auto_truncate: Annotated[bool, Flag("--allow-auto-truncate")] = False
-    """Whether a prompt that exceeds the pool is truncated; otherwise it is rejected."""
+    """Whether a prompt that exceeds the KV pool is truncated. If false, the prompt is rejected."""
     disable_radix_cache: Annotated[bool, Flag("--disable-radix-cache")] = False
-    """Whether prefix caching is off."""
+    """Whether to turn prefix caching off."""
     disable_overlap_schedule: Annotated[bool, Flag("--disable-overlap-schedule")] = False
     """Whether a step is scheduled only after the tokens of the previous step are known."""
     enable_mixed_chunk: Annotated[bool, Flag("--enable-mixed-chunk")] = False
-    """Whether running requests also decode in prefill steps; otherwise they wait."""
+    """Whether running requests also decode in steps with prefills. If false, they wait during these
+    steps."""
     prefill_decode_interval: Annotated[
         int, Ge(0), Le(MAX_PASSES), Flag("--prefill-decode-interval")
     ] = 0
@@ -144,7 +147,8 @@ class SglangConfig:
     ] = 0
     """Minimum number of running requests for which `prefill_decode_interval` applies."""
     scheduler_recv_interval: Annotated[int, Gt(0), Flag("--scheduler-recv-interval")] = 1
-    """While requests decode, receive new requests only every N steps; also after each prefill."""
+    """Interval, in decode steps, at which the scheduler receives new requests. It also receives
+    them after each prefill."""
     enable_lora: Annotated[bool, Flag("--enable-lora")] = False
     """Whether requests may use LoRA adapters."""
     max_loras_per_batch: Annotated[int, Gt(0), Flag("--max-loras-per-batch")] = 8
@@ -153,30 +157,31 @@ class SglangConfig:
     """Seconds that a request waits for its adapter before a running adapter stops admitting
     requests to make room; 0 disables draining."""
     stream_interval: Annotated[int, Gt(0), Flag("--stream-interval")] = 1
-    """Number of tokens per streamed chunk; the first and the last token are sent at once. It does
-    not affect decisions."""
+    """Number of tokens per streamed chunk. The first and the last token are sent immediately. The
+    setting does not affect scheduling decisions."""
     enable_dp_attention: Annotated[bool, Flag("--enable-dp-attention")] = False
-    """Whether to use dp attention: `dp_size` ranks compute attention for their own requests and
-    share the rest of the model."""
+    """Whether to use data-parallel attention: each of `dp_size` ranks computes attention for its
+    own requests, and all ranks share the rest of the model."""
     dp_size: Annotated[int, Gt(0), Flag("--dp-size")] = 1
-    """Number of ranks of dp attention; with `fleet` the number of replicas in lockstep, each with
-    its share of `max_running_requests` and `chunked_prefill_size`."""
+    """Number of ranks for data-parallel attention. With `fleet`, this is the number of replicas in
+    lockstep. Each rank has an equal share of `max_running_requests` and `chunked_prefill_size`."""
     schedule_conservativeness: Annotated[float, Ge(0), Flag("--schedule-conservativeness")] = 1.0
-    """Factor on the promised share of remaining tokens; higher values cause fewer retractions."""
+    """Factor that multiplies the share of remaining output tokens for which memory is reserved.
+    Higher values cause fewer retractions."""
     init_new_token_ratio: Annotated[float, Ge(0), Env("SGLANG_INIT_NEW_TOKEN_RATIO")] = 0.7
-    """Initial share of its remaining tokens that a running request is promised, before
-    `schedule_conservativeness`; capped at 1 after it."""
+    """Initial share of the remaining output tokens of running requests for which memory is
+    reserved. It is multiplied by `schedule_conservativeness` and then capped at 1."""
     min_new_token_ratio_factor: Annotated[
         float, Ge(0), Env("SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR")
     ] = 0.14
-    """Lower bound of the promised share, as a fraction of its initial value."""
+    """Lower bound of the reserved share, as a fraction of its initial value."""
     new_token_ratio_decay_steps: Annotated[
         int, Gt(0), Env("SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS")
     ] = 600
-    """Number of decode steps in which the promised share decreases to its lower bound."""
+    """Number of decode steps after which the reserved share has reached its lower bound."""
     retract_decode_steps: Annotated[int, Ge(0), Env("SGLANG_RETRACT_DECODE_STEPS")] = 20
-    """Approximate number of decode steps per remaining request that a retraction reserves memory
-    for."""
+    """Approximate number of decode steps of each remaining request for which a retraction reserves
+    memory."""
     clip_max_new_tokens_estimation: Annotated[
         int, Ge(0), Env("SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION")
     ] = 4096
@@ -184,27 +189,29 @@ class SglangConfig:
     in_batch_prefix_caching_check_threshold: Annotated[
         int, Ge(-1), KnobSource("managers/schedule_policy.py")
     ] = 32
-    """lpm, hrrn and shortest-prefill-first defer a request that has at most this number of cached
-    tokens if another waiting request starts with the same tokens."""
+    """Number of cached tokens. The policies lpm, hrrn and shortest-prefill-first defer a request
+    with at most this number of cached tokens if another waiting request starts with the same
+    tokens."""
     in_batch_prefix_caching_deprioritize_threshold: Annotated[
         int, Gt(0), KnobSource("managers/schedule_policy.py")
     ] = 32
-    """Number of leading tokens that two waiting requests must share for one to be deferred."""
+    """Number of leading tokens that two waiting requests must share before one of them is deferred.
+    """
     lpm_aging_tokens_per_pass: Annotated[int, Ge(0), KnobSource("sgl-project/sglang#31723")] = 0
-    """Under lpm, number of cached tokens that a request is credited with for each pass in the
-    queue."""
+    """Number of tokens that the policy lpm adds to the cached prefix of a request for each
+    scheduling pass in the queue."""
     mem_fraction_static: Annotated[
         Annotated[float, Gt(0), Lt(1)] | None, Flag("--mem-fraction-static")
     ] = None
-    """Share of the GPU's memory for weights and KV; with `hardware` it determines the pool. Derived
-    as in SGLang if not set. It does not affect decisions."""
+    """Share of GPU memory for weights and KV. With `hardware`, it determines the size of the KV
+    pool. The default is computed as in SGLang. The setting does not affect scheduling decisions."""
 
     def __post_init__(self) -> None:
         if self.enable_dp_attention != (self.dp_size > 1):
             raise ValueError(
-                f"dp_size: {self.dp_size} does not fit enable_dp_attention: "
-                f"{str(self.enable_dp_attention).lower()}; use 2 or more with dp attention, and 1 "
-                "otherwise (`fleet` sets the number of replicas)"
+                f"dp_size: {self.dp_size} does not match enable_dp_attention: "
+                f"{str(self.enable_dp_attention).lower()}; use 2 or more with "
+                "enable_dp_attention, and 1 without it (`fleet` sets the number of replicas)"
             )
         if self.dp_size > 1 and self.scheduler_recv_interval > 1:
             raise ValueError(
@@ -220,13 +227,15 @@ class SglangConfig:
         self._check_delayer()
         if self.allow_auto_truncate and self.max_total_num_tokens <= 6:
             raise ValueError(
-                f"max_total_num_tokens: {self.max_total_num_tokens} with allow_auto_truncate, "
-                "which truncates prompts to the pool size minus 6; use 7 or more"
+                "max_total_num_tokens: must be at least 7 with allow_auto_truncate, which "
+                f"truncates prompts to the pool size minus 6; got {self.max_total_num_tokens}"
             )
         defaults = {field.name: field.default for field in fields(self)}
         for knob in RULES[self.variant].lacks:
             if getattr(self, knob) != defaults[knob]:
-                raise ValueError(f"{knob}: SGLang {self.variant} does not have it; remove it")
+                raise ValueError(
+                    f"{knob}: SGLang {self.variant} does not have this option; remove it"
+                )
         if self.max_total_num_tokens % self.page_size:
             raise ValueError(
                 f"max_total_num_tokens ({self.max_total_num_tokens}) must be a multiple of "
@@ -244,8 +253,8 @@ class SglangConfig:
         policies = RULES[self.variant].policies
         if self.schedule_policy == "random":
             raise ValueError(
-                "schedule_policy: 'random' shuffles the queue with random numbers of SGLang's "
-                f"process, which are unknown; expected one of {', '.join(policies)}"
+                "schedule_policy: 'random' cannot be simulated, because its random numbers are "
+                f"unknown outside SGLang's process; expected one of {', '.join(policies)}"
             )
         if self.schedule_policy == "shortest-prefill-first" and self.disable_radix_cache:
             raise ValueError(
@@ -264,8 +273,8 @@ class SglangConfig:
             )
         if self.enable_priority_scheduling and self.max_queued_requests == 0:
             raise ValueError(
-                "max_queued_requests: with 0 and enable_priority_scheduling, SGLang crashes at the "
-                "first request; use 1 or more"
+                "max_queued_requests: SGLang crashes at the first request if this is 0 and "
+                "enable_priority_scheduling is on; use 1 or more"
             )
         if self.retraction_policy == "priority" and not self.enable_priority_scheduling:
             raise ValueError("retraction_policy: 'priority' needs enable_priority_scheduling")
@@ -279,8 +288,8 @@ class SglangConfig:
             )
         if self.enable_prefill_delayer and self.dp_size > 1:
             raise ValueError(
-                "enable_prefill_delayer: not modelled with enable_dp_attention, whose ranks agree "
-                "when to prefill; use false"
+                "enable_prefill_delayer: not modelled with enable_dp_attention, because the "
+                "ranks decide together when to prefill; use false"
             )
 
     # Values for one rank of data-parallel attention, from arg_groups/parallel_hook.py and

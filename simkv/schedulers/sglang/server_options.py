@@ -27,7 +27,9 @@ _HOST = "KV in host memory is not modelled for this engine"
 def _weights(method: Any) -> FieldValues:
     if method in QUANTIZED:
         return {"hardware.weights": QUANTIZED[method]}
-    raise NotModelled(f"{method}: the format is that of the model's name")
+    raise NotModelled(
+        f"{method}: this flag is ignored; the weight format follows from the name of the model"
+    )
 
 
 def _dtype(name: Any) -> FieldValues:
@@ -44,7 +46,7 @@ def _kv(name: Any) -> FieldValues:
         return {"hardware.kv": "nvfp4"}
     if text in ("auto", "bf16", "bfloat16"):
         return {}
-    raise NotModelled(f"the KV format {text} is not modelled")
+    raise NotModelled(f"the number format {text} of the KV cache is not modelled")
 
 
 def place_ranks(ranks: RankOptions) -> Mapping[str, Any]:

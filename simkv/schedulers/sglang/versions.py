@@ -217,4 +217,4 @@ def find_variant(name: str) -> str:
     for known in (name, plain_release(name)):
         if known in RULES:
             return str(known)
-    raise ValueError(f"{name!r} is not known; expected one of {', '.join(RULES)}")
+    raise ValueError(f"unknown version {name!r}; expected one of {', '.join(RULES)}")

@@ -38,33 +38,34 @@ class TrtllmConfig:
     max_tokens_in_paged_kv_cache: Annotated[
         int, Gt(0), KnobSource("kv_cache_config.max_tokens")
     ] = 16384
-    """Size of the KV pool in tokens; TensorRT-LLM uses the available memory, the default is
-    simkv's."""
+    """Size of the KV pool in tokens. TensorRT-LLM uses the available memory; the default here is
+    simkv's own."""
     tokens_per_block: Annotated[
         int, Gt(0), Le(MAX_BLOCK_SIZE), KnobSource("kv_cache_config, 32")
     ] = 32
     """Tokens per block, the allocation unit of the KV pool."""
     max_batch_size: Annotated[int, Gt(0), Flag("--max_batch_size", "2048")] = 2048
-    """Maximum number of active requests, and of requests per step."""
+    """Maximum number of active requests, and maximum number of requests per step."""
     max_num_tokens: Annotated[int, Gt(0), Flag("--max_num_tokens", "8192")] = 8192
     """Maximum number of tokens per step."""
     max_seq_len: Annotated[Annotated[int, Gt(1)] | None, Flag("--max_seq_len")] = None
-    """Maximum number of tokens of a request, including output; a larger `max_tokens` is cut to it.
-    At most the size of the pool, which is also the default."""
+    """Maximum number of tokens of a request, including output. A larger `max_tokens` is reduced to
+    fit. Default and upper limit: the size of the KV pool."""
     capacity_scheduler_policy: Annotated[CapacityPolicy, KnobSource("scheduler_config")] = (
         "GUARANTEED_NO_EVICT"
     )
-    """Admission policy: GUARANTEED_NO_EVICT admits requests with blocks for their whole possible
-    output, MAX_UTILIZATION with blocks for this step; STATIC_BATCH finishes a batch before the
-    next."""
+    """Admission policy. GUARANTEED_NO_EVICT admits a request if blocks for its whole possible
+    output are free. MAX_UTILIZATION admits a request if blocks for the current step are free.
+    STATIC_BATCH admits a new batch when all requests of the previous batch have finished."""
     enable_chunked_prefill: Annotated[bool, Flag("--enable_chunked_prefill")] = False
-    """Whether a prompt may be computed in chunks; otherwise prompts longer than `max_num_tokens`
-    are rejected."""
+    """Whether prompts may be computed in chunks. If false, prompts longer than `max_num_tokens` are
+    rejected."""
     context_chunking_policy: Annotated[ChunkingPolicy, KnobSource("scheduler_config")] = (
         "FIRST_COME_FIRST_SERVED"
     )
-    """Division of a step's tokens among prompts: FIRST_COME_FIRST_SERVED gives each prompt, in
-    order, all that it can use; EQUAL_PROGRESS gives each prompt one more block in turn."""
+    """How the tokens of a step are divided among prompts. FIRST_COME_FIRST_SERVED gives each
+    prompt, in order of arrival, as many tokens as the prompt can use. EQUAL_PROGRESS gives each
+    prompt in turn one more block."""
     disable_overlap_scheduler: Annotated[bool, KnobSource("LLM API")] = False
     """Whether a step is scheduled only after the tokens of the previous step are known."""
     enable_block_reuse: Annotated[bool, KnobSource("kv_cache_config")] = True
@@ -72,8 +73,8 @@ class TrtllmConfig:
     free_gpu_memory_fraction: Annotated[
         float, Ge(0.01), Le(1), KnobSource("kv_cache_config, 0.9")
     ] = 0.9
-    """Share of the GPU memory left by the model that KV may use; with `hardware` it determines the
-    pool. It does not affect decisions."""
+    """Share of the GPU memory beside the model that the KV cache may use. With `hardware`, it
+    determines the size of the KV pool. The setting does not affect scheduling decisions."""
 
     def __post_init__(self) -> None:
         if self.max_tokens_in_paged_kv_cache % self.tokens_per_block:
@@ -83,7 +84,7 @@ class TrtllmConfig:
             )
         if self.max_tokens_in_paged_kv_cache < 2:
             raise ValueError(
-                "max_tokens_in_paged_kv_cache: too small for any request; use 2 or more"
+                "max_tokens_in_paged_kv_cache: must be at least 2, otherwise no request fits"
             )
         if self.enable_chunked_prefill and self.max_num_tokens < self.tokens_per_block:
             raise ValueError(

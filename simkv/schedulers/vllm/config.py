@@ -61,40 +61,39 @@ class VllmConfig:
     variant: Annotated[str, ReleaseNames(), KnobSource("`simkv policies` lists the sources")] = (
         NEWEST
     )
-    """vLLM release to simulate, or a release with a named change. A minor or patch release can
-    stand for its recorded equivalent (0.27, 0.27.0 and 0.27.1 have the same rules)."""
+    """vLLM release to simulate, or a release with a named change. Releases with the same scheduling
+    rules are interchangeable (such as 0.27, 0.27.0 and 0.27.1)."""
     block_size: Annotated[int, Gt(0), Le(MAX_BLOCK_SIZE), Flag("--block-size")] = 16
     """Tokens per KV block."""
     num_gpu_blocks: Annotated[int, Gt(1), Le(MAX_BLOCKS), Flag("--num-gpu-blocks-override")] = 1024
-    """Number of KV blocks, including the null block; with `hardware` derived from GPU memory, else
-    1024 (simkv's default)."""
+    """Number of KV blocks, including the null block. Default: computed from GPU memory with
+    `hardware`, otherwise 1024 (simkv's own default)."""
     max_num_seqs: Annotated[int, Gt(0), Flag("--max-num-seqs")] = 256
-    """Maximum number of running requests; with `hardware` the default of vllm serve for the GPU,
-    else 256."""
+    """Maximum number of running requests. Default: with `hardware`, the default of `vllm serve` for
+    the GPU; otherwise 256."""
     max_num_batched_tokens: Annotated[int, Gt(0), Flag("--max-num-batched-tokens")] = 2048
-    """Maximum number of tokens per step; with `hardware` the default of vllm serve for the GPU,
-    else 2048."""
+    """Maximum number of tokens per step. Default: with `hardware`, the default of `vllm serve` for
+    the GPU; otherwise 2048."""
     max_num_scheduled_tokens: Annotated[
         Annotated[int, Gt(0)] | None, Flag("--max-num-scheduled-tokens")
     ] = None
-    """Token budget of a step, if set. Since 0.28 max_num_batched_tokens limits the step as well;
-    before, this value replaces it."""
+    """Token budget of a step, if set. Before vLLM 0.28, it replaces max_num_batched_tokens. Since
+    0.28, the lower of the two limits applies."""
     max_num_active_seqs: Annotated[Annotated[int, Gt(0)] | None, Flag("--max-num-active-seqs")] = (
         None
     )
-    """Number of running requests at which no further request is admitted, if set; replaces
-    max_num_seqs."""
+    """If set, limit on running requests for admission, in place of max_num_seqs."""
     max_num_queued_reqs: Annotated[Annotated[int, Ge(0)] | None, Flag("--max-num-queued-reqs")] = (
         None
     )
-    """Limit on waiting plus running requests, if set; at the limit new requests are rejected with
-    HTTP 503. Each replica of a `fleet` counts its own requests; ranks in lockstep count
-    together."""
+    """If set, limit on the number of waiting and running requests together. At the limit, new
+    requests are rejected with HTTP 503. Each replica of a `fleet` counts its own requests;
+    data-parallel ranks in lockstep count all of their requests together."""
     max_num_queued_tokens: Annotated[
         Annotated[int, Ge(0)] | None, Flag("--max-num-queued-tokens")
     ] = None
-    """Limit on the prompt tokens of all requests without a first token, if set; at or above it new
-    requests are rejected with HTTP 503."""
+    """If set, limit on the total prompt tokens of all requests that have no first token yet. At or
+    above the limit, new requests are rejected with HTTP 503."""
     max_model_len: Annotated[int, Gt(1), Flag("--max-model-len")] = 8192
     """Maximum sequence length (prompt and output) in tokens; with `hardware` the model's, else 8192
     (simkv's default)."""
@@ -105,43 +104,45 @@ class VllmConfig:
     service of each client (`vtc`, virtual token counters of arXiv 2401.00588, which no release
     has)."""
     enable_chunked_prefill: Annotated[bool, Flag("--enable-chunked-prefill")] = True
-    """Whether a prompt can be computed in several steps; if false, it waits until it fits into
-    one."""
+    """Whether a prompt can be computed in several steps. If false, a prompt waits until one step
+    has enough tokens for it."""
     enable_prefix_caching: Annotated[bool | None, Flag("--enable-prefix-caching")] = None
-    """Whether requests share KV blocks of equal prompt prefixes; on by default, except for models
-    with states (mamba) before 0.26."""
+    """Whether requests share the KV blocks of equal prompt prefixes. On by default, except before
+    0.26 for models with recurrent states (Mamba)."""
     long_prefill_token_threshold: Annotated[int, Ge(0), Flag("--long-prefill-token-threshold")] = 0
     """Maximum number of prompt tokens per request and step; 0 means no limit."""
     long_prefill_token_threshold_adaptive: Annotated[
         bool, Flag("--long-prefill-token-threshold-adaptive")
     ] = False
-    """Whether long_prefill_token_threshold is raised to an equal share of the batch."""
+    """Whether long_prefill_token_threshold is raised to an equal share of the step's token budget.
+    """
     scheduler_reserve_full_isl: Annotated[
         bool | None, Flag("--scheduler-reserve-full-isl", "#37307")
     ] = None
-    """Whether the whole sequence must fit at admission, not only the first chunk; default:
-    that of the release (on since 0.19)."""
+    """Whether the whole sequence must fit into free blocks at admission, instead of only its first
+    chunk. Default: on since 0.19."""
     watermark: Annotated[float, Ge(0), Lt(1), Flag("--watermark")] = 0.0
-    """Share of all blocks that must stay free at admission, unless no request is running."""
+    """Share of all blocks that must stay free after an admission. The limit does not apply if no
+    request is running."""
     prefill_schedule_interval: Annotated[int, Gt(0), Flag("--prefill-schedule-interval")] = 1
-    """Compute prompts only in every n-th step while requests decode."""
+    """While requests decode, prompts are computed only in every n-th step."""
     async_scheduling: Annotated[bool | None, Flag("--async-scheduling")] = None
-    """Whether a step is scheduled before the tokens of the previous step are known; default: that
-    of the release (on since 0.14)."""
+    """Whether a step is scheduled before the tokens of the previous step are known. Default: on
+    since 0.14."""
     enable_lora: Annotated[bool, Flag("--enable-lora")] = False
     """Whether requests can use LoRA adapters."""
     max_loras: Annotated[int, Gt(0), Flag("--max-loras")] = 1
     """Maximum number of LoRA adapters in a step, not counting the base model."""
     max_cpu_loras: Annotated[Annotated[int, Gt(0)] | None, Flag("--max-cpu-loras")] = None
-    """Number of LoRA adapters that host memory holds; default max_loras."""
+    """Number of LoRA adapters that host memory holds. Default: max_loras."""
     num_speculative_tokens: Annotated[
         int,
         Ge(0),
         Le(MAX_DRAFTS),
         Flag("--speculative-config", key="num_speculative_tokens"),
     ] = 0
-    """Draft tokens proposed per request and verified in its next step; 0 turns speculative decoding
-    off. The workload defines how many are accepted."""
+    """Number of draft tokens that are proposed per request and verified in the next step. 0 turns
+    speculative decoding off. The workload defines how many draft tokens are accepted."""
     speculative_method: Annotated[
         Literal["eagle", "mtp", "ngram", "draft_model"],
         Flag("--speculative-config", '"method"', key="method"),
@@ -152,8 +153,8 @@ class VllmConfig:
     num_cpu_blocks: Annotated[
         int, Ge(0), Le(MAX_BLOCKS), Flag("--kv-offloading-size", "in GiB", unit="GiB")
     ] = 0
-    """Number of KV blocks in host memory. KV of prompts is copied there and loaded again instead of
-    being recomputed."""
+    """Number of KV blocks in host memory. vLLM copies the KV of prompts to these blocks, and loads
+    it from there instead of recomputing it."""
     eviction_policy: Annotated[
         Literal["lru", "arc"],
         Flag(
@@ -173,57 +174,60 @@ class VllmConfig:
             key="kv_connector_extra_config.secondary_tiers",
         ),
     ] = ()
-    """Storage tiers behind host memory that KV is written to and read from: `fs` for files on a
-    disk."""
+    """Storage tiers behind host memory. KV is written to them and read from them. `fs` stores files
+    on a disk."""
     kv_connector: Annotated[
         Literal["NixlConnector"] | None, Flag("--kv-transfer-config", key="kv_connector")
     ] = None
-    """Connector that transfers KV from prefill replicas to decode replicas; default NixlConnector
-    in fleets that have such replicas."""
+    """Connector that transfers KV from prefill replicas to decode replicas. Default: NixlConnector
+    in fleets with such replicas."""
     kv_role: Annotated[
         Literal["kv_producer", "kv_consumer", "kv_both"] | None,
         Flag("--kv-transfer-config", key="kv_role"),
     ] = None
-    """Role of the replica for the KV connector; replicas that can load KV free blocks later.
-    Default: derived from the replica's role in the fleet."""
+    """Role of the replica for the KV connector. Replicas that can load KV free their blocks later
+    than other replicas. Default: the role that follows from the replica's role in the fleet."""
     kv_cache_groups: Annotated[
         tuple[LayerGroup, ...],
         AsTuple(),
         KnobSource("vLLM groups layers by the model's config.json"),
     ] = (0,)
-    """One entry for each group of layers with its own blocks: the sliding window in tokens, 0 for
-    full attention, `chunked-8192` for attention to tokens since the last multiple of 8192 (Llama
-    4), `mamba` for layers with a state (Mamba, linear attention). A suffix sets the block size:
-    `0/32` has blocks of 32 tokens while block_size is 16, for layers with a different KV size per
-    token (Gemma 4). `simkv blocks` prints the groups of a model."""
+    """One entry for each group of layers that has its own blocks. An entry is the length of the
+    sliding window in tokens, `0` for full attention, `chunked-8192` for attention to tokens since
+    the last multiple of 8192 (Llama 4), or `mamba` for layers with a recurrent state (Mamba, linear
+    attention). A suffix sets the block size of the group: `0/32` has blocks of 32 tokens even if
+    block_size is 16. Models whose layers differ in KV size per token need this (Gemma 4). `simkv
+    blocks` prints the groups of a model."""
     mamba_cache_mode: Annotated[Literal["align", "all"] | None, Flag("--mamba-cache-mode")] = None
-    """States that the prefix cache stores: at the ends of chunks, which are aligned to blocks
-    (align, the default here), or of every block (all, in 0.21 to 0.31; up to 0.28 vLLM selects it
-    for models that support it)."""
+    """States that the prefix cache stores. `align` (the default here) stores the states at the ends
+    of chunks, which are aligned to blocks. `all` stores the state at the end of every block; it
+    exists in 0.21 to 0.31, and up to 0.28 vLLM selects it for models that support it."""
     mamba_prefill_checkpoints: Annotated[bool, KnobSource("vLLM asks the model's layers")] = False
-    """Whether kernels also write the state at a block end inside a chunk, so that the last chunk of
-    a prompt can extend past it: Mamba2 since 0.32, gated delta nets with FlashInfer since 0.33."""
+    """Whether kernels also write the state at the end of a block inside a chunk. The last chunk of
+    a prompt can then extend beyond the end of a block. vLLM does this for Mamba2 since 0.32, and
+    for gated delta nets with FlashInfer since 0.33."""
     gpu_memory_utilization: Annotated[
         Annotated[float, Gt(0), Le(1)] | None, Flag("--gpu-memory-utilization")
     ] = None
-    """Share of GPU memory that vLLM uses; with `hardware` it determines the number of blocks.
-    Default 0.92, up to 0.19 0.9. Affects no scheduling decision."""
+    """Share of GPU memory that vLLM uses. With `hardware`, it determines the number of blocks.
+    Default: 0.92 (0.9 for vLLM 0.19 and older). The setting does not affect scheduling decisions.
+    """
     cudagraph_mode: Annotated[
         CudagraphMode | None, Flag("--compilation-config", key="cudagraph_mode")
     ] = None
-    """Kinds of steps that run as CUDA graphs, for the cost model; default: that of the release.
-    Affects no scheduling decision."""
+    """Kinds of steps that run as CUDA graphs, for the cost model. Default: the default of the
+    release. The setting does not affect scheduling decisions."""
     max_cudagraph_capture_size: Annotated[
         Annotated[int, Gt(0)] | None, Flag("--max-cudagraph-capture-size")
     ] = None
-    """Maximum number of tokens of a step that runs as a CUDA graph; default twice max_num_seqs, at
-    most 512. Affects no scheduling decision."""
+    """Maximum number of tokens of a step that runs as a CUDA graph. Default: twice max_num_seqs, at
+    most 512. The setting does not affect scheduling decisions."""
     rule: Annotated[str | None, KnobSource("simkv; docs/how-to/evolve.md")] = None
     """Custom policy: expressions that replace decisions of the variant, one `HOOK = EXPRESSION` per
     line."""
     startup_check: Annotated[bool, KnobSource("vllm-project/vllm#39734")] = True
-    """Whether a max_model_len that the KV cache cannot hold is rejected; vLLM accepted it with
-    num_gpu_blocks_override until #41069 and #47272."""
+    """Whether a max_model_len that does not fit into the KV cache is rejected. With
+    num_gpu_blocks_override, vLLM accepted such a value until #41069 and #47272."""
 
     def __post_init__(self) -> None:
         rules = find_rules(self.variant)
@@ -235,9 +239,10 @@ class VllmConfig:
             self._check_groups(self.num_gpu_blocks - spare)
         elif self.startup_check and usable < self.max_model_len:
             raise ValueError(
-                f"num_gpu_blocks: {self.num_gpu_blocks} blocks of {self.block_size} tokens"
-                f"{', less the null block,' if spare else ''} hold {usable} tokens; "
-                f"max_model_len {self.max_model_len} must fit"
+                f"num_gpu_blocks: {self.num_gpu_blocks} blocks of {self.block_size} "
+                f"tokens{', less the null block,' if spare else ''} hold {usable} tokens, less "
+                f"than max_model_len ({self.max_model_len}); increase num_gpu_blocks or reduce "
+                "max_model_len"
             )
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
@@ -278,7 +283,10 @@ class VllmConfig:
                 f"rule: variant {self.variant!r} does not support custom policies; use a release"
             )
         if self.policy != "fcfs":
-            raise ValueError(f"rule: a custom policy replaces policy {self.policy}; use fcfs")
+            raise ValueError(
+                f"rule: a custom policy cannot be combined with policy {self.policy}; use "
+                "policy fcfs"
+            )
         parse_policy(self.rule, POLICY_HOOKS)
 
     def _check_drafts(self, rules: VllmRules) -> None:
@@ -292,8 +300,9 @@ class VllmConfig:
             )
         if self.async_scheduling and method not in rules.async_draft_methods:
             raise ValueError(
-                f"async_scheduling: vLLM {self.variant} schedules asynchronously with "
-                f"{' or '.join(rules.async_draft_methods)} only, not with {method}; remove it"
+                f"async_scheduling: vLLM {self.variant} schedules asynchronously only with the "
+                f"draft methods {' or '.join(rules.async_draft_methods)}, not with {method}; "
+                "remove async_scheduling"
             )
         if self.rule is not None:
             raise ValueError("rule: custom policies are not supported with num_speculative_tokens")
@@ -328,17 +337,18 @@ class VllmConfig:
         }
         if self.has_states and self.mamba_cache_mode == "all":
             raise ValueError(
-                "mamba_cache_mode: all is not modelled with num_speculative_tokens; remove it"
+                "mamba_cache_mode: all is not modelled with num_speculative_tokens; remove "
+                "mamba_cache_mode"
             )
         for what, (since, _) in ((what, why) for what, why in refused.items() if why[1]):
             raise ValueError(
                 f"kv_cache_groups: {what} is not modelled with {method} for vLLM "
-                f"{self.variant}, only since {since}; use [0]"
+                f"{self.variant}; use [0], or vLLM {since} or later"
             )
 
     def _check_offloading(self, rules: VllmRules) -> None:
         if len(self.secondary_tiers) > 1:
-            raise ValueError("secondary_tiers: more than one is not modelled; use [fs]")
+            raise ValueError("secondary_tiers: more than one tier is not modelled; use [fs]")
         if not self.offloads:
             if self.secondary_tiers:
                 raise ValueError("secondary_tiers: needs num_cpu_blocks of at least 1")
@@ -377,8 +387,8 @@ class VllmConfig:
             and not rules.skips_last_token_in_flight
         ):
             raise ValueError(
-                f"async_scheduling: not modelled for vLLM {self.variant} with kv_connector, where "
-                "a request whose KV is sent ends twice; use false"
+                f"async_scheduling: not modelled for vLLM {self.variant} with kv_connector, "
+                "because a request whose KV is sent would end twice; use false"
             )
 
     def in_role(self, role: str) -> VllmConfig:
@@ -386,8 +396,8 @@ class VllmConfig:
         kv_role = {"prefill": "kv_producer", "decode": "kv_consumer"}[role]
         if self.kv_role not in (None, "kv_both", kv_role):
             raise ValueError(
-                f"kv_role: {self.kv_role} does not fit a replica with role {role}; "
-                f"expected {kv_role} or kv_both"
+                f"kv_role: {self.kv_role} does not match the replica's role {role}; expected "
+                f"{kv_role} or kv_both"
             )
         given: dict[str, Any] = {"kv_role": self.kv_role or kv_role}
         return replace(self, kv_connector="NixlConnector", **given)
@@ -483,14 +493,14 @@ class VllmConfig:
             kinds = ()
         if not kinds:
             raise ValueError(
-                f"kv_cache_groups: {list(self.kv_cache_groups)} must be one entry or more, each 0, "
-                "a window of at least 2 tokens, mamba or chunked-8192; a suffix sets the block "
-                "size, such as 0/32"
+                f"kv_cache_groups: {list(self.kv_cache_groups)} must have at least one entry; "
+                "each entry is 0, a window of at least 2 tokens, mamba or chunked-8192, with "
+                "an optional block size as in 0/32"
             )
         if len(self.kv_cache_groups) > 1 and len({*kinds}) == 1:
             raise ValueError(
-                f"kv_cache_groups: {list(self.kv_cache_groups)} are layers of one kind, which form "
-                f"one group in vLLM; use [{self.kv_cache_groups[0]}]"
+                f"kv_cache_groups: {list(self.kv_cache_groups)} describe layers of the same "
+                f"kind, which form one group in vLLM; use [{self.kv_cache_groups[0]}]"
             )
         self._check_sizes(kinds)
         for kind in kinds:
@@ -513,8 +523,8 @@ class VllmConfig:
             )
         if len(sizes) > 1 and any(kind.states or kind.chunk for kind in kinds):
             raise ValueError(
-                "kv_cache_groups: several block sizes are modelled for windows only, not with "
-                "mamba or chunked attention; remove the sizes"
+                "kv_cache_groups: different block sizes are modelled for sliding windows only, "
+                "not with mamba or chunked attention; remove the sizes"
             )
 
     def _check_chunk(self, chunk: int) -> None:

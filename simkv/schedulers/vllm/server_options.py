@@ -37,7 +37,9 @@ _V0 = "only V0 has it, which is not modelled"
 def _weights(method: Any) -> FieldValues:
     if method in QUANTIZED:
         return {"hardware.weights": QUANTIZED[method]}
-    raise NotModelled(f"{method}: the format is that of the model's name")
+    raise NotModelled(
+        f"{method}: this flag is ignored; the weight format follows from the name of the model"
+    )
 
 
 def _dtype(name: Any) -> FieldValues:
@@ -54,7 +56,7 @@ def _kv(name: Any) -> FieldValues:
         return {"hardware.kv": "nvfp4"}
     if text in ("auto", "bfloat16", "float16", "half"):
         return {}
-    raise NotModelled(f"the KV format {text} is not modelled")
+    raise NotModelled(f"the number format {text} of the KV cache is not modelled")
 
 
 def _eager(on: Any) -> FieldValues:
@@ -115,8 +117,8 @@ def _transfer(config: Any) -> FieldValues:
     connector = config.get("kv_connector", "") if isinstance(config, dict) else str(config)
     if connector != "OffloadingConnector":
         raise NotModelled(
-            f"{connector}: one launch line has no other replica to exchange KV with; describe "
-            "prefill and decode replicas in a fleet section"
+            f"{connector}: a single launch command has no other replica to exchange KV with; "
+            "describe prefill and decode replicas in a fleet section of a scenario"
         )
     names = {"num_cpu_blocks": "num_cpu_blocks", "eviction_policy": "eviction_policy"}
     found = {f"engine.{ours}": extra[name] for name, ours in names.items() if name in extra}

@@ -71,8 +71,8 @@ def _with_tables(config: VllmConfig) -> TabledScheduler:
     chooses = config.policy == "priority" or config.rule is not None
     if chooses and not find_rules(config.variant).removes_victims:
         raise InputError(
-            f"policy: with priority or a custom policy vLLM {config.variant} computes "
-            "requests without blocks, which no device can do; use fcfs"
+            f"policy: with priority or a custom policy vLLM {config.variant} computes requests "
+            "that have no blocks, which is impossible on a device; use fcfs"
         )
     if config.kv_cache_groups != (0,):
         raise InputError("kv_cache_groups: the GPU runner supports one group of layers; use [0]")

@@ -142,7 +142,7 @@ def find_variant(name: str) -> str:
         if older and release.count(".") == 2:
             return RECORDED[max(older, key=parse_version)]
     raise ValueError(
-        f"{name!r} is not known; expected a release of vLLM from {[*MINORS][-1]} to "
+        f"unknown version {name!r}; expected a release of vLLM from {[*MINORS][-1]} to "
         f"{next(iter(MINORS))} (such as 0.27, 0.27.0 or v0.27.1), or {', '.join(PROPOSALS)}"
     )
 

@@ -175,11 +175,11 @@ def _how(
     search: EvolutionRequest, engine: EngineSpec, tournament: Tournament, folder: Path | None
 ) -> _Look:
     if search.over and search.propose:
-        raise InputError("--propose: cannot be combined with --over; use one of them")
+        raise InputError("--propose: cannot be combined with --over; use one of the two")
     if search.propose and not is_trusted():
         raise InputError(
-            f"--propose {search.propose}: the code that it writes is executed; add --trust to "
-            "allow this (in Python trust=True)"
+            f"--propose {search.propose}: simkv executes the code that this command writes; add "
+            "--trust to allow this (in Python: trust=True)"
         )
     if search.propose:
         kept = (folder or Path()) / "proposals"

@@ -143,14 +143,18 @@ def summarize_evolution(found: Evolution) -> list[str]:
     lines = [_head(found)]
     best = found.winner
     if not best.candidate.change:
-        return [*lines, "No candidate is better than the shipped scheduler.", *_caveats(found)]
+        return [
+            *lines,
+            "No candidate is better than the engine's own scheduling policy (the baseline).",
+            *_caveats(found),
+        ]
     lines += ["", "Winner", *(f"  {line}" for line in _winner(found))]
     lines += ["", "Evaluation on held-out trials", *(f"  {line}" for line in _judged(found))]
     lines += ["", "Effect by request class", *(f"  {describe_cost(cost)}" for cost in found.costs)]
     if len(found.goals) > 1:
         lines += [
             "",
-            "Best trade-offs (no candidate beats these in every goal)",
+            "Best trade-offs (no candidate is better in every objective)",
             *(f"  {x}" for x in _front(found)),
         ]
     return [*lines, "", *_caveats(found)]
@@ -245,7 +249,7 @@ def _of_seam(hook: PolicyHook, text: str, looks: bool) -> str:
 def _judged(found: Evolution) -> list[str]:
     lines = [line for judged in found.evaluations for line in describe_evaluation(judged)]
     if found.split.held_out is None:
-        lines.append("the workload has no randomness, so there are no held-out trials")
+        lines.append("the workload has no random part, so there are no held-out trials")
     else:
         lines.append(
             f"evaluated on {found.split.held_out}; brackets: 95 % interval of the mean gain"
@@ -255,7 +259,8 @@ def _judged(found: Evolution) -> list[str]:
         lines.append(f"The improvement does NOT hold: {', '.join(missed)}")
     elif found.split.held_out is None:
         lines.append(
-            "The improvement holds under all conditions, on the requests that it was selected on"
+            "The improvement holds under all conditions, but only on the requests that were "
+            "used for the search"
         )
     else:
         lines.append("The improvement holds under all conditions")
@@ -322,4 +327,4 @@ def _caveats(found: Evolution) -> list[str]:
         else f"; 1 % more unserved requests count as a loss of {UNSERVED_WEIGHT:g} %"
     )
     length = f"each part of a policy counts as a loss of {PART_PENALTY:.2%}"
-    return [*lines, f"Selected by the mean gain over the shipped scheduler; {length}{fate}."]
+    return [*lines, f"Candidates are ranked by their mean gain over the baseline; {length}{fate}."]

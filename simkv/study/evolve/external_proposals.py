@@ -165,7 +165,7 @@ def _letter(
         *_told_of(tournament.trials[0]),
         "",
         "## Candidates so far, best first",
-        "Losses are relative to the shipped scheduler; negative is better.",
+        "Losses are relative to the engine's own policy; negative values are better.",
     ]
     tried = [one for one in tournament.standings.values() if one.candidate.change]
     for one in sorted(tried, key=lambda one: one.score)[:MAX_REPORTED_CANDIDATES]:

@@ -65,7 +65,7 @@ def parse_goals(asked: Sequence[str], limits: Mapping[str, float]) -> tuple[Figu
         if figure in GOODPUT_FIGURES and not limits:
             raise InputError(f"--objective {text}: requires --goodput, such as --goodput ttft:500")
         if figure in found:
-            raise InputError(f"--objective {text}: specified twice")
+            raise InputError(f"--objective {text}: this metric is specified twice")
         more = figure in _MORE if figure in DERIVED else METRICS[figure].more_is_better
         found[figure] = FigureGoal(figure, way == "max" if colon else more)
     return tuple(found.values())

@@ -154,7 +154,9 @@ class Tournament:
         """
         (found,) = self.summaries([SHIPPED], self.trials)
         if isinstance(found, str):
-            raise RunsFailed(f"the shipped scheduler cannot be run: {found}")
+            raise RunsFailed(
+                f"the engine's own scheduling policy, which is the baseline, cannot be run: {found}"
+            )
         every = len(self.trials)
         nothing = ((0.0,) * len(self.goals),) * every
         values = tuple(map(_figures, found))

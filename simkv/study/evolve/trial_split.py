@@ -177,7 +177,7 @@ def _paced(trial: TrialScenario, by: float) -> Scenario:
         rows = [one.model_copy(update={"arrival": one.arrival / by}) for one in workload.requests]
         changed = {"requests": rows}
     if not changed:
-        raise InputError("the workload has no request rate to change")
+        raise InputError("the workload has no request rate that could be changed")
     return trial.scenario.model_copy(update={"workload": workload.model_copy(update=changed)})
 
 
@@ -187,7 +187,7 @@ def _on(trial: TrialScenario, side: ErrorSide, given: float | None) -> Scenario:
     profile = next(costs for _, costs in list_replica_costs(scenario)).load(trial.folder)
     error = find_profile_error(profile, given)
     if not error.factors:
-        raise InputError(f"{error.note}; set one with --profile-error")
+        raise InputError(f"{error.note}; state the error with --profile-error")
     own = scenario.step_scale or StepScale()
     scale = own.model_copy(update={"error": side})
     if not error.own:

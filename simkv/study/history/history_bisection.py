@@ -81,8 +81,8 @@ def bisect_commits(
         found = run(base)
         if isinstance(found, SkippedRevision):
             raise InputError(
-                f"{good.short} and {bad.short} are on different branches, and their merge base "
-                f"{base.short} cannot be run: {found.reason}"
+                f"{good.short} and {bad.short} are on different branches, and their common "
+                f"ancestor {base.short} cannot be run: {found.reason}"
             )
         state = ends.criterion.state
         new = bad if state(found) == state(ends.good) else good

@@ -93,9 +93,9 @@ def find_profile_error(profile: CostProfile, given: float | None) -> ProfileErro
     scope = "averaged over steps" if profile.basis == "measured" else "equal for all steps"
     return ProfileError(
         factors,
-        f"{mark} typically; error of profile {profile.name}: P95 of step durations {known} "
-        f"({scope}), "
-        f"{100 * RUN_VARIATION:g} % between runs and hosts, more outside its calibrated range",
+        f"{mark} is the typical error of profile {profile.name}: 95 % of step times are within "
+        f"{known} ({scope}), plus {100 * RUN_VARIATION:g} % between runs and hosts; the error "
+        "is larger outside the calibrated range",
         own=True,
         mark=mark,
     )

@@ -93,8 +93,8 @@ def prepare(
     )
     if bool(asked.smallest) == bool(asked.largest):
         raise InputError(
-            "--smallest: expected either --smallest or --largest, with a field and its candidates, "
-            "such as --smallest fleet.replicas=1..20"
+            "--smallest: expected exactly one of --smallest and --largest, with a field and "
+            "its candidate values, such as --smallest fleet.replicas=1..20"
         )
     knob, candidates = parse_candidates(asked.smallest or asked.largest or "", bool(asked.largest))
     objectives = complete_objectives(

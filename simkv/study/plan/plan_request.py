@@ -29,27 +29,29 @@ class PlanRequest(PlanSection):
     overrides: Annotated[
         tuple[str, ...],
         PlanOption("--set", "PATH=VALUE"),
-        Field(description="Override a scenario field; may be repeated."),
+        Field(description="Override a field of the scenario; may be repeated."),
     ] = ()
     variants: Annotated[
         tuple[str, ...],
         PlanOption("--variant"),
-        Field(description="Plan only for this variant; may be repeated."),
+        Field(description="Make a plan only for this variant; may be repeated."),
     ] = ()
     each: Annotated[
         tuple[str, ...],
         PlanOption("--over", "PATH=VALUES"),
         Field(
-            description="Make one plan per value, such as hardware.gpu=H100,L40S; may be repeated "
-            "for all combinations."
+            description="Make one plan for each value of this field, such as "
+            "hardware.gpu=H100,L40S. May be repeated; the command then makes a plan "
+            "for each combination."
         ),
     ] = ()
     held_back: Annotated[
         tuple[str, ...],
         PlanOption("--held-out", "PATH=VALUE"),
         Field(
-            description="Validate the answer on a held-out scenario with this override, such as "
-            "workload.start=1200; may be repeated, all apply together."
+            description="Validate the answer on a held-out scenario: the same scenario with this "
+            "override, such as workload.start=1200. May be repeated; all overrides apply "
+            "together."
         ),
     ] = ()
     gpu_price: Annotated[
@@ -59,14 +61,16 @@ class PlanRequest(PlanSection):
     ] = ()
     neighbours: Annotated[
         int,
-        Field(ge=0, description="Number of candidates tried on each side of an answer."),
+        Field(ge=0, description="Number of further candidates to try on each side of the answer."),
     ] = NEIGHBOURS
-    exhaustive: Annotated[bool, Field(description="Try all candidates.")] = False
+    exhaustive: Annotated[bool, Field(description="Try all candidates instead of searching.")] = (
+        False
+    )
     cliff: Annotated[
         bool | None,
         Field(
-            description="Also simulate the answer at other rates, to find where it fails (default: "
-            "unless --gpu or --tp have several values)."
+            description="Also simulate the answer at other request rates, to find the rate at "
+            "which it fails (default: on, unless --gpu or --tp have several values)."
         ),
     ] = None
 

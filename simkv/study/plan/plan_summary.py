@@ -56,7 +56,7 @@ def compare_plans(plans: Sequence[CapacityPlan]) -> list[str]:
         return plan.cost.per_hour if plan.cost and by_price else plan.gpus
 
     ranked = sorted(met, key=lambda plan: (least(plan), plan.prepared.label))
-    lines = ["Cheapest first:" if by_price else "Fewest GPUs first (no prices specified):"]
+    lines = ["Cheapest first:" if by_price else "Sorted by number of GPUs (no prices specified):"]
     for plan in ranked:
         cost = ""
         if plan.cost:
@@ -101,17 +101,19 @@ def _sureness(plan: CapacityPlan) -> list[str]:
         )
         surely = 100 * coverage_of_range(prepared.repeats)
         lines.append(
-            f"answers of {prepared.repeats} seeds: {answers}; their range contains the median of "
-            f"all seeds with {surely:.1f} % confidence (sign test)"
+            f"answers of {prepared.repeats} seeds: {answers}; with {surely:.1f} % confidence, "
+            "the median over all possible seeds is in this range (sign test)"
         )
         if plan.answer is not None:
             share = 100 * bound_violated_share(prepared.repeats)
             lines.append(
-                f"the answer holds for all {prepared.repeats}; with 95 % confidence, at most "
-                f"{share:.0f} % of all seeds violate it"
+                f"the answer meets the objectives with all {prepared.repeats} seeds; with 95 % "
+                f"confidence, it fails for at most {share:.0f} % of all possible seeds"
             )
     else:
-        lines.append("no interval over seeds: only one seed, or the workload has no randomness")
+        lines.append(
+            "no interval over seeds: only one seed was run, or the workload has no random part"
+        )
     lines.append(f"step costs: {prepared.error.note}")
     return lines
 
@@ -120,13 +122,13 @@ def _binding(plan: CapacityPlan) -> list[str]:
     if plan.answer is None:
         missed = [held for held in plan.objectives if held.slack < 0]
         last = format_value(plan.prepared.case.candidates[-1])
-        return [f"at {last} the run misses {_value(held, held.value)}" for held in missed]
+        return [f"at {last}, the run does not meet {_value(held, held.value)}" for held in missed]
     if plan.answer == 0:
-        return ["no objective binds: the first candidate meets all of them"]
+        return ["no objective is limiting: the first candidate meets all objectives"]
     before = format_value(plan.value(plan.answer - 1))
     lines = [
-        f"binding: {_value(held, held.value_before)} at {before}"
-        f"{', with one replica failing' if held.by_failure else ''}"
+        f"limiting objective: {_value(held, held.value_before)} at "
+        f"{before}{', with one replica failing' if held.by_failure else ''}"
         for held in plan.binding
     ]
     for held in plan.objectives:
@@ -145,14 +147,15 @@ def _others(plan: CapacityPlan) -> list[str]:
     if plan.isolated_answers:
         meets = ", ".join(format_value(plan.value(i)) for i in plan.isolated_answers)
         fails = ", ".join(format_value(plan.value(i)) for i in plan.failing)
-        lines.append(f"not monotone: {meets} meets the objectives, {fails} does not")
+        lines.append(f"not monotone: {meets} meets the objectives, but {fails} does not")
     if plan.held_back:
         holds, there, board = plan.held_back
         changed = " ".join(board.case.overrides[len(plan.results.case.overrides) :])
         needs = "none" if there is None else format_value(board.case.candidates[there])
         verdict = "holds" if holds else "does NOT hold"
         lines.append(
-            f"held-out scenario ({changed}): the answer {verdict}; its own answer: {needs}"
+            f"held-out scenario ({changed}): the answer {verdict}; the answer for the held-out "
+            f"scenario alone is {needs}"
         )
     if plan.cost:
         lines.append(plan.cost.describe())

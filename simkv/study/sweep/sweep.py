@@ -119,7 +119,8 @@ def build_sweep(
     if len(points) * len(variants) * repeats > MAX_POINTS:
         count = len(points) * len(variants) * repeats
         raise InputError(
-            f"--over: {count:,} runs with all variants and repeats; expected at most {MAX_POINTS:,}"
+            f"--over: this sweep has {count:,} runs, counting all variants and repeats; "
+            f"expected at most {MAX_POINTS:,}"
         )
     own = _own(document, [axis.path for axis in knobs])
     runs: list[SweepRun] = []
@@ -176,7 +177,9 @@ def _check_paths(axes: Sequence[Axis]) -> None:
     paths = [axis.path for axis in axes]
     for path in paths:
         if paths.count(path) > 1:
-            raise InputError(f"--over {path}: specified twice; list all values in one --over")
+            raise InputError(
+                f"--over {path}: this setting is specified twice; list all values in one --over"
+            )
 
 
 def _report(errors: Mapping[str, Sequence[KnobSettings]], points: int) -> None:

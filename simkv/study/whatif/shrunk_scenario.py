@@ -51,7 +51,8 @@ def write_shrunk(
         found = evaluate_job(make_trial_job(load(new)["run"], new.parent))
         if found != shrunk.after:
             raise AssertionError(
-                f"the new file results in {found.summary}, expected {shrunk.after.summary}"
+                f"the new scenario file gives another result: {found.summary}; expected "
+                f"{shrunk.after.summary}"
             )
     return text
 
@@ -75,25 +76,31 @@ def header(shrunk: ShrunkScenario, wanted: RunCondition, command: str) -> list[s
     ]
     if shrunk.count_before_simplifying != now:
         lines.append(
-            f"{shrunk.count_before_simplifying} suffice with the original engine and lengths."
+            f"{shrunk.count_before_simplifying} requests are sufficient with the original "
+            "engine settings and lengths."
         )
     lines.append(
-        "Minimal: without any single request, the result disappears."
+        "Minimal: if any request is removed, the result disappears."
         if shrunk.minimal
         else "Perhaps not minimal: the limit on runs was reached."
     )
     if shrunk.served_in_isolation:
-        lines.append("In isolation, each request would be served and not show the result.")
+        lines.append(
+            "If each request runs in isolation, it is served and the result does not occur."
+        )
     lines += [
         f"Changed: {name} from {_word(old)} to {_word(new)}." for name, old, new in shrunk.knobs
     ]
     if (shrunk.scenario.profile or "").endswith(".json"):
-        lines.append("The cost profile is a file; include it in a bug report.")
+        lines.append("The cost profile is a separate file; include it in a bug report.")
     if not build_clients(shrunk.original.workload, shrunk.original.timeout).open:
-        lines.append("Arrivals depended on answers; these are the arrivals of one run.")
+        lines.append(
+            "In the original scenario, arrivals depend on answers; this file contains the "
+            "arrivals of one run."
+        )
     if drawn is not None:
         lines.append(
-            f"The requests were sampled with seed {drawn.seed}; this file has no randomness."
+            f"The requests were sampled with seed {drawn.seed}; this file has no random part."
         )
     return lines
 

@@ -212,6 +212,9 @@ def _report(
     if not tried:
         raise TooManyRuns(f"reached the limit of {runs} runs without a result; increase --max-runs")
     if all(sample.figures is None for sample in tried):
-        raise InputError(f"{path}: no value is valid in the scenario: {tried[0].refused}")
+        raise InputError(
+            f"{path}: none of the values is valid in this scenario; the first error: "
+            f"{tried[0].refused}"
+        )
     flips = tuple(Flip(a, b) for a, b in pairwise(tried) if a.state != b.state)
     return Flips(path, tuple(tried), flips, values, sampled, complete, runs)

@@ -349,7 +349,7 @@ def _told(
         parts = [
             f"{_whom(whom)} {how}" for whom, how in ((faster, "faster"), (slower, "slower")) if whom
         ]
-    return ", ".join(parts) or "no figure changes significantly"
+    return ", ".join(parts) or "no metric changes significantly"
 
 
 def _shown(value: float) -> str:

@@ -89,7 +89,7 @@ def shrink(
     before = evaluator.evaluate(evaluator.job(draft.listed_scenario))
     if not wanted.is_met(before):
         raise InputError(
-            f"{scenario.name} does not show {wanted.text!r}; its result is "
+            f"{scenario.name} does not meet the condition {wanted.text!r}; its result is "
             f"{wanted.describe(before)}"
         )
     # from now on, require the verdict that was actually found

@@ -165,7 +165,9 @@ def read_training(folder: Path, profile: CostProfile) -> list[TrainingStep]:
             if row["part"] == "step" and not row["key"].startswith("sentinel")
         ]
     except (KeyError, ValueError) as error:
-        raise InputError(f"{folder}: not a folder of `simkv gpu calibrate`: {error}") from error
+        raise InputError(
+            f"{folder}: not a directory written by `simkv gpu calibrate`: {error}"
+        ) from error
     return [*real, *with_host(whole, profile)]
 
 

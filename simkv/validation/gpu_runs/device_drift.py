@@ -50,7 +50,9 @@ def read_sentinels(folder: Path) -> list[Sentinel]:
     try:
         return [Sentinel(float(r["unix_s"]), r["before"], float(r["seconds"])) for r in rows]
     except (KeyError, ValueError, TypeError) as error:
-        raise InputError(f"{path}: not sentinels of `simkv gpu validate`: {error}") from error
+        raise InputError(
+            f"{path}: not a file with reference steps written by `simkv gpu validate`: {error}"
+        ) from error
 
 
 def drift_lines(sentinels: Sequence[Sentinel]) -> Iterator[str]:

@@ -238,7 +238,10 @@ def _composed_lines(judged: Sequence[JudgedTrial]) -> Iterator[str]:
         for kind, ratios in one.found.over_composed.items()
     ]
     if not rows:
-        yield "The catalog lacks this GPU or model, so no composed costs are compared."
+        yield (
+            "simkv has no operator data for this GPU or model, so there are no computed step "
+            "times to compare with."
+        )
         return
     yield "Measured step time over the one that `hardware: {gpu, model}` composes:"
     yield ""

@@ -59,7 +59,7 @@ def scale_of(profile: CostProfile, kv_tokens: int | None = None) -> PlanScale:
     wanted: tuple[Feature, ...] = ("decode_seqs", "decode_context", "decode_tail", "prefill_tokens")
     if missing := [name for name in wanted if name not in profile.range]:
         raise InputError(
-            f"{profile.name}: range: has no {', '.join(missing)}; a plan follows the range of a "
+            f"{profile.name}: range: missing {', '.join(missing)}; a validation plan requires a "
             "profile made by `simkv gpu calibrate`"
         )
     rows, covered, tail, tokens = (int(profile.range[name][1]) for name in wanted)
@@ -172,8 +172,8 @@ class LoadSizer:
             blocks = int(0.9 * blocks)
         if enough is None:
             raise InputError(
-                f"{name}: no pool causes {MIN_PREEMPTIONS} preemptions in {self.seconds:.1f} s; "
-                "use a longer --budget"
+                f"{name}: no size of the KV cache causes {MIN_PREEMPTIONS} preemptions in "
+                f"{self.seconds:.1f} s; use a longer --budget"
             )
         return enough
 
@@ -347,7 +347,7 @@ def packaged_trace(name: str) -> Path:
     for folder in (package / "traces", package.parent / "traces"):
         if (folder / name).is_file():
             return folder / name
-    raise InputError(f"the trace {name} is not installed beside simkv")
+    raise InputError(f"the packaged trace {name} is missing in this installation of simkv")
 
 
 def listed_request(r: Request, divisor: int) -> JsonDict:

@@ -30,8 +30,9 @@ def nominal_profile(profile: CostProfile, campaign: Path | None = None) -> CostP
     shape = MODEL_SHAPES.get(profile.model)
     if shape is None:
         raise InputError(
-            f"{profile.name}: model: {profile.model} is not one of the runner's"
-            f"{spelling_hint(profile.model, MODEL_SHAPES)}; expected {', '.join(MODEL_SHAPES)}"
+            f"{profile.name}: model: the GPU runner does not support "
+            f"{profile.model}{spelling_hint(profile.model, MODEL_SHAPES)}; expected "
+            f"{', '.join(MODEL_SHAPES)}"
         )
     if gpu := known_gpu(profile.gpu):
         rates, shares, itemsize = (gpu.bandwidth, gpu.flops), SHEET_SHARES, 2
@@ -54,6 +55,7 @@ def _measured_ceilings(
         return (found["bytes_per_s"], found["flops_per_s"]), int(about["itemsize"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(
-            f"{profile.name}: gpu: {profile.gpu} is not in the catalog, and {path} has no measured "
-            "ceilings; give the directory of `simkv gpu calibrate` as --profile"
+            f"{profile.name}: gpu: {profile.gpu} is not in the catalog, and {path} contains no "
+            "measured peak rates; pass the directory written by `simkv gpu calibrate` as "
+            "--profile"
         ) from error

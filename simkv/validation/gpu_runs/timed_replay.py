@@ -132,7 +132,9 @@ def read_runs(folder: Path) -> dict[str, GpuRun]:
             for name, scenario in load(folder / "scenario.yaml").items()
         }
     except (OSError, KeyError, ValueError, TraceError) as error:
-        raise InputError(f"{folder}: not a folder of `simkv gpu run`: {error}") from error
+        raise InputError(
+            f"{folder}: not a directory written by `simkv gpu run`: {error}"
+        ) from error
 
 
 def _recorded(

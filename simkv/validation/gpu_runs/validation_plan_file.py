@@ -46,7 +46,10 @@ def read_profiles(path: Path) -> tuple[dict[str, CostProfile], Path]:
         return {OVERLAPPED if profile.floor else SYNCHRONOUS: profile}, path.parent
     names = [name for name in (OVERLAPPED, SYNCHRONOUS) if (path / f"{name}.json").is_file()]
     if not names:
-        raise InputError(f"--profile {path}: has no {SYNCHRONOUS}.json of `simkv gpu calibrate`")
+        raise InputError(
+            f"--profile {path}: contains no {SYNCHRONOUS}.json; expected a directory written by "
+            "`simkv gpu calibrate`"
+        )
     return {name: load_profile(f"{name}.json", path) for name in names}, path
 
 
@@ -60,7 +63,7 @@ def read_campaign_training(
 def write_plan(folder: Path, plan: Plan) -> None:
     """Write a plan to ``folder/plan``, atomically; it must not exist yet."""
     if (folder / "plan").exists():
-        raise InputError(f"{folder / 'plan'}: there is a plan already")
+        raise InputError(f"{folder / 'plan'}: exists already; use it, or choose another directory")
     with atomic_folder(folder / "plan") as new:
         for trial in plan.trials:
             text = to_yaml({"run": trial.scenario})
@@ -99,8 +102,8 @@ def read_plan(folder: Path, profiles: Mapping[str, CostProfile] | None = None) -
         for name, profile in (profiles or {}).items():
             if about["profiles"].get(name) != profile_hash(profile):
                 raise InputError(
-                    f"{path}: was made with another profile than {profile.name}; use those in "
-                    f"{path.parent}, or another directory"
+                    f"{path}: this plan was made with another profile than {profile.name}; use "
+                    f"the profiles in {path.parent}, or another directory"
                 )
         trials = [
             Trial(

@@ -107,7 +107,7 @@ def plan_trials(
         least = max(least, duration)
         unit *= 0.9 * (budget_s - pauses) / (duration - pauses)
     raise InputError(
-        f"--budget: {budget_s:.0f} s are too short for {count + 1} runs; give at least {least:.0f}s"
+        f"--budget: {budget_s:.0f} s is too short for {count + 1} runs; use at least {least:.0f}s"
     )
 
 

@@ -80,7 +80,7 @@ def refused_runs(scores: Sequence[Score]) -> list[str]:
     return [
         f"{s.case.name}: {100 * s.replayed.unknown:.0f} % of the busy time outside the known range"
         if s.replayed.unknown > MAX_UNKNOWN_SHARE
-        else f"{s.case.name}: its profile contains no step error"
+        else f"{s.case.name}: the error of its cost profile is unknown"
         for s in scores
         if not any(f.interval for f in s.figures)
     ]

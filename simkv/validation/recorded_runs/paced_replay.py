@@ -101,8 +101,8 @@ def replay_paced(case: RecordedRun, profile: CostProfile, config: VllmConfig) ->
     ranks = case.facts.engine.data_parallel
     if ranks > 1:
         raise InputError(
-            f"{case.folder}: {ranks} data-parallel ranks, but the rank of each request is not "
-            "recorded; --host-times requires a run of one engine"
+            f"{case.folder}: the run has {ranks} data-parallel ranks, but the rank of each "
+            "request is not recorded; --host-times requires a run with one rank"
         )
     requests = requests_of(case)
     events = read_events(case, requests)

@@ -56,8 +56,8 @@ def read_statistics(measured: Mapping[str, Any], path: Path) -> dict[str, float]
             found[f"{metric}.{name}"] = float(value)
     if not found:
         raise InputError(
-            f"{path}: measured: without times of requests, the statistics to compare are "
-            f"required, such as {{'ttft_ms': {{'mean': 812.5}}}}"
+            f"{path}: measured: missing; without times of single requests, this case needs "
+            f"published statistics, such as {{'ttft_ms': {{'mean': 812.5}}}}"
         )
     return found
 

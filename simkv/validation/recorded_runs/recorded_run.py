@@ -236,7 +236,10 @@ def read_recorded_run(folder: Path) -> RecordedRun:
     if "stage" in requests:
         scored = requests["stage"] != CALIBRATION_STAGE
     if not scored.any():
-        raise InputError(f"{table}: stage: all rows are {CALIBRATION_STAGE!r}; no rows to compare")
+        raise InputError(
+            f"{table}: stage: all rows have the stage {CALIBRATION_STAGE!r}, so there are no "
+            "rows to compare"
+        )
     return RecordedRun(folder, table, facts, requests, "queued_s" in requests, scored, known)
 
 

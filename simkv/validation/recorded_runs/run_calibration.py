@@ -60,9 +60,9 @@ def calibrate_run(
         near = ", ".join(folder.name for folder in _bundles(case, tables)) or "none"
         raise InputError(
             f"{case.folder}: no costs for {case.facts.model} on {setup.gpu}, tensor_parallel "
-            f"{setup.tensor_parallel}: no kernel tables match (found: {near}; searched: "
-            "case.json and nearby 'calibration' folders), and no request ran in isolation (stage "
-            "'sync'); pass a profile with --profile or tables with --kernel-tables"
+            f"{setup.tensor_parallel}: no kernel tables match (searched: case.json and nearby "
+            f"'calibration' folders; found: {near}), and no request of the case ran in "
+            "isolation (stage 'sync'); use --profile or --kernel-tables"
         )
     engine = (setup.max_num_batched_tokens, setup.block_size)
     shape = ModelTraits(

@@ -257,8 +257,8 @@ def requests_of(case: RecordedRun) -> list[Request]:
     lengths = case.requests["prompt_tokens"].tolist()
     if [request.prompt_tokens for request in found] != lengths:
         raise InputError(
-            f"{case.table}: {len(lengths)} rows, but only {len(found)} are "
-            f"usable; every row must have an arrival, a prompt and an output"
+            f"{case.table}: only {len(found)} of {len(lengths)} rows are usable; every row must "
+            "have an arrival time, a prompt length and an output length"
         )
     return found
 
@@ -298,4 +298,7 @@ def _outside(executors: Sequence[SimulatedExecutor]) -> list[str]:
         least, most = min(low for low, _ in ends), max(high for _, high in ends)
         low, high = executors[0].profile.range[feature]
         parts.append(f"{feature} {least:g} to {most:g}, data from {low:g} to {high:g}")
-    return [f"{share:.1f} % of the busy time was outside the profile's range: {'; '.join(parts)}"]
+    return [
+        f"{share:.1f} % of the busy time was outside the measured range of the profile: "
+        f"{'; '.join(parts)}"
+    ]

@@ -159,8 +159,8 @@ def _fp(row: MeasuredRow, **known: FormatName) -> FormatName:
     """Return the number format of a model that corresponds to the precision in ``row``."""
     if row.precision not in known:
         raise InputError(
-            f"line {row.line}: precision: no recipe for {row.model} in "
-            f"{row.precision or 'unknown'!r}; known: {', '.join(known)}"
+            f"line {row.line}: precision: no launch recipe for {row.model} with precision "
+            f"{row.precision or 'unknown'!r}; known precisions: {', '.join(known)}"
         )
     return known[row.precision]
 

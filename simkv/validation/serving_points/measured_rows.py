@@ -97,7 +97,7 @@ def read_rows(path: Path) -> list[MeasuredRow]:
     except csv.Error as error:
         raise InputError(f"{path}: not a CSV file: {error}") from error
     if not rows:
-        raise InputError(f"{path}: contains no rows; expected one point per line after the header")
+        raise InputError(f"{path}: contains no rows; expected one row per line after the header")
     lines: dict[str, int] = {}
     for row in rows:
         if row.id in lines:

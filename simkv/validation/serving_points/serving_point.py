@@ -100,7 +100,8 @@ def point_of(row: MeasuredRow) -> ServingPoint:
     longest = int(1.1 * (row.isl + row.osl)) + SPARE_LENGTH
     if tokens < row.isl + row.osl:
         raise InputError(
-            f"{tokens} tokens of KV fit beside the weights; a request needs {row.isl + row.osl}"
+            f"only {tokens} tokens of KV fit into memory beside the weights, but a request "
+            f"needs {row.isl + row.osl}"
         )
     tokens = max(tokens, longest + setting.block_size)
     engine: Any

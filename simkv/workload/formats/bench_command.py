@@ -372,8 +372,9 @@ def _of_file(
     path = Path(str(values.get("--dataset-path", "")))
     if dataset not in ("mooncake", "timed_trace") or not path.is_file():
         raise InputError(
-            f"{option}: --dataset-name {dataset}: its lengths in tokens need the dataset and the "
-            "model's tokenizer; give --input-len and --output-len, or --trace FILE with lengths"
+            f"{option}: --dataset-name {dataset}: simkv cannot determine the lengths of its "
+            "requests without the dataset and the tokenizer of the model; give --input-len and "
+            "--output-len, or a trace with lengths (--trace FILE)"
         )
     found: dict[str, Any] = {"trace": str(path)}
     if "--num-prompts" in values:

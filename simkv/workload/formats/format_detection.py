@@ -87,16 +87,16 @@ def detect_format(
             return format, path
     if lacking := find_missing_columns(head):
         raise InputError(
-            f"{path}: missing {', '.join(lacking)}; found {_described(head)}. If they have other "
-            f"names, use `simkv trace convert --columns {lacking[0]}=NAME`"
+            f"{path}: missing {', '.join(lacking)}; found {_described(head)}. If these columns "
+            f"have other names, use `simkv trace convert --columns {lacking[0]}=NAME`"
         )
     found = _described(head)
     if is_client_file(path.name):
         found += " (a single ServeGen client: pass its folder instead)"
     raise InputError(
-        f"{path}: unknown trace format; found {found}. Supported: "
-        f"{', '.join(FORMAT_NAMES)}; "
-        "see `simkv trace formats`; other logs: `simkv trace convert --columns arrival=NAME,...`"
+        f"{path}: unknown trace format; found {found}. Supported: {', '.join(FORMAT_NAMES)}; "
+        "see `simkv trace formats`. For your own format, use `simkv trace convert --columns "
+        "arrival=NAME,...`"
     )
 
 

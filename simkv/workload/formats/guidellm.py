@@ -47,7 +47,9 @@ def read_request_table(source: TraceSource) -> pd.DataFrame:
             column, _, what = str(error).partition(": ")
             source.bad(1, f"{place}.{column}", what)
     if not rows:
-        raise source.error("contains no requests; guidellm omits them from summaries")
+        raise source.error(
+            "contains no requests; guidellm writes them to the full report, not to the summary"
+        )
     read = pd.DataFrame(rows).sort_values("start_s", kind="stable", ignore_index=True)
     return read.assign(arrival_s=read["start_s"] - read["start_s"].min(), line=1)
 

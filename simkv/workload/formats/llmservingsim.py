@@ -69,7 +69,7 @@ def _check_call(call: dict[str, Any]) -> None:
     if call.get("input_tok_ids") and len(json_ids(call, "input_tok_ids")) != tokens:
         count = len(call["input_tok_ids"])
         raise ValueError(
-            f"input_tok_ids: should be {tokens} ids, the value of input_toks; found {count}"
+            f"input_tok_ids: should contain {tokens} ids, as stated in input_toks; found {count}"
         )
 
 

@@ -70,7 +70,7 @@ def make_mapped_format(columns: Mapping[str, str], head: FileHead) -> TraceForma
     if head.kind not in ("csv", "json", "text"):
         raise InputError(f"{head.path}: --columns requires CSV or JSON lines; found {head.kind}")
     rows = partial(_rows, columns=columns, is_json=head.kind == "json")
-    return TraceFormat("columns", "log with column names from --columns", lambda _: False, rows)
+    return TraceFormat("columns", "a log with the columns of --columns", lambda _: False, rows)
 
 
 def _rows(source: TraceSource, columns: Mapping[str, str], is_json: bool) -> Iterator[RequestRows]:

@@ -51,8 +51,8 @@ class BlockCheck:
         if not fitting:
             need = -(-prompt // self.block)
             raise ValueError(
-                f"hash_ids: should be one id per block of {self.block} tokens; "
-                f"found {count} ids for {prompt} tokens, expected {need}"
+                f"hash_ids: should contain one id per block of {self.block} tokens; found "
+                f"{count} ids for {prompt} tokens, expected {need}"
             )
         self.possible = fitting
 

@@ -233,7 +233,9 @@ def _windows(source: TraceSource, name: str, text: str) -> list[RateWindow]:
             start, rate = _number(fields[0], "window start"), _number(fields[1], "rate")
             law = fields[3].strip().casefold()
             if rate > 0 and law not in ("gamma", "weibull"):
-                raise ValueError(f"law: should be Gamma or Weibull; {describe_found(fields[3])}")
+                raise ValueError(
+                    f"distribution: should be Gamma or Weibull; {describe_found(fields[3])}"
+                )
             shape = _number(fields[4], "shape")
             if rate > 0 and shape <= 0:
                 raise ValueError(f"shape: should be greater than 0; {describe_found(fields[4])}")
@@ -261,7 +263,7 @@ def _number(text: str, what: str) -> float:
     except ValueError:
         value = np.nan
     if not 0 <= value < np.inf:
-        raise ValueError(f"{what}: should be a number from 0; {describe_found(text)}")
+        raise ValueError(f"{what}: should be a number of at least 0; {describe_found(text)}")
     return value
 
 

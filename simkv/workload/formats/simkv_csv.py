@@ -65,7 +65,7 @@ _PLAIN = " !#$&'()*+-./:;<=>?@[]^_`{|}~"
 
 def _from_one(text: str) -> int:
     if (value := parse_whole_number(text)) < 1:
-        raise ValueError(f"should be a whole number from 1; {describe_found(text)}")
+        raise ValueError(f"should be a whole number of at least 1; {describe_found(text)}")
     return value
 
 
@@ -99,7 +99,7 @@ def _flag(text: str) -> bool:
 
 def _patience(text: str) -> float:
     if (value := parse_time(text)) <= 0:
-        raise ValueError(f"should be a number above 0; {describe_found(text)}")
+        raise ValueError(f"should be a number greater than 0; {describe_found(text)}")
     return value
 
 

@@ -100,7 +100,7 @@ def _of_result(source: TraceSource, result: Any) -> RequestRows:
 def _columns(source: TraceSource, result: Any) -> RequestRows:
     """Return all requests with valid values; ``number`` is their index in the lists."""
     if not isinstance(result, dict):
-        raise source.error("should be a JSON object with a result")
+        raise source.error("should be a JSON object with the result of a benchmark")
     missing = [name for name in _LISTS if not isinstance(result.get(name), list)]
     if missing:
         raise source.error(f"missing lists {', '.join(missing)}; record them with --save-detailed")

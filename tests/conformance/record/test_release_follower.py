@@ -238,7 +238,9 @@ def test_selected_recordings_show_every_rule() -> None:
     kept = choose(rules, seen, traces)
     assert len(kept) <= len(traces)
     assert all(recordings_by_rule(rules, seen, {name: traces[name] for name in kept}).values())
-    with pytest.raises(InputError, match=r"no case shows .*keeps_position.*; record more"):
+    with pytest.raises(
+        InputError, match=r"no recorded case covers .*keeps_position.*; record more"
+    ):
         choose(rules, seen, dict(list(traces.items())[:2]))
 
 

@@ -152,7 +152,7 @@ def test_conform_reads_the_output_of_record(wheel: Path, tmp_path: Path) -> None
     assert run(app, ["conform", *files]).exit_code == 0
     packed = str(tmp_path / "all.jsonl.gz")
     assert run(app, [*given, "--out", packed]).exit_code == 0
-    assert f"{len(files)} of {len(files)} traces equal" in run(app, ["conform", packed]).output
+    assert f"{len(files)} of {len(files)} recordings equal" in run(app, ["conform", packed]).output
 
 
 @pytest.mark.parametrize("version", ["0.5.15", "0.5.20", "0.5.22", "0.5.23"])

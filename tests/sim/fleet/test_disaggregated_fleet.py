@@ -178,7 +178,7 @@ def test_cached_blocks_are_not_sent() -> None:
 @pytest.mark.parametrize(
     ("section", "says"),
     [
-        ({"replicas": [{"role": "prefill"}]}, "roles must be prefill and decode"),
+        ({"replicas": [{"role": "prefill"}]}, "either use both roles, prefill and decode"),
         ({"kv_transfer": None}, "kv_transfer: missing"),
         ({"failures": [{"replica": 0, "at": 1.0}]}, "failures: cannot be combined with roles"),
         (
@@ -201,7 +201,7 @@ def test_cached_blocks_are_not_sent() -> None:
         ),
         (
             {"replicas": [{"role": "prefill"}, {"role": "decode", "engine": PRODUCER}]},
-            "kv_role: kv_producer does not fit a replica with role decode; expected kv_consumer",
+            "kv_role: kv_producer does not match the replica's role decode; expected kv_consumer",
         ),
     ],
 )

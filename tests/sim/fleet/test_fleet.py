@@ -277,7 +277,7 @@ def test_crashing_request_kills_replicas_in_turn() -> None:
         ({"failures": [{"replica": 0, "at": 2.0, "back_at": 1.0}]}, "must be later than at (2)"),
         (
             {"drains": [{"replica": 0, "at": 1.0}, {"replica": 0, "at": 2.0}]},
-            "replica 0 has two entries at the same time",
+            "replica 0 has two outages at the same time",
         ),
         (
             {"replicas": 3, "autoscale": {"target": 1.0, "max_replicas": 2}},

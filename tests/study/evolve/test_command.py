@@ -37,7 +37,7 @@ def test_prints_and_writes_winner(tmp_path: Path) -> None:
     [
         ([], "--objective: missing"),
         (["--objective", "e2e"], "unknown metric 'e2e'"),
-        (["--objective", "e2e_ms.p99", "--propose", "cat"], "is executed; add --trust"),
+        (["--objective", "e2e_ms.p99", "--propose", "cat"], "this command writes; add --trust"),
         (["--objective", "e2e_ms.p99", "--variant", "b"], "unknown variant"),
         (
             ["--objective", "e2e_ms.p99", "--propose", "cat", "--over", "timeout=1..9", "--trust"],

@@ -196,7 +196,9 @@ def test_several_objectives_give_front(tmp_path: Path) -> None:
             x for x in found.standings if all(map(lambda a, b: a < b, x.fitness, one.fitness))
         ]
         assert better == []
-    assert "Best trade-offs (no candidate beats these in every goal)" in summarize_evolution(found)
+    assert "Best trade-offs (no candidate is better in every objective)" in summarize_evolution(
+        found
+    )
 
 
 def test_describes_policy() -> None:

@@ -75,9 +75,9 @@ def test_planted_regression_is_found_and_resumed(
 def test_bad_input(toy: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="pass --trust"):
         bisect(toy, "r1..r40")
-    with pytest.raises(InputError, match="name the range"):
+    with pytest.raises(InputError, match="missing range"):
         bisect(toy, "--trust")
-    with pytest.raises(InputError, match="expected one of --over, --variants, --git"):
+    with pytest.raises(InputError, match="expected exactly one of --over, --variants, --git"):
         bisect(toy, "r1..r40", "--trust", "--variants")
     with pytest.raises(InputError, match="--when slow: unknown verdict"):
         bisect(toy, "r1..r40", "--trust", "--when", "slow")

@@ -83,7 +83,7 @@ def test_assumed_objectives() -> None:
     ("asked", "what"),
     [
         ([], "--slo: missing"),
-        (["starved<=0", "starved<=1"], "has two bounds"),
+        (["starved<=0", "starved<=1"], "is given twice"),
         (["goodput>=1"], "requires limits"),
     ],
 )

@@ -154,17 +154,35 @@ def test_reports_limit_on_runs() -> None:
     [
         ("engine.max_num_seqs", "expected path=values"),
         ("=1..2", "expected path=values"),
-        ("engine.max_num_seqs=1..", "no value is valid in the scenario: .* whole number"),
-        ("engine.max_num_seqs=a..b", "no value is valid in the scenario: .* whole number"),
+        (
+            "engine.max_num_seqs=1..",
+            "none of the values is valid in this scenario; the first error: .* whole number",
+        ),
+        (
+            "engine.max_num_seqs=a..b",
+            "none of the values is valid in this scenario; the first error: .* whole number",
+        ),
         ("engine.max_num_seqs=9..3", "the lower end 9 must be below 3"),
-        ("engine.max_num_seqs=1..inf", "no value is valid in the scenario: .* whole number"),
+        (
+            "engine.max_num_seqs=1..inf",
+            "none of the values is valid in this scenario; the first error: .* whole number",
+        ),
         ("engine.max_num_seqs=1..99999999999", "more than 10,000,000 values"),
         ("engine.max_num_seqs=[1,2", "not valid YAML"),
-        ("timeout=-inf..3", "no value is valid in the scenario: .* number"),
+        (
+            "timeout=-inf..3",
+            "none of the values is valid in this scenario; the first error: .* number",
+        ),
         ("timeout=1..9:log", r"expected LOW\.\.HIGH, or values"),
         ("engine.max_num_sqs=1..3", "did you mean 'max_num_seqs'"),
-        ("engine.max_num_seqs=-5..0", "no value is valid in the scenario: .* greater than 0"),
-        ("engine.max_num_seqs=0.5..0.7", "no value is valid in the scenario: .* whole number"),
+        (
+            "engine.max_num_seqs=-5..0",
+            "none of the values is valid in this scenario; the first error: .* greater than 0",
+        ),
+        (
+            "engine.max_num_seqs=0.5..0.7",
+            "none of the values is valid in this scenario; the first error: .* whole number",
+        ),
     ],
 )
 def test_rejects_invalid_ranges(text: str, message: str) -> None:

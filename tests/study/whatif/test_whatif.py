@@ -208,7 +208,7 @@ def test_skips_tighter_limits() -> None:
     tried = {e.change.after: e.figures["finished"] for e in found.effects if e.change.field == name}
     assert tried[256] > tried[64] > tried[16]
     assert [change.after for change in found.skipped if change.field == name] == [1, 4]
-    assert "Not tried, because milder values served fewer requests" in " ".join(
+    assert "Not tried, because smaller changes of the same field served fewer requests" in " ".join(
         map(str, render_whatif(found))
     )
     after = evaluate_job(make_trial_job(with_knobs(base, max_num_scheduled_tokens=4), HERE))

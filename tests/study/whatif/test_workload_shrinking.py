@@ -188,7 +188,7 @@ def test_closed_loop_arrivals_are_listed() -> None:
     text = shrunk_scenario.write_shrunk(
         found, parse_condition("starved"), "simkv shrink x", HERE, None
     )
-    assert "# Arrivals depended on answers; these are the arrivals of one run." in text
+    assert "# In the original scenario, arrivals depend on answers; this file contains the" in text
 
 
 def test_limit_on_runs_still_shows_verdict(root: Path) -> None:
@@ -261,7 +261,7 @@ def test_header_reports_seed() -> None:
     text = shrunk_scenario.write_shrunk(
         found, parse_condition("starved"), "simkv shrink x", HERE, None
     )
-    assert "# The requests were sampled with seed 41; this file has no randomness." in text
+    assert "# The requests were sampled with seed 41; this file has no random part." in text
 
 
 def test_profile_path_is_relative_to_new_file(root: Path, tmp_path: Path) -> None:
@@ -280,7 +280,7 @@ def test_failure_keeps_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     out = tmp_path / "small.yaml"
     out.write_text("precious")
     wrong = replace(found, after=found.before)
-    with pytest.raises(AssertionError, match="the new file results in"):
+    with pytest.raises(AssertionError, match="the new scenario file gives another result"):
         shrunk_scenario.write_shrunk(wrong, parse_condition("stalled"), "simkv shrink x", HERE, out)
     assert out.read_text() == "precious"
     assert list(tmp_path.iterdir()) == [out]

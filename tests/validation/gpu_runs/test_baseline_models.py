@@ -113,7 +113,7 @@ def test_training_steps_of_a_campaign(tmp_path):
     ahead = read_training(tmp_path, PLAIN.model_copy(update={"floor": [host]}))
     assert [step.seconds for step in ahead] == pytest.approx([0.4, 0.25], rel=1e-6)
     (tmp_path / "samples.csv").write_text("key,part\nstep|a,step\n")
-    with pytest.raises(InputError, match="not a folder of `simkv gpu calibrate`"):
+    with pytest.raises(InputError, match="not a directory written by `simkv gpu calibrate`"):
         read_training(tmp_path, PLAIN)
 
 
