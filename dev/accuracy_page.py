@@ -46,7 +46,7 @@ def render(counts: RecordingCounts, results: Sequence[Mapping[str, Any]]) -> str
     template = Environment(
         autoescape=False, keep_trailing_newline=True, undefined=StrictUndefined
     ).from_string((HERE / "accuracy_page.md.j2").read_text(encoding="utf-8"))
-    seen = next(one for one in results if "each configuration left out" in one["judge"])
+    seen = next(one for one in results if "each configuration excluded" in one["judge"])
     return template.render(engines=engines, releases=releases[::-1], seen=seen)
 
 

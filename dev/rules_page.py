@@ -51,9 +51,10 @@ def render_page(page: RulesPage) -> str:
     lines = [
         f"# Rules of {page.title} by release",
         "",
-        f"`make rules` generates this page from `{page.module}`. A rule that is not on it is the",
-        "same in all modelled releases. Recordings are decisions of the engine's own scheduler",
-        "on test cases; a recording shows a rule if some of its decisions would differ without it.",
+        "This page lists the scheduling rules that changed between releases. All other rules are",
+        "the same in all modelled releases. A *recording* contains the decisions of the engine's",
+        "own scheduler in a test case. A recording shows a rule if some of its decisions would",
+        f"differ without the rule. `make rules` generates this page from `{page.module}`.",
         "",
         "## Releases",
         "",

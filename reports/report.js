@@ -1,9 +1,9 @@
-// The run: columns from the page's JSON, unpacked into something that can be asked.
+// The run: columns from the page's JSON, unpacked for lookups.
 "use strict";
 
 const PAGE = JSON.parse(document.getElementById("data").textContent);
 
-/** A column that may be packed as values and how often each is repeated. */
+/** Unpack a column that may be stored as values and repeat counts. */
 function unpacked(column) {
   if (Array.isArray(column)) return column;
   const { runs } = column;
@@ -12,7 +12,7 @@ function unpacked(column) {
   return values;
 }
 
-/** Seconds as a reader wants them: "0.42 s", "12.3 s", "1,234 s". */
+/** Format seconds: "0.42 s", "12.3 s", "1,234 s". */
 function seconds(value) {
   if (value === null || value === undefined || Number.isNaN(value)) return "none";
   const size = Math.abs(value);
@@ -20,7 +20,7 @@ function seconds(value) {
   return `${number(value)} s`;
 }
 
-/** A number with three digits or all before the point, thousands apart. */
+/** Format a number with three significant digits and thousands separators. */
 function number(value) {
   if (value === null || value === undefined) return "none";
   const size = Math.abs(value);
@@ -54,7 +54,7 @@ class Variant {
     this.unpackLanes(raw.lanes, tick);
   }
 
-  /** Lanes are those drawn: all requests, or a sample of them. */
+  /** Shown lanes: all requests, or a sample of them. */
   unpackLanes({ of, count, kinds, lasts }, tick) {
     this.drawn = of;
     this.laneOf = new Map(of.map((place, lane) => [place, lane]));
@@ -96,7 +96,7 @@ class Variant {
     return Math.min(low, this.begin[lane + 1] - 1);
   }
 
-  /** Seconds of each kind in the life of a lane's request; what came after its end is not life. */
+  /** Seconds by kind of a lane's request, until the end of the request. */
   ledger(lane) {
     const sums = new Float64Array(PAGE.kinds.length);
     for (let i = this.begin[lane]; i < this.begin[lane + 1]; i++) {
@@ -109,10 +109,10 @@ class Variant {
 const VARIANTS = PAGE.variants.map((raw) => new Variant(raw, PAGE.tick));
 const KINDS = PAGE.kinds; // {key, label, served, life}
 
-/** How a stretch is painted: what it did, as in the pictures, or the kind that the ledger names. */
+/** Color of an interval: by activity, as in the plots, or by its kind in the ledger. */
 const PAINTS = {
   did: {
-    keys: ["waiting", "prefill", "recompute", "decode", "held_up", "preempted", "starved", "timed_out",
+    keys: ["waiting", "prefill", "recompute", "evicted", "decode", "held_up", "preempted", "starved", "timed_out",
       "failed", "gone", "wasted"],
     of(kind, vain) {
       const { key, served, life } = KINDS[kind];
@@ -180,15 +180,15 @@ function pick(shares, columns, paints, lanes) {
   return cells;
 }
 
-// Colours and type from the style sheet, so that there is one place that knows them.
+// Colors and fonts from the style sheet, which defines them once.
 "use strict";
 
-/** A custom property of the style sheet, as it is now. */
+/** Current value of a custom property of the style sheet. */
 function css(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 }
 
-/** The layout that all figures share. */
+/** Layout shared by all figures. */
 function layoutOf(extra) {
   const ink = css("ink");
   return {
@@ -218,7 +218,7 @@ function axis(title, extra) {
   };
 }
 
-/** Width of a figure: what the page has, or for a file always the same. */
+/** Width of a figure: the width of the page, or a fixed width for files. */
 const canvas = { width: null };
 
 function widthNow() {
@@ -231,7 +231,7 @@ function narrow() {
   return widthNow() < 700;
 }
 
-/** Where panel `index` of `count` lies: domains of its axes and the place of its title. */
+/** Axis domains and title position of panel `index` of `count`. */
 function panel(index, count, rows = [1]) {
   const across = narrow() ? 1 : count;
   const down = Math.ceil(count / across);
@@ -255,7 +255,7 @@ function panel(index, count, rows = [1]) {
   return { x, y, top, across, down };
 }
 
-/** The heading over a panel, in as many lines as it needs. */
+/** Heading of a panel, wrapped to several lines if necessary. */
 function heading(text, place) {
   const width = (place.x[1] - place.x[0]) * (widthNow() - 76);
   return {
@@ -285,8 +285,7 @@ function escaped(text) {
   return String(text).replace(/[&<>"']/g, (sign) => `&#${sign.charCodeAt(0)};`);
 }
 
-// One lane per request. However many there are, what is drawn is what the screen can show:
-// zoom in and the lanes come apart.
+// One lane per request. Lanes are merged to the resolution of the screen; zooming in separates them.
 "use strict";
 
 const LANES = {
@@ -357,7 +356,7 @@ const LANES = {
     return { data, layout };
   },
 
-  /** A frame around the pinned request, and a line where an engine stopped for good. */
+  /** A frame around the pinned request, and a line where an engine halted. */
   shapes(pair) {
     const shapes = [];
     pair.forEach((variant, index) => {
@@ -405,7 +404,7 @@ const LANES = {
     }));
   },
 
-  /** Preemptions in view, from the request that they were for to the one that lost its KV. */
+  /** Preemptions in view, from the request that gained blocks to the request that lost its KV. */
   arrows(variant, view, first, last, name) {
     if (last - first > 200) return [];
     const [from, to] = view.x;
@@ -432,7 +431,7 @@ const LANES = {
     }];
   },
 
-  /** What is at a point of the figure, as HTML. */
+  /** Description of a point of the figure, as HTML. */
   about(pair, index, x, y, view) {
     const variant = pair[index];
     const { first, last } = rangeOf(variant, view.y[index]);
@@ -468,7 +467,7 @@ function rangeOf(variant, range) {
   return { first, last: Math.min(Math.max(Math.ceil(range[1] + 0.5), first + 1), count) };
 }
 
-/** Ticks of the y axis: places that are labelled with the ids of their requests. */
+/** Ticks of the y axis, labeled with request ids. */
 function idTicks(variant, first, last) {
   const count = last - first;
   const step = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000]
@@ -486,7 +485,7 @@ function scaleOf(paint) {
   });
 }
 
-/** A heatmap has no legend: one square for each paint that occurs. */
+/** One legend square per color that occurs, because a heatmap has no legend. */
 function legendOf(paint, seen) {
   return paint.keys.map((key, index) => ({ key, index })).filter(({ index }) => seen.has(index))
     .map(({ key }) => ({
@@ -506,7 +505,7 @@ function aboutMoment(variant, lane, time) {
     const key = KINDS[variant.kind[i]].key;
     lines.push(`<i class="chip" style="background:var(--kind-${key})"></i>${escaped(PAGE.words[key])},
       ${number(variant.start[i])} to ${number(variant.end[i])} s (${seconds(variant.end[i] - variant.start[i])})`);
-    if (key === "preempted" || key === "recompute") {
+    if (key === "preempted" || key === "recompute" || key === "evicted") {
       const arrow = variant.arrows.filter((a) => a.victim === place && a.at <= variant.end[i]).pop();
       if (arrow) lines.push(aboutArrow(variant, arrow));
     }
@@ -519,17 +518,17 @@ function aboutMoment(variant, lane, time) {
 }
 
 function aboutArrow(variant, { at, by, why, tokens }) {
-  const whom = by < 0 ? "" : ` for request ${variant.id(by)}`;
-  return `preempted at ${number(at)} s${whom}: ${escaped(PAGE.causes[why] || why)}, ${number(tokens)} tokens of KV lost`;
+  const gained = by < 0 ? "" : ` in favor of request ${variant.id(by)}`;
+  return `preempted at ${number(at)} s${gained} ${escaped(PAGE.causes[why] || why)}, ${number(tokens)} tokens of KV lost`;
 }
 
 function behindWhom(variant, place) {
   const who = variant.blocked[variant.id(place)];
   if (!who || !who.length) return "";
-  return `in all behind ${who.map(([id, time]) => `request ${id} (${seconds(time)})`).join(", ")}`;
+  return `main blockers: ${who.map(([id, time]) => `request ${id} (${seconds(time)})`).join(", ")}`;
 }
 
-/** Lanes `begin` to `end` at one moment: how many did what. */
+/** Lanes `begin` to `end` at one moment: number of requests by activity. */
 function aboutGroup(variant, begin, end, time) {
   const count = new Map();
   for (let lane = begin; lane < end; lane++) {
@@ -539,15 +538,15 @@ function aboutGroup(variant, begin, end, time) {
   const ids = `${variant.id(variant.drawn[begin])} to ${variant.id(variant.drawn[end - 1])}`;
   const lines = [...count].sort((a, b) => b[1] - a[1]).map(([kind, many]) =>
     `<i class="chip" style="background:var(--kind-${KINDS[kind].key})"></i>${many} ${escaped(PAGE.words[KINDS[kind].key])}`);
-  return [`<b>requests ${ids}</b> at ${number(time)} s`, ...lines, "zoom in to see each"].join("<br>");
+  return [`<b>requests ${ids}</b> at ${number(time)} s`, ...lines, "zoom in for single requests"].join("<br>");
 }
 
-// The figures besides the lanes. Each says how high it is, what it shows and what its table holds.
+// All figures except the lanes. Each defines its height, its traces and its table.
 "use strict";
 
 const centres = () => PAGE.edges.slice(0, -1).map((edge, i) => (edge + PAGE.edges[i + 1]) / 2);
 
-/** Ledger of all variants: mean seconds of a request by kind, one bar a variant. */
+/** Ledger of all variants: mean seconds of a request by kind, one bar per variant. */
 const LEDGER = {
   id: "ledger",
   height: () => 150 + 30 * VARIANTS.length + (narrow() ? 90 : 0),
@@ -559,7 +558,7 @@ const LEDGER = {
       type: "bar", orientation: "h", y: names, name: PAGE.words[key],
       x: VARIANTS.map((variant) => variant.totals[code] / Math.max(variant.size, 1)),
       marker: { color: css(`kind-${key}`), line: { color: css("paper"), width: 1 } },
-      hovertemplate: `%{y}: ${escaped(PAGE.words[key])} %{x:.3~s} s a request<extra></extra>`,
+      hovertemplate: `%{y}: ${escaped(PAGE.words[key])} %{x:.3~s} s per request<extra></extra>`,
     }));
     const layout = layoutOf({ barmode: "stack", hovermode: "closest" });
     layout.xaxis = axis("mean seconds per request", {});
@@ -646,7 +645,7 @@ const REQUESTS = {
   },
 };
 
-/** KV blocks by owner over time, the greatest holders one by one. */
+/** KV blocks by owner over time, the largest holders separately. */
 const BLOCKS = {
   id: "blocks",
   timed: true,
@@ -699,7 +698,7 @@ const BLOCKS = {
   },
 };
 
-/** The name of a band, where it is thickest and if it is thick enough. */
+/** The label of a band at its thickest point, if it is thick enough. */
 function bandLabel(x, y, below, text, view, name, total) {
   let best = -1;
   x.forEach((time, i) => {
@@ -719,8 +718,8 @@ const QUEUES = {
   height: (pair) => 480 * panel(0, pair.length).down,
   rows: [
     ["requests", [["waiting", "waiting", "red"], ["running", "running", "blue"]]],
-    ["decodes a step", [["decodes", "decodes a step", "sky"]]],
-    ["prefill tokens", [["prefill", "prefill tokens a step", "purple"]]],
+    ["decodes per step", [["decodes", "decodes per step", "sky"]]],
+    ["prefill tokens", [["prefill", "prefill tokens per step", "purple"]]],
   ],
   make(pair, view) {
     const data = [];
@@ -776,7 +775,7 @@ function faded(colour) {
   return `rgba(${r},${g},${b},0.22)`;
 }
 
-/** What share of all requests had a first token, and an answer, after how long. */
+/** Share of all requests with a first token, and with an answer, by time. */
 const LATENCY = {
   id: "latency",
   height: () => 360,
@@ -809,7 +808,7 @@ const LATENCY = {
   },
 };
 
-/** Who held what others waited for. */
+/** Requests that held the resources that others waited for. */
 const BLOCKERS = {
   id: "blockers",
   height: (pair) => 330 * panel(0, pair.length).down,
@@ -823,12 +822,12 @@ const BLOCKERS = {
       data.push({
         type: "bar", orientation: "h", x: top.map((b) => b[1]), y: top.map((b) => `request ${b[0]}`),
         customdata: top.map((b) => b[2]), marker: { color: css(index ? "blue" : "red") },
-        hovertemplate: "%{y}: %{x:.4~s} s of others' waiting, %{customdata:.4~s} block-seconds<extra></extra>",
+        hovertemplate: "%{y}: %{x:.4~s} s of waiting caused, %{customdata:.4~s} block-seconds<extra></extra>",
         xaxis: `x${name}`, yaxis: `y${name}`,
       });
-      layout[`xaxis${name}`] = axis("seconds that others waited for it", { domain: place.x, anchor: `y${name}`, rangemode: "tozero", ...(index ? { matches: "x" } : {}) });
+      layout[`xaxis${name}`] = axis("waiting time caused (s)", { domain: place.x, anchor: `y${name}`, rangemode: "tozero", ...(index ? { matches: "x" } : {}) });
       layout[`yaxis${name}`] = axis("", { domain: place.y[0], anchor: `x${name}`, autorange: "reversed", type: "category" });
-      layout.annotations.push(heading(top.length ? variant.name : `${variant.name}: nobody blocked anybody`, place));
+      layout.annotations.push(heading(top.length ? variant.name : `${variant.name}: no blockers`, place));
     });
     return { data, layout };
   },
@@ -839,7 +838,7 @@ const BLOCKERS = {
   },
 };
 
-/** Simulated figures against published ones: the error of each, with that of the profile. */
+/** Error of simulated figures compared with published ones, with the error of the profile. */
 const PUBLISHED = {
   id: "published",
   height: () => 130 + 22 * PAGE.published.length,
@@ -847,7 +846,7 @@ const PUBLISHED = {
     const rows = PAGE.published;
     const labels = rows.map(({ variant, figure }) => `${variant}: ${figure}`);
     const layout = layoutOf({ hovermode: "closest", showlegend: false, margin: { l: 20, r: 20, t: 20, b: 46 } });
-    layout.xaxis = axis("simulated, % off the published figure", { zeroline: true, zerolinecolor: css("ink"), zerolinewidth: 2 });
+    layout.xaxis = axis("error of the simulated figure (%)", { zeroline: true, zerolinecolor: css("ink"), zerolinewidth: 2 });
     layout.yaxis = axis("", { autorange: "reversed", type: "category" });
     return {
       data: [{
@@ -868,7 +867,255 @@ const PUBLISHED = {
 
 const FIGURES = [LANES, BLOCKS, QUEUES, LEDGER, REQUESTS, BLOCKERS, LATENCY, PUBLISHED];
 
-// Draws the figures, keeps them in step with each other, and answers mouse, touch and keyboard.
+// The inspector: one moment of the run, its step, queues and blocks, for both variants side by side.
+"use strict";
+
+/** Most rows of a list; the others are counted. */
+const MOST_LISTED = 40;
+const moment = { time: 0 };
+
+/** Index of the last element at or before a value, or -1; `from` and `to` limit the search. */
+function lastAt(sorted, value, from = 0, to = sorted.length) {
+  let low = from;
+  let high = to;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (sorted[middle] <= value) low = middle + 1;
+    else high = middle;
+  }
+  return low - 1 >= from ? low - 1 : -1;
+}
+
+/** Unpack the steps and the block counts of a variant when it is first inspected. */
+function inspected(variant) {
+  if (variant.moments) return variant.moments;
+  const tick = PAGE.tick;
+  const columns = {};
+  for (const [name, column] of Object.entries(variant.steps.columns)) columns[name] = unpacked(column);
+  const start = new Float64Array(columns.gap.length);
+  const end = new Float64Array(columns.gap.length);
+  let reached = 0;
+  columns.gap.forEach((gap, i) => {
+    start[i] = (reached + gap) * tick;
+    reached += gap + columns.last[i];
+    end[i] = reached * tick;
+  });
+  const { count, gaps, changes } = variant.holdings;
+  const first = new Int32Array(count.length + 1);
+  const since = new Float64Array(gaps.length);
+  const blocks = new Int32Array(gaps.length);
+  let next = 0;
+  count.forEach((entries, lane) => {
+    let time = 0;
+    let held = 0;
+    for (const stop = next + entries; next < stop; next++) {
+      time += gaps[next];
+      held += changes[next];
+      since[next] = time * tick;
+      blocks[next] = held;
+    }
+    first[lane + 1] = next;
+  });
+  variant.moments = { ...columns, start, end, first, since, blocks };
+  return variant.moments;
+}
+
+/** Requests of the shown lanes at a time: running (computing or holding blocks) and waiting. */
+function queuesAt(variant, time) {
+  const { first, since, blocks } = inspected(variant);
+  const running = [];
+  const waiting = [];
+  variant.drawn.forEach((place, lane) => {
+    const i = variant.at(lane, time);
+    if (i < 0) return;
+    const { key, served, life } = KINDS[variant.kind[i]];
+    const at = lastAt(since, time, first[lane], first[lane + 1]);
+    const held = at < 0 ? 0 : blocks[at];
+    if (!life && !held) return;
+    let admitted = at;
+    while (admitted > first[lane] && blocks[admitted - 1] > 0) admitted--;
+    const row = { place, key, from: variant.start[i], held, admitted: held ? since[admitted] : variant.start[i] };
+    (served || held ? running : waiting).push(row);
+  });
+  running.sort((a, b) => a.admitted - b.admitted || a.place - b.place);
+  return { running, waiting };
+}
+
+/** A color of a request that differs from those of its neighbors. */
+const colorOf = (id) => `hsl(${(id * 137.508) % 360} 62% 55%)`;
+
+/** A count with its noun: "1 decode", "14 decodes". */
+const counted = (count, noun) => `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
+
+function stepAt(variant, time) {
+  return lastAt(inspected(variant).start, time);
+}
+
+/** Sentences about the step at a time and its decision. */
+function describeStep(variant, time) {
+  const columns = inspected(variant);
+  const i = stepAt(variant, time);
+  if (i < 0) return ["No step has started."];
+  const idle = time > columns.end[i] + PAGE.tick / 2;
+  const of = variant.steps.every > 1 ? `; one of ${variant.steps.every} steps is stored` : "";
+  const what = [];
+  if (columns.prefill[i]) what.push(`prefill of ${number(columns.prefill[i])} tokens for ${counted(columns.prefills[i], "request")}`);
+  if (columns.decodes[i]) what.push(counted(columns.decodes[i], "decode"));
+  const lines = [
+    `${idle ? "Idle after step" : "Step"} ${number(i + 1)} of ${number(columns.start.length)}${of}: ` +
+      `${short(columns.start[i])} to ${short(columns.end[i])} s, ${what.join(" and ") || "no tokens"}.`,
+    `${number(columns.running[i])} running, ${number(columns.waiting[i])} waiting, ` +
+      `${number(columns.free[i])} of ${number(variant.owners.total)} blocks free.`,
+  ];
+  const upTo = i + 1 < columns.start.length ? columns.start[i + 1] : Infinity;
+  const evicted = variant.arrows.filter(({ at }) => at >= columns.start[i] - PAGE.tick / 2 && at < upTo - PAGE.tick / 2);
+  for (const { victim, by, why, tokens } of evicted.slice(0, 8)) {
+    lines.push(`Request ${variant.id(victim)} is preempted${by < 0 ? "" : ` for request ${variant.id(by)}`}` +
+      ` (${PAGE.causes[why] || why}); ${number(tokens)} tokens are lost.`);
+  }
+  if (evicted.length > 8) lines.push(`${evicted.length - 8} more requests are preempted.`);
+  return lines;
+}
+
+function listOf(variant, title, rows, cells, order) {
+  const shown = rows.slice(0, MOST_LISTED);
+  const more = rows.length - shown.length;
+  return `<h4>${title}: ${number(rows.length)} <span class="muted">(${order})</span></h4><ol class="moment">${shown.map((row) =>
+    `<li><i class="chip" style="background:${row.held ? colorOf(variant.id(row.place)) : "transparent"}"></i><button type="button" data-place="${row.place}">${variant.id(row.place)}</button> ${cells(row)}</li>`).join("")}</ol>${more > 0 ? `<p class="muted">and ${number(more)} more</p>` : ""}`;
+}
+
+/** Draw the blocks by owner: one run of cells per request, in order of admission, then shared and free ones. */
+function drawBlocks(canvas, variant, running, free) {
+  const total = variant.owners.total;
+  const context = canvas.getContext("2d");
+  const { width, height } = canvas;
+  context.fillStyle = css("grid");
+  context.fillRect(0, 0, width, height);
+  const rows = 8;
+  const perCell = total / (rows * width);
+  const held = running.reduce((sum, row) => sum + row.held, 0);
+  const used = total - free;
+  const scale = held > used && held ? used / held : 1; // shared blocks are in several tables
+  let reached = 0;
+  const paint = (blocks, color) => {
+    context.fillStyle = color;
+    let from = reached / perCell;
+    reached += blocks;
+    const to = reached / perCell;
+    while (from < to) {
+      const row = Math.floor(from / width + 1e-9);
+      const stop = Math.min(to, (row + 1) * width);
+      context.fillRect(from - row * width, (row * height) / rows, stop - from, height / rows - 1);
+      from = stop;
+    }
+  };
+  for (const { place, held: blocks } of running) paint(blocks * scale, colorOf(variant.id(place)));
+  if (used > reached) paint(used - reached, css("muted"));
+}
+
+function showMoment() {
+  const box = $("#moments");
+  const pair = pairNow();
+  box.innerHTML = pair.map((variant, index) => {
+    const { running, waiting } = queuesAt(variant, moment.time);
+    variant.queues = { running, waiting };
+    const [step, state, ...decided] = describeStep(variant, moment.time);
+    const words = (key) => escaped(PAGE.words[key] || key);
+    return `<section data-index="${index}" aria-label="${escaped(variant.name)}"><h3>${escaped(variant.name)}</h3>
+      <p>${escaped(step)}</p>${state ? `<p>${escaped(state)}</p>` : ""}${decided.map((line) => `<p class="decided">${escaped(line)}</p>`).join("")}
+      <canvas width="560" height="72" role="img"></canvas>
+      ${listOf(variant, "Running", running, ({ key, held }) => `${words(key)}, ${number(held)} blocks`, "by admission")}
+      ${listOf(variant, "Waiting", waiting, ({ key, from }) => `${words(key)} for ${seconds(moment.time - from)}`, "by arrival")}</section>`;
+  }).join("");
+  for (const section of box.children) {
+    const variant = pair[section.dataset.index];
+    const { running } = variant.queues;
+    const i = stepAt(variant, moment.time);
+    const free = i < 0 ? variant.owners.total : inspected(variant).free[i];
+    const canvas = $("canvas", section);
+    drawBlocks(canvas, variant, running, free);
+    canvas.setAttribute("aria-label", `Blocks by owner: ${running.slice(0, 12).map((row) =>
+      `request ${variant.id(row.place)} ${row.held}`).join(", ")}; ${free} free of ${variant.owners.total}`);
+  }
+}
+
+/** Show a time (s) in the inspector, the address and the marks on the lanes. */
+function moveTo(time) {
+  moment.time = Math.min(Math.max(time, 0), whole(view.pair)[1]);
+  $("#moment-time").value = +moment.time.toPrecision(9);
+  $("#moment-slider").value = String(moment.time);
+  showMoment();
+  markLanes();
+  clearTimeout(moveTo.timer);
+  moveTo.timer = setTimeout(() => history.replaceState(null, "", momentLink()), 200);
+}
+
+/** The part of the address that opens this moment: `#t=12.34&request=82`. */
+function momentLink() {
+  const { index, place } = pinned;
+  return `#t=${+moment.time.toPrecision(9)}&request=${pairNow()[index].id(place)}`;
+}
+
+/** A line at the moment in each panel of the lanes. */
+function markLanes() {
+  const box = charts.get(LANES.id);
+  if (!box || !box._fullLayout) return;
+  const plots = Object.values(box._fullLayout._plots);
+  while (box.marks?.length > plots.length) box.marks.pop().remove();
+  box.marks ??= [];
+  plots.forEach(({ xaxis, yaxis }, i) => {
+    const mark = (box.marks[i] ??= box.appendChild(Object.assign(document.createElement("i"), { className: "cursor" })));
+    const x = xaxis.d2p(moment.time);
+    mark.hidden = x < 0 || x > xaxis._length;
+    mark.style.cssText = `left:${xaxis._offset + x}px;top:${yaxis._offset}px;height:${yaxis._length}px`;
+  });
+}
+
+/** Move by steps of the first variant. */
+function moveBySteps(steps) {
+  const { start } = inspected(pairNow()[0]);
+  const i = stepAt(pairNow()[0], moment.time + PAGE.tick / 2) + steps;
+  moveTo(i < 0 ? 0 : start[Math.min(i, start.length - 1)]);
+}
+
+/** Open the moment and the request of an address; return whether it has a moment. */
+function openAddress(hash = location.hash) {
+  const asked = new URLSearchParams(hash.slice(1));
+  const id = Number(asked.get("request") ?? NaN);
+  const index = pairNow().findIndex((variant) => variant.placeOf.has(id));
+  if (index >= 0) inspect(index, pairNow()[index].placeOf.get(id));
+  const time = Number(asked.get("t") ?? NaN);
+  if (Number.isNaN(time)) return false;
+  moveTo(time);
+  return true;
+}
+
+function startInspector() {
+  const slider = $("#moment-slider");
+  slider.max = String(whole(view.pair)[1]);
+  slider.addEventListener("input", () => moveTo(Number(slider.value)));
+  $("#moment-time").addEventListener("change", ({ target }) => moveTo(Number(target.value)));
+  $("#moment-back").addEventListener("click", () => moveBySteps(-1));
+  $("#moment-on").addEventListener("click", () => moveBySteps(1));
+  $("#moment").addEventListener("keydown", (event) => {
+    const steps = { ArrowRight: 1, ArrowLeft: -1, PageDown: 100, PageUp: -100 }[event.key];
+    if (!steps || event.target.matches("input")) return;
+    event.preventDefault();
+    moveBySteps(event.shiftKey ? 10 * steps : steps);
+  });
+  $("#moments").addEventListener("click", ({ target }) => {
+    if (target.dataset.place === undefined) return;
+    inspect(Number(target.closest("section").dataset.index), Number(target.dataset.place));
+    $("#inspected").scrollIntoView({ block: "center" });
+  });
+  addEventListener("hashchange", ({ newURL }) => openAddress(new URL(newURL).hash));
+  const variant = pairNow()[pinned.index];
+  const lane = variant.laneOf.get(pinned.place) ?? 0;
+  if (openAddress()) $("#moment").scrollIntoView();
+  else moveTo(variant.begin[lane] < variant.begin[lane + 1] ? variant.start[variant.begin[lane]] : 0);
+}
+
+// Draw the figures, synchronize them, and handle mouse, touch and keyboard input.
 "use strict";
 
 const whole = (pair) => [0, Math.max(...pair.map((index) => VARIANTS[index].until))];
@@ -885,9 +1132,10 @@ function draw(figure) {
   const { data, layout } = sized(figure);
   box.previousElementSibling.innerHTML = legendHtml(data);
   Plotly.react(box, data, layout, CONFIG);
+  if (figure === LANES) markLanes();
 }
 
-/** A figure with the size that it has here, and room for the headings of its panels. */
+/** A figure with its current size and margins for the headings of its panels. */
 function sized(figure) {
   const pair = pairNow();
   const { data, layout } = figure.make(pair, view);
@@ -900,7 +1148,7 @@ function sized(figure) {
   return { data, layout };
 }
 
-/** The legend as a list, which wraps better than one in the figure. */
+/** The legend as a list outside the figure, because it wraps better. */
 function legendHtml(data) {
   const seen = new Set();
   const entries = data.filter(({ name, showlegend, legendgroup }) => {
@@ -926,7 +1174,7 @@ function drawTimed() {
   FIGURES.filter((figure) => figure.timed).forEach(draw);
 }
 
-/** Draw one figure after the other, so that the page can be read meanwhile. */
+/** Draw one figure at a time, so that the page stays responsive. */
 function drawSoon(figures) {
   const [next, ...rest] = figures;
   if (!next) {
@@ -940,7 +1188,7 @@ function drawSoon(figures) {
   });
 }
 
-/** Zooming in one figure is zooming in all that share its axis. */
+/** Apply a zoom to all figures that share the axis. */
 function listen(figure) {
   const box = charts.get(figure.id);
   if (!box) return;
@@ -994,6 +1242,7 @@ function listenToLanes(box) {
     const { drawn } = pairNow()[spot.index];
     const lane = Math.round(spot.y);
     if (lane >= 0 && lane < drawn.length) inspect(spot.index, drawn[lane]);
+    moveTo(spot.time);
   }, true);
   box.addEventListener("keydown", (event) => {
     const step = { ArrowDown: 1, ArrowUp: -1, PageDown: 10, PageUp: -10 }[event.key];
@@ -1006,7 +1255,7 @@ function listenToLanes(box) {
   });
 }
 
-/** Panel, and place in its coordinates, under the pointer; null beside the panels. */
+/** Panel under the pointer and the coordinates in it; null outside the panels. */
 function spotAt(box, { clientX, clientY }) {
   const { left, top } = box.getBoundingClientRect();
   for (const [index, id] of Object.keys(box._fullLayout._plots).entries()) {
@@ -1019,7 +1268,7 @@ function spotAt(box, { clientX, clientY }) {
   return null;
 }
 
-/** On a touch screen a finger scrolls the page, and a tap shows what a mouse would by hovering. */
+/** On a touch screen, dragging scrolls the page and a tap shows what hovering shows. */
 function listenToTaps(box) {
   box.addEventListener("click", (event) => {
     const spot = matchMedia("(pointer: coarse)").matches ? spotAt(box, event) : null;
@@ -1037,7 +1286,7 @@ function place(tip, event) {
 
 const pinned = { index: 0, place: 0 };
 
-/** Show the story of one request under the lanes. */
+/** Show the details of one request below the lanes. */
 function inspect(index, placeOf) {
   const variant = pairNow()[index];
   pinned.index = index;
@@ -1054,10 +1303,10 @@ function inspect(index, placeOf) {
     ["tokens", `${number(prompt[placeOf])} in the prompt; ${number(tokens[placeOf])} of ${number(output[placeOf])} received`],
     ["first token after", seconds(first[placeOf])],
     ["answer after", seconds(e2e[placeOf])],
-    ["preemptions", `${number(preemptions[placeOf])}, ${number(recomputed[placeOf])} tokens computed again`],
+    ["preemptions", `${number(preemptions[placeOf])}, ${number(recomputed[placeOf])} tokens recomputed`],
   ];
   const behind = behindWhom(variant, placeOf);
-  if (behind) facts.push(["waited", behind.replace("in all ", "")]);
+  if (behind) facts.push(["main blockers", behind.replace("main blockers: ", "")]);
   const lane = variant.laneOf.get(placeOf);
   let bar = "";
   if (lane !== undefined) {
@@ -1068,7 +1317,7 @@ function inspect(index, placeOf) {
       <ul class="ledger">${sums.sort((a, b) => b.sum - a.sum).map(({ key, sum }) =>
         `<li><i class="chip" style="background:var(--kind-${key})"></i>${escaped(PAGE.words[key])} <b>${seconds(sum)}</b> (${number((100 * sum) / all)} %)</li>`).join("")}</ul>`;
   } else {
-    bar = "<p>Its lane is not among the sample that this page holds.</p>";
+    bar = "<p>This page contains a sample of the lanes, without this request.</p>";
   }
   $("#inspected").innerHTML = `<h3>Request ${variant.id(placeOf)} of ${escaped(variant.name)}</h3>
     <dl>${facts.map(([term, text]) => `<div><dt>${term}</dt><dd>${escaped(text)}</dd></div>`).join("")}</dl>${bar}`;
@@ -1092,7 +1341,7 @@ function save(figure, format) {
   return Plotly.downloadImage({ data, layout }, { format, width, height, scale: 2, filename: name });
 }
 
-/** A figure as it goes into a file: of one width on every screen, with title and legend in it. */
+/** A figure for export: fixed width, with title and legend. */
 function forFile(figure) {
   canvas.width = 1200;
   const { data, layout } = sized(figure);
@@ -1109,7 +1358,7 @@ function quoted(value) {
   return /[",\n]/.test(text) ? `"${text.replace(/"/g, '""')}"` : text;
 }
 
-// The table of requests: sorted, filtered, a page at a time.
+// The table of requests: sorting, filtering and paging.
 
 const table = { sort: "ended", down: true, page: 0, size: 15, filter: "all", index: 0 };
 const COLUMNS = [
@@ -1118,7 +1367,7 @@ const COLUMNS = [
   ["outcome", "outcome", (v, p) => v.outcome(p).word],
   ["first", "first token after (s)", (v, p) => v.requests.first[p]],
   ["e2e", "answer after (s)", (v, p) => v.requests.e2e[p]],
-  ["ended", "in the system (s)", (v, p) => v.requests.ended[p] - v.requests.arrival[p]],
+  ["ended", "time in system (s)", (v, p) => v.requests.ended[p] - v.requests.arrival[p]],
   ["preemptions", "preemptions", (v, p) => v.requests.preemptions[p]],
   ["recomputed", "recomputed tokens", (v, p) => v.requests.recomputed[p]],
 ];
@@ -1187,10 +1436,12 @@ function choosePair() {
   nameThePair();
   fillTable();
   inspect(0, worstOf(pairNow()[0]));
+  $("#moment-slider").max = String(whole(view.pair)[1]);
+  moveTo(moment.time);
   drawAll();
 }
 
-/** The request to begin with: without an answer if there is one, and longest in the system. */
+/** The request to show first: the slowest unserved request, or the slowest request. */
 function worstOf(variant) {
   const { arrival, ended } = variant.requests;
   let worst = 0;
@@ -1211,12 +1462,12 @@ function listenToControls() {
     event.preventDefault();
     const index = Number($("#inspect-variant").value || 0);
     const found = pairNow()[index].placeOf.get(Number($("#inspect-id").value));
-    if (found === undefined) $("#inspected").textContent = "There is no such request in this variant.";
+    if (found === undefined) $("#inspected").textContent = "This variant has no such request.";
     else inspect(index, found);
   });
 }
 
-/** Paper is light, and as wide as a sheet of A4 or Letter less its margins. */
+/** Print with light colors and the width of A4 or Letter paper without margins. */
 function forPaper(printing) {
   document.documentElement.classList.toggle("print", printing);
   canvas.width = printing ? 700 : null;
@@ -1233,6 +1484,7 @@ function start() {
   listenToTable();
   fillTable();
   inspect(0, worstOf(pairNow()[0]));
+  startInspector();
   drawSoon(FIGURES.filter(({ id }) => charts.has(id)));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
   let width = innerWidth;
@@ -1246,7 +1498,7 @@ function start() {
   addEventListener("afterprint", () => forPaper(false));
 }
 
-/** The plotting library, where it does not lie beside the page, is in the page as gzip in base64. */
+/** Load the plotting library, which is embedded as base64 gzip unless it is a separate file. */
 async function unpackLibrary() {
   const packed = $("#library");
   if (!packed) return;

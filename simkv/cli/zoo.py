@@ -47,8 +47,8 @@ def zoo(
         str | None,
         typer.Option(
             metavar="RELEASE",
-            help="Release to compare with --source: a version, or source for the release of the "
-            "source (default: the newest).",
+            help="Release to compare --source with: a version, or 'source' for the release that "
+            "the source belongs to (default: the newest release).",
         ),
     ] = None,
     tolerance: Annotated[

@@ -32,19 +32,20 @@ class SglangRules:
 
     drops_finished: bool = _admission(
         "Finished requests leave the running batch before admission.",
-        "They leave when the batch is about to decode, and count for memory and rows until then.",
+        "Finished requests leave when the batch starts to decode. Until then, their memory and "
+        "slots count as used.",
         source="managers/scheduler.py",
         since="0.5.23",
     )
     spent_budget_stops: bool = _admission(
-        "A pass ends before its first candidate if a chunked prompt or mixed decodes have used up "
-        "the budget.",
-        "One more candidate may be admitted.",
+        "If a chunked prompt or mixed decodes have used the whole budget, the pass considers "
+        "no further request.",
+        "One more request may be admitted.",
         source="managers/schedule_policy.py",
         since="0.5.23",
     )
     counts_held_rows: bool = _admission(
-        "The row that a chunked prompt already holds does not count against the free rows.",
+        "The slot that a chunked prompt already holds does not reduce the number of free slots.",
         source="managers/scheduler.py",
         since="0.5.23",
     )
@@ -55,8 +56,8 @@ class SglangRules:
         hidden="with one rank it has no visible effect",
     )
     full_if_served: bool = _admission(
-        "If a candidate does not fit into the unreserved memory, the batch-full flag is set only "
-        "if another request runs or was admitted in this pass.",
+        "If a waiting request does not fit into the unreserved memory, the batch-full flag is "
+        "set only if another request runs or was admitted in this pass.",
         "The flag is always set.",
         source="managers/schedule_policy.py",
         since="0.5.22",
@@ -65,7 +66,7 @@ class SglangRules:
     )
     promises_fixed: bool = _admission(
         "Memory is reserved for all output tokens of a request with ignore_eos.",
-        "It is reserved for a share of them, the new-token ratio.",
+        "Memory is reserved for a share of the output tokens, the new-token ratio.",
         source="managers/schedule_policy.py",
         since="0.5.22",
     )
@@ -75,22 +76,23 @@ class SglangRules:
         since="0.5.22",
     )
     keeps_preempted: bool = _admission(
-        "A request preempted for a candidate that is not admitted waits again.",
-        "It is lost and never ends.",
+        "If a request is preempted for another request that is then not admitted, the "
+        "preempted request waits again.",
+        "The preempted request is lost and never ends.",
         source="managers/schedule_policy.py",
         since="0.5.22",
     )
     caps_free_slots: bool = _admission(
-        "min_free_slots_delay is capped at 2 to 4, depending on the number of rows, and at 0 below "
-        "8 rows.",
+        "min_free_slots_delay is limited to at most 2 to 4, depending on the number of slots, "
+        "and to 0 for fewer than 8 slots.",
         source="managers/scheduler.py",
         until="0.5.20",
     )
     bounds_delays: bool = _admission(
-        "The prefill delayer delays for a limited number of passes, uses the sizes of the last 16 "
-        "prefills, and is applied after all other tests, also to chunked prompts.",
-        "It delays without limit while few rows are free, uses the largest prefill so far, and is "
-        "applied before all other tests.",
+        "The prefill delayer delays for a limited number of passes and uses the sizes of the "
+        "last 16 prefills. It is applied after all other checks, and also to chunked prompts.",
+        "The prefill delayer delays without limit while few slots are free and uses the "
+        "largest prefill so far. It is applied before all other checks.",
         source="managers/prefill_delayer.py",
         since="0.5.20",
     )
@@ -102,7 +104,7 @@ class SglangRules:
     )
     evicts_shortfall: bool = _memory(
         "Eviction frees only the missing tokens.",
-        "It frees the requested number, regardless of free tokens.",
+        "Eviction frees the requested number of tokens, even if some tokens are free.",
         source="mem_cache",
         since="0.5.20",
     )
@@ -113,19 +115,20 @@ class SglangRules:
         since="0.5.20",
     )
     splits_retracted: bool = _memory(
-        "Outputs are split also after a retracted request has recomputed both.",
+        "Outputs are also split from the prompt if a retracted request has recomputed both.",
         source="mem_cache",
         since="0.5.22",
     )
     foresees_ends: bool = _decode(
-        "The overlap loop skips requests whose token in flight is their last by length.",
-        "It computes one more token, which is discarded.",
+        "The overlap loop skips requests whose token in flight is the last one that their "
+        "length limit allows.",
+        "The request computes one more token, which is discarded.",
         source="managers/scheduler.py",
         since="0.5.22",
     )
     mixes_if_it_fits: bool = _decode(
         "Decodes join a prefill only if they fit into memory.",
-        "They always join, and the engine crashes if they do not fit.",
+        "Decodes always join a prefill. If they do not fit, the engine crashes.",
         source="managers/scheduler.py",
         since="0.5.22",
     )
@@ -202,7 +205,7 @@ def _release(name: str) -> Variant:
 
 _PROPOSED = Variant(
     "PyPI sglang==0.5.23 with sgl-project/sglang#31723 (2026-07-19, open)",
-    "0.5.23; under lpm every pass that a request waited counts like cached tokens",
+    "0.5.23; under lpm, each pass that a request waits counts like a number of cached tokens",
 )
 VARIANTS: Mapping[str, Variant] = {
     name: _release(name) if name in RELEASES else _PROPOSED for name in RULES

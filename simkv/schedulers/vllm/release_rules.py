@@ -114,8 +114,8 @@ class VllmRules:
     )
     reserves_null_block: bool = _at_start(
         "Start-up",
-        "A sequence of max_model_len must fit beside the null block.",
-        "A cache that is one block too small is accepted.",
+        "A sequence of max_model_len must fit into the cache in addition to the null block.",
+        "A cache that is too small by one block is accepted.",
         source="#47272",
         since="0.29",
     )
@@ -128,7 +128,8 @@ class VllmRules:
 
     reuses_uncached_first: bool = _step(
         "Freed blocks that are not in the prefix cache are reused before all others.",
-        "All freed blocks queue at the end, the tail of a request before its head.",
+        "All freed blocks are added to the end of the free queue; of each request, the last "
+        "blocks are added first.",
         source="#42656; BlockPool.free_blocks (vllm/v1/core/block_pool.py)",
         since="0.24",
     )
@@ -146,7 +147,7 @@ class VllmRules:
     )
     skips_last_token_in_flight: bool = _step(
         "A request is not scheduled again while its last token (max_tokens) is in flight.",
-        "It computes one more token, which is discarded.",
+        "The request computes one more token, which is discarded.",
         source="First test of the loop over running requests",
         since="0.11.1",
         knobs=("async_scheduling",),
@@ -157,22 +158,24 @@ class VllmRules:
     )
 
     continues_after_self_preemption: bool = _priority(
-        "After a running request preempts itself, the step continues with the next request.",
+        "If a running request is preempted for its own next tokens, the step continues with "
+        "the next request.",
         "The later running requests are skipped in this step.",
         source="#26765",
         since="0.33",
     )
     keeps_position: bool = _priority(
-        "If an earlier request that this step did not schedule is preempted, no other request is "
-        "skipped.",
+        "If the step preempts a request that is before the current one in the queue and was "
+        "not scheduled, no other request is skipped.",
         "The request after the current one is skipped.",
         source="Issue #49097",
         since="0.28",
     )
     removes_victims: bool = _priority(
-        "A victim is removed from the batch of the step that scheduled it.",
-        "It stays in the batch, uses its share of the budget, counts its tokens as computed "
-        "although its blocks are freed, and causes another request to be skipped.",
+        "If a step preempts a request that it has scheduled (a victim), the request is removed "
+        "from the batch.",
+        "The victim stays in the batch and uses its share of the budget. Its tokens count as "
+        "computed although its blocks are freed, and another request is skipped.",
         source="Scheduler.schedule",
         since="0.11.1",
     )
@@ -199,7 +202,7 @@ class VllmRules:
     )
     reverses_skipped: bool = _lora(
         "Waiting requests skipped for max_loras return to the queue in reverse order.",
-        "They keep their position.",
+        "The requests keep their position.",
         source="RequestQueue.prepend_requests (vllm/v1/core/sched/request_queue.py)",
         since="0.9.2",
         until="0.14",
@@ -220,20 +223,20 @@ class VllmRules:
     )
     frees_after_steps: bool = _window(
         "Blocks before the window are freed when no step in flight reads them.",
-        "They are freed at once.",
+        "The blocks are freed immediately.",
         source="vllm/v1/core/kv_cache_manager.py",
         since="0.26",
     )
     caches_boundaries_only: bool = _window(
         "The cache stores blocks of a window only where a hit could end.",
-        "It stores all full blocks of a window.",
+        "The cache stores all full blocks of a window.",
         source="vllm/v1/core/single_type_kv_cache_manager.py",
         since="0.29",
     )
     caches_aligned_only: bool = _window(
         "With several block sizes, the cache stores only blocks that a hit at a common multiple of "
         "the sizes needs.",
-        "It stores all full blocks.",
+        "The cache stores all full blocks.",
         source="cache_blocks in vllm/v1/core/kv_cache_coordinator.py",
         since="0.22",
     )
@@ -241,34 +244,34 @@ class VllmRules:
     caches_states: bool = _at_start(
         "Layers with states",
         "The prefix cache is on by default for models with states.",
-        "It is off by default for them.",
+        "The prefix cache is off by default for these models.",
         source="vllm/config/vllm.py",
         since="0.26",
     )
     frees_states_behind_gaps: bool = _state(
         "All older states of a request are freed.",
-        "States before a block without a state stay until the request ends.",
+        "States before a block without a state are kept until the request ends.",
         source="_num_retired_blocks (vllm/v1/core/single_type_kv_cache_manager.py)",
         since="0.30",
         needs=("frees_after_steps",),
     )
     splits_first_chunk_at_hits: bool = _state(
         "If one layer group has a longer prefix-cache hit than all groups together, the first "
-        "chunk of a prompt is cut where that hit ends.",
+        "chunk of a prompt ends where the longer hit ends.",
         source="Scheduler._mamba_block_aligned_split",
         since="0.24",
         hidden_by=("splits_chunks_at_hits",),
     )
     splits_chunks_at_hits: bool = _state(
-        "If one layer group has a longer prefix-cache hit than all groups together, any chunk of a "
-        "prompt that crosses the end of that hit is cut there.",
+        "If one layer group has a longer prefix-cache hit than all groups together, every "
+        "chunk of a prompt that would cross the end of the longer hit ends there.",
         source="Scheduler._mamba_block_aligned_split",
         since="0.26",
     )
     allows_large_state_blocks: bool = _state(
-        "A block may be larger than a chunk. All chunks except the last one of a prompt end at "
-        "block ends if they reach one.",
-        "Start-up rejects a block that is larger than the chunk limit.",
+        "A block may be larger than a chunk. If a chunk reaches the end of a block, it ends "
+        "there, unless it is the last chunk of the prompt.",
+        "The engine does not start if a block is larger than the chunk limit.",
         source="Scheduler._mamba_block_aligned_split",
         since="0.27",
     )
@@ -279,8 +282,8 @@ class VllmRules:
         since="0.32",
     )
     marks_end_state_again: bool = _state(
-        "The state at the end of a prompt counts as new in every step of a request that has it, "
-        "which delays requests that could reuse it (a bug).",
+        "The state at the end of a prompt is marked as new in every step of its request. This "
+        "delays requests that could reuse the state (a bug).",
         source="_cache_partial_tail_block (vllm/v1/core/single_type_kv_cache_manager.py)",
         since="0.32",
         until="0.33",
@@ -324,27 +327,29 @@ class VllmRules:
         hidden_by=("reserves_draft_slots",),
     )
     pads_admissions: bool = _draft(
-        "A request with one token to compute is admitted with as many draft slots as running "
-        "requests have.",
+        "A request that has one token to compute is admitted with draft slots: as many as a "
+        "running request has.",
         source="pad_spec_decode in Scheduler.schedule",
         since="0.25",
     )
     skips_padding_without_room: bool = _draft(
-        "If these slots exceed max_model_len or a block end, the request is admitted without them.",
-        "In the first case it waits; in the second the slots count although none is computed.",
+        "If the draft slots of an admission would exceed max_model_len or the end of a block, "
+        "the request is admitted without draft slots.",
+        "The request waits (max_model_len), or the slots count although no draft is computed "
+        "(end of a block).",
         source="pad_spec_decode in Scheduler.schedule",
         since="0.29",
         needs=("pads_admissions",),
     )
     pads_lone_hits: bool = _draft(
-        "A request with a prefix-cache hit also gets these slots if no request runs.",
+        "A request with a prefix-cache hit is admitted with draft slots even if no request runs.",
         source="num_computed_tokens > 0 in Scheduler.schedule",
         since="0.30",
         needs=("pads_admissions",),
     )
     lookahead_at_admission: bool = _draft(
-        "A request gets lookahead slots at admission.",
-        "It gets them from its second step on.",
+        "A request receives lookahead slots at admission.",
+        "The request receives lookahead slots from its second step on.",
         source="effective_lookahead_tokens",
         since="0.23",
     )
@@ -359,21 +364,22 @@ class VllmRules:
         until="0.14",
     )
     caches_accepted_at_once: bool = _draft(
-        "Synchronous scheduling caches accepted tokens at once.",
-        "It caches them in the next step of the request.",
+        "With synchronous scheduling, accepted tokens are cached immediately.",
+        "Accepted tokens are cached in the next step of the request.",
         source="vllm/v1/core/sched/scheduler.py",
         since="0.33",
     )
     keys_cover_next_token: bool = _draft(
-        "With EAGLE, the key of a block covers the next token.",
+        "With EAGLE, the cache key of a block includes the next token.",
         "A hit is one block shorter than the cached prefix.",
         source="use_eagle in vllm/v1/core/kv_cache_coordinator.py",
         since="0.33",
     )
     caches_shortened_hits: bool = _draft(
-        "With EAGLE, the cache stores the window blocks that a hit of this or a longer prompt "
-        "needs.",
-        "It stores the blocks of a hit of the same prompt that is not shortened.",
+        "With EAGLE, the cache stores the blocks of a window that a hit by the same prompt or "
+        "by a longer prompt needs.",
+        "The cache stores the blocks that a hit by the same prompt would need if hits were not "
+        "shortened by one block.",
         source="vllm/v1/core/single_type_kv_cache_manager.py",
         since="0.30",
     )
@@ -384,7 +390,8 @@ class VllmRules:
     )
 
     queues_loads_apart: bool = _host(
-        "Requests that wait for their KV are in a separate queue, which is tried first.",
+        "Requests that wait for their KV are in a separate queue, which the scheduler "
+        "considers first.",
         source="Scheduler.schedule",
         since="0.31",
     )
@@ -394,23 +401,26 @@ class VllmRules:
         since="0.30",
     )
     stores_at_end: bool = _host(
-        "Blocks of a prompt that are not stored yet are offered when its request ends.",
+        "When a request ends, the blocks of its prompt that are not in host memory yet are "
+        "offered for storage.",
         source="OffloadingConnectorScheduler",
         since="0.26",
     )
     stores_after_last_copy: bool = _host(
-        "They are offered even if the last copy of the request completes before that.",
+        "When a request ends, these blocks are offered for storage even if the last copy of "
+        "the request has already completed.",
         source="OffloadingConnectorScheduler",
         since="0.27",
     )
     offers_computed_only: bool = _host(
-        "After a client disconnects, at most the computed tokens are offered.",
-        "The whole prompt is offered; the engine crashes if the request has no blocks.",
+        "After a client disconnects, only computed tokens are offered for storage.",
+        "The whole prompt is offered for storage; if the request has no blocks, the engine "
+        "crashes.",
         source="#49146, issue #49118",
         since="0.27",
     )
     remembers_offered: bool = _host(
-        "After a preemption, blocks that were offered before are not offered again.",
+        "After a preemption, blocks that were offered for storage before are not offered again.",
         "The blocks after the first chunk are offered again.",
         source="OffloadingConnectorScheduler",
         since="0.26",
@@ -421,48 +431,49 @@ class VllmRules:
         since="0.33",
     )
     counts_uses_at_end: bool = _host(
-        "Uses of blocks by a request count once, when it ends.",
-        "All its blocks count as used at each lookup and each store.",
+        "When a request ends, each of its blocks counts as used once.",
+        "At each lookup and each store, all blocks of the request count as used.",
         source="vllm/v1/kv_offload/cpu/policies",
         since="0.31",
     )
     ranks_by_request: bool = _host(
-        "Under lru, blocks of a request have the rank of its first use until it ends.",
-        "Each has the rank of its own write.",
+        "Under lru, the blocks of a request keep the rank of its first use until the request ends.",
+        "Each block has the rank of its own write.",
         source="vllm/v1/kv_offload/cpu/policies/lru.py",
         since="0.33",
     )
     evicts_used_once: bool = _host(
-        "Under arc, blocks used once are evicted if there are no others.",
+        "Under arc, blocks that were used once are evicted if there are no other blocks to evict.",
         source="vllm/v1/kv_offload/cpu/policies/arc.py",
         since="0.30",
     )
 
     reserves_for_prompts: bool = _transfer(
-        "A load starts only if it leaves enough blocks for the unfinished prompts.",
+        "A load starts only if enough blocks stay free for all unfinished prompts.",
         source="_inflight_prefill_reserved_blocks",
         since="0.23",
     )
     caches_loaded_block: bool = _transfer(
-        "The block that the last prompt token fills is cached after a load, too.",
+        "After a load, the block that is completed by the last prompt token is also cached.",
         source="_update_waiting_for_remote_kv",
         since="0.18",
         knobs=("kv_connector", "watermark"),
     )
     frees_loads_when_done: bool = _transfer(
         "After a client disconnects, the blocks of its load are freed when the load completes.",
-        "They are freed at once, although the load still writes to them.",
+        "The blocks are freed immediately, although the load still writes to them.",
         source="delay_free_blocks",
         since="0.16",
     )
     frees_when_steps_end: bool = _transfer(
-        "If KV can be loaded, blocks that a step in flight writes to are freed when it ends.",
-        "They are freed at once.",
+        "If the replica can load KV, blocks that a step in flight writes to are freed when the "
+        "step ends.",
+        "The blocks are freed immediately.",
         source="defer_block_free",
         since="0.24",
     )
     discards_victim_tokens: bool = _transfer(
-        "If KV can be sent, tokens in flight of a victim are discarded.",
+        "If the replica can send KV, the tokens in flight of a preempted request are discarded.",
         source="vllm/v1/core/sched/scheduler.py",
         since="0.27",
     )
