@@ -310,7 +310,7 @@ class VllmRules:
     )
     drafts_with_states: bool = _draft(
         "Drafts are modelled for models with states.",
-        source="simkv: recordings of earlier releases differ",
+        source="recordings of earlier releases, which differ from simkv's rules",
         since="0.26",
         at_start=True,
     )
