@@ -137,9 +137,9 @@ def validate(
         return
     begin = perf_counter()
     budget_s = parse_duration(budget)
-    stages = {"--plan-only": plan_only, "--serve-only": serve_only, "--evaluate-only": evaluate_only}
-    if len(given := [name for name, chosen in stages.items() if chosen]) > 1:
-        raise InputError(f"{given[1]}: cannot be combined with {given[0]}")
+    _check_stages(
+        {"--plan-only": plan_only, "--serve-only": serve_only, "--evaluate-only": evaluate_only}
+    )
     if repeats < 1:
         raise InputError(f"--repeats {repeats}: expected 1 or more")
     plan = _find_plan(folder, profile, budget_s, seed, kv_tokens, on_cpu=device == "cpu")
@@ -172,6 +172,13 @@ def validate(
         return
     if not _judge(folder, plan, trials, missing):
         raise typer.Exit(1)
+
+
+def _check_stages(chosen: dict[str, bool]) -> None:
+    """Raise InputError if more than one of these options is given."""
+    given = [name for name, on in chosen.items() if on]
+    if len(given) > 1:
+        raise InputError(f"{given[1]}: cannot be combined with {given[0]}")
 
 
 def _find_plan(

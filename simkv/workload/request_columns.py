@@ -128,9 +128,9 @@ class RequestRows:
 
     ``arrival`` (s) is on the trace's own clock, NaN if missing. A ``max_tokens`` of 0 means the
     output length; ``timeout`` (s), ``think_time`` (s), ``tool_time`` (s) and ``acceptance`` are NaN
-    if missing; ``session``, ``lora`` and ``client`` are numbers or -1; ``number`` is the row's index
-    in its file. ``waits_for`` has tuples of the numbers of rows whose answers a row waits for. A
-    column that is None has these defaults in every row.
+    if missing; ``session``, ``lora`` and ``client`` are numbers or -1; ``number`` is the index of
+    the row in its file. ``waits_for`` has tuples of the numbers of rows whose answers a row waits
+    for. A column that is None has these defaults in every row.
     """
 
     arrival: Floats
