@@ -37,11 +37,13 @@ class Flag(KnobSource):
     """The command-line option of the engine's server for a setting, with its dashes.
 
     ``key`` is the dotted path of the setting in the value of an option that takes JSON. ``unit`` is
-    the unit of the option's value if it differs from the unit of the setting.
+    the unit of the option's value if it differs from the unit of the setting. ``unreleased`` are
+    values that simkv has and no release of the engine.
     """
 
     key: str = ""
     unit: str = ""
+    unreleased: tuple[str, ...] = ()
 
     def to_argument(self, field: str, value: Any, *, negatable: bool) -> str:
         """Return the command-line argument that sets ``field`` to ``value``.
@@ -50,6 +52,8 @@ class Flag(KnobSource):
         argument can express the value, the result is a description in words.
         """
         removed = f"without {self.name}"
+        if value in self.unreleased:
+            return f"{field}={value} (in no release)"
         if value is True:
             return self.name
         if value is False:

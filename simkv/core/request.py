@@ -30,9 +30,10 @@ class Prompt:
     ``max_tokens`` (the client's limit on output tokens) are token counts. A smaller ``priority`` is
     more urgent, as in vLLM. If ``segments`` is empty, the prompt shares no tokens with other
     prompts. ``lora`` is the name of the requested LoRA adapter, or None for the base model.
-    ``routing_key`` is the request's key for SGLang's policy ``routing-key``. ``logprobs_from`` is
-    the index of the first token for which log probabilities are requested; -1 means only output
-    tokens, None means no token.
+    ``routing_key`` is the request's key for SGLang's policy ``routing-key``. ``client`` is the name
+    of the client that sends it, for policies that are fair to clients; requests without a name have
+    one client. ``logprobs_from`` is the index of the first token for which log probabilities are
+    requested; -1 means only output tokens, None means no token.
     """
 
     id: int
@@ -46,6 +47,7 @@ class Prompt:
     lora: str | None = None
     routing_key: str | None = None
     logprobs_from: int | None = None
+    client: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,7 @@ def recorded_scenario(
             ignore_eos=request.ignore_eos,
             lora=request.lora,
             routing_key=request.routing_key,
+            client=request.client,
             logprobs_from=request.logprobs_from,
             timeout=request.timeout,
             **acceptance_fields(request),
@@ -166,6 +167,9 @@ def _rows(requests: Sequence[Request], source: TraceSource) -> RequestRows:
         ignore_eos=np.array([r.ignore_eos for r in requests], np.bool_),
         acceptance=np.array([_chance(r) for r in requests], np.float64),
         lora=np.array([-1 if r.lora is None else source.loras.number(r.lora) for r in requests]),
+        client=np.array(
+            [-1 if r.client is None else source.clients.number(r.client) for r in requests]
+        ),
         pieces=PromptPieces.of(pieces),
     )
 

@@ -41,6 +41,9 @@ class RequestFields(StrictModel):
     """Name of the LoRA adapter; default: the base model."""
     routing_key: Annotated[str, Field(min_length=1)] | None = None
     """Routing key; SGLang's policy ``routing-key`` prefers keys common among running requests."""
+    client: Annotated[str, Field(min_length=1)] | None = None
+    """Name of the client, for the policy ``vtc`` of vLLM and SGLang, which is fair to clients;
+    requests without a name belong to one client."""
     logprobs_from: Annotated[int, Field(ge=-1)] | None = None
     """First token to return log probabilities for (-1: output tokens only). SGLang then runs no
     mixed batches and reuses cached tokens only up to this one."""
@@ -91,6 +94,7 @@ class RequestFields(StrictModel):
             segments=segments,
             lora=lora or self.lora,
             routing_key=self.routing_key,
+            client=self.client,
             logprobs_from=self.logprobs_from,
             output_tokens=min(output, self.max_tokens or output),
             timeout=timeout,

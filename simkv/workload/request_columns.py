@@ -128,8 +128,8 @@ class RequestRows:
 
     ``arrival`` (s) is on the trace's own clock, NaN if missing. A ``max_tokens`` of 0 means the
     output length; ``timeout`` (s), ``think_time`` (s) and ``acceptance`` are NaN if missing;
-    ``session`` and ``lora`` are numbers or -1; ``number`` is the row's index in its file. A column
-    that is None has these defaults in every row.
+    ``session``, ``lora`` and ``client`` are numbers or -1; ``number`` is the row's index in its
+    file. A column that is None has these defaults in every row.
     """
 
     arrival: Floats
@@ -141,6 +141,7 @@ class RequestRows:
     ignore_eos: Flags | None = None
     has_images: Flags | None = None
     lora: Ints | None = None
+    client: Ints | None = None
     acceptance: Floats | None = None
     session: Ints | None = None
     think_time: Floats | None = None
@@ -208,6 +209,7 @@ COLUMN_DEFAULTS: dict[str, Any] = {
     "ignore_eos": False,
     "has_images": False,
     "lora": -1,
+    "client": -1,
     "acceptance": np.nan,
     "session": -1,
     "think_time": np.nan,

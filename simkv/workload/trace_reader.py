@@ -152,7 +152,8 @@ def _cut(kept: list[tuple[RequestRows, Floats]], count: int) -> tuple[RequestRow
 class Trace:
     """Requests of a trace in order of arrival, as columns.
 
-    ``sessions``, ``streams`` and ``loras`` are the names that the numbers in ``rows`` refer to.
+    ``sessions``, ``streams``, ``loras`` and ``clients`` are the names that the numbers in ``rows``
+    refer to.
     """
 
     path: Path
@@ -162,6 +163,7 @@ class Trace:
     sessions: list[str]
     streams: list[str]
     loras: list[str] = field(default_factory=list)
+    clients: list[str] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -215,6 +217,7 @@ class Trace:
                 ignore_eos=ignore or ignore_eos,
                 segments=segments,
                 lora=self.loras[lora] if lora >= 0 else None,
+                client=self.clients[client] if client >= 0 else None,
                 output_tokens=output,
                 timeout=timeout if patience != patience else patience,
             )
@@ -228,6 +231,7 @@ class Trace:
                 ignore,
                 patience,
                 lora,
+                client,
                 segments,
             ) in enumerate(
                 zip(
@@ -240,6 +244,7 @@ class Trace:
                     rows.column("ignore_eos").tolist(),
                     rows.column("timeout").tolist(),
                     rows.column("lora").tolist(),
+                    rows.column("client").tolist(),
                     self._segments(),
                     strict=True,
                 )
@@ -299,6 +304,7 @@ def read_trace(
         source.sessions.names,
         source.streams.names,
         source.loras.names,
+        source.clients.names,
     )
 
 

@@ -72,6 +72,7 @@ class TraceSource:
         self.streams = NameTable()
         self.sessions = NameTable()
         self.loras = NameTable()
+        self.clients = NameTable()
         self.line = 0
         self._at: Callable[[], int] = lambda: 0
         self._progress = progress

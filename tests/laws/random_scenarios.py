@@ -101,6 +101,7 @@ def _vllm(draw: Draw, variant: str) -> Knobs:
     groups = [0] if "kv_cache_groups" in find_rules(variant).fixed else groups
     chunked |= "mamba" in groups
     least = max(max_num_seqs, block_size)  # states are stored for full blocks only
+    policies = ["fcfs", "priority", *([] if find_rules(variant).skip_blocked else ["vtc"])]
     knobs = {
         "block_size": block_size,
         "num_gpu_blocks": (usable + any(groups)) * len(groups) + 1,
@@ -117,7 +118,7 @@ def _vllm(draw: Draw, variant: str) -> Knobs:
         "mamba_cache_mode": draw(st.sampled_from([None, None, "align", "all"])),
         "mamba_prefill_checkpoints": draw(st.booleans()),
         "max_num_scheduled_tokens": draw(rarely(_whole(1, 40))),
-        "policy": draw(st.sampled_from(["fcfs", "priority"])),
+        "policy": draw(st.sampled_from(policies)),
         "enable_prefix_caching": draw(st.booleans()),
         "long_prefill_token_threshold": draw(rarely(_whole(block_size, max_model_len))) or 0,
         "long_prefill_token_threshold_adaptive": draw(st.booleans()),
@@ -137,6 +138,7 @@ def _vllm(draw: Draw, variant: str) -> Knobs:
     seams = knobs["policy"] == "fcfs" and "rule" not in VLLM.lacks[variant] and not drafts
     knobs["rule"] = draw(rarely(rules("vllm"))) if seams else None
     drafts = drafts or any(groups) or knobs["rule"] or block_size == 1
+    drafts = drafts or knobs["policy"] == "vtc"
     if not drafts and "num_cpu_blocks" not in find_rules(variant).fixed:
         knobs |= _host(draw, knobs)
     fixed = find_rules(variant).fixed.keys() - {"enable_prefix_caching", "num_cpu_blocks"}
@@ -190,7 +192,7 @@ def _sglang(draw: Draw, variant: str) -> Knobs:
         "chunked_prefill_size": draw(st.sampled_from([-1, 4, 8, 16])),
         "max_prefill_tokens": draw(_whole(1, 64)),
         "prefill_max_requests": draw(rarely(_whole(1, 3))),
-        "schedule_policy": draw(st.sampled_from(sglang_versions.RULES[variant].policies)),
+        "schedule_policy": draw(st.sampled_from([*sglang_versions.RULES[variant].policies, "vtc"])),
         "disable_radix_cache": draw(st.booleans()),
         "disable_overlap_schedule": draw(st.booleans()),
         "enable_mixed_chunk": draw(st.booleans()),
@@ -326,6 +328,8 @@ def _request(draw: Draw, longest: int, images: bool, knobs: Knobs) -> dict[str, 
         request["acceptance"] = draw(st.sampled_from([None, 0.0, 0.5, 1.0, [0.9, 0.4]]))
     if key := draw(rarely(st.sampled_from(["x", "y"]))):
         request["routing_key"] = key
+    if client := draw(st.sampled_from([None, "p", "q"])):
+        request["client"] = client
     if (since := draw(rarely(_whole(-1, 4)))) is not None:
         request["logprobs_from"] = since
     if knobs.get("enable_lora", False):

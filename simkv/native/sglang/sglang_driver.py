@@ -215,7 +215,9 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _refused(config: SglangConfig) -> str | None:
-    return "dp_size" if config.dp_size > 1 else None
+    if config.dp_size > 1:
+        return "dp_size"
+    return "schedule_policy" if config.schedule_policy == "vtc" else None
 
 
 def _variant_of(version: str | None) -> str:

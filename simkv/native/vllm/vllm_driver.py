@@ -257,7 +257,7 @@ def _refused(config: VllmConfig) -> str | None:
     for knob in ("num_cpu_blocks", "secondary_tiers", "kv_connector", "rule"):
         if getattr(config, knob):
             return knob
-    return None
+    return "policy" if config.policy == "vtc" else None
 
 
 def _variant_of(version: str | None) -> str:

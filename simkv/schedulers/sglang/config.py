@@ -14,7 +14,15 @@ from simkv.core.scheduler_protocol import MAX_PASSES
 from simkv.schedulers.sglang.versions import RULES
 
 SchedulePolicy = Literal[
-    "fcfs", "lpm", "hrrn", "lof", "dfs-weight", "routing-key", "shortest-prefill-first", "random"
+    "fcfs",
+    "lpm",
+    "hrrn",
+    "lof",
+    "dfs-weight",
+    "routing-key",
+    "shortest-prefill-first",
+    "vtc",
+    "random",
 ]
 
 
@@ -69,12 +77,16 @@ class SglangConfig:
         Annotated[int, Gt(0)] | None, Flag("--prefill-max-requests")
     ] = None
     """Maximum number of requests per prefill pass; unlimited if not set."""
-    schedule_policy: Annotated[SchedulePolicy, Flag("--schedule-policy")] = "fcfs"
+    schedule_policy: Annotated[SchedulePolicy, Flag("--schedule-policy", unreleased=("vtc",))] = (
+        "fcfs"
+    )
     """Order of the waiting queue: `fcfs` (arrival), `lpm` (longest cached prefix), `hrrn` (highest
     response ratio), `dfs-weight` (branch weight in the radix tree), `shortest-prefill-first`
     (fewest uncached tokens), `lof` (longest possible output) or `routing-key` (most frequent key
     among running requests). lpm, hrrn, dfs-weight and shortest-prefill-first need the radix cache.
-    `random` is rejected because its random numbers belong to SGLang's process."""
+    `vtc` orders requests by the service of their client (virtual token counters of arXiv
+    2401.00588, which no release has). `random` is rejected because its random numbers belong to
+    SGLang's process."""
     enable_priority_scheduling: Annotated[bool, Flag("--enable-priority-scheduling")] = False
     """Whether `priority` comes before arrival order; larger values are more urgent. Needs fcfs or
     lof."""
@@ -240,7 +252,7 @@ class SglangConfig:
                 "schedule_policy: 'shortest-prefill-first' needs the radix cache; "
                 "set disable_radix_cache to false"
             )
-        if self.schedule_policy not in policies:
+        if self.schedule_policy not in (*policies, "vtc"):
             raise ValueError(
                 f"schedule_policy: SGLang {self.variant} does not have {self.schedule_policy!r}; "
                 f"expected one of {', '.join(policies)}"

@@ -12,6 +12,7 @@ from simkv.core.scheduler_protocol import (
     Refusal,
     WaitReason,
 )
+from simkv.core.virtual_token_counters import VirtualTokenCounters
 from simkv.schedulers.sglang.config import SglangConfig
 from simkv.schedulers.sglang.lora import SglangLoras
 from simkv.schedulers.sglang.memory import Req, SglangMemory
@@ -97,6 +98,10 @@ class LoopState:
         self.loras: SglangLoras | None = None
         if config.enable_lora:
             self.loras = SglangLoras(config.max_loras_per_batch, config.lora_drain_wait_threshold)
+        #: Service of each client, with the policy ``vtc``.
+        self.counters: VirtualTokenCounters | None = None
+        if config.schedule_policy == "vtc":
+            self.counters = VirtualTokenCounters(self._emitted)
         self.now = 0.0
 
     @property
@@ -116,6 +121,19 @@ class LoopState:
         self.entries += 1
         r.stamp, r.queued_at, r.entry = self.processed_tokens, self.now, self.entries
         self.waiting.append(r)
+        if self.counters:
+            self.counters.enter(r.client)
+
+    def _emitted(self, request_id: int) -> int:
+        return self.live[request_id].out
+
+    def forget(self, r: Req, *, waiting: bool = False) -> None:
+        """Remove ``r`` from the requests in the engine; ``waiting``: it leaves the queue."""
+        if self.counters:
+            self.counters.end(r.id, r.client)
+            if waiting:
+                self.counters.leave(r.client)
+        del self.live[r.id]
 
     def _turn_away_for(self, r: Req) -> Req:
         """Reject and return the least urgent request among ``r`` and the queue, the latest among
@@ -130,7 +148,7 @@ class LoopState:
                 last, why = worst, OUTRANKED
                 self.waiting.remove(worst)
         last.pending = 0  # tokens still in flight are discarded
-        del self.live[last.id]
+        self.forget(last)
         self.rejections[last.id] = why
         return last
 
@@ -142,6 +160,11 @@ class LoopState:
 
     def admit(self, rows: list[Req]) -> None:
         """Count each of ``rows`` as one of the ``max_running_requests`` admitted requests."""
+        if self.counters:
+            for r in rows:
+                if r.id not in self.admitted:
+                    self.counters.leave(r.client)
+                    self.counters.charge(r.id, r.client, r.prompt_tokens)
         self.admitted.update((r.id, r) for r in rows)
 
     def release(self, r: Req) -> None:
@@ -155,4 +178,4 @@ class LoopState:
         """End ``r`` and free all its resources."""
         r.finished = True
         self.release(r)
-        del self.live[r.id]
+        self.forget(r)

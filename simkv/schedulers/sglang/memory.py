@@ -43,7 +43,8 @@ class Req:
     - ``aborted``: the client disconnected. ``refused``: rejected, and replaced by a prompt of one
       token whose first token reports the reason.
     - ``logprobs_from``: first token for which log probabilities are requested.
-    - ``lora``: its adapter; ``routing_key``: its key for the policy ``routing-key``.
+    - ``lora``: its adapter; ``routing_key``: its key for the policy ``routing-key``; ``client``:
+      its client.
     """
 
     id: int
@@ -60,6 +61,7 @@ class Req:
     looked: int = 0
     matched: int = 0
     routing_key: str | None = None
+    client: str | None = None
     ended: RadixNode | None = field(default=None, repr=False)
     out: int = 0
     prefix: int = 0

@@ -10,6 +10,7 @@ from typing import Any
 
 from simkv.core.radix_tree import RadixNode
 from simkv.core.request import Segment
+from simkv.core.virtual_token_counters import QueueEntry, VirtualTokenCounters
 from simkv.schedulers.sglang.config import SchedulePolicy
 from simkv.schedulers.sglang.loop_state import LoopState
 from simkv.schedulers.sglang.memory import Req
@@ -20,7 +21,7 @@ MATCH_MAX = 128
 #: matching.
 REFRESH_INTERVAL = 32
 #: Policies that do not use the cache; without prefix caching, all other policies become fcfs.
-CACHE_UNAWARE_POLICIES = ("fcfs", "lof", "routing-key")
+CACHE_UNAWARE_POLICIES = ("fcfs", "lof", "routing-key", "vtc")
 
 
 class QueueOrder:
@@ -33,6 +34,7 @@ class QueueOrder:
     - ``lpm``: longest cached prefix first.
     - ``hrrn``: highest ratio of waiting time to uncached prompt tokens first; waiting time is
       measured in tokens that the engine has processed.
+    - ``vtc``: the client with the least service first (``core/virtual_token_counters.py``).
     - ``shortest-prefill-first``: fewest uncached tokens first.
     - ``dfs-weight``: depth-first order of the radix tree, the child with the most requests first.
 
@@ -117,6 +119,8 @@ class QueueOrder:
         urgency, counts = self.state.urgency, self.state.config.enable_priority_scheduling
         if self.policy == "routing-key":
             self._by_key(waiting)
+        elif counters := self.state.counters:
+            waiting[:] = counters.order(waiting, partial(_queue_entry, counters))
         elif self.policy == "lof":
             waiting.sort(key=lambda r: (urgency(r) if counts else 0, -r.max_new))
         elif counts:
@@ -179,6 +183,11 @@ class QueueOrder:
         tree = self.state.memory.tree
         siblings = tree.order() if tree and self.policy == "dfs-weight" else None
         return self.fcfs_passes % REFRESH_INTERVAL, siblings
+
+
+def _queue_entry(counters: VirtualTokenCounters, r: Req) -> QueueEntry:
+    due = counters.due(r.id, r.client, r.prompt_tokens)
+    return QueueEntry(r.client, (r.entry,), due)
 
 
 #: Sort keys of the policies that use the cache.

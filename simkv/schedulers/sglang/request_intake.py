@@ -109,7 +109,7 @@ class RequestIntake:
             prompt, since = replace(prompt, prompt_tokens=1, segments=REJECTED_PROMPT), None
         req = Req(prompt.id, prompt.prompt_tokens, max_new, prompt.ignore_eos, TokenContent(prompt))
         req.lora, req.routing_key, req.priority = prompt.lora, prompt.routing_key, prompt.priority
-        req.logprobs_from, req.refused = since, refused
+        req.logprobs_from, req.refused, req.client = since, refused, prompt.client
         self.state.live[req.id] = req
         self.state.queue(req)
 
@@ -131,7 +131,7 @@ class RequestIntake:
             req.aborted = True
         else:
             state.waiting.remove(req)
-            del state.live[req.id]
+            state.forget(req, waiting=True)
 
 
 def _cut(prompt: Prompt, most: int) -> Prompt:

@@ -236,6 +236,7 @@ class SglangScheduler:
             len(receiver.unread),
             state.memory.free,
             self.prefill.order.fingerprint(),
+            state.counters and state.counters.fingerprint(),
             tree and tree.fingerprint(),
         )
 

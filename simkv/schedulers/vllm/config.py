@@ -98,8 +98,12 @@ class VllmConfig:
     max_model_len: Annotated[int, Gt(1), Flag("--max-model-len")] = 8192
     """Maximum sequence length (prompt and output) in tokens; with `hardware` the model's, else 8192
     (simkv's default)."""
-    policy: Annotated[Literal["fcfs", "priority"], Flag("--scheduling-policy")] = "fcfs"
-    """Order of the waiting queue: by arrival, or by request priority (smaller is first)."""
+    policy: Annotated[
+        Literal["fcfs", "priority", "vtc"], Flag("--scheduling-policy", unreleased=("vtc",))
+    ] = "fcfs"
+    """Order of the waiting queue: by arrival, by request priority (smaller is first), or by the
+    service of each client (`vtc`, virtual token counters of arXiv 2401.00588, which no release
+    has)."""
     enable_chunked_prefill: Annotated[bool, Flag("--enable-chunked-prefill")] = True
     """Whether a prompt can be computed in several steps; if false, it waits until it fits into
     one."""
@@ -224,8 +228,7 @@ class VllmConfig:
     def __post_init__(self) -> None:
         rules = find_rules(self.variant)
         rules.refuse(self.variant, self)
-        if self.rule is not None:
-            self._check_rule(rules)
+        self._check_order(rules)
         spare = 1 if rules.reserves_null_block else 0
         usable = (self.num_gpu_blocks - spare) * self.block_size
         if self.kv_cache_groups != (0,):
@@ -265,7 +268,11 @@ class VllmConfig:
                 f"{self.max_num_seqs}"
             )
 
-    def _check_rule(self, rules: VllmRules) -> None:
+    def _check_order(self, rules: VllmRules) -> None:
+        if self.policy == "vtc" and rules.skip_blocked:
+            raise ValueError(f"policy: vtc is not modelled for variant {self.variant!r}; use fcfs")
+        if self.rule is None:
+            return
         if rules.skip_blocked:
             raise ValueError(
                 f"rule: variant {self.variant!r} does not support custom policies; use a release"
@@ -343,6 +350,7 @@ class VllmConfig:
             ("kv_cache_groups", self.kv_cache_groups == (0,), "[0]"),
             ("num_speculative_tokens", not self.num_speculative_tokens, "0"),
             ("rule", self.rule is None, "null"),
+            ("policy", self.policy != "vtc", "fcfs"),
         ):
             if not fits:
                 raise ValueError(
@@ -357,6 +365,7 @@ class VllmConfig:
             ("num_cpu_blocks", not self.num_cpu_blocks, "0"),
             ("num_speculative_tokens", not self.num_speculative_tokens, "0"),
             ("rule", self.rule is None, "null"),
+            ("policy", self.policy != "vtc", "fcfs"),
         ):
             if not fits:
                 raise ValueError(

@@ -215,7 +215,7 @@ class VllmScheduler(VllmSchedulerBase):
 
     def _victim(self) -> RequestState:
         """Return the running request to preempt."""
-        if self.config.policy == "fcfs":
+        if self.config.policy != "priority":
             return self.running[next(reversed(self.running))]
         return max(self.running.values(), key=lambda r: (r.prompt.priority, r.prompt.arrival))
 

@@ -48,6 +48,10 @@ def build(
         from simkv.schedulers.vllm.transfer_scheduler import VllmTransferScheduler
 
         return VllmTransferScheduler(config, rules, tables=tables)
+    if config.policy == "vtc":
+        from simkv.schedulers.vllm.fair_queue import VllmFairScheduler
+
+        return VllmFairScheduler(config, rules, tables=tables)
     if config.rule:
         from simkv.schedulers.vllm.custom_policy import VllmExpressionScheduler
 
@@ -123,7 +127,7 @@ VLLM = EngineSpec(
     rank_router={"router": "least_loaded", "refresh_interval": BALANCER_S},
     ranks_in_lockstep=True,
     disk=lambda config: bool(config.secondary_tiers),
-    in_priority_order=lambda config: config.policy != "fcfs",
+    in_priority_order=lambda config: config.policy == "priority",
     caches_prefixes=lambda config: config.caches(find_rules(config.variant)),
     published_cache=lambda scheduler: scheduler.cache,
     published_cache_knob="enable_prefix_caching",

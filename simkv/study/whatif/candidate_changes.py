@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from simkv.core.engine_flags import Flag, sources
 from simkv.core.engine_spec import EngineConfig
 from simkv.core.errors import InputError
 from simkv.core.request import Request
@@ -165,11 +166,12 @@ def _knobs(
     engine: EngineConfig, kept: Collection[str | None]
 ) -> Iterator[tuple[str, tuple[Any, ...]]]:
     """Yield the settings of an engine except ``kept``, each with reasonable other values."""
-    hints = get_type_hints(type(engine))
+    hints, named = get_type_hints(type(engine)), sources(type(engine))
     for knob in fields(engine):
         if knob.name not in kept:
-            value = getattr(engine, knob.name)
-            yield knob.name, tuple(v for v in _others(hints[knob.name], value) if v != value)
+            value, source = getattr(engine, knob.name), named.get(knob.name)
+            omitted = {value, *(source.unreleased if isinstance(source, Flag) else ())}
+            yield knob.name, tuple(v for v in _others(hints[knob.name], value) if v not in omitted)
 
 
 def _others(kind: Any, value: Any) -> tuple[Any, ...]:

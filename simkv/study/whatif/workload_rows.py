@@ -59,6 +59,7 @@ def _row(r: Request, timeout: float | None) -> ListedRequest:
         lora=r.lora,
         **acceptance_fields(r),
         routing_key=r.routing_key,
+        client=r.client,
         logprobs_from=r.logprobs_from,
         ignore_eos=r.ignore_eos,
         timeout=None if r.timeout == timeout else r.timeout,

@@ -383,6 +383,7 @@ class _Search:
             {"lora": None},
             {"acceptance": None, "acceptance_seed": None},
             {"routing_key": None},
+            {"client": None},
             {"logprobs_from": None},
             {"max_tokens": None},
         ):

@@ -2,11 +2,11 @@
 
 ``prompt_tokens`` and ``output_tokens`` are required. Optional columns: ``arrival`` (s, from 0; a
 trace without it has lengths only), ``max_tokens``, ``priority`` (smaller is more urgent),
-``timeout`` (s), ``ignore_eos`` and ``has_images`` (0 or 1), ``lora`` (adapter name), ``acceptance``
-(acceptance rate of each draft token after the earlier ones were accepted, 0 to 1), ``session``,
-``think_time`` (s after the end of the session's previous request; empty: at its arrival), and
-``prefix``: the beginning of the prompt as pieces ``stream:end`` or ``stream:start-end``, separated
-by blanks.
+``timeout`` (s), ``ignore_eos`` and ``has_images`` (0 or 1), ``lora`` (adapter name), ``client``
+(name of the client), ``acceptance`` (acceptance rate of each draft token after the earlier ones
+were accepted, 0 to 1), ``session``, ``think_time`` (s after the end of the session's previous
+request; empty: at its arrival), and ``prefix``: the beginning of the prompt as pieces
+``stream:end`` or ``stream:start-end``, separated by blanks.
 
 Equal positions in the same stream are equal tokens. ``h<number>`` is a block identified by its
 hash, ``o<row>`` and ``u<row>`` are the output and the own prompt tokens of that row (the first is
@@ -53,6 +53,7 @@ from simkv.workload.trace_source import TraceSource
 #: Columns with names, which are stored as numbers, and the table in the source that maps the names.
 NAME_COLUMNS: dict[str, Callable[[TraceSource], NameTable]] = {
     "lora": attrgetter("loras"),
+    "client": attrgetter("clients"),
     "session": attrgetter("sessions"),
 }
 #: Characters of a session name that are not percent-encoded.
@@ -120,6 +121,7 @@ COLUMN_PARSERS: dict[str, Parser] = {
     "ignore_eos": make_column_parser(_empty_or(_flag, False), np.bool_),
     "has_images": make_column_parser(_empty_or(_flag, False), np.bool_),
     "lora": make_column_parser(str),
+    "client": make_column_parser(str),
     "acceptance": make_column_parser(_empty_or(_share, np.nan), np.float64),
     "session": make_column_parser(str),
     "think_time": make_column_parser(_empty_or(parse_time, np.nan), np.float64),

@@ -34,6 +34,7 @@ _KINDS = {
     "ignore_eos": "bool",
     "has_images": "bool",
     "lora": "string",
+    "client": "string",
     "acceptance": "float64",
     "session": "string",
     "prefix": "string",
