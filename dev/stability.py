@@ -87,11 +87,6 @@ def setups(budget: int) -> list[Setup]:
     }
     return [
         Setup("vLLM 0.33.0", "mixed", vllm),
-        Setup(
-            "vLLM 0.33.0, prompts not chunked",
-            "mixed",
-            {**vllm, "enable_chunked_prefill": False, "max_model_len": budget},
-        ),
         Setup("vLLM 0.11.0", "mixed", {**vllm, "variant": "0.11.0"}),
         Setup("SGLang 0.5.23", "prefill first", sglang),
         Setup("SGLang 0.5.23, mixed chunks", "mixed", {**sglang, "enable_mixed_chunk": True}),
