@@ -87,7 +87,7 @@ def main(
     measured = read_measured(trace)
     fcfs = engine_config("sglang", "fcfs")
     seconds = fit_costs(measured, fcfs)
-    costs = build_costs(seconds)
+    costs = build_costs(seconds.tolist())
     runs = {
         f"{engine} {policy}": simulate(measured, costs, engine_config(engine, policy))
         for engine in ("sglang", "vllm")

@@ -158,7 +158,7 @@ def fit_costs(
     units = np.array([*FEATURES.values()])
 
     def loss(logs: np.ndarray[Any, Any]) -> float:
-        found = simulate(measured, build_costs(units * np.exp(logs)), config)
+        found = simulate(measured, build_costs((units * np.exp(logs)).tolist()), config)
         return sum(relative_errors(measured, found))
 
     best = minimize(
