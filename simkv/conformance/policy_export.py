@@ -24,7 +24,7 @@ from simkv.conformance.record.vllm_recorder import record
 from simkv.conformance.vllm_policy_code import policy_spec, render_policy_class
 from simkv.core.engine_spec import EngineSpec
 from simkv.core.errors import InputError
-from simkv.native.import_stubs import stub_imports
+from simkv.native.vllm.vllm_stubs import stub_vllm_imports
 from simkv.scenario.custom import code_source as sources
 from simkv.scenario.custom.code_source import CustomCode, override_trust
 from simkv.scenario.custom.custom_engine import build_custom_spec
@@ -287,7 +287,7 @@ def record_export(
         name = f"{('rand', 'gone')[number % 2]}-{200 + number // 2:03}"
         drawn = make_case(TARGET_RELEASE, name)
         case = drawn._replace(config=replace(drawn.config, policy="fcfs"))
-        with stub_imports(folder):
+        with stub_vllm_imports(folder):
             module = ModuleType("exported_rule")
             sys.modules[module.__name__] = module
             exec(compile(text, f"{file.stem}.py", "exec"), module.__dict__)

@@ -25,7 +25,7 @@ from typing import Any
 from simkv.core.errors import InputError
 from simkv.core.request import Prompt, Segment
 from simkv.core.scheduler_protocol import Batch
-from simkv.native.import_stubs import AutoStubFinder, MissingImport
+from simkv.native.import_stubs import MissingImport
 from simkv.native.native_engines import NATIVE_ENGINES
 from simkv.native.wire import pack_batch, pack_completion, receive, send
 
@@ -148,7 +148,6 @@ def main() -> None:
         try:
             signal.setitimer(signal.ITIMER_PROF, 6 * CPU_SECONDS)
             stack.enter_context(NATIVE_ENGINES[engine].stub_imports(folder))
-            sys.meta_path.append(AutoStubFinder(folder))
             NATIVE_ENGINES[engine].load()
             signal.setitimer(signal.ITIMER_PROF, 0)
         except (InputError, MissingImport) as error:

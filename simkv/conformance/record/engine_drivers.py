@@ -19,9 +19,9 @@ from simkv.conformance.record import (
     vllm_recorder,
 )
 from simkv.conformance.record.recording_case import CaseSchema
-from simkv.native import import_stubs
 from simkv.native.sglang import sglang_stubs
 from simkv.native.trtllm import trtllm_stubs
+from simkv.native.vllm import vllm_stubs
 from simkv.schedulers.sglang import versions as sglang_versions
 from simkv.schedulers.vllm.versions import find_rules
 
@@ -60,7 +60,7 @@ ENGINE_DRIVERS: Mapping[str, EngineDriver] = {
         "vLLM",
         "vllm",
         vllm_cases.CASE_SCHEMA,
-        import_stubs.stub_imports,
+        vllm_stubs.stub_vllm_imports,
         vllm_recorder.record,
         vllm_cases.make_case,
         vllm_cases.case_names,

@@ -9,19 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import logging
-import sys
-import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from simkv.core.errors import InputError
-from simkv.native.import_stubs import ConfigStub, StubModule
+from simkv.native.import_stubs import ConfigStub, SourceFinder, stub_imports
 
 #: Packages and modules of ``sglang.srt`` that are loaded from the release; all others are stubs.
 REAL_MODULES = ("managers", "mem_cache", "environ", "sampling", "lora.lora_drainer")
@@ -294,38 +289,10 @@ STUB_ATTRIBUTES: dict[str, dict[str, Any]] = {
 }
 
 
-class SglangFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Import hook that loads ``REAL_MODULES`` from ``source``.
-
-    All other modules of SGLang and of the packages that it uses are replaced by stubs.
-    """
-
-    def __init__(self, source: Path) -> None:
-        self.source = source
-
-    def find_spec(self, name: str, _path: object, _target: object = None) -> Any:
-        if name.split(".")[0] not in ("sglang", *STUBBED_PACKAGES):
-            return None
-        inner = name.removeprefix("sglang.srt.")
-        if inner in REAL_MODULES or (
-            inner.split(".")[0] in REAL_MODULES and inner not in STUBBED_MODULES
-        ):
-            path = self.source.joinpath(*name.split("."))
-            if (init := path / "__init__.py").exists():
-                return importlib.util.spec_from_file_location(
-                    name, init, submodule_search_locations=[str(path)]
-                )
-            if (file := path.with_suffix(".py")).exists():
-                return importlib.util.spec_from_file_location(name, file)
-        return importlib.machinery.ModuleSpec(name, self, is_package=True)
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
-        return StubModule(spec.name)
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        """Set the attributes of a stub module that need a real implementation."""
-        module.__path__ = []
-        module.__dict__.update(STUB_ATTRIBUTES.get(module.__name__.removeprefix("sglang.srt."), {}))
+def _is_real(name: str) -> bool:
+    inner = name.removeprefix("sglang.srt.")
+    within = inner.split(".")[0] in REAL_MODULES and inner not in STUBBED_MODULES
+    return inner in REAL_MODULES or within
 
 
 @contextlib.contextmanager
@@ -333,26 +300,19 @@ def stub_sglang_imports(source: Path) -> Iterator[None]:
     """Within the context, import SGLang from ``source``; at the end, restore the previous
     imports.
     """
-    ours = {"sglang", *STUBBED_PACKAGES}
-    before = {k: v for k, v in sys.modules.items() if k.split(".")[0] in ours}
-    finder = SglangFinder(source)
     try:
         import torch  # noqa: F401 - before its own packages are hidden
     except ImportError as error:
         raise InputError(
             "SGLang's scheduler needs torch, also without a GPU: pip install 'simkv[gpu]'"
         ) from error
-    for name in before:
-        del sys.modules[name]
-    sys.meta_path.insert(0, finder)
+    attributes = {f"sglang.srt.{name}": given for name, given in STUB_ATTRIBUTES.items()}
+    packages = ("sglang", *STUBBED_PACKAGES)
     logger = logging.getLogger("sglang")
     level = logger.level
     logger.setLevel(logging.CRITICAL + 1)
     try:
-        yield
+        with stub_imports(SourceFinder(source, packages, _is_real, attributes)):
+            yield
     finally:
         logger.setLevel(level)
-        sys.meta_path.remove(finder)
-        for name in [name for name in sys.modules if name.split(".")[0] in ours]:
-            del sys.modules[name]
-        sys.modules.update(before)

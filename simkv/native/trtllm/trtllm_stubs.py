@@ -7,33 +7,18 @@ is TensorRT-LLM's code.
 
 from __future__ import annotations
 
-import contextlib
 import enum
-import importlib.util
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 from simkv.core.errors import InputError
-from simkv.native.import_stubs import StubModule
+from simkv.native.import_stubs import SourceFinder, stub_imports
 
 ROOT = "tensorrt_llm"
 SCHEDULER = f"{ROOT}._torch.pyexecutor.scheduler.scheduler"
-#: Modules that the scheduler imports but that do not affect its decisions.
-STUBBED_MODULES = (
-    "strenum",
-    ROOT,
-    f"{ROOT}.bindings",
-    f"{ROOT}.llmapi",
-    f"{ROOT}.llmapi.llm_args",
-    f"{ROOT}.logger",
-    f"{ROOT}._torch",
-    f"{ROOT}._torch.pyexecutor",
-    f"{ROOT}._torch.pyexecutor.llm_request",
-    f"{ROOT}._torch.pyexecutor.scheduler",
-)
 
 
 class LlmRequestState(enum.Enum):
@@ -267,9 +252,19 @@ class KvCacheStub:
         return -(-tokens // self.size)
 
 
-@contextlib.contextmanager
-def stub_trtllm_imports(source: Path) -> Iterator[None]:
-    """Within the context, import the scheduler of ``tensorrt_llm`` from ``source``; stub all else.
+#: Attributes of stub modules that the scheduler reads.
+STUB_ATTRIBUTES: Mapping[str, Mapping[str, Any]] = {
+    f"{ROOT}.llmapi.llm_args": {"CapacitySchedulerPolicy": CapacitySchedulerPolicy},
+    f"{ROOT}.logger": {"logger": SimpleNamespace(debug=lambda *_: None)},
+    f"{ROOT}._torch.pyexecutor.llm_request": {
+        "LlmRequest": LlmRequestStub,
+        "LlmRequestState": LlmRequestState,
+    },
+}
+
+
+def stub_trtllm_imports(source: Path) -> AbstractContextManager[None]:
+    """Return a context in which the scheduler of ``tensorrt_llm`` is imported from ``source``.
 
     Raises InputError if the scheduler is missing.
     """
@@ -278,33 +273,5 @@ def stub_trtllm_imports(source: Path) -> Iterator[None]:
         raise InputError(
             f"{file}: missing; expected the sources of TensorRT-LLM's Python scheduler"
         )
-    before = {name: sys.modules.pop(name, None) for name in (*STUBBED_MODULES, SCHEDULER)}
-    try:
-        sys.modules.update(_hollow_modules())
-        spec = importlib.util.spec_from_file_location(SCHEDULER, file)
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[SCHEDULER] = module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        yield
-    finally:
-        for name, found in before.items():
-            del sys.modules[name]
-            if found is not None:
-                sys.modules[name] = found
-
-
-def _hollow_modules() -> dict[str, ModuleType]:
-    """Return stubs of ``STUBBED_MODULES`` with only the attributes that the scheduler reads."""
-    modules: dict[str, ModuleType] = {name: StubModule(name) for name in STUBBED_MODULES}
-    told: dict[str, dict[str, Any]] = {
-        f"{ROOT}.llmapi.llm_args": {"CapacitySchedulerPolicy": CapacitySchedulerPolicy},
-        f"{ROOT}.logger": {"logger": SimpleNamespace(debug=lambda *_: None)},
-        f"{ROOT}._torch.pyexecutor.llm_request": {
-            "LlmRequest": LlmRequestStub,
-            "LlmRequestState": LlmRequestState,
-        },
-    }
-    for name, given in told.items():
-        modules[name].__dict__.update(given)
-    return modules
+    packages = (ROOT, "strenum")
+    return stub_imports(SourceFinder(source, packages, SCHEDULER.__eq__, STUB_ATTRIBUTES))

@@ -24,8 +24,9 @@ from simkv.core.scheduler_protocol import (
 )
 from simkv.native.declared_options import read_options
 from simkv.native.driver_protocol import Counts, NativeEngine
-from simkv.native.import_stubs import CORE, REAL_MODULES, name_of, stub_imports
+from simkv.native.import_stubs import name_of
 from simkv.native.vllm.vllm_engine import Launched, VllmEngine
+from simkv.native.vllm.vllm_stubs import CORE, REAL_MODULES, stub_vllm_imports
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.lora import VllmLoras
 from simkv.schedulers.vllm.versions import RELEASED, find_rules, find_variant
@@ -277,7 +278,7 @@ def _variant_of(version: str | None) -> str:
 NATIVE_VLLM = NativeEngine(
     title="vLLM",
     package="vllm",
-    stub_imports=stub_imports,
+    stub_imports=stub_vllm_imports,
     load=_load,
     build=_build,
     files=_files,

@@ -1,7 +1,7 @@
 """Drive the unmodified scheduler of a vLLM source, step by step, with a fake model.
 
 ``VllmEngine`` builds the scheduler and calls it; recorders and the native engine share it. The
-stubs for the rest of vLLM are in ``simkv/native/import_stubs.py``.
+stubs for the rest of vLLM are in ``vllm_stubs.py``.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
 
 from simkv.core.request import Prompt, Segment
-from simkv.native.import_stubs import CORE, ConfigStub, ImportStub, accepted_fields, name_of
+from simkv.native.import_stubs import ConfigStub, ImportStub, accepted_fields, name_of
 from simkv.native.vllm.vllm_disk_tier import BLOCK_BYTES
 from simkv.native.vllm.vllm_nixl_worker import NixlWorker, sampling_extra_args
 from simkv.native.vllm.vllm_offloading_worker import FakeOffloadingWorker
 from simkv.native.vllm.vllm_speculation import Speculation
+from simkv.native.vllm.vllm_stubs import CORE
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.layer_group_parser import LayerKind
 from simkv.schedulers.vllm.versions import find_rules

@@ -12,14 +12,9 @@ from importlib.util import find_spec
 from typing import Any
 
 from simkv.core.recording_format import RecordingLine
-from simkv.native.import_stubs import (
-    CONNECTOR_PACKAGE,
-    CORE,
-    ConfigStub,
-    ImportStub,
-    name_of,
-)
+from simkv.native.import_stubs import ConfigStub, ImportStub, name_of
 from simkv.native.scripted_transfers import ScriptedTransfers
+from simkv.native.vllm.vllm_stubs import CONNECTOR_PACKAGE, CORE
 from simkv.schedulers.vllm.config import VllmConfig
 
 #: Location of a prompt's KV, in the format in which a prefill replica reports it.

@@ -13,9 +13,10 @@ from typing import Any
 
 from simkv.core.recording_format import RecordingLine
 from simkv.core.scheduler_protocol import KvCopies, KvCopy
-from simkv.native.import_stubs import CONNECTOR_PACKAGE, CORE, ConfigStub
+from simkv.native.import_stubs import ConfigStub
 from simkv.native.scripted_transfers import ScriptedCopies
 from simkv.native.vllm.vllm_disk_tier import BLOCK_BYTES, SteppedDiskTier
+from simkv.native.vllm.vllm_stubs import CONNECTOR_PACKAGE, CORE
 from simkv.schedulers.vllm.config import VllmConfig
 
 
