@@ -8,115 +8,79 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Iterator
 from typing import Any
 
-from simkv.conformance.decision_trace import FORMAT, DecisionTrace
+from simkv.conformance.decision_trace import DecisionTrace
+from simkv.conformance.record.case_run import CaseRun, record_run
 from simkv.conformance.record.recording_case import RecordingCase
 from simkv.core.recording_format import RecordingLine
 from simkv.native.sglang.sglang_engine import SglangEngine
 from simkv.schedulers.sglang.recording import RECORDING
 from simkv.schedulers.sglang.versions import VARIANTS
 
-#: Number of consecutive steps without a launch after which the case counts as stalled.
-MAX_IDLE_STEPS = 50
-
 
 def record(case: RecordingCase, version: str, name: str) -> DecisionTrace:
     """Record the decisions of SGLang's scheduler in a case."""
-    header = {
-        "format": FORMAT,
-        "engine": "sglang",
-        "variant": case.config.variant,
-        "source": VARIANTS[case.config.variant].source,
-        "case": name,
-        "config": RECORDING.knobs(case.config),
-        "requests": case.requests,
-    }
-    header |= {"aborts": case.aborts} if case.aborts else {}
-    if version != case.config.variant:
-        header["source"] = f"PyPI sglang=={version}"
-    lines: list[RecordingLine] = []
-    try:
-        with contextlib.redirect_stdout(None):  # a failing scheduler prints its tree
-            for line in SglangDriver(case).lines():
-                lines.append(line)  # keeps the lines before an error
-    except RuntimeError as error:
-        closing: RecordingLine = {"truncated": True, "why": f"raised {str(error).splitlines()[0]}"}
-        return DecisionTrace(name, header, lines, closing)
-    truncated = lines.pop() if "truncated" in lines[-1] else None
-    return DecisionTrace(name, header, lines, truncated)
+    variant = case.config.variant
+    source = VARIANTS[variant].source if version == variant else f"PyPI sglang=={version}"
+    with contextlib.redirect_stdout(None):  # a failing scheduler prints its tree
+        return record_run(SglangRun(case), name, source, RECORDING.knobs(case.config), _dies)
 
 
-class SglangDriver:
-    """Runs SGLang's scheduler with a fake model through a case, for the required number of
-    steps.
-    """
+def _dies(error: Exception) -> str | None:
+    """Describe an error that kills the engine's loop."""
+    return f"raised {str(error).splitlines()[0]}" if isinstance(error, RuntimeError) else None
+
+
+class SglangRun(CaseRun):
+    """Runs SGLang's scheduler through a case, for the required number of steps."""
+
+    idle_limit = 50
 
     def __init__(self, case: RecordingCase) -> None:
-        self.config, self.requests, self.aborts = case.config, case.requests, case.aborts
-        self.step = 0
+        super().__init__(case)
         self.engine = SglangEngine(case.config, lambda: float(self.step))
-        self.left = {r["id"]: r["output_tokens"] for r in case.requests}
+        self._in_flight: deque[Any] = deque()
+        self._lost: list[int] = []
+        self._emitted = 0
 
-    def lines(self) -> Iterator[RecordingLine]:
-        """Yield one line per step, and a closing line if the run ends with unfinished requests."""
-        arriving: dict[int, list[RecordingLine]] = {}
-        for request in self.requests:
-            arriving.setdefault(request["arrival_step"], []).append(request)
-        alive = {r["id"] for r in self.requests}
-        engine, under_way = self.engine, deque[Any]()
+    def arrive(self, request: RecordingLine) -> None:
+        self.engine.unread.append(request)
+
+    def abort(self, number: int) -> None:
+        self.engine.left_early.add(number)
+        self.engine.unread.append(number)
+
+    def lost(self) -> list[int]:
+        return self._lost
+
+    def is_busy(self) -> bool:
+        return bool(self._in_flight)
+
+    def iterate(self, gone: list[int]) -> tuple[RecordingLine, int]:  # noqa: ARG002
+        engine = self.engine
         scheduler, overlap = engine.scheduler, engine.overlap
-        still = 0
-        lost: list[int] = []
-        while alive or under_way:
-            engine.begin()
-            gone = self._leave(0, alive)
-            engine.unread += arriving.pop(self.step, ())
-            gone += self._leave(1, alive)
-            alive -= set(gone)
-            engine.receive()
-            batch, last = engine.next_batch(), scheduler.last_batch
-            line = {"step": self.step, **self._launched(batch)}
-            line |= {"aborted": gone} if gone else {}
-            found = engine.lost(alive)
-            line["preempted"] = [*found, *line["preempted"]]
-            lost += found
-            line |= {"lost": [*lost]} if lost else {}
-            if batch:
-                under_way.append(batch.copy() if overlap else batch)
-            finished: list[int] = []
-            if under_way and (last if overlap else batch):
-                ended = [
-                    r
-                    for r in engine.process(under_way.popleft(), self._ends)
-                    if int(r.rid) in alive
-                ]
-                finished = [int(r.rid) for r in ended if int(r.rid) not in engine.refused]
-                line["ignored"] += [int(r.rid) for r in ended if int(r.rid) in engine.refused]
-            elif (not batch and not overlap) or not (batch or last):
-                engine.rest()
-            scheduler.last_batch = batch
-            line |= {"finished": finished, **self._left(batch)}
-            yield line
-            alive -= {*finished, *line["ignored"], *lost}
-            leaving = any(at > self.step for at, _, _ in self.aborts)
-            still = 0 if batch or arriving or leaving else still + 1
-            if still > MAX_IDLE_STEPS:
-                yield {"truncated": True, "why": f"no progress: {sorted(alive)}"}
-                return
-            self.step += 1
-        if lost:
-            yield {"truncated": True, "why": f"requests left every queue: {lost}"}
-
-    def _leave(self, phase: int, alive: set[int]) -> list[int]:
-        """Submit the aborts of this phase; return the ids of the requests that had arrived."""
-        ids = [i for at, when, i in self.aborts if (at, when) == (self.step, phase)]
-        came = {r["id"] for r in self.requests if r["arrival_step"] < self.step + phase}
-        there = [i for i in dict.fromkeys(ids) if i in alive & came]
-        self.engine.left_early.update(there)
-        self.engine.unread += there
-        return there
+        self._emitted = 0
+        engine.begin()
+        engine.receive()
+        batch, last = engine.next_batch(), scheduler.last_batch
+        line = self._launched(batch)
+        found = engine.lost(self.alive)
+        line["preempted"] = [*found, *line["preempted"]]
+        self._lost += found
+        line |= {"lost": [*self._lost]} if self._lost else {}
+        if batch:
+            self._in_flight.append(batch.copy() if overlap else batch)
+        ended: list[int] = []
+        if self._in_flight and (last if overlap else batch):
+            over = engine.process(self._in_flight.popleft(), self._ends)
+            ended = [i for i in (int(r.rid) for r in over) if i in self.alive]
+            line["ignored"] += [i for i in ended if i in engine.refused]
+        elif (not batch and not overlap) or not (batch or last):
+            engine.rest()
+        scheduler.last_batch = batch
+        line |= {"finished": [i for i in ended if i not in engine.refused], **self._left(batch)}
+        return line, self._emitted
 
     def _launched(self, batch: Any) -> RecordingLine:
         launched, chunked = self.engine.rows(batch), self.engine.scheduler.chunked_req
@@ -131,6 +95,7 @@ class SglangDriver:
 
     def _ends(self, i: int) -> bool:
         """Count a token of a request and return whether it is the last."""
+        self._emitted += 1
         self.left[i] -= 1
         return not self.left[i]
 

@@ -1,7 +1,8 @@
 """Record decisions of the unmodified scheduler of a released vLLM package on small workloads.
 
-The driver and its stubs are in ``simkv/native``. The model is a fake: when the last known token of
-a request is computed, the request emits one token, and one more for each draft that it accepts.
+The driver and its stubs are in ``simkv/native/vllm``. The model is a fake: when the last known
+token of a request is computed, the request emits one token, and one more for each draft that it
+accepts.
 Releases from 0.9.0 to 0.33.0 are supported. Only the decisions are kept.
 """
 
@@ -9,91 +10,57 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable
 from traceback import extract_tb
-from types import MappingProxyType
 from typing import Any
 
-from simkv.conformance.decision_trace import FORMAT, DecisionTrace
+from simkv.conformance.decision_trace import DecisionTrace
+from simkv.conformance.record.case_run import CaseRun, record_run
 from simkv.conformance.record.recording_case import RecordingCase
-from simkv.core.request import Prompt, Segment
-from simkv.native.import_stubs import name_of
 from simkv.native.vllm.vllm_engine import Launched, VllmEngine
-from simkv.schedulers.vllm.config import VllmConfig
+from simkv.schedulers.vllm.recording import RECORDING
 from simkv.schedulers.vllm.release_rules import VllmRules
 from simkv.schedulers.vllm.versions import VARIANTS, find_rules, find_variant
 
-#: Number of consecutive steps without a delivery after which the case counts as stalled. It exceeds
-#: the number of tokens of the longest sequence.
-MAX_IDLE_STEPS = 400
 
+class VllmRun(CaseRun):
+    """Runs vLLM's scheduler through a case.
 
-class VllmDriver:
-    """Runs one case through vLLM's scheduler with a fake model, until no request is left or none
-    makes progress."""
+    ``instead`` maps the scheduler's class to the class to record, such as a subclass.
+    """
 
     def __init__(
-        self,
-        config: VllmConfig,
-        requests: list[dict[str, Any]],
-        aborts: Sequence[tuple[int, int, int]] = (),
-        instead: Callable[[type], type] = lambda kind: kind,
-        copying: Mapping[str, Sequence[int]] = MappingProxyType({}),
+        self, case: RecordingCase, instead: Callable[[type], type] = lambda kind: kind
     ) -> None:
-        self.config, self.requests, self.aborts = config, requests, aborts
-        self.engine = VllmEngine(config, instead, copying)
+        super().__init__(case)
+        self.engine = VllmEngine(self.config, instead, case.header_fields)
         self.scheduler, self.pool = self.engine.scheduler, self.engine.pool
-        self.left = {r["id"]: r["output_tokens"] for r in requests}
-        self.accepts = {r["id"]: r.get("accepts", ()) for r in requests}
+        self.accepts = {r["id"]: r.get("accepts", ()) for r in case.requests}
+        self._depth = 2 if self.config.async_scheduling else 1
+        self._in_flight: deque[tuple[int, Launched]] = deque()
 
-    def lines(self) -> Iterator[dict[str, Any]]:
-        """Yield one line per ``schedule`` call, and a closing line if the run ends with unfinished
-        requests.
+    def arrive(self, request: dict[str, Any]) -> None:
+        self.engine.add(RECORDING.prompt(request), request)
+
+    def abort(self, number: int) -> None:
+        """Abort one request.
+
+        0.33.0 frees the blocks of jointly aborted requests in the order of a set.
         """
-        arriving: dict[int, list[dict[str, Any]]] = {}
-        for request in self.requests:
-            arriving.setdefault(request["arrival_step"], []).append(request)
-        alive = {r["id"] for r in self.requests}
-        depth = 2 if self.config.async_scheduling else 1
-        under_way: deque[tuple[int, Launched]] = deque()
-        step = still = 0
-        while alive:
-            gone = self._abort(step, 0)
-            for request in arriving.pop(step, ()):
-                self.engine.add(prompt_of(request), request)
-                still = 0
-            gone += self._abort(step, 1)
-            line, launched = self._schedule(step)
-            under_way.append((step, launched))
-            line |= {"step": step, "delivered": int(len(under_way) == depth), "finished": []}
-            gone += self._abort(step, 2)
-            if gone:
-                line["aborted"], still = gone, 0
-                alive -= set(gone)
-            if line["delivered"]:
-                tokens, line["finished"] = self._deliver(*under_way.popleft(), alive)
-                still = 0 if tokens else still + 1
-            alive -= set(line["finished"])
-            line["waiting"] = [int(r.request_id) for r in self.engine.waiting()]
-            line["running"] = [int(r.request_id) for r in self.scheduler.running]
-            line["free_blocks"] = self.pool.get_num_free_blocks()
-            yield line
-            if still >= MAX_IDLE_STEPS and not arriving:
-                yield {"truncated": True, "why": f"no progress: {sorted(alive)}"}
-                return
-            step += 1
+        self.engine.abort(number)
 
-    def _abort(self, step: int, phase: int) -> list[int]:
-        """Abort the requests of this phase; return the ids of the requests that had not ended.
-
-        Requests are aborted one at a time, because 0.33.0 frees the blocks of jointly aborted
-        requests in the order of a set.
-        """
-        ids = [i for at, when, i in self.aborts if (at, when) == (step, phase)]
-        there = [i for i in dict.fromkeys(ids) if not self.engine.is_over(name_of(i))]
-        for i in there:
-            self.engine.abort(i)
-        return there
+    def iterate(self, gone: list[int]) -> tuple[dict[str, Any], int]:
+        line, launched = self._schedule(self.step)
+        self._in_flight.append((self.step, launched))
+        line |= {"delivered": int(len(self._in_flight) == self._depth), "finished": []}
+        gone += self.leave(2)
+        tokens = 0
+        if line["delivered"]:
+            tokens, line["finished"] = self._deliver(*self._in_flight.popleft(), self.alive)
+        line["waiting"] = [int(r.request_id) for r in self.engine.waiting()]
+        line["running"] = [int(r.request_id) for r in self.scheduler.running]
+        line["free_blocks"] = self.pool.get_num_free_blocks()
+        return line, tokens
 
     def _schedule(self, step: int) -> tuple[dict[str, Any], Launched]:
         engine, scheduler = self.engine, self.scheduler
@@ -147,20 +114,6 @@ class VllmDriver:
         return tokens
 
 
-def prompt_of(line: dict[str, Any]) -> Prompt:
-    """Return the prompt of a case's request."""
-    segments = tuple(Segment(*segment) for segment in line["prompt_segments"])
-    return Prompt(
-        line["id"],
-        sum(s.end - s.start for s in segments),
-        line["max_tokens"],
-        arrival=line["timestamp"],
-        priority=line["priority"],
-        segments=segments,
-        lora=line.get("lora"),
-    )
-
-
 def record(
     case: RecordingCase,
     version: str,
@@ -176,29 +129,12 @@ def record(
     for knob in ("async_scheduling", "scheduler_reserve_full_isl", "enable_prefix_caching"):
         if knobs[knob] is None:
             knobs[knob] = getattr(rules, knob)
-    header = {
-        "format": FORMAT,
-        "engine": "vllm",
-        "variant": case.config.variant,
-        "source": describe_source(version),
-        "case": name,
-        "config": knobs,
-        "requests": case.requests,
-    }
-    header |= {"aborts": case.aborts} if case.aborts else {}
-    header |= case.header_fields
-    lines: list[dict[str, Any]] = []
-    config = dataclasses.replace(case.config, **knobs)
-    driver = VllmDriver(config, case.requests, case.aborts, instead, case.header_fields)
-    try:
-        for line in driver.lines():
-            lines.append(line)  # keeps the lines before an error
-    except (TypeError, AssertionError) as error:
-        if not _dies(rules, error):
-            raise
-        lines.append({"truncated": True, "why": f"raised {error!r}"})
-    closing = lines.pop() if "truncated" in lines[-1] else None
-    return DecisionTrace(name, header, lines, closing)
+    run = VllmRun(case._replace(config=dataclasses.replace(case.config, **knobs)), instead)
+
+    def reason(error: Exception) -> str | None:
+        return f"raised {error!r}" if _dies(rules, error) else None
+
+    return record_run(run, name, describe_source(version), knobs, reason)
 
 
 def _dies(rules: VllmRules, error: Exception) -> bool:
@@ -210,7 +146,8 @@ def _dies(rules: VllmRules, error: Exception) -> bool:
         if "assert (len(scheduled_new_reqs) + len(scheduled_resumed_reqs)" in where:
             return rules.asserts_victims_run
         return not rules.counts_all_loras and "len(scheduled_loras) <=" in where
-    return not rules.breaks_ties_by_id and "'<' not supported" in str(error)
+    unordered = isinstance(error, TypeError) and "'<' not supported" in str(error)
+    return unordered and not rules.breaks_ties_by_id
 
 
 def describe_source(version: str) -> str:

@@ -5,20 +5,12 @@ from __future__ import annotations
 import importlib
 from array import array
 from typing import Any
-from zlib import crc32
 
 from simkv.core.recording_format import RecordingLine
 from simkv.native.import_stubs import ConfigStub, ImportStub, name_of
 
 #: The token that ends a request.
 EOS_TOKEN = 1
-
-
-class LoraName(str):
-    """The name of an adapter; its hash makes a set iterate in the order of the names."""
-
-    def __hash__(self) -> int:
-        return ord(self) - ord("a") if len(self) == 1 else crc32(self.encode())
 
 
 class RequestTimesStub:
@@ -69,7 +61,6 @@ class SglangRequestFactory:
             stop_strs=[],
             stop_regex_strs=[],
         )
-        lora = line.get("lora")
         request = batches.Req(
             name_of(line["id"]),
             "",
@@ -77,7 +68,7 @@ class SglangRequestFactory:
             sampling,
             eos_token_ids={EOS_TOKEN},
             vocab_size=1 << 40,
-            lora_id=None if lora is None else LoraName(lora),
+            lora_id=line.get("lora"),
             priority=line.get("priority", 0),
             routing_key=line.get("routing_key"),
             return_logprob=line.get("logprobs_from") is not None,

@@ -187,8 +187,10 @@ def _drainer(config: SglangConfig, clock: Callable[[], float]) -> Any:
     """Return SGLang's drainer of LoRA adapters; None if it is off."""
     if not config.lora_drain_wait_threshold:
         return None
-    module = importlib.import_module("sglang.srt.lora.lora_drainer")
-    module.time = ConfigStub(monotonic=clock)  # type: ignore[attr-defined]
+    module: Any = importlib.import_module("sglang.srt.lora.lora_drainer")
+    module.time = ConfigStub(monotonic=clock)
+    # SGLang selects from a set, in which the position of None differs from process to process.
+    module.min = lambda names, key: min(sorted(names, key=lambda name: name or ""), key=key)
     return module.LoRADrainer(config.max_loras_per_batch, config.lora_drain_wait_threshold)
 
 

@@ -1,0 +1,131 @@
+"""Run an engine's own scheduler with a fake model through a case, and record its decisions."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from simkv.conformance.decision_recorder import ended_requests
+from simkv.conformance.decision_trace import FORMAT, DecisionTrace
+from simkv.conformance.record.recording_case import RecordingCase
+from simkv.core.recording_format import RecordingLine
+
+#: Consecutive steps without a new token after which a case has stalled. If its longest sequence is
+#: longer, the number of tokens of that sequence, because a step may compute a single token.
+MAX_BARREN_STEPS = 400
+
+
+class CaseRun(ABC):
+    """The run of a case until no request is left, or none makes progress.
+
+    ``alive`` are the unfinished requests, ``left`` the tokens that the model still emits for each
+    request. After ``idle_limit`` consecutive steps that schedule nothing, the case has stalled.
+    """
+
+    idle_limit = MAX_BARREN_STEPS
+
+    def __init__(self, case: RecordingCase) -> None:
+        self.case, self.config = case, case.config
+        self.step = 0
+        self.alive = {request["id"] for request in case.requests}
+        self.left = {request["id"]: request["output_tokens"] for request in case.requests}
+        self._arrived: set[int] = set()
+        longest = max(r["prompt_tokens"] + r["output_tokens"] for r in case.requests)
+        self._barren_limit = max(MAX_BARREN_STEPS, longest)
+
+    @abstractmethod
+    def arrive(self, request: RecordingLine) -> None:
+        """Add a request to the engine."""
+
+    @abstractmethod
+    def abort(self, number: int) -> None:
+        """Report to the engine that the client of a request has left."""
+
+    @abstractmethod
+    def iterate(self, gone: list[int]) -> tuple[RecordingLine, int]:
+        """Run one step; return its line and the number of requests that received tokens.
+
+        Requests that are aborted during the step are added to ``gone``.
+        """
+
+    def lost(self) -> list[int]:
+        """Return the requests that are in no queue although they never ended."""
+        return []
+
+    def is_busy(self) -> bool:
+        """Whether the run continues although all requests have ended."""
+        return False
+
+    def leave(self, phase: int) -> list[int]:
+        """Abort the requests of this phase; return those that had arrived and not ended."""
+        ids = [i for at, when, i in self.case.aborts if (at, when) == (self.step, phase)]
+        there = [i for i in dict.fromkeys(ids) if i in self.alive & self._arrived]
+        self.alive.difference_update(there)
+        for i in there:
+            self.abort(i)
+        return there
+
+    def lines(self) -> Iterator[RecordingLine]:
+        """Yield one line per step, and a closing line if requests are unfinished at the end."""
+        arriving: dict[int, list[RecordingLine]] = {}
+        for request in self.case.requests:
+            arriving.setdefault(request["arrival_step"], []).append(request)
+        idle = barren = 0
+        while self.alive or self.is_busy():
+            gone = self.leave(0)
+            came = arriving.pop(self.step, ())
+            for request in came:
+                self._arrived.add(request["id"])
+                self.arrive(request)
+            gone += self.leave(1)
+            line, tokens = self.iterate(gone)
+            line = {"step": self.step, **line} | ({"aborted": gone} if gone else {})
+            self.alive -= ended_requests(line)
+            yield line
+            expected = came or arriving or any(at > self.step for at, _, _ in self.case.aborts)
+            idle = 0 if expected or line["scheduled"] else idle + 1
+            barren = 0 if came or gone else barren
+            barren = 0 if tokens else barren + line.get("delivered", 1)
+            if idle > self.idle_limit or (barren >= self._barren_limit and not arriving):
+                yield {"truncated": True, "why": f"no progress: {sorted(self.alive)}"}
+                return
+            self.step += 1
+        if lost := self.lost():
+            yield {"truncated": True, "why": f"requests left every queue: {lost}"}
+
+
+def record_run(
+    run: CaseRun,
+    name: str,
+    source: str,
+    knobs: RecordingLine,
+    reason: Callable[[Exception], str | None],
+) -> DecisionTrace:
+    """Return the recording of a run.
+
+    ``knobs`` is the recorded config. ``reason`` describes an exception that kills the real engine;
+    it returns None for all other exceptions, which are raised.
+    """
+    case = run.case
+    header: RecordingLine = {
+        "format": FORMAT,
+        "engine": case.config.name,
+        "variant": case.config.variant,
+        "source": source,
+        "case": name,
+        "config": knobs,
+        "requests": case.requests,
+    }
+    header |= {"aborts": case.aborts} if case.aborts else {}
+    header |= case.header_fields
+    lines: list[dict[str, Any]] = []
+    try:
+        for line in run.lines():
+            lines.append(line)  # keeps the lines before an error
+    except Exception as error:
+        if (why := reason(error)) is None:
+            raise
+        lines.append({"truncated": True, "why": why})
+    closing = lines.pop() if "truncated" in lines[-1] else None
+    return DecisionTrace(name, header, lines, closing)
