@@ -142,14 +142,13 @@ def bisect_releases(scenario: Path, span: str, folder: Path, options: HistoryOpt
 
 def _engine_of(document: YamlDocument) -> str:
     """Return the engine of a scenario. Raises InputError if its code cannot be run."""
-    from simkv.native.native_engines import NATIVE_ENGINES
+    from simkv.native.native_engines import NATIVE_ENGINES, describe_unsupported
 
     engine = document.tree.get("engine")
     name = str(engine.get("name")) if isinstance(engine, dict) else ""
     if name not in NATIVE_ENGINES:
         raise InputError(
-            f"{document.path}: engine.name: the code of {name or 'no engine'} cannot be run; "
-            f"expected an engine of {', '.join(NATIVE_ENGINES)}"
+            f"{document.path}: engine.name: {describe_unsupported(name or 'no engine')}"
         )
     return name
 

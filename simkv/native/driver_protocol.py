@@ -73,7 +73,8 @@ class NativeEngine:
     imports the modules that decide, and ``build(knobs, native)`` builds a driver. ``files(folder)``
     lists the files that decide. ``options(folder)`` maps the engine's own options to the class that
     declares them. ``refused(config)`` names a setting that the driver does not support, or None.
-    ``variant_of(version)`` returns the port whose rules are the nearest.
+    ``variant_of(version)`` returns the port whose rules are the nearest. ``stubbed`` says which
+    parts that decide are not the engine's own.
     """
 
     title: str
@@ -86,3 +87,4 @@ class NativeEngine:
     refused: Callable[[Any], str | None]
     variant_of: Callable[[str | None], str]
     subfolders: tuple[str, ...] = (".",)
+    stubbed: str = ""

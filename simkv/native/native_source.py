@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from simkv.core.errors import InputError
 from simkv.native.driver_protocol import NativeEngine
-from simkv.native.native_engines import NATIVE_ENGINES
+from simkv.native.native_engines import NATIVE_ENGINES, describe_unsupported
 from simkv.native.release_sources import unpack_wheel, version_of_wheel
 
 #: Value of ``source`` that selects the installed package.
@@ -59,8 +59,8 @@ def find_source(engine: str, path: str, folder: Path) -> NativeSource:
     """
     if engine not in NATIVE_ENGINES:
         raise SourceError(
-            f"source: the code of {engine} cannot be run here; expected an engine of "
-            f"{', '.join(NATIVE_ENGINES)}, or remove source to run simkv's port of {engine}"
+            f"source: {describe_unsupported(engine)}, or remove source to run simkv's port of "
+            f"{engine}"
         )
     spec = NATIVE_ENGINES[engine]
     whole = path if path == INSTALLED else str((folder / path).resolve())

@@ -76,8 +76,12 @@ def build_native_spec(data: dict[str, Any]) -> EngineSpec:
 def describe_source(config: Any) -> str | None:
     """Return one line about the source of a native engine; None for other engines."""
     source = getattr(config, "source", None)
-    inferred = "reasons for waiting are inferred from the scheduler's state"
-    return f"{source} ({config.source_state}); {inferred}" if source else None
+    if not source:
+        return None
+    notes = ["reasons for waiting are inferred from the scheduler's state"]
+    if stubbed := NATIVE_ENGINES[config.name].stubbed:
+        notes.append(stubbed)
+    return "; ".join([f"{source} ({config.source_state})", *notes])
 
 
 @lru_cache

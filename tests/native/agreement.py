@@ -33,7 +33,7 @@ from tests.laws.random_scenarios import scenarios
 
 WHEELS = Path(os.environ.get("SIMKV_WHEELS", ROOT.parent / "wheels"))
 #: Releases that are compared.
-RELEASES = {"vllm": "0.33.0", "sglang": "0.5.23"}
+RELEASES = {"vllm": "0.33.0", "sglang": "0.5.23", "trtllm": "5f480b7a6"}
 #: Number of scenarios of a seed; the first of each seed is a smallest one.
 CASES_PER_SEED = 30
 #: Events of which the table shows the number of cases.

@@ -6,6 +6,7 @@ without them. All other tests use a small package with the interface that the dr
 
 from __future__ import annotations
 
+import csv
 import os
 import shutil
 import subprocess
@@ -33,6 +34,8 @@ def wheel_of(package: str, version: str) -> Path:
     folder = WHEELS / f"{package}-{version}"
     if not folder.is_dir():
         pytest.skip(f"no wheel of {package} {version}; SIMKV_WHEELS names the folder of wheels")
+    if package == "sglang":
+        pytest.importorskip("torch")
     return folder
 
 
@@ -91,11 +94,61 @@ def test_missing_source_is_named(tmp_path: Path) -> None:
     assert "does not exist" in text
 
 
-def test_engine_without_driver_is_refused(tmp_path: Path) -> None:
-    scenario = str(ROOT / "scenarios/mistralrs-six.yaml")
-    code, text = run_cli("run", scenario, "--source", str(tmp_path), "--trust")
+@pytest.mark.parametrize(
+    ("scenario", "words"),
+    [
+        ("mistralrs-six", "compiled Rust code; expected an engine of vllm, sglang, trtllm, or"),
+        ("fastdeploy-5796", "shares state with threads and a cache manager of Paddle"),
+    ],
+)
+def test_engine_without_driver_is_refused(tmp_path: Path, scenario: str, words: str) -> None:
+    path = str(ROOT / f"scenarios/{scenario}.yaml")
+    code, text = run_cli("run", path, "--source", str(tmp_path), "--trust")
     assert code == 2
-    assert "port of mistralrs" in text
+    assert words in " ".join(text.split())
+
+
+#: A scheduler with the interface of TensorRT-LLM's, which runs at most two requests.
+TWO_AT_A_TIME = """
+from collections import namedtuple
+from strenum import StrEnum
+from tensorrt_llm.logger import logger
+from ..llm_request import LlmRequestState
+
+Output = namedtuple("Output", "context_requests generation_requests paused_requests")
+
+
+class SimpleUnifiedScheduler:
+    def __init__(self, **options):
+        self.options = options
+
+    def schedule_request(self, active, inflight):
+        logger.debug("schedule")
+        due = [r for r in active if r.state != LlmRequestState.GENERATION_TO_COMPLETE][:2]
+        contexts = [r for r in due if r.is_context_init_state]
+        return Output(contexts, [r for r in due if r not in contexts], [])
+"""
+
+
+def test_trtllm_source_decides(tmp_path: Path) -> None:
+    file = tmp_path / "tensorrt_llm/_torch/pyexecutor/scheduler/scheduler.py"
+    file.parent.mkdir(parents=True)
+    (tmp_path / "tensorrt_llm/__init__.py").write_text("")
+    file.write_text(TWO_AT_A_TIME)
+    scenario = tmp_path / "scenario.yaml"
+    scenario.write_text(
+        "name: two\nengine: {name: trtllm}\nprofile: unit-step\n"
+        "workload: {burst: {num_prompts: 4, prompt_tokens: 10, output_tokens: 5}}\n"
+    )
+    out = ["--out", str(tmp_path / "out"), "--no-plots"]
+    code, text = run_cli("run", str(scenario), "--source", str(tmp_path), "--trust", *out)
+    assert code == 0, text
+    assert "KV blocks, C++ objects in TensorRT-LLM, are stubs" in " ".join(text.split())
+    with (tmp_path / "out/requests.csv").open() as rows:
+        ended = [float(row["finish_s"]) for row in csv.DictReader(rows)]
+    assert ended[0] == ended[1] < ended[2] == ended[3]
+    code, text = run_cli("run", str(scenario), "--against", str(tmp_path), "--trust")
+    assert (code, "first difference at step 1" in text) == (1, True), text
 
 
 def test_native_option_of_a_branch_is_checked(tmp_path: Path) -> None:

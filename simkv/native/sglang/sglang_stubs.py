@@ -304,7 +304,7 @@ def stub_sglang_imports(source: Path) -> Iterator[None]:
         import torch  # noqa: F401 - before its own packages are hidden
     except ImportError as error:
         raise InputError(
-            "SGLang's scheduler needs torch, also without a GPU: pip install 'simkv[gpu]'"
+            "SGLang's scheduler needs torch, also without a GPU: pip install 'simkv[sglang]'"
         ) from error
     attributes = {f"sglang.srt.{name}": given for name, given in STUB_ATTRIBUTES.items()}
     packages = ("sglang", *STUBBED_PACKAGES)

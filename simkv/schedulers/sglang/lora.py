@@ -7,7 +7,7 @@ The base model counts as an adapter. Source: ``managers/scheduler.py``, ``lora/l
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 from simkv.schedulers.sglang.memory import Req
 
@@ -96,9 +96,11 @@ class LoraDrainer:
         """Update the draining adapters at time ``now`` (s) from the waiting and running
         requests.
         """
-        waits: dict[AdapterName, float] = {}
+        waits: dict[AdapterName, tuple[float, int]] = {}
         for r in waiting:
-            waits[r.lora] = max(waits.get(r.lora, 0.0), now - r.queued_at)
+            # Of requests queued at the same time, the one queued first has waited longest.
+            wait = now - r.queued_at, -r.entry
+            waits[r.lora] = max(waits.get(r.lora, wait), wait)
         self._rest = {}
         for r in running:
             self._rest[r.lora] = max(self._rest.get(r.lora, 0), r.max_new - r.out)
@@ -106,11 +108,11 @@ class LoraDrainer:
             self._choose(waits)
         self.draining = {a: b for a, b in self.draining.items() if a in self._rest}
 
-    def _choose(self, waits: dict[AdapterName, float]) -> None:
+    def _choose(self, waits: Mapping[AdapterName, tuple[float, int]]) -> None:
         """For each adapter that waits too long, drain the running adapter that finishes first."""
         served = set(self.draining.values())
-        starving = [a for a, wait in waits.items() if wait > self.threshold and a not in served]
-        starving.sort(key=lambda lora: (-waits[lora], lora or ""))
+        starving = [a for a, wait in waits.items() if wait[0] > self.threshold and a not in served]
+        starving.sort(key=waits.__getitem__, reverse=True)
         eligible = sorted((a for a in self._rest if a not in self.draining), key=lambda a: a or "")
         for lora in starving:
             if not eligible:
