@@ -7,7 +7,7 @@ queues, free blocks and blocks per request are compared after each call.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -101,6 +101,7 @@ class ComparedScheduler:
         self._same("rejected", *(_rejected(one) - self._left for one in (batch, other)))
         self._same("lost", sorted(batch.lost), sorted(other.lost))
         self._same("drafts", _drafts(batch), _drafts(other))
+        self._same("copies", _copies(batch), _copies(other))
         self._same("adapters copied", batch.lora_loads[0], other.lora_loads[0])
         self._compare_state()
         self._count(batch)
@@ -124,6 +125,11 @@ class ComparedScheduler:
         self._compare_state()
         return done
 
+    def moved(self, jobs: Sequence[int]) -> None:
+        """Report finished copies to both."""
+        for one in (self.port, self.native):
+            one.moved(jobs)
+
     def leap(self, most: int) -> int:  # noqa: ARG002
         """Return 1: every step is compared."""
         return 1
@@ -140,6 +146,7 @@ class ComparedScheduler:
     def _count(self, batch: Batch) -> None:
         self.features["preemptions"] += len(batch.preempted)
         self.features["rejections"] += len(_rejected(batch))
+        self.features["copies to or from host memory"] += batch.moves is not None
         self.features["waits for an adapter"] += "adapter" in batch.aside.values()
 
     def _same(self, subject: str, port: Any, native: Any) -> None:
@@ -159,6 +166,12 @@ def _drafts(batch: Batch) -> dict[int, int]:
     return {i: n for i, n in batch.drafted.tokens.items() if n} if batch.drafted else {}
 
 
+def _copies(batch: Batch) -> Any:
+    """Return the copies between GPU and host memory that start with a batch."""
+    moves = batch.moves
+    return moves and ([*moves.loads], [*moves.stores], sorted(moves.flush))
+
+
 def _tables(port: Any) -> Any:
     """Return the block tables of a port that numbers its blocks as the engine does, or None."""
     tables = getattr(getattr(port, "memory", None), "tables", None)
@@ -167,7 +180,7 @@ def _tables(port: Any) -> Any:
 
 def _cached(port: Any) -> frozenset[Any]:
     """Return what a port's prefix cache contains: keys of blocks, or nodes of a radix tree."""
-    memory = getattr(port, "memory", None)
+    memory = getattr(getattr(port, "state", port), "memory", None)
     if tree := getattr(memory, "tree", None):
         return frozenset(tree.nodes())
     keys = getattr(getattr(memory, "tables", None), "keys", None)

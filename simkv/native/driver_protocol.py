@@ -42,8 +42,12 @@ class NativeDriver(Protocol):
     def schedule(self) -> Batch:
         """Make a decision."""
 
-    def complete(self, accepted: Mapping[int, int], ended: Sequence[int]) -> Completion:
-        """Deliver the oldest batch, with the accepted drafts and the requests that end."""
+    def complete(
+        self, accepted: Mapping[int, int], ended: Sequence[int], copied: Sequence[int]
+    ) -> Completion:
+        """Deliver the oldest batch, with the accepted drafts, the requests that end and the
+        finished copies to and from host memory.
+        """
 
     def counts(self) -> Counts:
         """Return the lengths of the queues and the number of free blocks."""

@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,9 @@ class NativeScheduler:
         self._now = 0.0
         self._news: list[tuple[Any, ...]] = []
         self._live: set[int] = set()
+        self._copies: set[int] = set()  # under way between GPU and host memory
+        self._reported: list[int] = []
+        self._has_news = False
         send(self._to, (dict(knobs), {k: dict(v) for k, v in native.items()}, _debugged))
         answer = self._answer()
         if self.failure:
@@ -121,17 +124,39 @@ class NativeScheduler:
         if answer is None:
             return Batch(fatal=self.failure, scheduled=[(i, 0) for i in sorted(self._live)])
         packed, self._counts = answer
-        return unpack_batch(packed)
+        batch = unpack_batch(packed)
+        self._has_news = False
+        if batch.moves:
+            self._copies.update(move.job for move in (*batch.moves.loads, *batch.moves.stores))
+        return batch
 
     def complete(self, batch: Batch, ended: Collection[int]) -> Completion:
         """Deliver the tokens of a batch."""
         accepted = batch.drafted.accepted if batch.drafted else {}
-        answer = self._call("complete", accepted, sorted(ended))
+        done = dict.fromkeys((*self._reported, *(batch.moves.flush if batch.moves else ())))
+        copied = [job for job in done if job in self._copies]
+        self._copies.difference_update(copied)
+        self._reported, self._has_news = [], self._has_news or bool(done)
+        answer = self._call("complete", accepted, sorted(ended), copied)
         if answer is None:
             return Completion([], [])
         completion, self._counts = answer
         self._live.difference_update(completion[1], completion[2])
         return Completion(*completion)
+
+    def moved(self, jobs: Sequence[int]) -> None:
+        """Record finished copies, of which the scheduler learns with the next completed batch."""
+        self._reported += [job for job in jobs if job in self._copies]
+
+    @property
+    def awaits_kv(self) -> bool:
+        """Whether copies are in flight whose completion can end a step without requests."""
+        return bool(self._copies) and not self._has_news
+
+    @property
+    def has_pending_copies(self) -> bool:
+        """Whether copies are ready to start but not in a batch yet: never without a disk."""
+        return False
 
     def leap(self, most: int) -> int:  # noqa: ARG002
         """Return 1: every step is decided by the real scheduler."""

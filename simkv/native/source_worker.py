@@ -68,7 +68,7 @@ class DriverServer:
         send(self.to, ("ready", driver.num_blocks, driver.pipeline_depth))
         calls: dict[str, Any] = {
             "schedule": self._schedule,
-            "complete": lambda a, e: (pack_completion(driver.complete(a, e)), driver.counts()),
+            "complete": lambda *given: (pack_completion(driver.complete(*given)), driver.counts()),
             "waiting_ids": driver.waiting_ids,
             "running_ids": driver.running_ids,
             "blocks_held": driver.blocks_held,

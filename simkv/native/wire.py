@@ -12,6 +12,8 @@ from simkv.core.scheduler_protocol import (
     Completion,
     DraftedTokens,
     Held,
+    KvCopies,
+    KvCopy,
     PreemptionCause,
     Refusal,
 )
@@ -44,7 +46,7 @@ def _read(source: socket.socket, size: int) -> bytes:
 
 def pack_batch(batch: Batch) -> tuple[Any, ...]:
     """Return a batch as plain data."""
-    drafted = batch.drafted
+    drafted, moves = batch.drafted, batch.moves
     return (
         batch.scheduled,
         batch.context,
@@ -60,13 +62,18 @@ def pack_batch(batch: Batch) -> tuple[Any, ...]:
         {i: tuple(refusal) for i, refusal in batch.refused.items()},
         batch.lora_loads,
         drafted and (drafted.passes, drafted.tokens, list(drafted.padding)),
+        moves and (_plain(moves.loads), _plain(moves.stores), moves.flush),
     )
+
+
+def _plain(copies: list[KvCopy]) -> list[tuple[int, ...]]:
+    return [tuple(copy) for copy in copies]
 
 
 def unpack_batch(data: tuple[Any, ...]) -> Batch:
     """Return the batch of ``pack_batch``."""
     scheduled, context, emits, kind, preempted, ignored, lost, fatal, held, aside, *rest = data
-    causes, refused, lora_loads, drafted = rest
+    causes, refused, lora_loads, drafted, moves = rest
     batch = Batch(scheduled, context, emits, kind, preempted, ignored, lost, fatal)
     batch.held = held and Held(*held)
     batch.aside = aside
@@ -75,6 +82,11 @@ def unpack_batch(data: tuple[Any, ...]) -> Batch:
     batch.lora_loads = lora_loads
     if drafted:
         batch.drafted = DraftedTokens(drafted[0], drafted[1], set(drafted[2]))
+    if moves:
+        loads, stores, flush = moves
+        batch.moves = KvCopies(
+            [KvCopy(*one) for one in loads], [KvCopy(*one) for one in stores], flush
+        )
     return batch
 
 

@@ -44,6 +44,7 @@ EVENTS = (
     "rejections",
     "waits for an adapter",
     "accepted drafts",
+    "copies to or from host memory",
     "crashes",
 )
 #: Subjects of which the table shows the number of comparisons.
@@ -135,7 +136,7 @@ def describe(results: Sequence[dict[str, Any]]) -> Iterator[str]:
     rows |= {f"cases with {name}": cases[name] for name in EVENTS}
     rows |= {"steps": counts["steps"]} | {f"{name} compared": total[name] for name in SUBJECTS}
     rows |= {f"left out, {why}": count for why, count in refused.most_common()}
-    yield from (f"  {name:<34} {count:>9,}" for name, count in rows.items())
+    yield from (f"  {name:<45} {count:>9,}" for name, count in rows.items())
     yield from differences
 
 

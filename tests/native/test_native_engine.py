@@ -190,6 +190,14 @@ def test_against_names_the_first_difference(tmp_path: Path) -> None:
     assert "first difference at step 1 (0 s): tokens" in text
 
 
+def test_copies_to_host_memory_are_identical() -> None:
+    wheel = wheel_of("vllm", "0.33.0")
+    scenario = str(ROOT / "scenarios/vllm-33526-load-behind-a-load.yaml")
+    words = ["--variant", "loads-at-10-gb-s", "--against", str(wheel), "--trust"]
+    code, text = run_cli("run", scenario, *words)
+    assert (code, "identical over 129 steps" in text) == (0, True), text
+
+
 def test_debugger_stops_in_the_real_scheduler(tmp_path: Path) -> None:
     wheel = wheel_of("vllm", "0.33.0")
     path = tmp_path / "scenario.yaml"

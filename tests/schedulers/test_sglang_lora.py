@@ -53,6 +53,16 @@ def test_adapter_that_finishes_first_drains_for_waiting_adapter() -> None:
     assert drainer.draining == {}  # b has finished
 
 
+def test_of_equal_waits_the_request_queued_first_is_served_first() -> None:
+    drainer = LoraDrainer(2, 5.0)
+    running = [req(0, "a", most=40), req(1, "b", most=20)]
+    waiting = [req(2, "d"), req(3, "c")]
+    for entry, r in enumerate(reversed(waiting)):
+        r.entry = entry
+    drainer.update(waiting, running, 6.0)
+    assert drainer.draining == {"b": "c", "a": "d"}
+
+
 @pytest.mark.parametrize(("threshold", "first"), [(0.0, [0, 2, 3]), (2.5, [0, 2, 1])])
 def test_draining_adapter_lets_waiting_adapter_run(threshold: float, first: list[int]) -> None:
     """Requests use A, B, A and later A; with the threshold, B waits too long and A drains."""

@@ -110,7 +110,12 @@ class NativeSglang:
             return "budget"
         return "blocks"
 
-    def complete(self, accepted: Mapping[int, int], ended: Sequence[int]) -> Completion:  # noqa: ARG002
+    def complete(
+        self,
+        accepted: Mapping[int, int],  # noqa: ARG002
+        ended: Sequence[int],
+        copied: Sequence[int],  # noqa: ARG002
+    ) -> Completion:
         engine, done = self.engine, Completion([], [])
         batch = self._in_flight.popleft()
         if not batch:

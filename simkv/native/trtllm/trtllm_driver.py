@@ -80,7 +80,12 @@ class NativeTrtllm:
             queued = len(waiting) == len(self.engine.waiting_queue)
             batch.held = Held(waiting[0], "slot" if queued else why)
 
-    def complete(self, accepted: Mapping[int, int], ended: Sequence[int]) -> Completion:  # noqa: ARG002
+    def complete(
+        self,
+        accepted: Mapping[int, int],  # noqa: ARG002
+        ended: Sequence[int],
+        copied: Sequence[int],  # noqa: ARG002
+    ) -> Completion:
         last = set(ended)
         for r in self.engine.active:
             if r.request_id in last:

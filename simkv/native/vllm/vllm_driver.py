@@ -19,6 +19,8 @@ from simkv.core.scheduler_protocol import (
     Completion,
     DraftedTokens,
     Held,
+    KvCopies,
+    KvCopy,
     PreemptionCause,
     WaitReason,
 )
@@ -108,8 +110,19 @@ class NativeVllm:
             batch.fatal = (
                 f"the scheduler scheduled {tokens} tokens, more than max_num_batched_tokens {most}"
             )
+        if self.config.offloads:
+            batch.moves = self._copies(launched)
         self._explain(batch, launched)
         return batch
+
+    def _copies(self, launched: Launched) -> KvCopies | None:
+        """Return the copies that start with a step, or None."""
+        line = self.engine.worker.begin(self.scheduler.connector, launched.output, 0)
+        loads, stores = (
+            [KvCopy(job, i, blocks * self.config.block_size) for job, i, blocks in line[name]]
+            for name in ("loads", "stores")
+        )
+        return KvCopies(loads, stores, line["flush"]) if any(line.values()) else None
 
     def _explain(self, batch: Batch, launched: Launched) -> None:
         """Infer why requests were not scheduled, and the adapters that are copied."""
@@ -122,7 +135,12 @@ class NativeVllm:
         waiting = self.engine.waiting() if len(self._prompts) > len(self._running) else ()
         if not waiting:
             return
-        head = waiting[0].request_id
+        loading = {r.request_id for r in waiting if r.status.name == "WAITING_FOR_REMOTE_KVS"}
+        batch.aside.update((int(i), "kv") for i in loading)
+        head = next((r.request_id for r in waiting if r.request_id not in loading), None)
+        if head is None:
+            batch.held = Held(int(waiting[0].request_id), "kv")
+            return
         full = len(self._running) >= (self.config.max_num_active_seqs or self.config.max_num_seqs)
         why: WaitReason = "budget" if spent else "slot" if full else "rule"
         if self.config.enable_lora and not (full or batch.preempted):
@@ -173,11 +191,15 @@ class NativeVllm:
         prompt = self._prompts.get(i)
         return prompt.lora if prompt else None
 
-    def complete(self, accepted: Mapping[int, int], ended: Sequence[int]) -> Completion:
+    def complete(
+        self, accepted: Mapping[int, int], ended: Sequence[int], copied: Sequence[int]
+    ) -> Completion:
         engine, launched = self.engine, self._in_flight.popleft()
         had = {i: engine.outputs(i) for i in launched.emits if not engine.is_over(i)}
         counts = {i: 1 + accepted.get(int(i), 0) for i in launched.emits}
-        engine.deliver(launched, counts, [name_of(i) for i in ended], None)
+        engine.deliver(
+            launched, counts, [name_of(i) for i in ended], engine.worker.report_done(copied)
+        )
         completion = Completion([], [])
         live = self.scheduler.requests
         for i, outputs in had.items():
@@ -255,7 +277,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _refused(config: VllmConfig) -> str | None:
-    for knob in ("num_cpu_blocks", "secondary_tiers", "kv_connector", "rule"):
+    for knob in ("secondary_tiers", "kv_connector", "rule"):
         if getattr(config, knob):
             return knob
     return "policy" if config.policy == "vtc" else None

@@ -71,7 +71,7 @@ class VllmEngine:
     ) -> None:
         self.config, self.instead, self.native = config, instead, native
         worker = NixlWorker if config.kv_connector else FakeOffloadingWorker
-        self.worker = worker(config, copying)
+        self.worker: Any = worker(config, copying)
         self.numbers: dict[Any, int] = {}
         self.loras: dict[str, int] = {}
         self.stops: dict[str, list[int]] = {}

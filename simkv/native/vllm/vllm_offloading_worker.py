@@ -73,10 +73,13 @@ class FakeOffloadingWorker:
         return line
 
     def report(self, step: int) -> Any:
+        """Return the report on copies that have finished by ``step``."""
+        return self.report_done(self._copies.done(step)) if self.works else None
+
+    def report_done(self, done: Sequence[int]) -> Any:
         """Return the report on finished copies that vLLM receives with the result of a batch."""
         if not self.works:
             return None
-        done = self._copies.done(step)
         common = importlib.import_module(CONNECTOR_PACKAGE + ".offloading.common")
         meta = common.OffloadingWorkerMetadata(completed_jobs=dict.fromkeys(done, 1))
         arrived = sorted(self._loads.pop(number) for number in done if number in self._loads)
