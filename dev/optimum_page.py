@@ -12,7 +12,7 @@ from dev.schedule_optimum import draw_instance, ratios, summary
 from simkv.core.atomic_files import write_text
 
 PAGE = Path(__file__).parent / "optimum_page.md.j2"
-INSTANCES = 40
+INSTANCES = 30
 #: Published mean ratios of MC-SF to the optimum: all requests at once, and requests over time.
 PUBLISHED = {False: 1.005, True: 1.047}
 TITLES = {False: "all at once", True: "over time"}

@@ -40,12 +40,12 @@ class Instance:
 def draw_instance(seed: int, *, online: bool) -> Instance:
     """Draw a small instance like those of the paper: all requests at once, or over time."""
     random = np.random.default_rng(seed)
-    memory = int(random.integers(10, 18))
+    memory = int(random.integers(8, 13))
     if online:
         rate = random.uniform(0.5, 1.5)
-        arrivals = [step for step in range(8) for _ in range(random.poisson(rate))]
+        arrivals = [step for step in range(6) for _ in range(random.poisson(rate))]
     else:
-        arrivals = [0] * int(random.integers(6, 10))
+        arrivals = [0] * int(random.integers(5, 8))
     rows = []
     for arrival in arrivals:
         prompt = int(random.integers(1, 6))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -31,6 +32,12 @@ SourceOption = Annotated[
 ]
 Cases = Annotated[int, typer.Option(min=1, help="Number of random cases.")]
 Seed = Annotated[int, typer.Option(min=0, help="Random seed of the generated cases.")]
+
+
+TimeLimit = Annotated[
+    float,
+    typer.Option(min=1, metavar="SECONDS", help="Record no further case after this time (s)."),
+]
 
 
 def _names(driven: EngineDriver, version: str, cases: int, seed: int) -> list[str]:
@@ -63,6 +70,7 @@ def record(
     ],
     cases: Cases = 200,
     seed: Seed = 0,
+    time_limit: TimeLimit = 3600,
     source: SourceOption = None,
     keep: Annotated[
         bool,
@@ -77,7 +85,7 @@ def record(
 
     The simulation must make the same decisions; exit 1 if a decision differs.
     """
-    from simkv.conformance.record.engine_drivers import ENGINE_DRIVERS
+    from simkv.conformance.record.engine_drivers import ENGINE_DRIVERS, prepare_case
     from simkv.conformance.record.recording_selection import choose
     from simkv.conformance.record.release_follower import describe_crash
     from simkv.conformance.record.rule_inference import find_mismatch
@@ -90,10 +98,13 @@ def record(
         driven.stub_imports(folder),
     ):
         names = [*_names(driven, found, cases, seed), *driven.handmade_names(found)]
-        traces = {}
+        traces: dict[str, DecisionTrace] = {}
+        end = time.monotonic() + time_limit
         with progress("cases", len(names)) as advance:
             for name in names:
-                case = driven.make_case(found, name)
+                if traces and time.monotonic() > end:
+                    break
+                case = prepare_case(driven, found, name, folder)
                 try:
                     traces[name] = driven.record(case, found, name)
                 except Exception as error:  # a release may have changed in any way
@@ -105,6 +116,7 @@ def record(
                 advance()
     base = driven.base_release(found)
     rules = driven.rules_of(base)
+    recorded = list(traces)
     different = [name for name, trace in traces.items() if find_mismatch(trace, rules)]
     if keep and not different:
         kept = [
@@ -115,7 +127,10 @@ def record(
     _write(out, traces.values())
     steps = sum(len(trace.steps) for trace in traces.values())
     print(f"{engine} {found}: {len(traces)} recordings of {steps:,} steps in {out}")
-    print(f"the rules of {base} reproduce {len(names) - len(different)} of {len(names)} recordings")
+    if len(recorded) < len(names):
+        print(f"stopped after {time_limit:g} s with {len(recorded)} of {len(names)} cases")
+    equal = len(recorded) - len(different)
+    print(f"the rules of {base} reproduce {equal} of {len(recorded)} recordings")
     if different:
         raise typer.Exit(1)
 
@@ -125,6 +140,7 @@ def follow(
     version: Version,
     cases: Cases = 200,
     seed: Seed = 0,
+    time_limit: TimeLimit = 300,
     source: SourceOption = None,
     report: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also write the result as a Markdown page.")
@@ -136,7 +152,11 @@ def follow(
     same decisions.
     """
     from simkv.conformance.record import follow_report as words
-    from simkv.conformance.record.engine_drivers import ENGINE_DRIVERS
+    from simkv.conformance.record.engine_drivers import (
+        ENGINE_DRIVERS,
+        interleave_kinds,
+        prepare_case,
+    )
     from simkv.conformance.record.release_follower import follow as follow_release
     from simkv.conformance.record.rule_inference import distinct_releases
     from simkv.core.atomic_files import write_bytes
@@ -147,18 +167,21 @@ def follow(
         open_sources(driven.package, version, source) as (folder, found),
         driven.stub_imports(folder),
     ):
-        drawn = {name: driven.make_case(found, name) for name in _names(driven, found, cases, seed)}
+        names = interleave_kinds(_names(driven, found, cases, seed))
+        drawn = {name: prepare_case(driven, found, name, folder) for name in names}
         with progress("cases", len(drawn)) as advance:
 
             def recorded(case: RecordingCase, name: str) -> DecisionTrace:
                 advance()
                 return driven.record(case, found, name)
 
-            followed = follow_release(engine, driven.form, drawn, recorded)
+            followed = follow_release(engine, driven.form, drawn, recorded, time_limit)
     newest = next(iter(distinct_releases(engine)))
     page = words.render_follow_report(f"{driven.title} {found}", newest, driven.form, followed)
     if report is not None:
         write_bytes(report, page.encode())
     print(page.removeprefix("# "), end="")
+    if followed.cases < len(drawn) and not followed.broken:
+        print(f"Stopped after {time_limit:g} s with {followed.cases} of {len(drawn)} cases.")
     if not followed.known:
         raise typer.Exit(1)

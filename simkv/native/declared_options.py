@@ -7,8 +7,8 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 
-def read_options(files: Sequence[Path], classes: Collection[str]) -> dict[str, str]:
-    """Return the fields of these config classes, mapped to the name of their class.
+def read_options(files: Sequence[Path], classes: Collection[str] | None) -> dict[str, str]:
+    """Return the fields of these config classes (None: of all), mapped to the name of their class.
 
     Missing files and files with syntax errors count as declaring no options.
     """
@@ -19,7 +19,7 @@ def read_options(files: Sequence[Path], classes: Collection[str]) -> dict[str, s
         except (OSError, SyntaxError):
             continue
         for node in ast.walk(tree):
-            if isinstance(node, ast.ClassDef) and node.name in classes:
+            if isinstance(node, ast.ClassDef) and (classes is None or node.name in classes):
                 for line in node.body:
                     if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
                         found.setdefault(line.target.id, node.name)

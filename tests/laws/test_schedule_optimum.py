@@ -42,7 +42,7 @@ def test_integer_program_finds_the_optimum(instance: Instance) -> None:
 @pytest.mark.parametrize("online", [False, True])
 def test_policy_is_close_to_the_optimum(online: bool) -> None:
     found = [ratios(draw_instance(seed, online=online))["MC-SF"] for seed in (2, 3)]
-    assert all(1 <= ratio < 1.1 for ratio in found)
+    assert all(1 <= ratio < 1.25 for ratio in found)
 
 
 def test_shortest_request_is_served_first() -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +22,8 @@ from simkv.conformance.record import (
     vllm_cases,
     vllm_recorder,
 )
-from simkv.conformance.record.recording_case import CaseSchema
+from simkv.conformance.record.recording_case import CaseSchema, RecordingCase
+from simkv.native.native_engines import NATIVE_ENGINES
 from simkv.native.sglang import sglang_stubs
 from simkv.native.trtllm import trtllm_stubs
 from simkv.native.vllm import vllm_stubs
@@ -54,6 +59,49 @@ class EngineDriver:
     rules_of: Callable[[str], Any]
     seen: Callable[[str], list[str]]
     knobs: tuple[str, ...] = ()
+
+
+def interleave_kinds(names: Sequence[str]) -> list[str]:
+    """Return the names of cases with the kinds in turn, so that each kind occurs early."""
+    turn: Counter[str] = Counter()
+    order: dict[str, int] = {}
+    for name in names:
+        kind = name.split("-")[0]
+        order[name] = turn[kind]
+        turn[kind] += 1
+    return sorted(names, key=order.__getitem__)
+
+
+def prepare_case(driven: EngineDriver, version: str, name: str, folder: Path) -> RecordingCase:
+    """Return a case; a version without known rules keeps the defaults of settings that the files
+    which decide in ``folder`` do not mention.
+    """
+    case: RecordingCase = driven.make_case(version, name)
+    if driven.base_release(version) == version:
+        return case
+    known, kept = _mentioned(driven.package, folder), (*driven.form.kept, *driven.form.unnamed)
+    config = case.config
+    for one in fields(config) if known else ():
+        absent = not {one.name, one.name.upper(), f"SGLANG_{one.name.upper()}"} & known
+        if absent and one.name not in kept and one.default is not MISSING:
+            with contextlib.suppress(ValueError):  # another setting requires it
+                config = replace(config, **{one.name: one.default})
+    return case._replace(config=config)
+
+
+@lru_cache(maxsize=2)
+def _mentioned(package: str, folder: Path) -> frozenset[str]:
+    """Return the words in the files of a source that decide or declare options.
+
+    Returns no words if the source declares no options.
+    """
+    spec = next(spec for spec in NATIVE_ENGINES.values() if spec.package == package)
+    options = spec.options(folder).keys()
+    texts = (path.read_text(encoding="utf-8") for path in spec.files(folder) if options)
+    return frozenset(options | {word for text in texts for word in _WORD.findall(text)})
+
+
+_WORD = re.compile(r"\w+")
 
 
 ENGINE_DRIVERS: Mapping[str, EngineDriver] = {

@@ -6,8 +6,10 @@ no combination reproduces all cases, the first case that remains unexplained is 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from traceback import extract_tb
 from typing import Any
@@ -69,11 +71,22 @@ class FollowResult:
 
 
 def follow(
-    engine: str, form: CaseSchema, cases: Mapping[str, RecordingCase], record: RecordCase
+    engine: str,
+    form: CaseSchema,
+    cases: Mapping[str, RecordingCase],
+    record: RecordCase,
+    time_limit: float = inf,
 ) -> FollowResult:
-    """Record all ``cases`` of an engine and find the rules that make the same decisions."""
+    """Record ``cases`` of an engine and find the rules that make the same decisions.
+
+    After ``time_limit`` (s), no further case is recorded, and an unexplained case is not shrunk
+    further.
+    """
     traces: dict[str, DecisionTrace] = {}
+    end = time.monotonic() + time_limit
     for name, case in cases.items():
+        if traces and time.monotonic() > end:
+            break
         try:
             traces[name] = record(case, name)
         except Exception as error:  # a new release may have changed in any way
@@ -100,6 +113,8 @@ def follow(
         asked = rivals = {key: known[key] for key in _lasting(last, traces, known)}
 
     def unlike_all(case: RecordingCase) -> bool:
+        if time.monotonic() > end:
+            return False
         try:
             trace = record(case, missed)
         except Exception:

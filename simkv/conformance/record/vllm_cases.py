@@ -450,6 +450,8 @@ CASE_SCHEMA = CaseSchema(
     plain={"enable_prefix_caching": False, "async_scheduling": False},
     cut=_cut,
     limit="max_tokens",
+    unnamed={"enable_lora", "max_cpu_loras", "speculative_method", "mamba_prefill_checkpoints"}
+    | {"startup_check"},
     idle=("arrival_step", "priority"),
     columns={
         "request": field_column("id"),

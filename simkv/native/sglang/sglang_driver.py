@@ -223,6 +223,13 @@ def _files(folder: Path) -> list[Path]:
     return sorted({path for path in found if path.is_file()})
 
 
+def _options(folder: Path) -> dict[str, str]:
+    """Return the fields of ``ServerArgs``, which are in files of their own since 0.5.23."""
+    fields = sorted((folder / "sglang/srt/arg_groups/fields").glob("*.py"))
+    found = read_options([folder / "sglang/srt/server_args.py"], ["ServerArgs"])
+    return found | dict.fromkeys(read_options(fields, None), "ServerArgs")
+
+
 def _refused(config: SglangConfig) -> str | None:
     if config.dp_size > 1:
         return "dp_size"
@@ -243,7 +250,7 @@ NATIVE_SGLANG = NativeEngine(
     load=_load,
     build=_build,
     files=_files,
-    options=lambda folder: read_options([folder / "sglang/srt/server_args.py"], ["ServerArgs"]),
+    options=_options,
     refused=_refused,
     variant_of=_variant_of,
     subfolders=(".", "python"),

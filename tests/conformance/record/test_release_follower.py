@@ -19,6 +19,11 @@ from simkv.conformance.decision_trace import DecisionTrace, pack_traces, read_tr
 from simkv.conformance.record import case_shrinking
 from simkv.conformance.record import release_follower as following
 from simkv.conformance.record import rule_inference as known
+from simkv.conformance.record.engine_drivers import (
+    ENGINE_DRIVERS,
+    interleave_kinds,
+    prepare_case,
+)
 from simkv.conformance.record.follow_report import headline, render_follow_report
 from simkv.conformance.record.recording_case import RecordingCase
 from simkv.conformance.record.recording_selection import choose, recordings_by_rule
@@ -208,6 +213,34 @@ def test_an_unknown_version_has_the_settings_of_the_newest_release() -> None:
     assert make_case("0.99.0", "rand-200").config.variant == newest
     assert make_case("0.27.1", "rand-200").config.variant == "0.27.1"
     assert make_case("0.99.0", "rand-200") != make_case("0.98.0", "rand-200")
+
+
+def test_no_further_case_is_recorded_after_the_time_limit(few_rules: None) -> None:
+    found = follow("vllm", CASE_SCHEMA, random_cases(9), recorded(VllmScheduler), time_limit=0.0)
+    assert found.cases == 1
+    assert follow("vllm", CASE_SCHEMA, random_cases(9), recorded(VllmScheduler)).cases > 5
+
+
+def test_kinds_of_cases_alternate() -> None:
+    names = interleave_kinds(case_names("0.33.0", 40))
+    kinds = {name.split("-")[0] for name in names}
+    assert sorted(names) == sorted(case_names("0.33.0", 40))
+    assert {name.split("-")[0] for name in names[: len(kinds)]} == kinds
+
+
+def test_unknown_version_has_no_settings_that_its_source_lacks(tmp_path: Path) -> None:
+    (tmp_path / "vllm/v1/core/sched").mkdir(parents=True)
+    (tmp_path / "vllm/config.py").write_text("class CacheConfig:\n    block_size: int = 16\n")
+    scheduler = tmp_path / "vllm/v1/core/sched/scheduler.py"
+    scheduler.write_text("use(config.policy, config.max_num_batched_tokens)\n")
+    driven = ENGINE_DRIVERS["vllm"]
+    names = [f"rand-{number}" for number in range(200, 240)]
+    made = [prepare_case(driven, "0.99.0", name, tmp_path).config for name in names]
+    whole = [make_case("0.99.0", name).config for name in names]
+    assert {config.watermark for config in whole} > {0.0}
+    assert {config.watermark for config in made} == {0.0}
+    assert {config.policy for config in made} == {"fcfs", "priority"}
+    assert prepare_case(driven, "0.33.0", names[0], tmp_path) == make_case("0.33.0", names[0])
 
 
 def test_every_combination_of_rules_is_tried_once() -> None:
