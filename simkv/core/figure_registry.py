@@ -177,11 +177,41 @@ KV_TIER_METRICS: Mapping[str, Metric] = {
         Metric("kv_tiers.written_tokens", "tokens written to disk"),
     )
 }
+#: Latencies of sessions, each a group of STATISTICS in milliseconds.
+_SESSION_LATENCIES = {
+    "sessions.makespan_ms": "session makespan",
+    "sessions.turn_ms": "turn latency",
+}
+#: Metrics that exist only in runs in which requests wait for answers.
+SESSION_METRICS: Mapping[str, Metric] = {
+    metric.key: metric
+    for metric in (
+        Metric("sessions.finished", "finished sessions", "", True),
+        Metric("sessions.met_deadline_share", "sessions within the deadline", "%", True),
+        *(
+            Metric(f"{key}.{name}", f"{name.replace('p', 'P')} {label}", "ms")
+            for key, label in _SESSION_LATENCIES.items()
+            for name in STATISTICS
+        ),
+        *(
+            Metric(f"sessions.shares.{name}", f"session time: {label}", "%")
+            for name, label in (
+                ("waiting", "waiting"),
+                ("model", "model"),
+                ("tools", "tool calls"),
+                ("think", "think time"),
+            )
+        ),
+        Metric("sessions.resume_tax", "resume tax", "%"),
+        Metric("sessions.resume_tax_tokens", "resume tax in tokens"),
+    )
+}
 #: Metrics that exist only in some runs, with a description of these runs.
 OPTIONAL_METRICS = (
     dict.fromkeys(FLEET_METRICS, "fleets")
     | dict.fromkeys(SPEC_DECODE_METRICS, "engines with speculative decoding")
     | dict.fromkeys(KV_TIER_METRICS, "engines with KV in host memory")
+    | dict.fromkeys(SESSION_METRICS, "workloads with sessions")
 )
 
 
@@ -193,17 +223,20 @@ def figure(figures: Mapping[str, Any], name: str) -> Any:
     """Return the value of a metric in a summary, given a dotted name such as ``e2e_ms.mean``.
 
     Return None for a latency without a sample. ``summary.json`` reports such a latency as 0, as
-    ``vllm bench serve`` does, but 0 would rank as the best value.
+    ``vllm bench serve`` does, but 0 would rank as the best value. Return None also for a metric of
+    sessions if the run has none.
     """
-    group, _, statistic = name.partition(".")
-    if group.endswith("_ms") and statistic in STATISTICS and not figures[group]["mean"]:
-        return None
     if name in _OF_FINISHED and not figures["finished"]:
         return None
-    value: Any = figures
-    for key in name.split("."):
-        value = value[key]
-    return value
+    *groups, last = name.split(".")
+    group: Any = figures
+    for key in groups:
+        if name in SESSION_METRICS and key not in group:
+            return None
+        group = group[key]
+    if groups and groups[-1].endswith("_ms") and last in STATISTICS and not group["mean"]:
+        return None
+    return group.get(last) if name in SESSION_METRICS else group[last]
 
 
 def is_lower_bound(figures: Mapping[str, Any], name: str) -> bool:
@@ -219,7 +252,13 @@ def heading(name: str) -> str:
     metric = next(
         (
             m
-            for some in (METRICS, FLEET_METRICS, SPEC_DECODE_METRICS, KV_TIER_METRICS)
+            for some in (
+                METRICS,
+                FLEET_METRICS,
+                SPEC_DECODE_METRICS,
+                KV_TIER_METRICS,
+                SESSION_METRICS,
+            )
             if (m := some.get(name))
         ),
         None,

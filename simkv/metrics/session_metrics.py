@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Container, Iterable
 from typing import Any
 
@@ -13,6 +14,7 @@ from simkv.core.outcome import SERVED, Outcome
 from simkv.metrics.run_metrics import Floats, Samples, prefix_hits
 from simkv.metrics.session_turns import (
     count_resume_tax,
+    find_awaited,
     find_critical_path,
     find_end,
     find_first_step,
@@ -21,6 +23,9 @@ from simkv.metrics.session_turns import (
 )
 from simkv.sim.run_record import RequestRecord, RunRecord
 from simkv.workload.clients import Clients
+
+#: Upper limits of the classes of idle time, in seconds.
+IDLE_TIMES_S = (1.0, 10.0, 60.0, 600.0)
 
 
 def session_figures(
@@ -37,6 +42,9 @@ def session_figures(
     session had computed in full blocks, and that were computed again; ``resume_tax`` is their
     percentage of the prompt tokens. ``turn_ms`` is the time from the arrival of a request at its
     client until its last token, for finished requests.
+
+    ``by_turn`` and ``by_idle_time`` have the prefix cache hit rate by turn, and by the time between
+    the awaited answer and the arrival of the request.
 
     The first ``warm_up`` sessions, by arrival, are excluded from all metrics. ``met_deadline``
     counts finished sessions whose makespan is at most ``deadline`` (s); ``met_deadline_share`` is
@@ -64,6 +72,7 @@ def session_figures(
         "turn_ms": _statistics_ms(np.array(turns)),
         "shares": dict(zip(("waiting", "model", "tools", "think"), shares, strict=True)),
         "by_turn": _by_turn(record, sent, {life.request.id for life in requests}),
+        "by_idle_time": _by_idle_time(record, sent, requests),
         "resume_tax_tokens": tax,
         "resume_tax": 100.0 * tax / queried if queried else 0.0,
     }
@@ -110,4 +119,28 @@ def _by_turn(record: RunRecord, sent: Clients, counted: Container[int]) -> list[
         hits, queried = prefix_hits(some)
         rate = 100.0 * hits / queried if queried else 0.0
         rows.append({"turn": turn, "requests": len(some), "hit_rate": rate})
+    return rows
+
+
+def _by_idle_time(
+    record: RunRecord, sent: Clients, requests: Iterable[RequestRecord]
+) -> list[dict[str, float | None]]:
+    """Return the number of later turns and their prefix cache hit rate (%) by idle time.
+
+    ``up_to_s`` is the upper limit of the idle time, None for the last class; classes without a
+    request are omitted.
+    """
+    classes: list[list[RequestRecord]] = [[] for _ in range(len(IDLE_TIMES_S) + 1)]
+    for life in requests:
+        dependency = sent.after.get(life.request.id)
+        if dependency is None or life.request.id not in sent.arrived:
+            continue
+        idle = sent.arrived[life.request.id] - find_end(find_awaited(record, dependency))
+        classes[bisect_left(IDLE_TIMES_S, idle)].append(life)
+    rows: list[dict[str, float | None]] = []
+    for limit, some in zip((*IDLE_TIMES_S, None), classes, strict=True):
+        hits, queried = prefix_hits(some)
+        if some:
+            rate = 100.0 * hits / queried if queried else 0.0
+            rows.append({"up_to_s": limit, "requests": len(some), "hit_rate": rate})
     return rows

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, create_model, model_validator
 
-from simkv.core.figure_registry import METRICS
+from simkv.core.figure_registry import METRICS, SESSION_METRICS
 from simkv.scenario.base_section import Section
 
 VerdictName = Literal[
@@ -31,7 +31,16 @@ VerdictName = Literal[
 ]
 
 
-OutcomeName = Literal["finished", "starved", "timed_out", "rejected", "lost", "stalled", "cut_off"]
+OutcomeName = Literal[
+    "finished",
+    "starved",
+    "timed_out",
+    "rejected",
+    "lost",
+    "stalled",
+    "cancelled",
+    "cut_off",
+]
 
 
 #: Columns of ``requests.csv`` that can have a bound for a single request; times are in seconds.
@@ -158,7 +167,7 @@ else:
         _Expectations,
         {
             name: f"the {metric.label}" + (f", {metric.description}" if metric.description else "")
-            for name, metric in METRICS.items()
+            for name, metric in {**METRICS, **SESSION_METRICS}.items()
         },
     )
 

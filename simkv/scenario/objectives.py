@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from simkv.core.errors import InputError, spelling_hint
-from simkv.core.figure_registry import FIGURE_NAMES, figure
+from simkv.core.figure_registry import FIGURE_NAMES, SESSION_METRICS, figure
 from simkv.core.outcome import Outcome
 
 #: Metrics derived from the summary.json metrics, with descriptions.
 DERIVED = {
-    "unserved": "requests that did not finish, for any reason",
+    "unserved": "requests that neither finished nor were cancelled by their clients",
     "preemption_rate": "preemptions per request",
     "recompute_tax": "recomputed tokens per token of finished requests",
     "good": "requests that meet the limits of --goodput",
@@ -139,13 +139,13 @@ def complete_objectives(
 def compute_objective_figures(summary: Mapping[str, Any]) -> dict[str, float | None]:
     """Return all metrics of a run that objectives can bound; None for a metric without a sample."""
     values: dict[str, float | None] = {}
-    for name in (*FIGURE_NAMES, *GOODPUT_FIGURES):
+    for name in (*FIGURE_NAMES, *SESSION_METRICS, *GOODPUT_FIGURES):
         group = name.partition(".")[0]
         if group not in summary:
             continue
         values[name] = figure(summary, name)
     served = summary["total_input_tokens"] + summary["total_output_tokens"]
-    values["unserved"] = summary["requests"] - summary["finished"]
+    values["unserved"] = summary["requests"] - summary["finished"] - summary["cancelled"]
     values["preemption_rate"] = _ratio(summary["preemptions"], summary["requests"])
     values["recompute_tax"] = _ratio(summary["recomputed_tokens"], served)
     return values

@@ -309,6 +309,7 @@ class Sessions(SharedPrefixes, ArrivalProcess):
         first = 0
         for session, calls in enumerate(self.session_calls):
             numbers = order[first : first + len(calls)]
+            repeated = {one for call in calls for one, is_prompt in call.history if is_prompt}
             first += len(calls)
             for position, call in enumerate(calls):
                 number = numbers[position]
@@ -318,17 +319,18 @@ class Sessions(SharedPrefixes, ArrivalProcess):
                     after[number] = Dependency(before, *delay, call.first_wins)
                 group = groups[session] if groups else self.prefix_group
                 said = self._prompt(calls, numbers, position, group)
-                requests.append(
-                    self.request(
-                        number,
-                        arrivals[session][position],
-                        sum(end - start for _, start, end in said),
-                        call.output,
-                        timeout,
-                        said,
-                        loras[session],
-                    )
+                request = self.request(
+                    number,
+                    arrivals[session][position],
+                    sum(end - start for _, start, end in said),
+                    call.output,
+                    timeout,
+                    said,
+                    loras[session],
                 )
+                if self.retention is not None and position not in repeated:
+                    request = replace(request, retention=None)
+                requests.append(request)
         return sorted(requests, key=lambda request: request.id), after
 
     def _prompt(

@@ -12,6 +12,7 @@ from simkv.core.request import Request, Segment
 from simkv.core.scheduler_protocol import blocks_for
 from simkv.workload.workload_base import (
     MAX_REQUEST_COUNT,
+    MAX_SECONDS,
     MAX_TOKEN_COUNT,
     AcceptanceRates,
     Count,
@@ -98,6 +99,7 @@ class RequestFields(StrictModel):
             routing_key=self.routing_key,
             client=self.client,
             logprobs_from=self.logprobs_from,
+            retention=self.retention,
             output_tokens=min(output, self.max_tokens or output),
             timeout=timeout,
             acceptance=acceptance,

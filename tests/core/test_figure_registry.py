@@ -10,14 +10,18 @@ import pytest
 from simkv.core.figure_registry import (
     FIGURE_NAMES,
     METRICS,
+    SESSION_METRICS,
     figure,
     format_number,
     format_seconds,
     heading,
 )
-from simkv.core.outcome import FAILURES, Outcome
+from simkv.core.outcome import FAILURES, SERVED, Outcome
+from simkv.metrics.expectation_checks import check_expectations
 from simkv.metrics.run_metrics import summarize
 from simkv.metrics.scenario_runner import run_file
+from simkv.scenario.objectives import compute_objective_figures, parse_objective
+from simkv.study.sweep.sweep_table import flatten_figures
 
 TEXT = "name: t\nworkload: {burst: {num_prompts: 3, prompt_tokens: 9, output_tokens: 4}}\n"
 ENGINE = "engine: {name: vllm, num_gpu_blocks: 20, startup_check: false}\nprofile: unit-step\n"
@@ -74,12 +78,49 @@ def test_formats_numbers_with_three_digits() -> None:
     assert [format_seconds(x) for x in (0.0, 0.0123, 1.5)] == ["0 s", "12.3 ms", "1.50 s"]
 
 
-def test_every_outcome_is_finished_or_failure() -> None:
-    assert {Outcome.FINISHED, *FAILURES} == set(Outcome)
+def test_every_outcome_is_served_or_failure() -> None:
+    assert {*SERVED, *FAILURES} == set(Outcome)
     assert [outcome.word for outcome in FAILURES if "_" in outcome] == ["timed out", "cut off"]
     assert {outcome.wasted_wait_label for outcome in Outcome} == {
         None,
         "starved",
         "timed_out",
         "failed",
+    }
+
+
+def test_metrics_of_sessions_are_those_of_the_summary(tmp_path: Path) -> None:
+    load = "{num_sessions: 2, turns: 2, request_rate: 1, prompt_tokens: 9, output_tokens: 4}"
+    text = f"name: t\nworkload: {{sessions: {load}, session_deadline: 99}}\n"
+    (tmp_path / "s.yaml").write_text(text + ENGINE)
+    summary = run_file(tmp_path / "s.yaml")["run"].summary
+    values = {name: figure(summary, name) for name in SESSION_METRICS}
+    assert values["sessions.finished"] == 2
+    assert values["sessions.turn_ms.p95"] == summary["sessions"]["turn_ms"]["p95"] > 0
+    assert all(value is not None for value in values.values())
+    assert (
+        compute_objective_figures(summary)["sessions.resume_tax"] == values["sessions.resume_tax"]
+    )
+    assert parse_objective("sessions.turn_ms.p95<=9000").holds(compute_objective_figures(summary))
+    assert flatten_figures(summary)["sessions.makespan_ms.mean"] == pytest.approx(
+        values["sessions.makespan_ms.mean"]
+    )
+    del summary["sessions"]["met_deadline_share"]
+    assert figure(summary, "sessions.met_deadline_share") is None
+    summary["sessions"]["turn_ms"]["mean"] = 0.0
+    assert figure(summary, "sessions.turn_ms.p95") is None
+    del summary["sessions"]
+    assert figure(summary, "sessions.turn_ms.p95") is None
+    assert figure(summary, "sessions.resume_tax") is None
+
+
+def test_sessions_can_be_expected(tmp_path: Path) -> None:
+    load = "{num_sessions: 2, turns: 2, request_rate: 1, prompt_tokens: 9, output_tokens: 4}"
+    bounds = "{sessions.finished: 2, sessions.turn_ms.p95: {le: 1}}"
+    text = f"name: t\nworkload: {{sessions: {load}}}\nexpect: {{run: {bounds}}}\n"
+    (tmp_path / "s.yaml").write_text(text + ENGINE)
+    found = check_expectations(run_file(tmp_path / "s.yaml"))
+    assert {check.figure: check.ok for check in found} == {
+        "sessions.finished": True,
+        "sessions.turn_ms.p95": False,
     }

@@ -48,6 +48,13 @@ def test_time_of_a_session_is_split_along_its_critical_path() -> None:
     assert found["shares"] == pytest.approx({"waiting": 30, "model": 30, "tools": 30, "think": 10})
 
 
+def test_hit_rate_by_idle_time() -> None:
+    # The second turn arrives 4 s after the first answer, and finds 24 of its 35 tokens.
+    (row,) = figures(24)["by_idle_time"]
+    assert (row["up_to_s"], row["requests"]) == (10.0, 1)
+    assert row["hit_rate"] == pytest.approx(100 * 24 / 35)
+
+
 @pytest.mark.parametrize(("context", "tax"), [(24, 0), (8, 16), (0, 24)])
 def test_resume_tax_counts_full_blocks_computed_again(context: int, tax: int) -> None:
     # 29 of the first 30 tokens have KV: three full blocks of 8.

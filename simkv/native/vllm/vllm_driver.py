@@ -286,6 +286,8 @@ def _refused(config: VllmConfig) -> str | None:
     for knob in ("secondary_tiers", "kv_connector", "rule"):
         if getattr(config, knob):
             return knob
+    if config.retains:
+        return "request_retention" if config.request_retention else "pin_priority"
     return "policy" if config.policy == "vtc" else None
 
 

@@ -225,6 +225,13 @@ class VllmConfig:
     rule: Annotated[str | None, KnobSource("simkv; docs/how-to/evolve.md")] = None
     """Custom policy: expressions that replace decisions of the variant, one `HOOK = EXPRESSION` per
     line."""
+    request_retention: Annotated[bool, KnobSource("simkv; no release of vLLM has it")] = False
+    """Not of the engine: whether the prefix cache retains the blocks of a request after its end for
+    the `retention` that the request asks for. Other blocks are evicted before them; when the time
+    is over, they are evicted first."""
+    pin_priority: Annotated[int | None, KnobSource("simkv; no release of vLLM has it")] = None
+    """Not of the engine: blocks of requests with at most this priority (smaller is more urgent)
+    stay in the prefix cache until no other block is left."""
     startup_check: Annotated[bool, KnobSource("vllm-project/vllm#39734")] = True
     """Whether a max_model_len that does not fit into the KV cache is rejected. With
     num_gpu_blocks_override, vLLM accepted such a value until #41069 and #47272."""
@@ -267,11 +274,34 @@ class VllmConfig:
             self._check_drafts(rules)
         self._check_offloading(rules)
         self._check_transfer(rules)
+        self._check_retention(rules)
         if (self.max_num_active_seqs or 0) > self.max_num_seqs:
             raise ValueError(
                 f"max_num_active_seqs: {self.max_num_active_seqs} must be at most max_num_seqs "
                 f"{self.max_num_seqs}"
             )
+
+    @property
+    def retains(self) -> bool:
+        """Whether the prefix cache retains blocks."""
+        return self.request_retention or self.pin_priority is not None
+
+    def _check_retention(self, rules: VllmRules) -> None:
+        if not self.retains:
+            return
+        name = "request_retention" if self.request_retention else "pin_priority"
+        if not self.caches(rules):
+            raise ValueError(f"{name}: requires enable_prefix_caching")
+        others = {
+            "kv_cache_groups": self.kv_cache_groups != (0,),
+            "num_cpu_blocks": self.offloads,
+            "kv_connector": self.kv_connector is not None,
+            "num_speculative_tokens": self.num_speculative_tokens > 0,
+            "rule": self.rule is not None,
+            "policy vtc": self.policy == "vtc",
+        }
+        if found := next((other for other, is_set in others.items() if is_set), None):
+            raise ValueError(f"{name}: not supported with {found}; remove one of them")
 
     def _check_order(self, rules: VllmRules) -> None:
         if self.policy == "vtc" and rules.skip_blocked:

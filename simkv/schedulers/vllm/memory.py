@@ -16,6 +16,7 @@ from mypy_extensions import mypyc_attr
 
 from simkv.core.block_keys import KEYS_PER_RUN, BlockKeys, TokenContent
 from simkv.core.block_pool import NO_BLOCKS, BlockCounter, BlockPool
+from simkv.core.block_retention import RetentionPool
 from simkv.core.request import Prompt
 from simkv.core.scheduler_protocol import blocks_for
 from simkv.schedulers.vllm.config import VllmConfig
@@ -55,7 +56,8 @@ class VllmMemory:
     def __init__(self, config: VllmConfig, rules: VllmRules, *, tables: bool) -> None:
         usable = config.num_gpu_blocks - 1
         cached, whole = config.caches(rules), config.scheduler_reserve_full_isl
-        self.cache = BlockPool(usable) if cached else None
+        build_pool = RetentionPool if config.retains else BlockPool
+        self.cache = build_pool(usable) if cached else None
         self.tables = self.cache or (BlockPool(usable) if tables else None)
         self.pool = self.tables or BlockCounter(usable)
         self.block_size = config.block_size

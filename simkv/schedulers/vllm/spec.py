@@ -56,6 +56,10 @@ def build(
         from simkv.schedulers.vllm.custom_policy import VllmExpressionScheduler
 
         return VllmExpressionScheduler(config, rules, tables=tables)
+    if config.retains:
+        from simkv.schedulers.vllm.retaining_scheduler import VllmRetainingScheduler
+
+        return VllmRetainingScheduler(config, rules, tables=tables)
     from simkv.schedulers.vllm.scheduler import VllmScheduler  # imported only if this engine runs
 
     return VllmScheduler(config, rules, tables=tables)

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from simkv.core.atomic_files import write_bytes
-from simkv.core.figure_registry import METRICS, figure
+from simkv.core.figure_registry import METRICS, SESSION_METRICS, figure
 from simkv.costs.cost_profile import StepError
 from simkv.metrics.fidelity import mark_step_times
 from simkv.study.simulation_job import Summary
@@ -84,7 +84,9 @@ def flatten_figures(summary: Summary) -> dict[str, Any]:
     A latency without any sample is None. A list of strings becomes one text with a line per string.
     """
     flat = _flat(summary)
-    return flat | {name: figure(summary, name) for name in METRICS if name in flat}
+    return flat | {
+        name: figure(summary, name) for name in (*METRICS, *SESSION_METRICS) if name in flat
+    }
 
 
 def _typed(column: pd.Series[Any]) -> pd.Series[Any]:

@@ -63,6 +63,7 @@ def _row(r: Request, timeout: float | None) -> ListedRequest:
         routing_key=r.routing_key,
         client=r.client,
         logprobs_from=r.logprobs_from,
+        retention=r.retention,
         ignore_eos=r.ignore_eos,
         timeout=None if r.timeout == timeout else r.timeout,
         **_shared(r),
