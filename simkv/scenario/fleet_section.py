@@ -119,6 +119,9 @@ class SessionConfig(_Affine):
     """
 
     name: Literal["session"] = "session"
+    max_in_flight: Annotated[int, Field(gt=0)] | None = None
+    """Requests in flight at which a replica is full: its further requests go to the next replica on
+    the hash ring that is not full. If all are full, they stay. Default: no limit."""
 
 
 class CacheAwareConfig(_Affine):
@@ -136,6 +139,30 @@ class CacheAwareConfig(_Affine):
     """Number of tokens per chunk in which prompts are compared."""
 
 
+class WeightedConfig(_Router):
+    """Send each request to the replica with the highest weighted sum of three scores from 0 to 1.
+
+    As the scorers of llm-d's router: ``queue`` is 1 for the shortest queue of waiting requests, 0
+    for the longest and linear between; ``kv`` is the fraction of KV blocks not in use; ``prefix``
+    is the fraction of the prompt's blocks that the router has sent to the replica before. Ties are
+    broken at random.
+    """
+
+    name: Literal["weighted"] = "weighted"
+    queue_weight: Weight = 2.0
+    """Weight of the score of the queue."""
+    kv_weight: Weight = 2.0
+    """Weight of the score of KV blocks that are not in use."""
+    prefix_weight: Weight = 3.0
+    """Weight of the score of the prefix."""
+    block_size: Annotated[int, Field(gt=0)] = 64
+    """Tokens per block when prompts are compared."""
+    count_own_sends: bool = False
+    """Count requests sent by the router as waiting until the next refresh."""
+    seed: Seed = 0
+    """Random seed for ties."""
+
+
 RouterConfig = (
     RoundRobinConfig
     | RandomConfig
@@ -143,6 +170,7 @@ RouterConfig = (
     | PowerOfTwoConfig
     | SessionConfig
     | CacheAwareConfig
+    | WeightedConfig
 )
 
 

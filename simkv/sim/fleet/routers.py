@@ -17,7 +17,11 @@ Each router except ``round_robin`` and ``random`` is modeled on a real router:
   vllm-project/production-stack's ``PrefixAwareRouter``, sent prompts are never evicted from the
   router's index.
 - ``session``: the hash ring of vllm-project/production-stack, ``SessionRouter``. The original
-  always uses the replica on the ring; very high thresholds have the same effect in simkv.
+  always uses the replica on the ring; very high thresholds have the same effect in simkv. With
+  ``max_in_flight``, it is consistent hashing with bounded loads (arXiv 1608.01350).
+- ``weighted``: llm-d's router with the plugins queue-scorer, kv-cache-utilization-scorer and
+  prefix-cache-scorer, with the weights 2, 2 and 3 of its default configuration, and
+  max-score-picker. The original limits its index of sent prefixes; simkv does not.
 """
 
 from __future__ import annotations
@@ -37,6 +41,7 @@ from simkv.scenario.fleet_section import (
     RandomConfig,
     RouterConfig,
     SessionConfig,
+    WeightedConfig,
     _Affine,
     _Scored,
 )
@@ -178,14 +183,20 @@ class SessionAffinityRouter(AffinityRouter):
     def __init__(self, config: SessionConfig, session: SessionLookup) -> None:
         super().__init__(config)
         self._session = session
+        self._limit = config.max_in_flight
         self._ring: list[tuple[int, int]] = []
         self._on_ring: tuple[int, ...] = ()
 
     def choose(self, prompt: Prompt, signals: Sequence[LoadSignal]) -> int:
         self._set_ring(tuple(signal.replica for signal in signals))
         point = (_hash(f"s{self._session(prompt)}"), -1)
-        home = self._ring[bisect_left(self._ring, point) % len(self._ring)][1]
-        load = next(signal.in_flight for signal in signals if signal.replica == home)
+        place = bisect_left(self._ring, point)
+        home = self._ring[place % len(self._ring)][1]
+        loads = {signal.replica: signal.in_flight for signal in signals}
+        if self._limit is not None and loads[home] >= self._limit:
+            around = (self._ring[(place + i) % len(self._ring)][1] for i in range(len(self._ring)))
+            home = next((one for one in around if loads[one] < self._limit), home)
+        load = loads[home]
         fewest = self.fewest(signals)
         return fewest.replica if self.is_out_of_balance(load, fewest.in_flight) else home
 
@@ -237,6 +248,43 @@ class PrefixAffinityRouter(AffinityRouter):
         self._sent.pop(replica, None)
 
 
+class WeightedRouter:
+    """Chooses the replica with the highest weighted sum of scores for queue, KV and prefix."""
+
+    def __init__(self, config: WeightedConfig) -> None:
+        self._config = config
+        self.reads_load = config.queue_weight > 0
+        self.reads_kv = config.kv_weight > 0
+        self.counts_own_sends = config.count_own_sends
+        self._random = Random(config.seed)
+        self._blocks = BlockKeys(config.block_size)
+        #: Keys of all blocks sent to a replica, by replica.
+        self._sent: dict[int, set[int]] = {}
+
+    def choose(self, prompt: Prompt, signals: Sequence[LoadSignal]) -> int:
+        keys: list[int] = []
+        self._blocks.extend(keys, TokenContent(prompt), prompt.prompt_tokens)
+        queues = [signal.waiting for signal in signals]
+        longest, spread = max(queues), max(queues) - min(queues)
+        scores = []
+        for signal in signals:
+            queue = (longest - signal.waiting) / spread if spread else 1.0
+            known = _known(keys, self._sent.get(signal.replica, frozenset()))
+            scores.append(
+                self._config.queue_weight * queue
+                + self._config.kv_weight * (1.0 - signal.kv_usage)
+                + self._config.prefix_weight * (known / len(keys) if keys else 0.0)
+            )
+        best = [i for i, score in enumerate(scores) if score == max(scores)]
+        chosen = signals[best[_draw(self._random, len(best))]].replica
+        self._sent.setdefault(chosen, set()).update(keys)
+        return chosen
+
+    def forget(self, replica: int) -> None:
+        """Forget the prompts sent to a replica, because it has lost its cache."""
+        self._sent.pop(replica, None)
+
+
 def build_router(config: RouterConfig, session: SessionLookup) -> Router:
     """Build the router of a scenario; ``session`` returns the session of a request."""
     match config:
@@ -250,6 +298,8 @@ def build_router(config: RouterConfig, session: SessionLookup) -> Router:
             return SessionAffinityRouter(config, session)
         case CacheAwareConfig():
             return PrefixAffinityRouter(config)
+        case WeightedConfig():
+            return WeightedRouter(config)
         case _:
             return RoundRobinRouter()
 

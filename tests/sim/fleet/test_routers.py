@@ -111,3 +111,58 @@ def test_cache_aware_follows_longest_prefix() -> None:
     assert chosen.choose(shared(6, "a", 16), [LoadSignal(0, 8), LoadSignal(1, 6)]) == 0, (
         "in balance"
     )
+
+
+def test_full_replica_spills_to_the_next_on_the_ring() -> None:
+    chosen = router("session", max_in_flight=5, balance_abs_threshold=1e9)
+    prompts = [Prompt(i, 1, 1, priority=i) for i in range(300)]
+    homes = [chosen.choose(prompt, loads(0, 0, 0, 4)) for prompt in prompts]
+    spilled = [chosen.choose(prompt, loads(0, 0, 0, 5)) for prompt in prompts]
+    assert all(a == b for a, b in zip(homes, spilled, strict=True) if a != 3)
+    moved = Counter(b for a, b in zip(homes, spilled, strict=True) if a == 3)
+    assert set(moved) == {0, 1, 2}, "the sessions of the full replica go to several others"
+    assert [chosen.choose(prompt, loads(9, 9, 9, 9)) for prompt in prompts] == homes
+
+
+def test_weighted_scores_queue_kv_and_prefix() -> None:
+    signals = [
+        LoadSignal(0, 0, waiting=4, kv_usage=0.0),
+        LoadSignal(1, 0, waiting=1, kv_usage=0.5),
+        LoadSignal(2, 0, waiting=0, kv_usage=0.9),
+    ]
+    weights = {"queue_weight": 0, "kv_weight": 0, "prefix_weight": 0}
+
+    def first(signals: list[LoadSignal], **fields: float) -> int:
+        return router("weighted", **(weights | fields)).choose(PROMPT, signals)
+
+    assert first(signals, queue_weight=1) == 2
+    assert first(signals, kv_weight=1) == 0
+    # Scores: queue 0, 0.75, 1; KV 1, 0.5, 0.1.
+    assert first(signals, queue_weight=1, kv_weight=1) == 1
+    assert first(signals, queue_weight=1, kv_weight=0.25) == 2
+
+
+def test_weighted_follows_the_longest_prefix() -> None:
+    chosen = router("weighted", block_size=4, queue_weight=1, kv_weight=0, prefix_weight=1)
+    home = chosen.choose(shared(0, "a", 16), loads(0, 0))
+    other = 1 - home
+    busy = [LoadSignal(home, 0, waiting=5), LoadSignal(other, 0, waiting=0)]
+    # Prefix 1 against queue 1: a tie. With three of four blocks, the queue decides.
+    assert chosen.choose(shared(1, "a", 12, 4), sorted(busy)) == other
+    idle = router("weighted", block_size=4)
+    home = idle.choose(shared(0, "a", 16), loads(0, 0))
+    assert [idle.choose(shared(i, "a", 16), loads(0, 0)) for i in range(1, 9)] == [home] * 8
+
+    def returns(seed: int) -> bool:
+        some = router("weighted", block_size=4, seed=seed)
+        home = some.choose(shared(0, "a", 16), loads(0, 0))
+        some.forget(home)
+        return some.choose(shared(1, "a", 16), loads(0, 0)) == home
+
+    assert 5 < sum(map(returns, range(40))) < 35, "a lost cache attracts no request"
+
+
+def test_weighted_breaks_ties_at_random() -> None:
+    chosen = router("weighted", prefix_weight=0)
+    counts = Counter(chosen.choose(PROMPT, loads(3, 3, 3)) for _ in range(3000))
+    assert all(900 < count < 1100 for count in counts.values())
