@@ -20,13 +20,10 @@ WEIGHTS = st.sampled_from([0.0, 0.0, 1.0, 4.0])
 
 
 def _router(draw: Draw) -> dict[str, Any]:
-    name = draw(
-        st.sampled_from(
-            ["round_robin", "random", "least_loaded", "power_of_two", "session", "cache_aware"]
-        )
-    )
+    names = ("round_robin", "random", "least_loaded", "power_of_two", "session", "cache_aware")
+    name = draw(st.sampled_from((*names, "weighted")))
     knobs: dict[str, Any] = {"name": name}
-    if name in ("random", "power_of_two"):
+    if name in ("random", "power_of_two", "weighted"):
         knobs["seed"] = draw(_whole(0, 3))
     if name in ("least_loaded", "power_of_two"):
         for weight in ("waiting_weight", "running_weight", "in_flight_weight", "kv_weight"):
@@ -34,7 +31,13 @@ def _router(draw: Draw) -> dict[str, Any]:
         knobs["count_own_sends"] = draw(st.booleans())
     if name in ("session", "cache_aware"):
         knobs["balance_abs_threshold"] = float(draw(_whole(0, 3)))
-    if name == "cache_aware":
+    if name == "session":
+        knobs["max_in_flight"] = draw(st.sampled_from([None, 1, 3]))
+    if name == "weighted":
+        for weight in ("queue_weight", "kv_weight", "prefix_weight"):
+            knobs[weight] = draw(WEIGHTS)
+        knobs["count_own_sends"] = draw(st.booleans())
+    if name in ("cache_aware", "weighted"):
         knobs["block_size"] = draw(st.sampled_from([1, 4]))
     return knobs
 
