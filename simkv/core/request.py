@@ -33,8 +33,8 @@ class Prompt:
     ``routing_key`` is the request's key for SGLang's policy ``routing-key``. ``client`` is the name
     of the client that sends it, for policies that are fair to clients; requests without a name have
     one client. ``logprobs_from`` is the index of the first token for which log probabilities are
-    requested; -1 means only output tokens, None means no token. ``retention`` is the time in seconds
-    for which the client asks to retain the cached KV of the request after its end.
+    requested; -1 means only output tokens, None means no token. ``retention`` is the time in
+    seconds for which the client asks to retain the cached KV of the request after its end.
     """
 
     id: int
