@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from simkv.native.native_engines import NATIVE_ENGINES
 from tests.conftest import ROOT
 
 WHEELS = Path(os.environ.get("SIMKV_WHEELS", ROOT.parent / "wheels"))
@@ -163,6 +164,15 @@ def test_native_option_of_a_branch_is_checked(tmp_path: Path) -> None:
         code, text = run_cli("run", str(path), "--source", str(wheel), "--trust")
         assert code == 2
         assert words in text
+
+
+def test_options_of_sglang_are_found_in_both_layouts(tmp_path: Path) -> None:
+    srt = tmp_path / "sglang/srt"
+    (srt / "arg_groups/fields").mkdir(parents=True)
+    (srt / "server_args.py").write_text("class ServerArgs:\n    page_size: int = 1\n")
+    (srt / "arg_groups/fields/lora.py").write_text("class LoraArgs:\n    new_flag: int = 1\n")
+    found = NATIVE_ENGINES["sglang"].options(tmp_path)
+    assert found == {"page_size": "ServerArgs", "new_flag": "ServerArgs"}
 
 
 def test_same_bytes_each_run(tmp_path: Path) -> None:
