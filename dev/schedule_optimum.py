@@ -1,4 +1,5 @@
-"""Small instances of arXiv 2502.07115: policies against the optimum of an integer program.
+"""Compare scheduling policies with the optimum of an integer program, on small instances of arXiv
+2502.07115.
 
 A request holds ``prompt + j`` tokens of the KV cache when it computes its output token j, all
 requests in the cache advance by one token per step, and no request is preempted. The objective is
@@ -31,14 +32,19 @@ MC_SF = Path(__file__).resolve().parent.parent / "examples" / "mc_sf.py"
 
 @dataclass(frozen=True)
 class Instance:
-    """KV cache in tokens, and requests as (arrival step, prompt tokens, output tokens)."""
+    """An instance: size of the KV cache in tokens, and requests as (arrival step, prompt tokens,
+    output tokens).
+    """
 
     memory: int
     requests: tuple[tuple[int, int, int], ...]
 
 
 def draw_instance(seed: int, *, online: bool) -> Instance:
-    """Draw a small instance like those of the paper: all requests at once, or over time."""
+    """Sample a small instance like the instances of the paper.
+
+    Requests arrive all at once or, with ``online``, over time.
+    """
     random = np.random.default_rng(seed)
     memory = int(random.integers(8, 13))
     if online:
@@ -54,7 +60,10 @@ def draw_instance(seed: int, *, online: bool) -> Instance:
 
 
 def engines(memory: int) -> dict[str, dict[str, Any]]:
-    """Return the compared engines; the first output token needs a token of its own in the paper."""
+    """Return the compared engines.
+
+    In the paper, the first output token also needs a token of KV.
+    """
     return {
         "MC-SF": {
             "name": "mine",
@@ -87,7 +96,7 @@ def total_latency(instance: Instance, engine: dict[str, Any]) -> float:
         )
         scheduler = build_scheduler(scenario.engine)
     requests = [
-        # One more prompt token: the engines have no KV for the last output token.
+        # One more prompt token, because the engines store no KV for the last output token.
         Request(
             id=number,
             prompt_tokens=prompt + 1,
@@ -106,11 +115,12 @@ def total_latency(instance: Instance, engine: dict[str, Any]) -> float:
 
 
 def optimum(instance: Instance, known: float) -> float:
-    """Return the least total latency of any schedule; ``known`` is the latency of some schedule.
+    """Return the smallest total latency of any schedule; ``known`` is the total latency of one
+    schedule.
 
-    ``x[i, t]`` is 1 if request i starts at step t; in step u it holds ``prompt + u - t + 1``
-    tokens. No request of a schedule that is at least as good waits longer than all requests of the
-    known schedule together.
+    ``x[i, t]`` is 1 if request i starts at step t; in step u, the request holds ``prompt + u - t +
+    1`` tokens. In a schedule that is at least as good as the known schedule, no request waits
+    longer than ``known`` steps.
     """
     longest = int(known) - sum(output for _, _, output in instance.requests)
     starts = [
@@ -121,7 +131,7 @@ def optimum(instance: Instance, known: float) -> float:
     horizon = 1 + max(t + instance.requests[i][2] for i, t in starts)
     cost = [
         t + instance.requests[i][2] - instance.requests[i][0] for i, t in starts
-    ]  # end less arrival
+    ]  # end minus arrival
     once = lil_matrix((len(instance.requests), len(starts)))
     held = lil_matrix((horizon, len(starts)))
     for column, (i, t) in enumerate(starts):

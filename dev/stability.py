@@ -1,8 +1,9 @@
-"""Stability of the packaged engines under a token budget, in the model of arXiv 2504.07347.
+"""Measure the stability of the packaged engines under a token budget, in the model of arXiv
+2504.07347.
 
-A step processes at most ``BUDGET`` tokens and takes a second, whatever it processes. A request
-computes its prompt and then one token per step; its first output token comes with the last prompt
-token, so it needs ``prompt + output - 1`` tokens. Memory is ample.
+A step processes at most ``BUDGET`` tokens and always takes one second. A request computes its
+prompt first, and one token per step after it. The step of the last prompt token emits the first
+output token, so a request needs ``prompt + output - 1`` tokens. Memory is not limited.
 """
 
 from __future__ import annotations
@@ -33,13 +34,15 @@ class Load:
 
     @property
     def tokens(self) -> float:
-        """Mean number of tokens that a request needs."""
+        """Mean number of tokens computed for a request."""
         return self.prompt + sum(self.outputs) / len(self.outputs) - 1
 
 
 @dataclass(frozen=True)
 class Setup:
-    """An engine with a token budget: its title, and the kind of its batches as in the paper."""
+    """An engine with a token budget: its title, and the name of its kind of batches in the
+    paper.
+    """
 
     title: str
     kind: str
@@ -47,7 +50,9 @@ class Setup:
 
 
 def setups(budget: int) -> list[Setup]:
-    """Return the packaged engines with steps of at most ``budget`` tokens and ample memory."""
+    """Return the packaged engines with steps of at most ``budget`` tokens and sufficient memory for
+    all requests.
+    """
     vllm = {
         "name": "vllm",
         "max_num_batched_tokens": budget,
@@ -117,7 +122,7 @@ def make_requests(load: Load, arrivals: Sequence[float], seed: int) -> list[Requ
 
 
 def simulate(engine: dict[str, Any], requests: Sequence[Request], until: float | None) -> RunRecord:
-    """Simulate requests up to a time (s)."""
+    """Simulate requests until a given time (s)."""
     scenario = Scenario.model_validate(
         {
             "name": "stability",
@@ -134,10 +139,10 @@ def simulate(engine: dict[str, Any], requests: Sequence[Request], until: float |
 def served_tokens(
     engine: dict[str, Any], load: Load, budget: int, steps: int, seed: int = 1
 ) -> float:
-    """Return the mean number of served tokens per step while requests wait all the time.
+    """Return the mean number of served tokens per step while there are always waiting requests.
 
-    Counts the tokens of the requests that end after the first fifth of ``steps``; tokens that are
-    computed again are not counted.
+    Only requests that end after the first fifth of ``steps`` count, and recomputed tokens do not
+    count.
     """
     count = int(2 * steps * budget / load.tokens)
     record = simulate(engine, make_requests(load, [0.0] * count, seed), float(steps))
@@ -147,7 +152,7 @@ def served_tokens(
 
 
 def ended_requests(record: RunRecord) -> list[tuple[float, RequestRecord]]:
-    """Return the requests that were served completely with the times at which they end."""
+    """Return the completely served requests, each with its end time (s)."""
     return [
         (life.ended_at, life)
         for life in record.requests.values()
@@ -158,9 +163,10 @@ def ended_requests(record: RunRecord) -> list[tuple[float, RequestRecord]]:
 def backlog_growth(
     engine: dict[str, Any], load: Load, rate: float, steps: int, seed: int = 1
 ) -> float:
-    """Return by how much the backlog grows in the second half of a run, relative to the arrivals.
+    """Return the growth of the backlog in the second half of a run, as a fraction of the arrivals.
 
-    Requests arrive at random at ``rate`` per step. The backlog counts requests.
+    Requests arrive at random at ``rate`` per step. The backlog is the number of unfinished
+    requests.
     """
     gaps = np.random.default_rng(seed + 1000).exponential(1 / rate, size=int(2 * rate * steps))
     arrivals = [float(one) for one in np.cumsum(gaps) if one < steps]

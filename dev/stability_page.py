@@ -13,10 +13,10 @@ from simkv.core.atomic_files import write_text
 
 PAGE = Path(__file__).parent / "stability_page.md.j2"
 BUDGET = 64
-#: Outputs of 1 to 127 tokens: requests that start together do not end together.
+#: Outputs have 1 to 127 tokens, so that requests that start together do not end together.
 LOAD = Load(16, tuple(range(1, 128)))
 STEPS = 6000
-#: Arrival rates relative to the boundary of the paper.
+#: Arrival rates relative to the stability boundary of the paper.
 BELOW, ABOVE = 0.95, 1.05
 
 

@@ -31,7 +31,8 @@ from simkv.core.atomic_files import write_text
 PAGE = Path(__file__).parent / "vtc_page.md.j2"
 #: Published figures: tokens per second, and the maximum and the mean of the service gap.
 PUBLISHED = {"fcfs": (776.9, 696, 302), "vtc": (778.8, 322, 145)}
-#: Published figures of limits on requests per client and minute: tokens per second, refused.
+#: Published figures for limits on requests per client and minute: tokens per second, and refused
+#: requests.
 PUBLISHED_LIMITS = {5: (340, 919), 30: (747, 176)}
 LIMITS = (5, 10, 15, 20, 30)
 
@@ -42,7 +43,7 @@ def difference(ours: float, published: float) -> str:
 
 
 def policy_row(name: str, served: list[Served], published: tuple[float, float, float]) -> str:
-    """Return a table row: figures of a policy, published, ours, and the difference."""
+    """Return a table row of a policy: published values, simulated values, and the difference."""
     gaps = service_gaps(served)
     ours = throughput(served), float(gaps.max()), float(gaps.mean())
     cells = [
@@ -63,7 +64,9 @@ def limit_row(limit: int, served: list[Served], refused: int) -> str:
 
 
 def client_rows(runs: dict[str, list[Served]]) -> list[str]:
-    """Return table rows: mean time to the first token of the busiest clients and of the others."""
+    """Return table rows with the mean time to the first token of the busiest clients and of the
+    other clients.
+    """
     trace = next(iter(runs.values()))
     counts: dict[str, int] = {}
     for one in trace:
@@ -83,7 +86,7 @@ def main(
     trace: Annotated[Path, typer.Argument(help="Measured trace (CSV, plain or gzip).")],
     page: Annotated[Path, typer.Argument(help="Page to write.")],
 ) -> None:
-    """Fit costs to FCFS, predict the other policies, and write the page."""
+    """Fit costs to the times under FCFS, predict the other policies, and write the page."""
     measured = read_measured(trace)
     fcfs = engine_config("sglang", "fcfs")
     seconds = fit_costs(measured, fcfs)

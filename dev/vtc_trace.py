@@ -1,4 +1,5 @@
-"""The "real" trace of the VTC paper: times measured under FCFS, costs fitted to them, and runs.
+"""Read the "real" trace of the VTC paper, fit costs to the times measured under FCFS, and simulate
+policies.
 
 The data are not part of the repository. ``costs`` are fitted to the measured times under FCFS only;
 runs under other policies are predictions.
@@ -34,7 +35,8 @@ POOL = 10_000
 DURATION, WINDOW = 600, 60
 #: Costs are fitted to the requests that arrive before this time (s).
 FITTED_UNTIL = 300
-#: Units of the fitted costs: seconds per step, prompt token, decode and token of its context.
+#: Units of the fitted costs: seconds per step, per prompt token, per decode, and per token of
+#: context of a decode.
 FEATURES = {
     "steps": 0.022,
     "prefill_tokens": 2e-4,
@@ -72,9 +74,9 @@ def read_measured(path: Path) -> list[Served]:
 def engine_config(engine: str, policy: str) -> SglangConfig | VllmConfig:
     """Return an engine with the KV pool of the paper.
 
-    The paper's engine (S-LoRA) prefills first, decodes ten steps between two prefills, admits a
-    request if the memory suffices at every end of a request, knowing the output lengths, and has no
-    prefix cache. SGLang 0.5.20 has these rules with the settings below; later releases reserve
+    The paper's engine (S-LoRA) prefills first, decodes ten steps between two prefills, and has no
+    prefix cache. It knows the output lengths, and admits a request if the memory suffices whenever
+    a request ends. SGLang 0.5.20 has these rules with the settings below; later releases reserve
     memory for the sum of all outputs.
     """
     if engine == "vllm":
@@ -151,8 +153,8 @@ def fit_costs(
 ) -> np.ndarray[Any, Any]:
     """Fit the four costs to the measured first tokens and decode times; return seconds per unit.
 
-    Only requests that arrive before ``FITTED_UNTIL`` are used: under FCFS the later ones are
-    admitted after them.
+    Only requests that arrive before ``FITTED_UNTIL`` are used: under FCFS, later requests are
+    admitted after these requests.
     """
     measured = [one for one in measured if one.arrival < FITTED_UNTIL]
     units = np.array([*FEATURES.values()])
@@ -175,9 +177,8 @@ def _simplex(size: int) -> np.ndarray[Any, Any]:
 
 
 def relative_errors(measured: Sequence[Served], found: Sequence[Served]) -> tuple[float, float]:
-    """Return the mean absolute error of the time to the first token, and of the decode time.
-
-    Both are relative to the measured mean.
+    """Return the mean absolute errors of the time to the first token and of the decode time,
+    relative to the measured mean.
     """
 
     def times(rows: Sequence[Served]) -> np.ndarray[Any, Any]:
@@ -191,7 +192,8 @@ def relative_errors(measured: Sequence[Served], found: Sequence[Served]) -> tupl
 def limit_rate(trace: Sequence[Served], per_minute: int) -> list[Served]:
     """Return the requests that a limit on accepted requests per client and minute admits.
 
-    A request is refused if ``per_minute`` requests of its client were accepted in the 60 s before.
+    A request is refused if ``per_minute`` requests of its client were accepted in the previous 60
+    s.
     """
     accepted: dict[str, deque[float]] = {}
     kept = []
@@ -206,17 +208,17 @@ def limit_rate(trace: Sequence[Served], per_minute: int) -> list[Served]:
 
 
 def throughput(served: Sequence[Served]) -> float:
-    """Return prompt and output tokens per second until the last request ends."""
+    """Return the prompt and output tokens per second until the last request ends."""
     return sum(one.prompt + one.output for one in served) / max(one.end for one in served)
 
 
 def service_gaps(served: Sequence[Served]) -> np.ndarray[Any, Any]:
     """Return the service gap at each second of the trace, in weighted tokens per second.
 
-    W(i) is the service of client i and D(i) its demand, the weight of the requests that arrive,
-    both in the window of 60 s around that second. The gap is the sum over clients of
-    min(max W - W(i), max(D(i) - W(i), 0)): a client that asks for no more has no gap. A prompt
-    counts at the first token; output tokens are spread evenly from the first token to the last.
+    W(i) is the service that client i receives, and D(i) is the weight of its arriving requests,
+    both in the window of 60 s around the second. The gap is the sum over clients of min(max W -
+    W(i), max(D(i) - W(i), 0)): a client whose demand is served has no gap. A prompt counts at the
+    time of the first token; output tokens are spread evenly from the first token to the last.
     """
     names = {name: row for row, name in enumerate(dict.fromkeys(one.client for one in served))}
     half = WINDOW // 2

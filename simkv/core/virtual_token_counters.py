@@ -14,13 +14,15 @@ from typing import NamedTuple, TypeVar
 #: Weights of a prompt token and an output token (w_p and w_q in the paper).
 PROMPT_WEIGHT, OUTPUT_WEIGHT = 1, 2
 
-#: Name of a client; requests without a client share the client None.
+#: Name of a client; all requests without a client belong to the client None.
 Client = str | None
 Waiting = TypeVar("Waiting")
 
 
 class QueueEntry(NamedTuple):
-    """A waiting request: its client, its position among equal counters (unique), and its charge."""
+    """A waiting request: its client, its unique position among requests with equal counters, and
+    its charge.
+    """
 
     client: Client
     position: tuple[float, ...]
@@ -28,19 +30,21 @@ class QueueEntry(NamedTuple):
 
 
 class VirtualTokenCounters:
-    """Weighted service of each client: the queue admits a request of the client with the least.
+    """Weighted service of each client; the queue admits a request of the client with the least
+    service.
 
-    A prompt counts when its request is admitted first, and an output token when it is delivered. A
-    client without waiting requests that sends one, or has one preempted, is lifted to the least
-    counter of the clients with waiting requests, or if there are none, to the counter of the client
-    that left the queue last. It therefore gains nothing from the time in which it sent nothing.
+    A prompt counts when its request is first admitted, and an output token counts when it is
+    delivered. If a client without waiting requests sends a request, or if its request is preempted,
+    its counter is raised to the smallest counter of the clients with waiting requests. If there are
+    no such clients, it is raised to the counter of the client that left the queue last. A client
+    therefore gains nothing from a time in which it sent nothing.
 
     ``emitted`` returns the number of output tokens that a request has received.
     """
 
     def __init__(self, emitted: Callable[[int], int]) -> None:
         self._emitted = emitted
-        # Prompts, lifts, and the outputs of ended requests.
+        # Counts of prompts, raised counters, and outputs of ended requests.
         self._settled: Counter[Client] = Counter()
         self._charged: dict[Client, set[int]] = {}
         self._waiting: Counter[Client] = Counter()
@@ -52,7 +56,9 @@ class VirtualTokenCounters:
         return self._settled[client] + OUTPUT_WEIGHT * outputs
 
     def enter(self, client: Client) -> None:
-        """Count a request that enters the waiting queue, and lift the counter of its client."""
+        """Count a request that enters the waiting queue; raise its client's counter if no other
+        waits.
+        """
         if not self._waiting[client]:
             others = [other for other, count in self._waiting.items() if count]
             least = min(map(self.value, others or [self._left_last]))
@@ -74,7 +80,10 @@ class VirtualTokenCounters:
         return 0 if request_id in self._charged.get(client, ()) else PROMPT_WEIGHT * prompt_tokens
 
     def end(self, request_id: int, client: Client) -> None:
-        """Settle the outputs of a request that ends. It must be called before it is forgotten."""
+        """Count the outputs of a request that ends.
+
+        The method must be called before the request is forgotten.
+        """
         charged = self._charged.get(client, set())
         if request_id in charged:
             self._settled[client] += OUTPUT_WEIGHT * self._emitted(request_id)

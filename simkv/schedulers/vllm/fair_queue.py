@@ -66,7 +66,9 @@ class VllmFairScheduler(VllmScheduler):
 
 
 class FairQueue(PriorityQueue):
-    """Waiting requests by the virtual token counter of their client, then by arrival."""
+    """Waiting requests in order of the virtual token counter of their client, and of arrival among
+    equal counters.
+    """
 
     # If PriorityQueue is compiled, copies must include the attributes of this class.
     __mypyc_attrs__ = (*getattr(PriorityQueue, "__mypyc_attrs__", ()), "__dict__")
@@ -89,7 +91,7 @@ class FairQueue(PriorityQueue):
     def steps_with_same_head(self, decoding: Mapping[Client, int], most: int) -> int:
         """Return the number of steps, at most ``most``, that leave the head of the queue the same.
 
-        In each step a client receives ``decoding`` output tokens.
+        In each step, each client receives the number of output tokens in ``decoding``.
         """
         first = self._next_client()
         least, position = self._counters.value(first), _position(self._of[first][0])
