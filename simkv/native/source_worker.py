@@ -1,8 +1,8 @@
 """Process of one source: ``python -m simkv.native.source_worker FD ENGINE FOLDER``.
 
 The process imports the engine's scheduler once, with stubs, and forks a child for each new
-scheduler. A run therefore cannot change the module globals of another run. Its environment is
-empty, its clock is simulated, and its random numbers have a fixed seed.
+scheduler. A run therefore cannot change the module globals of another run. The process has an empty
+environment, its clock is simulated, and its random numbers have a fixed seed.
 """
 
 from __future__ import annotations

@@ -149,8 +149,8 @@ class ResourceManager:
 
     @property
     def admission_is_stable(self) -> bool:
-        """Whether a waiting request can be admitted or refused only after the free blocks
-        change.
+        """Whether the decision on the first waiting request stays the same until the number of free
+        blocks changes.
         """
         return False
 
