@@ -132,7 +132,7 @@ class ComparedScheduler:
         return done
 
     def moved(self, jobs: Sequence[int]) -> None:
-        """Report finished copies to both."""
+        """Report finished copies to both schedulers."""
         for one in (self.port, self.native):
             one.moved(jobs)
 

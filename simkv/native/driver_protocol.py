@@ -74,12 +74,13 @@ class NativeEngine:
     """An engine whose own scheduler code can be run.
 
     ``package`` is its Python package; ``subfolders`` are the folders of a checkout that may contain
-    it. ``stub_imports(folder)`` imports the engine from ``folder`` within a context, ``load()``
-    imports the modules that decide, and ``build(knobs, native)`` builds a driver. ``files(folder)``
-    lists the files that decide. ``options(folder)`` maps the engine's own options to the class that
-    declares them. ``refused(config)`` names a setting that the driver does not support, or None.
-    ``variant_of(version)`` returns the port whose rules are the nearest. ``stubbed`` says which
-    parts that decide are not the engine's own.
+    it. ``stub_imports(folder)`` returns a context in which the engine is imported from ``folder``,
+    ``load()`` imports the modules that make scheduling decisions, and ``build(knobs, native)``
+    builds a driver. ``files(folder)`` lists the files that affect decisions. ``options(folder)``
+    maps each option of the engine to the class that declares it. ``refused(config)`` names a
+    setting that the driver does not support, or None. ``variant_of(version)`` returns the variant
+    of simkv's port with the nearest rules. ``stubbed`` names the parts that affect decisions but
+    are stubs.
     """
 
     title: str

@@ -153,9 +153,9 @@ class StubModule(types.ModuleType):
 
 
 class SourceFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Import hook for ``packages``: loads the modules that are real from ``source``.
+    """Import hook for ``packages``: loads the modules listed as real from ``source``.
 
-    All other modules are stubs with the given ``attributes``, by name of the module.
+    All other modules are stubs; ``attributes`` has the attributes of stubs by module name.
     """
 
     def __init__(
@@ -211,9 +211,11 @@ class AutoStubFinder(SourceFinder):
 
 @contextlib.contextmanager
 def stub_imports(finder: SourceFinder) -> Iterator[None]:
-    """Within the context, import with ``finder``; at the end, restore the previous imports.
+    """Return a context in which modules are imported with ``finder``; at its end, the previous
+    imports are restored.
 
-    Packages that are neither installed nor stubs of ``finder`` become stubs that cannot decide.
+    Packages that are neither installed nor stubs of ``finder`` become stubs that raise an error if
+    a decision uses their values.
     """
 
     def theirs() -> dict[str, types.ModuleType]:

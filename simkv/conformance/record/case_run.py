@@ -11,16 +11,18 @@ from simkv.conformance.decision_trace import FORMAT, DecisionTrace
 from simkv.conformance.record.recording_case import RecordingCase
 from simkv.core.recording_format import RecordingLine
 
-#: Consecutive steps without a new token after which a case has stalled. If its longest sequence is
-#: longer, the number of tokens of that sequence, because a step may compute a single token.
+#: Minimum number of consecutive steps without a new token after which a case counts as stalled. The
+#: number of tokens of the longest sequence is used if it is larger, because a step may compute a
+#: single token.
 MAX_BARREN_STEPS = 400
 
 
 class CaseRun(ABC):
-    """The run of a case until no request is left, or none makes progress.
+    """The run of a case until no request remains or no request makes progress.
 
-    ``alive`` are the unfinished requests, ``left`` the tokens that the model still emits for each
-    request. After ``idle_limit`` consecutive steps that schedule nothing, the case has stalled.
+    ``alive`` are the unfinished requests, and ``left`` is the number of tokens that the model still
+    emits for each request. After ``idle_limit`` consecutive steps that schedule nothing, the case
+    counts as stalled.
     """
 
     idle_limit = MAX_BARREN_STEPS
@@ -58,7 +60,9 @@ class CaseRun(ABC):
         return False
 
     def leave(self, phase: int) -> list[int]:
-        """Abort the requests of this phase; return those that had arrived and not ended."""
+        """Abort the requests of this phase; return the ids of those requests that had arrived and
+        not ended.
+        """
         ids = [i for at, when, i in self.case.aborts if (at, when) == (self.step, phase)]
         there = [i for i in dict.fromkeys(ids) if i in self.alive & self._arrived]
         self.alive.difference_update(there)

@@ -38,12 +38,12 @@ class RecordingCase(NamedTuple):
 class CaseSchema:
     """Structure of the cases of an engine, used to shrink and display a case.
 
-    When a case is shrunk, the settings in ``kept`` do not change: they are sizes or select a
-    scheduler. All other settings are reset to their values in ``plain`` or else to their defaults.
-    ``cut(request, tokens)`` returns the fields to change if the prompt of a request is shortened to
-    ``tokens``. ``limit`` is the name of the field with the maximum number of output tokens. Fields
-    in ``idle`` may be 0. ``columns`` maps table headings to functions that return the cell of a
-    request. Settings in ``unnamed`` have other names in the engine.
+    When a case is shrunk, the settings in ``kept`` do not change, because they are sizes or select
+    a scheduler. All other settings are reset to their values in ``plain`` or, if missing there, to
+    their defaults. ``cut(request, tokens)`` returns the fields to change if the prompt of a request
+    is shortened to ``tokens``. ``limit`` is the name of the field with the maximum number of output
+    tokens. Fields in ``idle`` may be 0. ``columns`` maps table headings to functions that return
+    the cell of a request. Settings in ``unnamed`` have other names in the engine.
     """
 
     kept: Collection[str]

@@ -2,8 +2,7 @@
 
 The driver and its stubs are in ``simkv/native/vllm``. The model is a fake: when the last known
 token of a request is computed, the request emits one token, and one more for each draft that it
-accepts.
-Releases from 0.9.0 to 0.33.0 are supported. Only the decisions are kept.
+accepts. Releases from 0.9.0 to 0.33.0 are supported. Only the decisions are recorded.
 """
 
 from __future__ import annotations

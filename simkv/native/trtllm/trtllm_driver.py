@@ -1,7 +1,7 @@
 """Driver of TensorRT-LLM's own Python scheduler for the native engine.
 
 Requests and KV blocks are C++ objects in TensorRT-LLM; here, they are stubs. Reasons for waiting
-are inferred from the budget that is left and the capacity policy.
+are inferred from the remaining token budget and the capacity policy.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def _load() -> None:
 
 
 def _no_options(_: Path) -> Mapping[str, str]:
-    """Return no options, because the scheduler's constructor has explicit arguments."""
+    """Return no options, because the constructor of the scheduler has explicit arguments."""
     return {}
 
 

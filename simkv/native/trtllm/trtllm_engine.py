@@ -1,9 +1,10 @@
 """Drive the unmodified Python scheduler of TensorRT-LLM, iteration by iteration, with a fake model.
 
-``SimpleUnifiedScheduler`` and its parts are real: the capacity policies, their block counts, the
-micro-batcher and its chunking. Requests and the block manager are stubs (``trtllm_stubs.py``). The
-methods here do the work of ``_executor_loop`` and ``_executor_loop_overlap`` of ``py_executor.py``
-in the same order, for one rank. Recorders and the native engine share them.
+``SimpleUnifiedScheduler`` and its parts (the capacity policies, their block counts, the
+micro-batcher and its chunking) are the engine's own code. Requests and the block manager are stubs
+(``trtllm_stubs.py``). The methods in this module do the work of ``_executor_loop`` and
+``_executor_loop_overlap`` of ``py_executor.py`` in the same order, for one rank. Recorders and the
+native engine use this module.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from simkv.schedulers.trtllm.config import TrtllmConfig
 
 
 class LaunchedIteration(NamedTuple):
-    """The requests of an iteration: those in their prompt, those that decode, those paused."""
+    """The requests of an iteration: requests in their prompt, requests that decode, and paused
+    requests.
+    """
 
     contexts: list[LlmRequestStub]
     generations: list[LlmRequestStub]
@@ -46,9 +49,9 @@ class Delivered(NamedTuple):
 
 
 class TrtllmEngine:
-    """TensorRT-LLM's scheduler with the given settings, and the requests that it was given.
+    """TensorRT-LLM's scheduler with the given settings, and the received requests.
 
-    ``heard`` are the requests whose clients have left since the last iteration.
+    ``heard`` are the requests whose clients left after the last iteration.
     """
 
     def __init__(self, config: TrtllmConfig) -> None:
@@ -154,7 +157,9 @@ class TrtllmEngine:
         return finished
 
     def waiting_ids(self) -> list[int]:
-        """Return the ids of requests without blocks, then of requests not fetched yet."""
+        """Return the ids of requests without blocks, followed by the ids of requests that were not
+        fetched yet.
+        """
         without = [r.request_id for r in self.active if r.request_id not in self.cache.held]
         return without + [r.request_id for r in self.waiting_queue]
 

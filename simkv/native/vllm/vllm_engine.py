@@ -1,7 +1,7 @@
 """Drive the unmodified scheduler of a vLLM source, step by step, with a fake model.
 
-``VllmEngine`` builds the scheduler and calls it; recorders and the native engine share it. The
-stubs for the rest of vLLM are in ``vllm_stubs.py``.
+``VllmEngine`` builds the scheduler and calls it; recorders and the native engine use this class.
+The stubs for the rest of vLLM are in ``vllm_stubs.py``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""vLLM's modules that are loaded from a source, and the stubs of the others."""
+"""The modules of vLLM that are loaded from a source, and the stubs of its other modules."""
 
 from __future__ import annotations
 
