@@ -60,8 +60,8 @@ class AutoStub:
     def _decides(self, *_: Any, **__: Any) -> Any:
         module, _dot, attribute = self._stubbed.partition(".")
         raise MissingImport(
-            f"a decision needs {attribute or 'the module'} of {module}, which is not installed; "
-            f"install {module}, or add a stub for it to simkv/native"
+            f"the scheduler uses {attribute or 'the module'} of {module}, which is not "
+            f"installed; install {module}, or add a stub for it to simkv/native"
         )
 
     __bool__ = __len__ = __iter__ = __int__ = __float__ = __index__ = _decides

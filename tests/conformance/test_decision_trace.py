@@ -121,7 +121,7 @@ def test_an_error_names_its_recording_and_others_are_read(tmp_path: Path) -> Non
     path = tmp_path / "packed.jsonl"
     path.write_bytes(text({**HEADER, "case": "a"}, {"x": 1}, {**HEADER, "case": "b"}, {"step": 0}))
     bad, good = split_recordings(path)
-    with pytest.raises(TraceError, match=r"packed.jsonl:2: a: unknown line"):
+    with pytest.raises(TraceError, match=r"packed.jsonl:2: a: unknown kind of line"):
         bad.parse()
     assert good.parse().steps == [{"step": 0}]
 

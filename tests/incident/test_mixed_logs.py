@@ -58,7 +58,7 @@ def test_restarted_server_is_one_server(tmp_path: Path) -> None:
 
 
 def test_lines_of_two_engines_are_rejected(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"has statistics lines of vLLM and of SGLang"):
+    with pytest.raises(InputError, match=r"has statistics lines of both vLLM and SGLang"):
         log(tmp_path, [stats(0), BATCH.format(rank=0, running=1)])
 
 

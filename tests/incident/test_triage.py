@@ -163,7 +163,7 @@ def test_old_release_is_named_and_not_simulated(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "simkv", "diagnose", log]
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert run.returncode == 3
-    assert "supported are 0.5 and later" in run.stdout.splitlines()[-3]
+    assert "supported versions: 0.5 and later" in run.stdout.splitlines()[-3]
 
 
 def test_lines_of_the_oldest_releases_are_too_old_without_start_lines(tmp_path: Path) -> None:

@@ -152,15 +152,15 @@ services:
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("ls -l", "no launch line of a server"),
+        ("ls -l", "no launch command of a server"),
         ("vllm serve X --max-num-seqz 3", "did you mean '--max-num-seqs'"),
         ("vllm serve X --max-num-seqs", "expected a value"),
         ("vllm serve $M", r"\$M has no value"),
         ("vllm serve X --max-num 3", "ambiguous option"),
         ("vllm serve 'X", "not a valid command"),
         ("vllm serve X -tp two", "expected a whole number"),
-        ("vllm serve X\nvllm serve Y", "2 launch lines"),
-        ("x" * 5000, "no launch line of a server"),
+        ("vllm serve X\nvllm serve Y", "2 launch commands"),
+        ("x" * 5000, "no launch command of a server"),
     ],
 )
 def test_bad_lines_are_one_message(command: str, message: str) -> None:

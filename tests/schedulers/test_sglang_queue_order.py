@@ -122,7 +122,7 @@ def test_prompt_waits_for_as_many_free_rows_as_recent_prefill(variant: str, pass
         ({"schedule_policy": "shortest-prefill-first"}, "needs the radix cache"),
         ({"enable_prefill_delayer": True}, "needs the overlap schedule"),
         ({"max_queued_requests": 0, "enable_priority_scheduling": True}, "crashes at the first"),
-        ({"max_total_num_tokens": 6, "allow_auto_truncate": True}, "7 or more"),
+        ({"max_total_num_tokens": 6, "allow_auto_truncate": True}, "must be at least 7"),
         (
             {"variant": "0.5.20", "schedule_policy": "shortest-prefill-first"},
             "radix cache|does not",

@@ -191,7 +191,7 @@ def test_a_point_has_the_flags_of_its_script(tmp_path: Path) -> None:
 
 def test_rows_without_recipe_are_rejected_by_name(tmp_path: Path) -> None:
     row = one_row(tmp_path)
-    with pytest.raises(InputError, match="precision: no recipe"):
+    with pytest.raises(InputError, match="precision: no launch recipe"):
         point_of(replace(row, precision="int2"))
     with pytest.raises(InputError, match="no-such-model"):
         point_of(replace(row, model="no-such-model"))

@@ -241,7 +241,7 @@ def test_session_ends_before_it_exceeds_max_model_len() -> None:
 
 
 def test_rejects_too_many_turns() -> None:
-    with pytest.raises(ValidationError, match="at most 1,000 turns"):
+    with pytest.raises(ValidationError, match="at most 1,000 per session"):
         Sessions.model_validate({**SESSIONS, "turns": 1001})
     with pytest.raises(ValidationError, match="10,000,000 in total"):
         Sessions.model_validate({**SESSIONS, "turns": 1000, "num_sessions": 10_001})

@@ -145,7 +145,7 @@ def test_rejects_inconsistent_prompts(tmp_path: Path, fields: str, message: str)
 def test_sampled_prefixes_require_a_length(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="prefix_groups requires prefix_tokens"):
         requests(arrivals(prefix_groups=3, prefix_tokens=0))
-    with pytest.raises(ValueError, match="excludes prefix_group"):
+    with pytest.raises(ValueError, match="cannot be combined with prefix_group"):
         requests(arrivals(prefix_groups=3, prefix_group="x"))
 
 

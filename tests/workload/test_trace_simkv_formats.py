@@ -195,7 +195,7 @@ def test_parquet_values_are_validated_as_csv(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow.parquet")
     columns = {"arrival": [0.5, 1.0, 2.0], "prompt_tokens": [3, 0, 5], "output_tokens": [1, 2, 3]}
     pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "t.parquet")
-    with pytest.raises(InputError, match=r"t\.parquet:2: prompt_tokens: .*from 1; found '0'"):
+    with pytest.raises(InputError, match=r"t\.parquet:2: prompt_tokens: .*at least 1; found '0'"):
         read_trace(tmp_path / "t.parquet")
     left = read_trace(tmp_path / "t.parquet", Selection(skip_bad=True))
     assert left.rows.prompt_tokens.tolist() == [3, 5]

@@ -76,7 +76,7 @@ class SglangConfig:
     prefill_max_requests: Annotated[
         Annotated[int, Gt(0)] | None, Flag("--prefill-max-requests")
     ] = None
-    """Maximum number of requests per prefill pass; unlimited if not set."""
+    """Maximum number of requests per prefill pass. Unlimited by default."""
     schedule_policy: Annotated[SchedulePolicy, Flag("--schedule-policy", unreleased=("vtc",))] = (
         "fcfs"
     )
@@ -84,9 +84,10 @@ class SglangConfig:
     response ratio), `dfs-weight` (branch weight in the radix tree), `shortest-prefill-first`
     (fewest uncached tokens), `lof` (longest possible output) or `routing-key` (most frequent key
     among running requests). lpm, hrrn, dfs-weight and shortest-prefill-first need the radix cache.
-    `vtc` orders requests by the service of their client (virtual token counters of arXiv
-    2401.00588, which no release has). `random` is rejected because its random numbers belong to
-    SGLang's process."""
+    `vtc` orders requests by the service that their client has received (virtual token counters of
+    arXiv 2401.00588); no release has this policy. `random` is not supported, because its order
+    depends on random numbers inside SGLang's process.
+    """
     enable_priority_scheduling: Annotated[bool, Flag("--enable-priority-scheduling")] = False
     """Whether `priority` comes before arrival order; larger values are more urgent. Requires the
     policy fcfs or lof."""

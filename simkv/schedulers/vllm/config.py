@@ -95,14 +95,14 @@ class VllmConfig:
     """If set, limit on the total prompt tokens of all requests that have no first token yet. At or
     above the limit, new requests are rejected with HTTP 503."""
     max_model_len: Annotated[int, Gt(1), Flag("--max-model-len")] = 8192
-    """Maximum sequence length (prompt and output) in tokens; with `hardware` the model's, else 8192
-    (simkv's default)."""
+    """Maximum sequence length (prompt and output) in tokens. Default: with `hardware`, the maximum
+    of the model; otherwise 8192 (simkv's own default)."""
     policy: Annotated[
         Literal["fcfs", "priority", "vtc"], Flag("--scheduling-policy", unreleased=("vtc",))
     ] = "fcfs"
     """Order of the waiting queue: by arrival, by request priority (smaller is first), or by the
-    service of each client (`vtc`, virtual token counters of arXiv 2401.00588, which no release
-    has)."""
+    service that each client has received (`vtc`, virtual token counters of arXiv 2401.00588; no
+    release has this policy)."""
     enable_chunked_prefill: Annotated[bool, Flag("--enable-chunked-prefill")] = True
     """Whether a prompt can be computed in several steps. If false, a prompt waits until one step
     has enough tokens for it."""

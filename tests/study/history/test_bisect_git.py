@@ -91,7 +91,7 @@ def test_bad_input(toy: Path, tmp_path: Path) -> None:
         bisect(toy, "HEAD..HEAD", "--trust", "--git", str(elsewhere))
     result = CliRunner().invoke(app, ["bisect", str(toy), "r1..r40"])
     assert isinstance(result.exception, InputError)
-    assert "needs --git CLONE" in str(result.exception)
+    assert "requires --git CLONE" in str(result.exception)
 
 
 def test_run_of_one_variant(tmp_path: Path) -> None:

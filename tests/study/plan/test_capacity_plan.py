@@ -315,8 +315,8 @@ def test_prices_and_variants(small: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "what"),
     [
-        ({}, "either --smallest or --largest"),
-        ({"smallest": CACHE, "largest": CACHE}, "either --smallest or --largest"),
+        ({}, "exactly one of --smallest and --largest"),
+        ({"smallest": CACHE, "largest": CACHE}, "exactly one of --smallest and --largest"),
         ({"smallest": CACHE}, "--slo: missing"),
         ({"smallest": "engine.num_gpu_blocks=1..x"}, "expected numbers"),
         ({"smallest": "engine.num_gpu_blocks=0.5..2"}, "--smallest engine.num_gpu_blocks: a grid"),

@@ -95,7 +95,7 @@ def test_prints_and_writes_plan(small: Path, tmp_path: Path, plan: Plan) -> None
     assert former.code == 2
     assert f"--prices {prices}#l4" in former.err
     for name in found["binding"]:
-        assert f"binding: {name} (value" in done.out
+        assert f"limiting objective: {name} (value" in done.out
     tried = pd.read_csv(out / "evaluations.csv", keep_default_na=False)
     plain = tried[tried["side"] == ""]
     here = plain[plain["engine.num_gpu_blocks"] == answer]
@@ -120,7 +120,7 @@ def test_no_answer_exits_with_1(small: Path, tmp_path: Path, plan: Plan) -> None
 @pytest.mark.parametrize(
     ("words", "what"),
     [
-        ([], "either --smallest or --largest"),
+        ([], "exactly one of --smallest and --largest"),
         (["--smallest", "timeout=1..3", "--goodput", "tft:5"], "did you mean 'ttft'"),
         (["--smallest", "timeout=1..3", "--slo", "steps<=x"], "expected a number"),
         (["--smallest", "timeout=1..3", "--slo", "steps>=0", "more.yaml"], "expected one scenario"),
