@@ -28,7 +28,7 @@ DERIVED = {
 }
 #: Derived metrics that require --goodput limits.
 GOODPUT_FIGURES = ("good", "goodput", "goodput_share")
-OBJECTIVE_FIGURES = (*FIGURE_NAMES, *DERIVED)
+OBJECTIVE_FIGURES = (*FIGURE_NAMES, *SESSION_METRICS, *DERIVED)
 #: Minimum fraction of good requests that is required if --goodput has limits and no objective
 #: bounds it.
 DEFAULT_GOODPUT_SHARE = 0.99

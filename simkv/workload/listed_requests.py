@@ -48,6 +48,10 @@ class RequestFields(StrictModel):
     logprobs_from: Annotated[int, Field(ge=-1)] | None = None
     """Index of the first token for which the client requests log probabilities (-1: output tokens
     only). SGLang then runs no mixed batches, and reuses cached tokens only before this index."""
+    retention: Annotated[float, Field(gt=0, le=MAX_SECONDS)] | None = None
+    """Seconds for which the client asks to retain the cached KV of a request after its end, for
+    engines with ``request_retention``. In ``sessions``, only requests that a later turn repeats ask
+    for it."""
     prefix_group: Annotated[
         str | None,
         Field(description="Name of a group. All requests of the group start with the same tokens."),
