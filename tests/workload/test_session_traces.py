@@ -116,11 +116,11 @@ def test_a_request_that_was_not_selected_is_not_waited_for(tmp_path: Path) -> No
         (1, {"wait_for": ["d"]}, ":2: wait_for: should not lead back to the request; found a cyc"),
         (2, {"request_id": "b"}, ":3: request_id: should be unique; found 'b' of line 2"),
         (2, {"request_id": None}, ":3: request_id: should be a name; found None"),
-        (0, {"timestamp": None}, ":1: timestamp: should be a number from 0; found None"),
-        (3, {"tool_wait_ms": -1}, ":4: tool_wait_ms: should be a number from 0; found -1"),
-        (3, {"delay": "1"}, ":4: delay: should be a number from 0; found '1'"),
+        (0, {"timestamp": None}, ":1: timestamp: should be a number of at least 0; found None"),
+        (3, {"tool_wait_ms": -1}, ":4: tool_wait_ms: should be a number of at least 0; found -1"),
+        (3, {"delay": "1"}, ":4: delay: should be a number of at least 0; found '1'"),
         (3, {"input_length": None}, ":4: input_length: should be a whole number"),
-        (3, {"hash_ids": [1]}, ":4: hash_ids: should be one id per block of 16 tokens"),
+        (3, {"hash_ids": [1]}, ":4: hash_ids: should contain one id per block of 16 tokens"),
     ],
 )
 def test_bad_agentic_rows_are_refused_by_line(
