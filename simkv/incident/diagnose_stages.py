@@ -150,7 +150,7 @@ def calibrate_stage(
         rebuild_stage(folder, asked)
         memory = int(table["memory"].iloc[0])
     else:
-        profile, fitted, _, _ = calibrate_incident(
+        profile, fitted, _ = calibrate_incident(
             scenario, requests, rebuilt.observed, setup, steps, tell
         )
         memory = kv_memory(fitted.engine)

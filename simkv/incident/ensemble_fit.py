@@ -17,7 +17,6 @@ from simkv.incident.incident_folder import ENSEMBLE
 from simkv.incident.incident_simulation import rank_records, request_times
 from simkv.incident.observed_comparison import series_distance
 from simkv.incident.server_setup import ServerSetup, kv_memory
-from simkv.incident.step_costs import UnitCosts
 from simkv.incident.workload_ensemble import MEMBERS, interval, select_likely_members
 from simkv.incident.workload_rebuild import RebuiltWorkload, is_from_lines, rebuild
 from simkv.scenario.scenario import Scenario
@@ -70,10 +69,8 @@ def fit_members(
     UndeterminedError if no member can be simulated.
     """
     rows, profiles = [], {}
-    first: UnitCosts | None = None
     for seed in range(MEMBERS):
-        row, profile, costs = _member(evidence, setup, scenario, steps, seed, first)
-        first = first or (costs if is_from_lines(evidence) else None)
+        row, profile = _member(evidence, setup, scenario, steps, seed)
         rows.append(row)
         profiles[seed] = profile
         tell(seed + 1, MEMBERS)
@@ -91,8 +88,7 @@ def _member(
     scenario: Scenario,
     steps: pd.DataFrame | None,
     seed: int,
-    near: UnitCosts | None,
-) -> tuple[dict[str, float], CostProfile, UnitCosts | None]:
+) -> tuple[dict[str, float], CostProfile]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "workload.csv"
         source = TraceSource(path)
@@ -103,8 +99,8 @@ def _member(
     # its effect.
     told = replace(setup, guessed=False)
     only_lines = is_from_lines(evidence)
-    profile, fitted, run, costs = calibrate_incident(
-        scenario, requests, rebuilt.observed, told, steps, of_lines=only_lines, near=near
+    profile, fitted, run = calibrate_incident(
+        scenario, requests, rebuilt.observed, told, steps, of_lines=only_lines
     )
     if run is None:
         run = simulate_with_profile(fitted, profile, requests)
@@ -116,7 +112,7 @@ def _member(
         row[f"{name}_observed"] = wanted.of(rebuilt.observed)
     if only_lines and evidence.series is not None:
         row["apart"] = series_distance(rank_records(run), evidence.series, rebuilt.origin)
-    return row, profile, costs
+    return row, profile
 
 
 def write_members(

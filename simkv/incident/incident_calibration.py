@@ -47,8 +47,6 @@ HOLDOUT_EVERY = 4
 #: Maximum numbers of fitted requests and of simulations. Requests sampled from log lines contain
 #: less information, so fewer simulations suffice for them.
 MAX_FITTED_REQUESTS, ROUNDS, SAMPLED_ROUNDS = 1000, 8, 3
-#: Maximum number of simulations of a fit that starts near its result.
-NEAR_ROUNDS = 2
 #: Number of segments if there are more requests, and share of each that only warms up the server.
 SEGMENTS, WARM_UP_SHARE = 5, 0.25
 #: Factors on the guessed size of the KV cache; these sizes are also tried.
@@ -129,14 +127,12 @@ def _log(simulated: Floats, measured: Floats) -> Floats:
 class FittedIncident(NamedTuple):
     """Profile and scenario that reproduce the observed times.
 
-    ``run`` is the simulation of all requests with them, and ``costs`` the fitted unit costs; None
-    if nothing was simulated.
+    ``run`` is the simulation of all requests with them, or None if there is none yet.
     """
 
     profile: CostProfile
     scenario: Scenario
     run: ScenarioRun | None
-    costs: UnitCosts | None
 
 
 def calibrate_incident(
@@ -148,7 +144,6 @@ def calibrate_incident(
     tell: Callable[[int, int], None] = lambda _done, _total: None,
     *,
     of_lines: bool = False,
-    near: UnitCosts | None = None,
 ) -> FittedIncident:
     """Return the profile that reproduces the observed times, and the scenario.
 
@@ -156,8 +151,7 @@ def calibrate_incident(
     and the rows of ``observed`` are the same requests in the same order. ``steps`` are the logged
     steps, if any (see ``fit_unit_costs``). If the requests were sampled from log lines,
     ``of_lines`` is true: their times are less reliable than logged steps, and they have no
-    prefill times. ``near`` are unit costs that fit a similar workload; the fit starts there, with
-    fewer simulations. ``tell`` receives the number of finished simulations and the total. Raises
+    prefill times. ``tell`` receives the number of finished simulations and the total. Raises
     UndeterminedError if there are no measured times.
     """
     budget = getattr(scenario.engine, "max_num_batched_tokens", 0) or 8192
@@ -171,7 +165,7 @@ def calibrate_incident(
             name = f"{setup.engine['name']} as logged"
             server = {"model": setup.model or "unknown", "gpu": setup.gpu or "unknown"}
             return FittedIncident(
-                profile.model_copy(update={"name": name, **server}), scenario, None, None
+                profile.model_copy(update={"name": name, **server}), scenario, None
             )
         aims = costs_as_priors(guess)
     elif timed:
@@ -193,13 +187,10 @@ def calibrate_incident(
         for one in sizes
     ]
     rounds = SAMPLED_ROUNDS if of_lines else ROUNDS
-    if near is not None:
-        rounds = min(rounds, NEAR_ROUNDS)
-    found = [fitter.fitted(near or _between(guess, aims), rounds) for fitter in fitters]
+    found = [fitter.fitted(_between(guess, aims), rounds) for fitter in fitters]
     best = min(range(len(found)), key=lambda place: found[place].missed)
     run = found[best].run if len(rows) == total else None
-    profile = fitters[best].profile(found[best], setup)
-    return FittedIncident(profile, sizes[best], run, found[best].prices)
+    return FittedIncident(fitters[best].profile(found[best], setup), sizes[best], run)
 
 
 def choose_fitted_rows(count: int) -> tuple[Ints, npt.NDArray[np.bool_]]:
