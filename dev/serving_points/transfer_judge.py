@@ -50,7 +50,7 @@ def judge(
         int | None, typer.Option(help="Maximum number of processes (default: one per core).")
     ] = None,
 ) -> None:
-    """Score predictions that leave out the model, and predictions that leave out the source."""
+    """Print the scores of predictions with one model left out, and with one source left out."""
     names = constants or ["none", str(packaged_sources().provenance["constants by"])]
     for name in names:
         if name not in LADDERS:
@@ -71,7 +71,7 @@ def judge_lines(
     replayed: Sequence[PointReplay | None],
     names: Sequence[str],
 ) -> Iterator[RenderableType]:
-    """Yield a score table for each way to leave out and each set of constants."""
+    """Yield a score table for each way of leaving out and each set of constants."""
     for way in JUDGED:
         for name in names:
             found = score_groups(predict_left_out(rows, points, replayed, way, name))["class"]
@@ -85,7 +85,7 @@ def predict_left_out(
     way: str,
     name: str,
 ) -> list[Prediction]:
-    """Predict each row with constants and an interval from the other models or sources."""
+    """Predict each row with constants and an interval fitted to the other models or sources."""
     samples = samples_of(rows, points, replayed)
     found = hold_out(samples, LADDERS[name])
     own = found.of(way)

@@ -185,7 +185,7 @@ def _tables(port: Any) -> Any:
 
 
 def _cached(port: Any) -> frozenset[Any]:
-    """Return what a port's prefix cache contains: keys of blocks, or nodes of a radix tree."""
+    """Return the content of a port's prefix cache: keys of blocks, or nodes of a radix tree."""
     memory = getattr(getattr(port, "state", port), "memory", None)
     if tree := getattr(memory, "tree", None):
         return frozenset(tree.nodes())

@@ -172,7 +172,7 @@ class SourceFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         if name.split(".")[0] not in self.packages:
             return None
         path = self.source.joinpath(*name.split("."))
-        if self.is_real(name):  # not every release has every module
+        if self.is_real(name):  # a release may lack some of these modules
             if (init := path / "__init__.py").exists():
                 places = [str(path)]
                 return importlib.util.spec_from_file_location(
@@ -192,9 +192,10 @@ class SourceFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 class AutoStubFinder(SourceFinder):
-    """Import hook that replaces packages that are not installed by stubs; must be the last.
+    """Import hook that replaces missing packages by stubs; it must be the last import hook.
 
-    It applies to imports in the files of ``source``; installed packages handle theirs themselves.
+    It applies only to imports in the files of ``source``, because installed packages handle missing
+    imports themselves.
     """
 
     def find_spec(self, name: str, _path: object, _target: object = None) -> Any:

@@ -41,7 +41,7 @@ STYLE, SCRIPT, LIBRARY = "report.css", "report.js", "plotly.min.js"
 LIBRARY_FILE = Path(__file__).parent / "vendor" / "plotly-cartesian-4.1.1.min.js"
 #: Scripts of the page, in the order of their dependencies.
 SCRIPTS = ("model.js", "theme.js", "lanes.js", "figures.js", "inspector.js", "main.js")
-#: Plots with a time axis, which zoom together.
+#: Plots with a time axis, which are zoomed together.
 TIME_AXIS_FIGURES = ("lanes", "sessions", "blocks", "queues")
 
 

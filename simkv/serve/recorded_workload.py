@@ -70,7 +70,8 @@ SAVE_EVERY_S = 0.5
 #: Number of characters reserved in each row for the time at which the client leaves: the longest
 #: float.
 TIMEOUT_WIDTH = 24
-#: Columns of a growing trace, which cannot know which of them later rows need.
+#: Columns of a growing trace; all are written, because it is not known which columns later rows
+#: need.
 _UNUSED = ("has_images", "session", "think_time", "tool_time", "waits_for")
 GROWING_COLUMNS = [name for name in COLUMN_PARSERS if name not in _UNUSED]
 

@@ -53,7 +53,8 @@ TABLES = {
     "sweep": ("table.csv",),
     "plan": ("evaluations.csv", "cliff.csv", "plan.json"),
 }
-#: Figures that came after the digests were taken, which leave them out; take digests anew without.
+#: Metrics that were added after the digests; they are excluded from the digests. Empty this list
+#: when the digests are written again.
 ADDED = ("ttft_all_ms", "e2e_all_ms", "prefix_cache", "sessions", "cancelled")
 OF_A_RUN = ("requests.csv", "steps.csv", "ledger.csv", "preemptions.csv", "summary.json")
 

@@ -32,9 +32,9 @@ from tests.conftest import ROOT
 from tests.laws.random_scenarios import scenarios
 
 WHEELS = Path(os.environ.get("SIMKV_WHEELS", ROOT.parent / "wheels"))
-#: Releases that are compared.
+#: Releases to compare.
 RELEASES = {"vllm": "0.33.0", "sglang": "0.5.23", "trtllm": "5f480b7a6"}
-#: Number of scenarios of a seed; the first of each seed is a smallest one.
+#: Number of scenarios per seed; the first scenario of each seed has the smallest size.
 CASES_PER_SEED = 30
 #: Events whose numbers of cases are in the table.
 EVENTS = (

@@ -23,7 +23,7 @@ def record(case: RecordingCase, version: str, name: str) -> DecisionTrace:
     """Record the decisions of SGLang's scheduler in a case."""
     variant = case.config.variant
     source = VARIANTS[variant].source if version == variant else f"PyPI sglang=={version}"
-    with contextlib.redirect_stdout(None):  # a failing scheduler prints its tree
+    with contextlib.redirect_stdout(None):  # a scheduler that fails prints its prefix tree
         return record_run(SglangRun(case), name, source, RECORDING.knobs(case.config), _dies)
 
 
