@@ -1,9 +1,10 @@
 """Judge predictions by published results with launch lines: ``python -m dev.served_results FILE``.
 
 FILE has one JSON object per result: the GPU, the launch command of the server, the command of the
-load generator and the measured figures. No constant is fitted to these results. Each is predicted
-from the launch command, as ``simkv validate --server ... --gpu ...`` does. With ``--calibrate``,
-each result of a server is also predicted after a calibration with the other results of that server.
+load generator and the measured metrics. No constant is fitted to these results. Each result is
+predicted from the launch command, as ``simkv validate --server ... --gpu ...`` does. With
+``--calibrate``, each result of a server is also predicted after a calibration with the other
+results of that server.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ from simkv.validation.benchmark_check import (
 )
 from simkv.validation.benchmark_results import BenchmarkResult
 
-#: Judged figures by their names in the file.
+#: Metrics that are judged, by their names in the file.
 FIGURES = {
     "ttft_mean_ms": "ttft_ms.mean",
     "tpot_mean_ms": "tpot_ms.mean",
     "output_throughput": "output_throughput",
 }
-#: Commands that the backend parameters of an engine continue.
+#: Launch commands by engine; the backend parameters in the file are appended to them.
 COMMANDS = {"vllm": "vllm serve {}", "sglang": "python3 -m sglang.launch_server --model-path {}"}
 #: Minimum number of results of one server for a calibration that leaves one out.
 ENOUGH = 3
@@ -48,7 +49,7 @@ ENOUGH = 3
 
 @dataclass(frozen=True)
 class ServedResult:
-    """A published result: how the server was started and loaded, and what was measured.
+    """A published result: the launch command of the server, its load, and the measured metrics.
 
     ``server`` is equal for results of the same server.
     """
@@ -111,7 +112,7 @@ def _result(row: Mapping[str, Any]) -> ServedResult:
 
 
 def predict(one: ServedResult) -> tuple[str, CheckedBenchmark | str]:
-    """Return the name of a result and its prediction, or the reason why simkv has none."""
+    """Return the name of a result and its prediction, or the reason why simkv cannot predict it."""
     try:
         scenario, built = build_benchmark_scenario(one.benchmark, one.options)
         return one.name, check_benchmark(one.benchmark, scenario, built.notes)
@@ -186,7 +187,9 @@ def _figure(one: ComparedFigure) -> str:
 
 
 def _cell(figures: Sequence[ComparedFigure]) -> str:
-    """Return mean and median error, and the share inside with the median half-width."""
+    """Return the mean and median error, the fraction of measurements in their interval, and the
+    median half-width.
+    """
     if not figures:
         return "-"
     errors = np.array([one.error for one in figures])

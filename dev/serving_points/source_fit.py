@@ -1,9 +1,9 @@
 """Fit the widths of the sources of error to residuals of held-out measurements.
 
-A way to hold out measurements says what the predictions knew, and with it which sources of error
-apply to each residual. All ways together give the width of each source: the end of an interval is
-the root of the sum of the squared widths of the sources that apply, and the widths minimize the
-pinball losses of all ends (the interval score).
+The way to hold out measurements determines which sources of error apply to each residual, because
+it determines what was known for the prediction. All ways together determine the width of each
+source. The end of an interval is the root of the sum of the squared widths of the sources that
+apply. The widths minimize the pinball losses of all ends (the interval score).
 """
 
 from __future__ import annotations
@@ -46,9 +46,10 @@ SMALLEST = {
     "release": ((-0.017, 0.017), (-0.017, 0.017)),
     "kernels": ((-0.1, 0.3), (-0.1, 0.3)),
 }
-#: Number of measurements that the scale of a class counts for in that of a configuration.
+#: The scale of a class counts as this number of measurements in the scale of a configuration.
 PRIOR = 10
-#: Ways to hold out measurements: the part of a measurement that is held out together.
+#: Ways to hold out measurements, each with a function that returns the group of a measurement; a
+#: whole group is held out.
 WAYS: Mapping[str, Callable[[Residual], Hashable]] = {
     "configuration": fold,
     "pair": lambda s: s.group,
@@ -75,7 +76,7 @@ class HeldOut:
     new: Floats
 
     def only(self, rows: Any) -> HeldOut:
-        """Return some of the rows."""
+        """Return a selection of the rows."""
         chosen = {name: values[rows] for name, values in self.factors.items()}
         return HeldOut(self.logs[rows], chosen, self.samples[rows], self.ways[rows], self.new[rows])
 

@@ -19,12 +19,13 @@ from simkv.workload.clients import Clients, Dependency, find_sessions
 class SessionTurn:
     """A request of a session; times are in seconds.
 
-    A request that waits for no other is in ``turn`` 1. ``before`` are the requests that it waited
-    for. It arrived at its client at ``arrived``, after ``tool_time`` and ``think_time``; ``waited``
-    is the time until its first step, and ``ended`` its end. They are None for a request that was
-    not sent or did not run. Of its prompt, ``cached`` tokens came from the prefix cache, and
-    ``recomputed`` tokens were computed again although an earlier turn had computed them.
-    ``critical`` states whether it is on the critical path of its session.
+    A request that waits for no other request is in ``turn`` 1. ``before`` are the requests that it
+    waited for. The request arrived at its client at ``arrived``, after ``tool_time`` and
+    ``think_time``; ``waited`` is the time until its first step, and ``ended`` its end. These times
+    are None for a request that was not sent or did not run. Of its prompt, ``cached`` tokens came
+    from the prefix cache, and ``recomputed`` tokens were computed again although an earlier turn
+    had computed them. ``critical`` states whether the request is on the critical path of its
+    session.
     """
 
     request: int
@@ -43,7 +44,7 @@ class SessionTurn:
 def list_sessions(record: RunRecord, clients: Clients) -> list[list[RequestRecord]]:
     """Return the requests of every session, in order of the first arrival at a client.
 
-    A request that waits for no other, and that no other waits for, is a session of its own.
+    A request without dependencies on other requests is a session of its own.
     """
     of = find_sessions(clients.after)
     sessions: dict[int, list[RequestRecord]] = {}
@@ -89,9 +90,11 @@ def list_turns(
 
 
 def number_turns(clients: Clients) -> dict[int, int]:
-    """Return the turn of each request: 1, or one more than the last turn that it waits for."""
+    """Return the turn of each request: 1, or one more than the last turn of the requests that it
+    waits for.
+    """
     turns: dict[int, int] = {}
-    for request in clients.requests:  # a request comes after those that it waits for
+    for request in clients.requests:  # a request comes after the requests that it waits for
         dependency = clients.after.get(request.id)
         before = dependency.before if dependency else ()
         turns[request.id] = 1 + max((turns[i] for i in before), default=0)
@@ -103,9 +106,9 @@ def find_critical_path(
 ) -> list[RequestRecord]:
     """Return the requests that determine the end of a session, in order.
 
-    The last is the request that ended last, of those that arrived at a client and were not
-    cancelled. Each earlier one is
-    the request whose end the next one waited for: the last to end, or the first if one is enough.
+    The last request of the path is the request that ended last, without cancelled requests and
+    requests that arrived at no client. Each earlier request of the path is the request whose end
+    the next one waited for: the last to end, or the first to end if one answer is enough.
     """
     arrived = [life for life in lives if life.request.id in clients.arrived]
     if not arrived:
@@ -137,7 +140,9 @@ def find_first_step(record: RunRecord, life: RequestRecord) -> float | None:
 
 
 def count_resume_tax(record: RunRecord, life: RequestRecord) -> int:
-    """Return the prompt tokens computed again although an earlier answer left their KV."""
+    """Return the number of prompt tokens that were computed again although an earlier answer had
+    left their KV.
+    """
     resumed = record.resumed.get(life.request.id)
     if resumed is None or not life.chunk_rows:
         return 0

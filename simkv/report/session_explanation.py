@@ -29,7 +29,7 @@ _LEGEND = (
 def explain_session(name: str, result: RunResult, session: int) -> Iterator[str]:
     """Yield the lines that explain a session: a row per turn, and its time by kind.
 
-    ``session`` is its number in order of arrival, from 0.
+    ``session`` is the number of the session in order of arrival, from 0.
     """
     record, clients = result.record, result.run.clients
     lives = list_sessions(record, clients)[session]

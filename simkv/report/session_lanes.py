@@ -17,7 +17,8 @@ MAX_TURNS = 600
 
 
 def build_session_rows(result: RunResult, ticks: TickScale) -> list[dict[str, Any]]:
-    """Return the slowest sessions in order of arrival, or nothing if no request waits for another.
+    """Return the slowest sessions in order of arrival, or an empty list if no request waits for
+    another.
 
     ``turns`` has one entry per request: its index in order of arrival, its row in the session, and
     in ticks the time at which the last answer that it waited for ended, its tool time, and its

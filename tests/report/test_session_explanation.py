@@ -1,4 +1,6 @@
-"""Explanations of sessions, and their rows in the report, against times computed by hand."""
+"""Tests of explanations of sessions, and of their rows in the report, with times computed by
+hand.
+"""
 
 from __future__ import annotations
 

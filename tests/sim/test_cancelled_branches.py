@@ -1,4 +1,4 @@
-"""Branches of which the first that ends wins, on engines and fleets."""
+"""Tests of branches whose first one to end wins, on engines and fleets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Traces of sessions: agentic Mooncake traces, growing prompts and rows that wait for others."""
+"""Tests of traces of sessions: agentic Mooncake traces, growing prompts, and rows that wait for
+other rows.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Properties of a configuration that determine which measurements say something about it."""
+"""Properties of a configuration that determine which measurements are similar to it."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
-"""Sources of error of composed costs: which of them apply, and how much each adds to an interval.
+"""Sources of error of composed costs: which sources apply, and how much each adds to an interval.
 
-Predicted times differ from measured ones for several reasons, such as kernels or a model that
-nobody measured. Each source has a width: ends of log(measured / predicted) that contain 90 % of
-measurements if the source is the only one. The sources are independent, so the ends of an interval
-are the roots of the sums of their squares. ``error_sources.json`` has the widths, which ``make
-calibrate-silicon`` fits to predictions of held-out measurements, and the measured configurations.
+Predicted times differ from measured times for several reasons, such as unmeasured kernels or an
+unmeasured model. The width of a source consists of the two ends of log(measured / predicted) that
+contain 90 % of the measurements if no other source applies. The sources are independent, so each
+end of an interval is the root of the sum of the squared ends of the sources. ``error_sources.json``
+has the widths, which ``make calibrate-silicon`` fits to predictions of held-out measurements, and
+the measured configurations.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from simkv.costs.profile_uncertainty import combine_ends, error_ends
 from simkv.schedulers.engine_registry import ENGINES
 
 SOURCES_PATH = Path(__file__).with_name("error_sources.json")
-#: Sources that apply to every prediction for a user's server: its card may be warmer or at its
-#: power limit, and the client and the API server are others than those of the measurements.
+#: Sources that apply to every prediction for a user's server: its GPU may be warmer or at its power
+#: limit, and its client and API server differ from the measured ones.
 ALWAYS = ("card", "client")
-#: What was not measured if a source applies.
+#: Description of a source: what was not measured if the source applies.
 UNMEASURED = {name: name for name in ("model", "kernels", "release", "link")}
 UNMEASURED["data sheet"] = "GPU"
 #: Maximum number of releases that count.
@@ -41,8 +42,8 @@ STEP_KINDS = {"prefill": 0, "mixed": 0, "decode": 1}
 
 @dataclass(frozen=True)
 class MeasuredPair:
-    """A measured configuration: first and last measured release of the engine, and the scale of the
-    error of its costs (TTFT, TPOT) relative to that of its class.
+    """A measured configuration: first and last measured release of the engine, and the error of its
+    costs (TTFT, TPOT) relative to the error of its class.
     """
 
     releases: tuple[str, str]
@@ -56,10 +57,10 @@ class Measured:
     pairs: Mapping[Configuration, MeasuredPair]
 
     def beyond(self, kind: Configuration, release: str) -> int:
-        """Return the number of releases between ``release`` and the measured ones.
+        """Return the number of releases between ``release`` and the measured releases.
 
-        The measured ones are those of this configuration, else of this GPU family, else of the
-        engine. It is 0 if a release is unknown.
+        The measured releases are the releases of this configuration or, if there are none, of this
+        GPU family or of the engine. The result is 0 if a release is unknown.
         """
         part = ENGINES[kind.backend].release_part if kind.backend in ENGINES else 1
         engine = [(o, p.releases) for o, p in self.pairs.items() if o.backend == kind.backend]
@@ -104,8 +105,8 @@ def applicable_sources(
 def new_model_factor(measured: Measured, kind: Configuration) -> float:
     """Return the factor on the squares of all widths for a model that was not measured.
 
-    The widths come from few models, so those of a further model are larger: by 1 / n for n models,
-    as for the prediction of a further value from the mean of n values.
+    The widths were measured on n models. Their squares are larger by 1 / n for another model, as
+    for the prediction of another value from the mean of n values.
     """
     if kind in measured.pairs:
         return 1.0
@@ -157,7 +158,7 @@ class ErrorSources:
         new = new_model_factor(self.measured, kind)
         applicable = {n: (new * ttft, new * tpot) for n, (ttft, tpot) in applicable.items()}
         applicable |= dict.fromkeys(ALWAYS, (1.0, 1.0)) if applicable else {}
-        if kind in self.measured.pairs:  # its constants are from other hosts
+        if kind in self.measured.pairs:  # the constants of this configuration come from other hosts
             applicable[f"host of {kind.backend}"] = (1.0, 1.0)
         return [
             ErrorSource(
@@ -228,7 +229,9 @@ def add_error_sources(
 
 
 def _describe(sources: Sequence[ErrorSource]) -> str:
-    """Return the sources and what each adds, such as ``model -20 to +34 % (prefill), ...``."""
+    """Return the sources as text with the contribution of each, such as ``model -20 to +34 %
+    (prefill), ...``.
+    """
     parts = []
     for source in sources:
         prefill, decode = (_percent(source.ends[step]) for step in ("prefill", "decode"))
@@ -263,7 +266,7 @@ def describe_error(
 def _link_estimate(hardware: Hardware) -> Mapping[str, StepError]:
     """Return the error of estimated collectives; empty if they are measured or absent.
 
-    It is the error of a whole step that is estimated from the data sheet.
+    The result is the error of a whole step estimated from the data sheet.
     """
     measured = hardware.gpus == 1 or hardware.interconnect == hardware.gpu.interconnect()
     return {} if measured else estimate_errors()

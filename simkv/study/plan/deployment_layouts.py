@@ -31,7 +31,8 @@ LeftOut = Callable[[str], None]
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """A deployment except for its number of replicas, with the results of the numbers tried.
+    """A deployment without its number of replicas, and the results for the tried numbers of
+    replicas.
 
     The candidates of its plan are numbers of replicas, or of decode replicas if there are
     ``prefill`` replicas.
@@ -77,8 +78,8 @@ def prepare_layouts(
 ) -> tuple[list[Layout], tuple[int, ...]]:
     """Return a layout per GPU and tensor parallel size, and the tokens per step to try.
 
-    ``--over`` may set the values of both; ``tp_given``: the scenario's tensor parallel size is the
-    only one. Layouts that do not fit are reported to ``left_out``. Raises InputError.
+    ``--over`` may set both kinds of values. With ``tp_given``, only the tensor parallel size of the
+    scenario is tried. Layouts that do not fit are reported to ``left_out``. Raises InputError.
     """
     for name in ("held_back", "exhaustive", "cliff", "largest"):
         if getattr(request, name):
@@ -99,7 +100,7 @@ def prepare_layouts(
 
 
 def _step_tokens(axes: dict[str, str]) -> tuple[int, ...]:
-    """Remove the axis of tokens per step and return its values, or the default ones."""
+    """Remove the axis of tokens per step, and return its values or the default values."""
     for path, text in axes.items():
         section, _, name = path.partition(".")
         if section == "engine" and name in ("max_num_batched_tokens", "chunked_prefill_size"):

@@ -36,7 +36,7 @@ from simkv.study.plan.plan_candidates import PlanCondition
 from simkv.study.plan.plan_cost import PlanCost, compute_cost
 from simkv.study.simulation_job import Summary
 
-#: Maximum number of prefill counts of a split that are tried before the best one's neighbours.
+#: Number of prefill counts of a split that are tried first; neighbours of the best count follow.
 SPLITS = 4
 #: Relative difference below which two deployments count as equal on the front.
 NEGLIGIBLE = 0.01
@@ -47,8 +47,8 @@ class PlannedDeployment:
     """A layout with a number of (decode) replicas, by the index of its candidate.
 
     ``tok_s_per_gpu`` is the output throughput per GPU, ``tpot_ms`` the mean TPOT and ``ttft_ms``
-    the P99 TTFT, each the mean over the seeds that were run; None without a sample. ``meets`` is
-    None if not all seeds were run and those that were meet the objectives.
+    the P99 TTFT, each as the mean over the simulated seeds; they are None without a sample.
+    ``meets`` is None if only some seeds were simulated and these meet the objectives.
     """
 
     layout: Layout
@@ -71,7 +71,9 @@ class PlannedDeployment:
         return self.layout.describe(self.replicas)
 
     def covers(self, other: PlannedDeployment, tolerance: float) -> bool:
-        """Return whether this is worse by at most ``tolerance`` in tok/s per GPU and TPOT."""
+        """Return whether this deployment is worse by at most ``tolerance`` in tok/s per GPU and in
+        TPOT.
+        """
         assert self.tpot_ms is not None
         assert other.tpot_ms is not None
         return (
@@ -115,7 +117,7 @@ def search_deployments(
     def settle(layouts: Iterable[tuple[Layout, int]]) -> None:
         """Find the least number of replicas with the first seed, from a hint for each layout.
 
-        The hint is the index of a candidate; -1 is the last one, -2 the one before.
+        The hint is the index of a candidate; -1 is the last candidate, and -2 the second last.
         """
         questions = [
             PlanQuestion(
@@ -169,7 +171,7 @@ def _split(base: Layout, bandwidth: float, left_out: LeftOut) -> list[Layout]:
 
 
 def _split_closer(base: Layout, tried: Sequence[Layout], bandwidth: float) -> list[Layout]:
-    """Return the splits beside the best one that were not tried."""
+    """Return the untried splits next to the best split."""
     if not tried:
         return []
     best, total = min(tried, key=_rank).prefill, _total(base)
@@ -182,21 +184,23 @@ def _split_closer(base: Layout, tried: Sequence[Layout], bandwidth: float) -> li
 
 
 def _least(layout: Layout, default: int | None = None) -> Any:
-    """Return the index of the least number of replicas that meets the objectives."""
+    """Return the index of the smallest number of replicas that meets the objectives."""
     known = PlanQuestion(layout.results, layout.prepared.seed_conditions(0)).known
     found = find_edge(known, 0)
     return default if found is None else found
 
 
 def _total(base: Layout) -> int:
-    """Return the least number of replicas, at least two; the largest if none is enough."""
+    """Return the smallest sufficient number of replicas, at least two; if no number suffices, the
+    largest.
+    """
     return max(int(base.prepared.case.candidates[_least(base, -1)]), 2)
 
 
 def _rank(layout: Layout) -> tuple[float, float, float]:
     """Return a key that sorts the layout with the fewest replicas first, then by TPOT.
 
-    Layouts that meet the objectives with no number of replicas are last, by the margin missed.
+    Layouts that never meet the objectives are last, in order of the margin by which they miss.
     """
     found = _least(layout)
     if found is None:
@@ -285,7 +289,8 @@ def _has_new_miss(layout: Layout) -> bool:
 def find_front(deployments: Iterable[PlannedDeployment]) -> list[PlannedDeployment]:
     """Return the deployments on the Pareto front that meet the objectives, by increasing TPOT.
 
-    If several differ by a ``NEGLIGIBLE`` fraction in both metrics, the first is returned.
+    If several deployments differ by less than the fraction ``NEGLIGIBLE`` in both metrics, only the
+    first is returned.
     """
     meeting = [one for one in deployments if one.meets is not False and one.tpot_ms is not None]
     front: list[PlannedDeployment] = []

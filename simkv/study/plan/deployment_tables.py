@@ -14,7 +14,8 @@ from simkv.study.plan.plan_summary import describe_objectives
 def deployment_rows(search: DeploymentSearch) -> list[dict[str, Any]]:
     """Return a row per deployment that was simulated; missing numbers are None.
 
-    ``meets`` is None if only the first seed was run, with which it meets the objectives.
+    ``meets`` is None if only the first seed was simulated and the deployment meets the objectives
+    with it.
     """
     on_front = [(one.layout, one.candidate) for one in search.front]
     return [
@@ -44,7 +45,7 @@ def _row(one: PlannedDeployment) -> dict[str, Any]:
 
 
 def find_best(search: DeploymentSearch) -> list[tuple[str, PlannedDeployment]]:
-    """Return the best deployments of the front, each with what it is best in."""
+    """Return the best deployments of the front, each with the property in which it is best."""
     front = search.front
     if not front:
         return []
@@ -71,7 +72,7 @@ def describe_search(search: DeploymentSearch) -> list[str]:
 
 
 def describe_best(search: DeploymentSearch) -> list[str]:
-    """Return lines below the table: the best deployments, and how far they can be compared."""
+    """Return lines below the table: the best deployments, and the limits of their comparison."""
     if not search.front:
         return ["No deployment meets the objectives."]
     lines = ["Best deployments:"]

@@ -1,4 +1,6 @@
-"""Turns of sessions in a log: each prompt repeats the prompt and the answer of the turn before."""
+"""Turns of sessions in a log, in which each prompt repeats the prompt and the answer of the
+previous turn.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,8 @@ class _Turn:
 class GrowingTurns:
     """Adds the prefixes of turns to the rows of a log.
 
-    Rows of a session must be in order of their turns. Without arrival times, a turn follows the
-    answer of the turn before after its think time (default: 0).
+    Rows of a session must be in order of their turns. Without arrival times, a turn arrives after
+    the answer of the previous turn and its own think time (default: 0).
     """
 
     def __init__(self, source: TraceSource) -> None:

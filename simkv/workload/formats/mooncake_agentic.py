@@ -1,10 +1,11 @@
 """Reader of agentic Mooncake traces, whose rows wait for other rows (JSON lines).
 
-As written by Dynamo's converter of agent traces (docs.rs/dynamo-data-gen, ``AgenticMooncakeRow``).
-Each line has ``request_id``, ``input_length``, ``output_length`` and, for the blocks of the prompt,
-``hash_ids``. ``wait_for`` names the requests whose answers must be complete; the request arrives
-``delay`` plus ``tool_wait_ms`` later (both ms). A row without ``wait_for`` arrives at its
-``timestamp`` (ms). ``session_id`` names the trajectory of an agent or sub-agent.
+The format is the output of Dynamo's converter of agent traces (docs.rs/dynamo-data-gen,
+``AgenticMooncakeRow``). Each line has ``request_id``, ``input_length``, ``output_length`` and, for
+the blocks of the prompt, ``hash_ids``. ``wait_for`` names the requests whose answers must be
+complete; the request arrives ``delay`` plus ``tool_wait_ms`` later (both ms). A row without
+``wait_for`` arrives at its ``timestamp`` (ms). ``session_id`` names the trajectory of an agent or
+sub-agent.
 """
 
 from __future__ import annotations
@@ -75,9 +76,9 @@ def _without_duplicates(source: TraceSource, rows: Sequence[_Row]) -> dict[str, 
 
 
 def _sort(source: TraceSource, rows: dict[str, _Row]) -> list[tuple[_Row, float]]:
-    """Return the rows and their earliest arrivals (s), each row after those that it waits for.
+    """Return the rows and their earliest arrivals (s), each row after the rows that it waits for.
 
-    Reports rows that wait for requests that the trace does not have, or for each other.
+    Rows that wait for each other, or for requests that are not in the trace, are reported.
     """
     left = dict(rows)
     arrivals: dict[str, float] = {}
@@ -131,7 +132,7 @@ def _of_rows(source: TraceSource, ordered: list[tuple[_Row, float]], block: int)
 
 
 def _delays(rows: Sequence[_Row], name: str) -> Any:
-    """Return a delay in seconds; NaN for rows that wait for no other."""
+    """Return a delay in seconds; NaN for rows that wait for no other row."""
     return make_column((row.seconds(name) if row.wait_for else np.nan for row in rows), np.float64)
 
 

@@ -1,4 +1,4 @@
-"""``simkv plan --tune``: the search for deployments against runs of all of them."""
+"""Tests that compare the search of ``simkv plan --tune`` with simulations of all deployments."""
 
 from __future__ import annotations
 
