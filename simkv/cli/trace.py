@@ -102,7 +102,7 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="Print the statistics as JSON.")] = False,
     overwrite: Overwrite = False,
 ) -> None:
-    """Show request rates, lengths, shared prefixes and KV demand of a trace."""
+    """Show rates, lengths, shared prefixes and KV demand."""
     from simkv.workload import trace_statistics as survey
     from simkv.workload.trace_reader import TraceReader
 

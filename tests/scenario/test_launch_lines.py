@@ -141,7 +141,7 @@ services:
 """
     )
     with pytest.raises(
-        InputError, match=f"contains 2 servers; choose one of them:  {file}:llm, {file}:other"
+        InputError, match=f"contains 2 servers; choose one of them: {file}:llm, {file}:other"
     ):
         read_launch_line(str(file))
     line = read_launch_line(f"{file}:llm")

@@ -84,7 +84,7 @@ def test_assumed_objectives() -> None:
     [
         ([], "--slo: missing"),
         (["starved<=0", "starved<=1"], "is given twice"),
-        (["goodput>=1"], "requires limits"),
+        (["goodput>=1"], "requires latency limits"),
     ],
 )
 def test_rejects_contradictory_objectives(asked: list[str], what: str) -> None:
