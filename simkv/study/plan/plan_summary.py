@@ -65,7 +65,8 @@ def compare_plans(plans: Sequence[CapacityPlan]) -> list[str]:
             cost = f", {plan.cost.per_hour:.2f} per hour{tokens}"
         answer = f"{plan.prepared.case.knob} = {format_value(plan.value(plan.answer))}"
         mark = plan.prepared.error.mark
-        lines.append(f"  {plan.prepared.label}: {answer}, {plan.gpus} GPUs{cost} ({mark})")
+        gpus = f"{plan.gpus} GPU{'s' * (plan.gpus != 1)}"
+        lines.append(f"  {plan.prepared.label}: {answer}, {gpus}{cost} ({mark})")
     lines += warn_mixed_bases([plan.prepared.error.mark for plan in ranked])
     none = len(plans) - len(met)
     return [*lines, f"  {none} more plans cannot meet the objectives"] if none else lines
