@@ -356,7 +356,7 @@ def test_plan_over_hardware_finds_the_cheapest(tmp_path: Path) -> None:
         plans = [make_plan(one, bench) for one in prepared]
     lines = compare_plans(plans)
     assert lines[0] == "Cheapest first:"
-    cheapest = "  hardware.gpu=L40S hardware.tp=1: fleet.replicas = 1, 1 GPUs, 0.90 per hour, "
+    cheapest = "  hardware.gpu=L40S hardware.tp=1: fleet.replicas = 1, 1 GPU, 0.90 per hour, "
     assert lines[1].startswith(cheapest)
     assert re.search(r" per million output tokens \(data sheet ±\d+ %\)$", lines[1])
     assert "(composed ±" in "\n".join(lines)
