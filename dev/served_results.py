@@ -138,12 +138,15 @@ def judge(
     calibrated: Annotated[
         bool, typer.Option("--calibrate", help="Also calibrate with a server's other results.")
     ] = False,
+    only: Annotated[
+        str, typer.Option(metavar="TEXT", help="Only results whose id contains this text.")
+    ] = "",
     jobs: Annotated[
         int | None, typer.Option(help="Maximum number of processes (default: one per core).")
     ] = None,
 ) -> None:
     """Predict published results from their launch lines and print errors and coverage."""
-    results = read_results(path)
+    results = [one for one in read_results(path) if only in one.name]
     with progress("results", len(results)) as advance, open_executor(jobs=jobs) as run:
         checked = {}
         for name, found in run(predict, results):
