@@ -43,6 +43,7 @@ FIGURES = {
 }
 #: Launch commands by engine; the backend parameters in the file are appended to them.
 COMMANDS = {"vllm": "vllm serve {}", "sglang": "python3 -m sglang.launch_server --model-path {}"}
+SIDES = ("input", "output")
 #: Minimum number of results of one server for a calibration that leaves one out.
 ENOUGH = 3
 
@@ -77,6 +78,7 @@ def read_results(path: Path) -> list[ServedResult]:
         and row["usable"]
         and not row["duplicate_of"]
         and not row["suspect"]
+        and "prefix-cache" not in row["id"]  # an earlier run with the same prompts is not stated
     ]
     return sorted(found, key=lambda one: (one.server, one.name))
 
@@ -93,9 +95,8 @@ def _result(row: Mapping[str, Any]) -> ServedResult:
         load["max_concurrency"] = client["max_concurrency"]
     if client["dataset"] == "random":
         load |= {"input_len": client["input_len"], "output_len": client["output_len"]}
-    else:
-        words = [f"--{name.replace('_', '-')} {value}" for name, value in load.items()]
-        load = {"load": f"vllm bench serve --dataset-name sharegpt {' '.join(words)}"}
+    else:  # the lengths of its requests are not published, only their means
+        load |= {f"{side}_len": round(row["derived"][f"mean_{side}_tokens"]) for side in SIDES}
     figures = {ours: float(measured[name]) for name, ours in FIGURES.items() if measured[name]}
     if "tpot" not in row["usable"]:
         figures.pop("tpot_ms.mean", None)

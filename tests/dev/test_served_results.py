@@ -30,6 +30,7 @@ ROW: dict[str, Any] = {
     },
     "results": {"ttft_mean_ms": 300.0, "tpot_mean_ms": 12.0, "output_throughput": 900.0},
     "usable": ["throughput", "tpot", "ttft"],
+    "derived": {"mean_input_tokens": 219.1, "mean_output_tokens": 197.3},
     "duplicate_of": None,
     "suspect": None,
 }
@@ -54,14 +55,15 @@ def test_reads_the_server_and_the_load_of_usable_results(tmp_path: Path) -> None
         {"id": "c", "suspect": "why"},
         {"id": "d", "engine": "tensorrt-llm"},
         {"id": "e", "duplicate_of": "a"},
+        {"id": "prefix-cache-f"},
     )
     found = {one.name: one for one in read_results(path)}
     assert sorted(found) == ["a", "b"]
     assert found["a"].options.from_command == "vllm serve Qwen/Qwen3-14B   --max-num-seqs 64"
     assert found["a"].benchmark.load == {"num_prompts": 20, "input_len": 200, "output_len": 20}
     assert found["b"].options.from_command == "vllm serve Qwen/Qwen3-14B --max-model-len=32768"
-    load = found["b"].benchmark.load["load"]
-    assert load.endswith("sharegpt --num-prompts 20 --request-rate 8.0 --max-concurrency 4")
+    load = {"request_rate": 8.0, "max_concurrency": 4, "input_len": 219, "output_len": 197}
+    assert found["b"].benchmark.load == {"num_prompts": 20, **load}
     assert "tpot_ms.mean" not in found["b"].benchmark.figures
 
 

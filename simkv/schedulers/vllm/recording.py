@@ -40,6 +40,8 @@ LATER_KNOBS = {
     "secondary_tiers": [],
     "kv_connector": None,
     "kv_role": None,
+    "request_retention": False,
+    "pin_priority": None,
 }
 
 
