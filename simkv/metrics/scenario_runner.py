@@ -10,11 +10,12 @@ from pathlib import Path
 
 from simkv.core.scheduler_protocol import Scheduler
 from simkv.costs.cost_profile import CostProfile
+from simkv.costs.front_end_costs import SPREAD
 from simkv.costs.scaled_executor import ScaledExecutor
 from simkv.costs.simulated_executor import SimulatedExecutor
 from simkv.costs.step_load import Executor
 from simkv.explain.timeouts import IsolatedRuns, classify_timeouts
-from simkv.metrics.fidelity import RUN, estimate_fidelity
+from simkv.metrics.fidelity import RERUNS, RUN, estimate_fidelity
 from simkv.metrics.fleet_metrics import fleet_figures
 from simkv.metrics.intervals import MeasuredRun
 from simkv.metrics.run_metrics import summarize
@@ -30,7 +31,12 @@ from simkv.metrics.session_metrics import session_figures
 from simkv.scenario.scenario import Scenario
 from simkv.scenario.scenario_loader import load
 from simkv.schedulers.engine_registry import build_scheduler
-from simkv.sim.simulation import ReplicaSpec, build_replica_specs, simulate_scenario
+from simkv.sim.simulation import (
+    ReplicaSpec,
+    build_replica_specs,
+    scale_front_end,
+    simulate_scenario,
+)
 from simkv.workload.workload_section import build_clients
 
 
@@ -87,7 +93,13 @@ def run_scenario(
     figures = summarize(record)
 
     def again(name: str, changed: Callable[[Executor], Executor]) -> MeasuredRun:
-        other = simulate_scenario(scenario, replicas, leaping=leaping, changed=changed)
+        factor = SPREAD if name == RERUNS["slower"] else 1 / SPREAD
+        other = simulate_scenario(
+            scale_front_end(scenario, replicas[0], factor),
+            replicas,
+            leaping=leaping,
+            changed=changed,
+        )
         classify_timeouts(other, replace(world, changed=changed))
         return MeasuredRun.of(name, other.record)
 

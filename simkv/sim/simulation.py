@@ -21,7 +21,7 @@ from simkv.costs.scaled_executor import ScaledExecutor, StepKind
 from simkv.costs.simulated_executor import DRAFTER_SHARE, SimulatedExecutor
 from simkv.costs.step_load import Executor
 from simkv.scenario.fleet_section import ReplicaGroup
-from simkv.scenario.scenario import Scenario
+from simkv.scenario.scenario import FrontEndSection, Scenario
 from simkv.scenario.scenario_costs import list_replica_costs
 from simkv.schedulers.engine_registry import ENGINES, find_engine_spec
 from simkv.sim.client_loop import run_clients
@@ -247,6 +247,30 @@ def find_front_end_costs(scenario: Scenario, spec: ReplicaSpec) -> FrontEndCosts
         chosen(said.latency_ms, 1e-3, found.latency_s),
         said.processes,
     )
+
+
+def scale_front_end(scenario: Scenario, spec: ReplicaSpec, factor: float) -> Scenario:
+    """Return the scenario with packaged times of the API server scaled by ``factor``.
+
+    Times that the scenario states, and a scenario without an API server, are unchanged.
+    """
+    costs = find_front_end_costs(scenario, spec)
+    if costs is None:
+        return scenario
+    given = scenario.front_end if isinstance(scenario.front_end, FrontEndSection) else None
+    packaged = {
+        "request_ms": 1e3 * costs.request_s,
+        "prompt_token_us": 1e6 * costs.prompt_token_s,
+        "output_token_us": 1e6 * costs.output_token_s,
+        "latency_ms": 1e3 * costs.latency_s,
+    }
+    scaled = {
+        name: factor * value
+        for name, value in packaged.items()
+        if given is None or getattr(given, name) is None
+    }
+    front_end = (given or FrontEndSection()).model_copy(update=scaled)
+    return scenario.model_copy(update={"front_end": front_end})
 
 
 def build_executor(

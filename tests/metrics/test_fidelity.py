@@ -249,3 +249,26 @@ def test_upper_end_of_a_growing_queue_says_that_it_saturates(tmp_path: Path) -> 
     assert "saturates" not in calm.of("ttft_ms.p99", show)
     assert full.of("ttft_ms.p99", show).endswith(" ms (saturates with slower steps)")
     assert "saturates" not in full.of("makespan_s", show)
+
+
+def test_intervals_include_the_error_of_packaged_times_of_the_api_server(tmp_path: Path) -> None:
+    """With 200 short prompts at once, the API server sets the TTFT: half and twice its time."""
+    text = """
+name: burst
+hardware: {gpu: H100, model: Qwen3-14B}
+workload: {burst: {num_prompts: 200, prompt_tokens: 10, output_tokens: 1}}
+engine: {name: vllm, variant: "0.11.0", num_gpu_blocks: 4000, max_model_len: 100}
+"""
+    (tmp_path / "a.yaml").write_text(text)
+    (tmp_path / "b.yaml").write_text(text + "front_end: {request_ms: 10, latency_ms: 5}\n")
+    packaged, given = (run_file(tmp_path / name)["run"] for name in ("a.yaml", "b.yaml"))
+    low, high = packaged.fidelity.intervals["ttft_ms.p99"]
+    most = packaged.summary["ttft_ms"]["p99"]
+    assert low is not None
+    assert high is not None
+    assert high / most == pytest.approx(2.0, rel=0.1)
+    assert low / most == pytest.approx(0.5, rel=0.1)
+    low, high = given.fidelity.intervals["ttft_ms.p99"]
+    assert low is not None
+    assert high is not None
+    assert high / low < 1.2

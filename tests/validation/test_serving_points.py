@@ -405,7 +405,7 @@ def test_a_model_that_was_not_measured_has_a_source_of_its_own() -> None:
     assert widths["costs of vllm dense"].max() < 0.05
     assert widths["model"][1] == pytest.approx([math.log(1 / 0.7), math.log(1.3)], rel=0.2)
     sources = fit_sources(samples, found, {}).find(OTHER, "", kernels=False)
-    assert [source.name for source in sources] == ["costs", "card", "client"]
+    assert [source.name for source in sources] == ["costs", "server"]
     assert not fit_sources(samples, found, {}).find(
         replace(OTHER, backend="sglang"), "", kernels=False
     )
@@ -450,7 +450,7 @@ def know(monkeypatch: pytest.MonkeyPatch, kind: Configuration, **provenance: obj
         f"costs of {kind.class_name}": ((-0.1, 0.2), (0.0, 0.1)),
         "release": ((-0.02, 0.02), (-0.02, 0.02)),
         "host of vllm": ((-0.3, 0.3), (-0.3, 0.3)),
-        "client": ((-0.5, 0.5), (0.0, 0.0)),
+        "server": ((-0.5, 0.5), (-0.5, 0.5)),
     }
     pairs = {kind: MeasuredPair(("0.10.2", "0.10.2"))}
     found = ErrorSources(Measured(pairs), widths, (0.4, 0.4), provenance)

@@ -28,9 +28,9 @@ from simkv.costs.profile_uncertainty import combine_ends, error_ends
 from simkv.schedulers.engine_registry import ENGINES
 
 SOURCES_PATH = Path(__file__).with_name("error_sources.json")
-#: Sources that apply to every prediction for a user's server: its GPU may be warmer or at its power
-#: limit, and its client and API server differ from the measured ones.
-ALWAYS = ("card", "client")
+#: Sources that apply to every prediction for a user's server: its clocks, power limit, drivers and
+#: client differ from those of the measurements.
+ALWAYS = ("server",)
 #: Description of a source: what was not measured if the source applies.
 UNMEASURED = {name: name for name in ("model", "kernels", "release", "link")}
 UNMEASURED["data sheet"] = "GPU"

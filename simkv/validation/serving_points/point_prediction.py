@@ -165,7 +165,7 @@ def _run(point: ServingPoint, costs: CostProfile | str) -> PointReplay:
 def _prediction(row: MeasuredRow, point: ServingPoint, replayed: PointReplay) -> Prediction:
     if replayed.latency is None:
         return Prediction(row, None, why=replayed.why)
-    # The client and the cards are those of the fit, and perhaps the hosts.
+    # The laboratory is that of the fit, and perhaps the hosts.
     known = row.source in packaged_sources().provenance.get("exports", ())
     sources = [s for s in replayed.sources if s.name not in (*ALWAYS, *["host"] * known)]
     notes = [replayed.why, *point.notes]

@@ -37,7 +37,7 @@ WIDTHS = {
     "kernels": ((0.0, 0.5), (0.0, 0.4)),
     "release": ((-0.02, 0.02), (-0.02, 0.02)),
     "host of vllm": ((-0.03, 0.03), (-0.03, 0.03)),
-    "card": ((0.0, 0.1), (0.0, 0.1)),
+    "server": ((0.0, 0.1), (0.0, 0.1)),
 }
 Know = Callable[..., ErrorSources]
 
@@ -72,13 +72,13 @@ def names(fit: FitQuality) -> list[str]:
 
 def test_each_source_applies_where_its_condition_holds(know: Know) -> None:
     know()
-    assert names(fit_of()) == ["costs", "card", "host"]
-    assert names(fit_of(release="0.13.0")) == ["costs", "release", "card", "host"]
-    assert names(fit_of(unmeasured_kernels=["marlin"])) == ["costs", "kernels", "card", "host"]
+    assert names(fit_of()) == ["costs", "server", "host"]
+    assert names(fit_of(release="0.13.0")) == ["costs", "release", "server", "host"]
+    assert names(fit_of(unmeasured_kernels=["marlin"])) == ["costs", "kernels", "server", "host"]
     other = make_hardware(find_gpu("H200"), MODEL, weights="fp8")
-    assert names(fit_of(other)) == ["costs", "model", "card"]
+    assert names(fit_of(other)) == ["costs", "model", "server"]
     know(make_hardware(GPU, MODEL, weights="bf16"))
-    assert names(fit_of()) == ["costs", "model", "card"]
+    assert names(fit_of()) == ["costs", "model", "server"]
 
 
 def test_squares_of_the_sources_add_up_on_each_side(know: Know) -> None:
