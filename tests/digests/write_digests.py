@@ -100,8 +100,8 @@ def _digest(file: Path) -> str:
             for name in ADDED:
                 variant.pop(name, None)
             assert variant["fidelity"].pop("not_bounded") == {}
-            assert variant["fidelity"].pop("saturated") == {}
-            assert variant["fidelity"].pop("error_sources") == {}
+            for name in ("saturated", "error_sources"):
+                variant["fidelity"].pop(name)
         content = json.dumps(whole, indent=1).encode()
     elif file.suffix == ".csv":
         content = _without_added(content.decode())
