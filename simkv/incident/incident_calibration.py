@@ -47,7 +47,8 @@ HOLDOUT_EVERY = 4
 #: Maximum numbers of fitted requests and of simulations. Requests sampled from log lines contain
 #: less information, so fewer simulations suffice for them.
 MAX_FITTED_REQUESTS, ROUNDS, SAMPLED_ROUNDS = 1000, 8, 3
-#: Number of segments if there are more requests, and share of each that only warms up the server.
+#: Number of segments that are fitted if there are more requests, and the fraction of each segment
+#: that only warms up the server.
 SEGMENTS, WARM_UP_SHARE = 5, 0.25
 #: Factors on the guessed size of the KV cache; these sizes are also tried.
 CACHE_SIZE_FACTORS = (0.88, 0.94, 1.06)
