@@ -455,6 +455,9 @@ def know(monkeypatch: pytest.MonkeyPatch, kind: Configuration, **provenance: obj
     pairs = {kind: MeasuredPair(("0.10.2", "0.10.2"))}
     found = ErrorSources(Measured(pairs), widths, (0.4, 0.4), provenance)
     monkeypatch.setattr(error_sources, "packaged_sources", lambda: found)
+    # Without operator tables, costs are estimated from the data sheet.
+    none = dict.fromkeys(error_sources.STEP_KINDS, (0.0, 0.0))
+    monkeypatch.setattr(error_sources, "error_ends", lambda _: none)
     monkeypatch.setattr(point_prediction, "packaged_sources", lambda: found)
 
 

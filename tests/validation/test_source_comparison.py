@@ -133,7 +133,7 @@ def test_command_fails_for_regression(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_command_rejects_bad_source(tmp_path: Path) -> None:
     for words, message in (
-        (("--source", tmp_path), "review it, then pass --trust"),
+        (("--source", tmp_path), "review the code, then pass --trust"),
         (("--source", tmp_path, "--trust"), "contains no vllm/"),
         (("--source", tmp_path / "none", "--trust"), "does not exist"),
     ):

@@ -62,7 +62,7 @@ def test_mapped_column_replaces_one_with_a_simkv_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "what"),
     [
-        ("arrival", "expected FIELD=COLUMN"),
+        ("arrival", "expected OURS=THEIRS"),
         ("arrivl=ts", r"unknown column 'arrivl' \(did you mean 'arrival'\?\)"),
         ("arrival=ts,arrival=x", "given twice"),
         ("arrival=ts,timeout=ts", "given twice"),

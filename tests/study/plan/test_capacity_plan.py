@@ -117,7 +117,7 @@ def test_detects_failing_candidate_above_answer(
     )
     assert plan.answer == {"run": 64 + 7 * 16}
     assert plan.summary["run"]["not_monotone"]["does_not"] == [64 + 6 * 16]
-    assert "not monotone: 144 meets the objectives, 160 does not" in str(plan)
+    assert "not monotone: 144 meets the objectives, but 160 does not" in str(plan)
 
 
 def test_answer_holds_for_every_seed(small: Path) -> None:

@@ -198,7 +198,7 @@ def test_profiles_of_a_campaign_directory(tmp_path):
     single, folder = read_profiles(tmp_path / f"{OVERLAPPED}.json")
     assert (list(single), folder) == ([OVERLAPPED], tmp_path)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match=r"has no profile\.json"):
+    with pytest.raises(InputError, match=r"contains no profile\.json"):
         read_profiles(tmp_path / "empty")
 
 
@@ -211,5 +211,5 @@ def test_every_trial_is_served_before_one_is_repeated(trials):
 
 def test_packaged_trace():
     assert packaged_trace("spikes.csv").is_file()
-    with pytest.raises(InputError, match="not installed"):
+    with pytest.raises(InputError, match="is missing in this installation"):
         packaged_trace("nothing.csv")
