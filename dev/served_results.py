@@ -1,10 +1,10 @@
 """Judge predictions by published results with launch lines: ``python -m dev.served_results FILE``.
 
 FILE has one JSON object per result: the GPU, the launch command of the server, the command of the
-load generator and the measured metrics. No constant is fitted to these results. Each result is
-predicted from the launch command, as ``simkv validate --server ... --gpu ...`` does. With
-``--calibrate``, each result of a server is also predicted after a calibration with the other
-results of that server.
+load generator and the measured metrics. Step times are not fitted to these results, but the width
+of the source of error ``server`` is. Each result is predicted from the launch command, as
+``simkv validate --server ... --gpu ...`` does. With ``--calibrate``, each result of a server is
+also predicted after a calibration with the other results of that server.
 """
 
 from __future__ import annotations

@@ -157,7 +157,6 @@ def fit_widths(found: HeldOut) -> dict[str, Floats]:
             logs = sign * found.logs[:, latency]
             table = np.array([found.factors[name][:, latency] for name in names])
             level = max(quantile, 1 - quantile)
-
             widths[:, latency, end] = _fit_end(logs, table, level)
     return {name: widths[i] for i, name in enumerate(names)}
 
@@ -171,9 +170,8 @@ def _fit_end(logs: Floats, table: Floats, level: float) -> Floats:
     def loss(values: Floats) -> tuple[float, Floats]:
         ends = np.sqrt((values**2) @ table + 1e-8)
         weights = np.where(logs > ends, level, level - 1)
-        return float((weights * (logs - ends)).mean()), -(table @ (weights / ends)) * values / len(
-            logs
-        )
+        gradient = -(table @ (weights / ends)) * values / len(logs)
+        return float((weights * (logs - ends)).mean()), gradient
 
     start = max(float(np.quantile(logs, level)), 0.01)
     found = minimize(loss, np.full(len(table), start), jac=True, method="L-BFGS-B")
@@ -213,10 +211,11 @@ def left_out_ends(
     own: HeldOut,
     part_of: Callable[[Residual], Hashable],
 ) -> Floats:
-    """Return the interval ends of each row of ``own``, one per sample.
+    """Return the interval ends of each row of ``own``; there is one row per sample.
 
-    The widths are fitted to the rows of ``found`` without the samples of its part. Logarithms,
-    shape (samples, 2 latencies, 2 ends); NaN where the engine was not measured otherwise.
+    For a part of the samples, the widths are fitted to all rows of ``found`` except the rows of
+    these samples. The ends are logarithms, shape (samples, 2 latencies, 2 ends), and NaN if no
+    other part has measurements of the engine.
     """
     ends = np.full((len(samples), 2, 2), np.nan)
     parts = [part_of(sample) for sample in samples]

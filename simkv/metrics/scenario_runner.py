@@ -94,13 +94,9 @@ def run_scenario(
 
     def again(name: str, changed: Callable[[Executor], Executor]) -> MeasuredRun:
         factor = SPREAD if name == RERUNS["slower"] else 1 / SPREAD
-        other = simulate_scenario(
-            scale_front_end(scenario, replicas[0], factor),
-            replicas,
-            leaping=leaping,
-            changed=changed,
-        )
-        classify_timeouts(other, replace(world, changed=changed))
+        scaled = scale_front_end(scenario, replicas, factor)
+        other = simulate_scenario(scaled, replicas, leaping=leaping, changed=changed)
+        classify_timeouts(other, replace(world, scenario=scaled, changed=changed))
         return MeasuredRun.of(name, other.record)
 
     found = estimate_fidelity(

@@ -249,13 +249,14 @@ def find_front_end_costs(scenario: Scenario, spec: ReplicaSpec) -> FrontEndCosts
     )
 
 
-def scale_front_end(scenario: Scenario, spec: ReplicaSpec, factor: float) -> Scenario:
+def scale_front_end(scenario: Scenario, replicas: Sequence[ReplicaSpec], factor: float) -> Scenario:
     """Return the scenario with packaged times of the API server scaled by ``factor``.
 
-    Times that the scenario states, and a scenario without an API server, are unchanged.
+    Times that the scenario states are unchanged. So is a scenario without an API server, and a
+    fleet whose replicas have different times.
     """
-    costs = find_front_end_costs(scenario, spec)
-    if costs is None:
+    costs, *others = {find_front_end_costs(scenario, spec) for spec in replicas}
+    if costs is None or others:
         return scenario
     given = scenario.front_end if isinstance(scenario.front_end, FrontEndSection) else None
     packaged = {

@@ -11,6 +11,8 @@ sub-agent.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from graphlib import CycleError, TopologicalSorter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -80,27 +82,24 @@ def _sort(source: TraceSource, rows: dict[str, _Row]) -> list[tuple[_Row, float]
 
     Rows that wait for each other, or for requests that are not in the trace, are reported.
     """
-    left = dict(rows)
     arrivals: dict[str, float] = {}
-    ready = True
-    while left and ready:
-        ready = False
-        for name, row in list(left.items()):
+    sorter = TopologicalSorter({name: row.wait_for for name, row in rows.items()})
+    with suppress(CycleError):  # rows outside the cycles are sorted all the same
+        sorter.prepare()
+    while ready := sorter.get_ready():
+        for name in filter(rows.__contains__, ready):
+            row = rows[name]
             if unknown := [one for one in row.wait_for if one not in rows]:
                 what = f"should be request ids of this trace; found {unknown[0]!r}"
                 source.bad(row.line, "wait_for", what)
-                del left[name], rows[name]
-                ready = True
-            elif all(one in arrivals for one in row.wait_for):
-                delay = row.seconds("delay") + row.seconds("tool_wait_ms")
-                arrivals[name] = max(
-                    row.seconds("timestamp"),
-                    *(arrivals[one] + delay for one in row.wait_for),
-                    0.0,
-                )
-                del left[name]
-                ready = True
-    for name, row in left.items():
+                del rows[name]
+                continue
+            delay = row.seconds("delay") + row.seconds("tool_wait_ms")
+            awaited = (arrivals[one] + delay for one in row.wait_for)
+            arrivals[name] = max(row.seconds("timestamp"), *awaited, 0.0)
+        sorter.done(*ready)
+    for name in [name for name in rows if name not in arrivals]:
+        row = rows[name]
         what = f"should not lead back to the request; found a cycle with {row.wait_for[0]!r}"
         source.bad(row.line, "wait_for", what)
         del rows[name]
