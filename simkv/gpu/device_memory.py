@@ -107,9 +107,9 @@ def check_fits(setup: GpuSetup, config: RunnerConfig) -> None:
     if fixed + cache > 0.95 * free:
         blocks = int((0.95 * free - fixed) / (config.block_size * token)) - 1
         raise InputError(
-            f"{shape.name} on {setup.device}: {config.num_blocks} blocks of KV ({_gib(cache)}) do "
-            f"not fit beside weights and tokens ({_gib(fixed)}) into {_gib(free)}; the largest "
-            f"pool is {max(blocks, 0)} blocks"
+            f"{shape.name} on {setup.device}: {config.num_blocks} KV blocks ({_gib(cache)}), and "
+            f"weights and token ids ({_gib(fixed)}), do not fit into the free memory "
+            f"({_gib(free)}); use at most {max(blocks, 0)} KV blocks"
         )
 
 

@@ -102,7 +102,10 @@ class MedianPass:
 
 
 def points_by_part(samples: Sequence[Measurement]) -> dict[str, list[MedianPass]]:
-    """Return the points of a campaign by part; each point occurs once."""
+    """Return the measured batches of a campaign by part of the model, without sentinels.
+
+    Repeated measurements of a batch become one, with their median duration.
+    """
     groups: dict[str, list[Measurement]] = {}
     for sample in samples:
         if not sample.key.startswith("sentinel"):

@@ -24,8 +24,8 @@ RUNNING_WEIGHT = 1e-3
 
 
 def select_worst_part(evidence: Evidence) -> Evidence:
-    """Return the evidence within the worst part of a long log, with a note; a short log is
-    unchanged.
+    """Return the evidence within the worst part of a long log: the part with the most waiting
+    requests. A note states the part. A short log is unchanged.
 
     Evidence with data on single requests or with scraped metrics is not cut.
     """

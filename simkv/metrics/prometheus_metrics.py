@@ -22,8 +22,8 @@ class EngineMetric:
     """Prometheus metric of an engine.
 
     ``kind`` is the Prometheus type, and ``measure`` the quantity of simkv that it exports.
-    ``labels`` are all labels of the metric. Labels that other metrics of the engine lack
-    (``extra``) come last.
+    ``labels`` are all labels of the metric; the labels that only this metric has (``extra``)
+    are the last of them.
     """
 
     name: str

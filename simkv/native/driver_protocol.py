@@ -19,7 +19,8 @@ Counts = tuple[int, int, int]
 class NativeDriver(Protocol):
     """The real scheduler of an engine, driven by the calls of ``Scheduler``.
 
-    Batches are delivered in the order in which ``schedule`` returned them.
+    ``complete`` gives the results of the batches to the engine in the order in which ``schedule``
+    returned the batches.
     """
 
     @property

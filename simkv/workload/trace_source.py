@@ -129,8 +129,8 @@ class TraceSource:
                     yield lines
         except EOFError as error:
             raise InputError(
-                f"{path}: incomplete gzip data after line {self.line} or later; "
-                "download the file again"
+                f"{path}: incomplete gzip data: the file ends after line {self.line} or a later "
+                "line; download the file again"
             ) from error
         except (zlib.error, gzip.BadGzipFile) as error:
             raise InputError(

@@ -45,8 +45,8 @@ class Platform(ImportStub):
 
 
 class NixlWorker:
-    """Worker that reports transfers as finished; ``given`` is the worker's configuration for
-    vLLM.
+    """Worker that reports transfers as finished; ``given`` is vLLM's configuration of the
+    worker.
     """
 
     works = False  # an attribute of workers that copy KV to host memory

@@ -88,8 +88,10 @@ class StateTable:
         return moved, new
 
     def writes_within(self, blocks: int) -> bool:
-        """Return whether a chunk that ends in block ``blocks`` - 1 has a free position for a state
-        inside the chunk.
+        """Return whether the state of the block before the last block of a chunk can be saved.
+
+        The chunk ends in block ``blocks`` - 1. The state can be saved if the place of the block
+        before holds no state, or only a spare block.
         """
         place = blocks - 2
         scratch = self.begun and place >= self.length - self.spare

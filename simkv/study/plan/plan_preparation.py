@@ -71,7 +71,9 @@ class PreparedPlan:
         return (calm, replace(calm, failing=True)) if self.request.survive else (calm,)
 
     def side_conditions(self, side: ErrorSide) -> tuple[PlanCondition, ...]:
-        """Return the conditions of all seeds on one side of the profile's error."""
+        """Return the conditions of all seeds, with step times faster or slower by the profile's
+        error.
+        """
         return tuple(
             one for repeat in range(self.repeats) for one in self.seed_conditions(repeat, side)
         )

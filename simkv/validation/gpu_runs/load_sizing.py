@@ -82,8 +82,8 @@ class Trial:
     """A scenario to be served; ``beside`` names the trial for comparison.
 
     ``profile`` is the name of the profile that predicts it: ``profile-overlapped`` for a pipelined
-    scheduler, else ``profile``. ``predicted`` are the predicted metrics, as in ``summary.json``,
-    and the predicted rows and KV tokens.
+    scheduler, else ``profile``. ``predicted`` has the predicted metrics, with the names of
+    ``summary.json``, and the predicted peaks of decodes per step and of KV tokens.
     """
 
     name: str

@@ -38,7 +38,7 @@ SPARE_LENGTH = 200
 
 @dataclass(frozen=True)
 class ServingPoint:
-    """Simulation setup of a row.
+    """Simulation setup of a published measurement, which is a row of a table.
 
     ``releases`` is the number of releases between the simulated release and the row's version.
     ``notes`` are assumptions and deviations from the row.

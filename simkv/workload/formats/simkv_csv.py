@@ -240,8 +240,10 @@ SIMKV = TraceFormat("simkv", "simkv's own traces (CSV)", _known, _rows)
 
 
 def used_columns(rows: RequestRows, already: Sequence[str] = ()) -> list[str]:
-    """Return the columns in ``already`` and the columns with at least one non-default value, in
-    order.
+    """Return the columns that a file with these rows needs, in the order of ``COLUMN_PARSERS``.
+
+    These are the columns in ``already``, the lengths, and all columns with a value that is not the
+    default.
     """
     return [
         name
