@@ -29,6 +29,9 @@ class RetentionQueue(FreeQueue):
     retention of infinite duration never ends.
     """
 
+    # If FreeQueue is compiled, copies must include the attributes of this class.
+    __mypyc_attrs__ = (*getattr(FreeQueue, "__mypyc_attrs__", ()), "__dict__")
+
     def __init__(self, size: int) -> None:
         super().__init__(size)
         self._now: float | None = 0.0
@@ -125,6 +128,9 @@ class RetentionPool(BlockPool):
 
     Retained blocks are free: they are allocated if no other block is left.
     """
+
+    # If BlockPool is compiled, copies must include the attributes of this class.
+    __mypyc_attrs__ = (*getattr(BlockPool, "__mypyc_attrs__", ()), "__dict__")
 
     def __init__(self, num_blocks: int) -> None:
         super().__init__(num_blocks)

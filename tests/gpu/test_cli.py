@@ -95,7 +95,7 @@ def test_replay_finds_a_changed_time(served):
         (["--model", "tiny", "--variant", "asinc"], "did you mean 'async'"),
         (
             ["--model", "llama-3-8b"],
-            "11 blocks of KV .* do not fit .* the largest pool is 0 blocks",
+            "11 KV blocks .* do not fit .* use at most 0 KV blocks",
         ),
     ],
 )
@@ -118,7 +118,7 @@ def test_error_without_torch_names_the_package(monkeypatch, tmp_path):
 
 
 def test_replay_of_another_scenario_is_rejected(tmp_path):
-    with pytest.raises(InputError, match="not a folder of `simkv gpu run`"):
+    with pytest.raises(InputError, match="not a directory written by `simkv gpu run`"):
         CliRunner().invoke(app, ["gpu", "replay", str(tmp_path)], catch_exceptions=False)
 
 

@@ -119,7 +119,7 @@ def test_accepts_options_at_bounds() -> None:
     ("words", "said"),
     [
         (["mistralrs-six", "--speed", "0"], "--speed 0: expected"),
-        (["mistralrs-six", "--variant", "none"], "there is no such variant"),
+        (["mistralrs-six", "--variant", "none"], "the scenario has no such variant"),
         (["mistralrs-six", "--port", "99999"], "--port 99999"),
         (["mistralrs-six", "--port-per-replica"], "requires a fleet"),
         (["mistralrs-six", "--tokenizer", "none.json"], "no such file"),

@@ -208,7 +208,9 @@ def test_truncated_gzip_is_one_clear_message(tmp_path: Path, keep: float) -> Non
     path = azure(tmp_path / "t.csv.gz", 3 * BATCH_ROWS)
     packed = path.read_bytes()
     path.write_bytes(packed[: int(len(packed) * keep)])
-    with pytest.raises(InputError, match=r"incomplete gzip data after line .* download"):
+    with pytest.raises(
+        InputError, match=r"incomplete gzip data: the file ends after line .* download"
+    ):
         read_trace(path, Selection(skip_bad=True))
 
 

@@ -22,6 +22,9 @@ class VllmRetainingScheduler(VllmScheduler):
     if its priority is at most ``pin_priority``.
     """
 
+    # If VllmScheduler is compiled, copies must include the attributes of this class.
+    __mypyc_attrs__ = (*getattr(VllmScheduler, "__mypyc_attrs__", ()), "__dict__")
+
     def __init__(
         self, config: VllmConfig, rules: VllmRules | None = None, *, tables: bool = False
     ) -> None:

@@ -69,6 +69,7 @@ def noise_lines(found: Sequence[Noise]) -> Iterator[str]:
     """Yield a sentence about the measurement noise of each group."""
     for n in found:
         yield (
-            f"{n.name}: {n.pairs} pairs of results have the same configuration; their median difference is "
+            f"{n.name}: {n.pairs} pairs of results have the same configuration; their median "
+            f"difference is "
             f"{100 * n.ttft:.1f} % (TTFT) and {100 * n.tpot:.1f} % (TPOT)"
         )

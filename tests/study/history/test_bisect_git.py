@@ -81,7 +81,7 @@ def test_bad_input(toy: Path, tmp_path: Path) -> None:
         bisect(toy, "r1..r40", "--trust", "--variants")
     with pytest.raises(InputError, match="--when slow: unknown verdict"):
         bisect(toy, "r1..r40", "--trust", "--when", "slow")
-    with pytest.raises(InputError, match="there is no such variant"):
+    with pytest.raises(InputError, match="the scenario has no such variant"):
         bisect(toy, "r1..r40", "--trust", "--variant", "other")
     elsewhere = tmp_path / "clone"
     elsewhere.mkdir()
@@ -105,7 +105,10 @@ def test_run_of_one_variant(tmp_path: Path) -> None:
     assert CliRunner().invoke(app, [*words, "one"]).exit_code == 0
     found = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert list(found["variants"]) == ["one"]
-    for bad, message in (("other", "no_such_setting"), ("third", "there is no such variant")):
+    for bad, message in (
+        ("other", "no_such_setting"),
+        ("third", "the scenario has no such variant"),
+    ):
         assert message in str(CliRunner().invoke(app, [*words, bad]).exception)
     path.write_text(path.read_text().replace("variants: {one: {}, ", "variants: 5 # "))
     assert isinstance(CliRunner().invoke(app, [*words, "one"]).exception, InputError)

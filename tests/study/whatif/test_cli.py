@@ -77,7 +77,7 @@ def test_bisect_defaults_to_variants() -> None:
     assert said == simkv("bisect", LOOP, "--variant", "patient", "--variants")
     assert "no change found; served for all values" in said
     assert "All 7 values were tried." in said
-    with pytest.raises(InputError, match="expected one of --over, --variants"):
+    with pytest.raises(InputError, match="expected exactly one of --over, --variants"):
         simkv("bisect", LOOP, "--variants", "--over", "timeout=1..2")
 
 
