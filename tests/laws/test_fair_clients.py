@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,8 @@ import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simkv.conformance.decision_replay import check_trace
+from simkv.conformance.decision_trace import read_trace
 from simkv.core.scheduler_protocol import Batch
 from simkv.core.virtual_token_counters import OUTPUT_WEIGHT, PROMPT_WEIGHT, VirtualTokenCounters
 from simkv.costs.cost_profile import load_profile
@@ -28,6 +31,7 @@ from simkv.schedulers.vllm.config import VllmConfig
 from simkv.sim.client_loop import run_clients
 from simkv.sim.engine import Engine
 from simkv.workload.workload_section import generate_requests
+from tests.conformance.test_aborts import recorded
 from tests.laws.test_leaping import assert_same, record
 
 POOL = 160  # tokens
@@ -189,6 +193,14 @@ def test_leap_ends_when_another_client_comes_first(engine: dict[str, Any]) -> No
     assert ends[2] > 60
     # The service of p, 4 + 2 n, exceeds the 32 of q at n = 15 outputs; a step takes a second.
     assert ends[3] == pytest.approx(17.0, abs=1.0)
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=NAMES)
+def test_a_recording_states_the_clients(tmp_path: Path, engine: dict[str, Any]) -> None:
+    """Without the clients, the order of the queue could not be replayed."""
+    rows = [row | {"arrival": 0.0} for row in (*FLOOD[:12], *FLOOD[-4:])]
+    path = recorded(tmp_path, with_policy(engine, "vtc"), rows)
+    assert check_trace(read_trace(path)).difference is None
 
 
 @pytest.mark.parametrize("of", [VllmConfig, SglangConfig])

@@ -66,6 +66,7 @@ def _prompt(request: RecordingLine) -> Prompt:
         ),
         lora=request.get("lora"),
         routing_key=request.get("routing_key"),
+        client=request.get("client"),
         logprobs_from=request.get("logprobs_from"),
     )
 
@@ -78,6 +79,7 @@ def _shown(prompt: Prompt) -> RecordingLine:
         **({"lora": prompt.lora} if prompt.lora else {}),
         **({"priority": prompt.priority} if prompt.priority else {}),
         **({"routing_key": prompt.routing_key} if prompt.routing_key else {}),
+        **({"client": prompt.client} if prompt.client else {}),
         **({"logprobs_from": at} if (at := prompt.logprobs_from) is not None else {}),
     }
 

@@ -79,6 +79,7 @@ def _prompt(request: RecordingLine) -> Prompt:
         priority=request["priority"],
         segments=tuple(Segment(*segment) for segment in request.get("prompt_segments", ())),
         lora=request.get("lora"),
+        client=request.get("client"),
     )
 
 
@@ -89,6 +90,7 @@ def _shown(prompt: Prompt) -> RecordingLine:
         "priority": prompt.priority,
         "prompt_segments": [list(segment) for segment in prompt.segments],
         **({"lora": prompt.lora} if prompt.lora else {}),
+        **({"client": prompt.client} if prompt.client else {}),
     }
 
 
