@@ -100,9 +100,9 @@ def test_a_missing_or_additional_line_differs(source: Committed, tmp_path: Path)
             "engine: unknown engine 'vllmm'; expected one of fastdeploy, mistral",
         ),
         ({"variant": "nope"}, "variant: unknown variant 'nope'; expected one of seed, bucketed"),
-        ({"config": {}}, "header: this recording cannot be replayed"),
-        ({"requests": [5]}, "header: this recording cannot be replayed"),
-        ({"requests": [{"id": 0}]}, "header: this recording cannot be replayed"),
+        ({"config": {}}, "header: cannot be replayed"),
+        ({"requests": [5]}, "header: cannot be replayed"),
+        ({"requests": [{"id": 0}]}, "header: cannot be replayed"),
     ],
 )
 def test_rejects_headers_that_cannot_be_replayed(
