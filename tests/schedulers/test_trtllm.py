@@ -185,7 +185,7 @@ def test_abort_is_applied_in_next_step_with_tokens() -> None:
     ("knobs", "word"),
     [
         ({"max_tokens_in_paged_kv_cache": 33}, "must be a multiple of tokens_per_block"),
-        ({"max_tokens_in_paged_kv_cache": 1, "tokens_per_block": 1}, "use 2 or more"),
+        ({"max_tokens_in_paged_kv_cache": 1, "tokens_per_block": 1}, "must be at least 2"),
         (
             {"enable_chunked_prefill": True, "max_num_tokens": 9},
             "must be at least tokens_per_block",

@@ -11,10 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simkv.core.block_retention import RetentionPool, RetentionQueue
+from simkv.core.errors import InputError
 from simkv.metrics.run_metrics import request_rows
 from simkv.metrics.scenario_runner import run_scenario
 from simkv.scenario.scenario import Scenario
 from simkv.schedulers.vllm.config import VllmConfig
+from simkv.schedulers.vllm.spec import VLLM
 
 BLOCK = 4
 BLOCKS = 40
@@ -203,3 +205,9 @@ def test_retention_starts_at_the_next_time_after_the_clock_stops() -> None:
 def test_refuses_what_it_does_not_model(fields: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         VllmConfig(request_retention=True, **fields)
+
+
+def test_a_device_rejects_retention() -> None:
+    """Recorded decisions would depend on times that a recording does not contain."""
+    with pytest.raises(InputError, match="request_retention: not available on a device"):
+        VLLM.build_with_tables(VllmConfig(enable_prefix_caching=True, request_retention=True))

@@ -78,6 +78,11 @@ def _with_tables(config: VllmConfig) -> TabledScheduler:
             f"policy: with priority or a custom policy vLLM {config.variant} computes requests "
             "that have no blocks, which is impossible on a device; use fcfs"
         )
+    if config.request_retention:
+        raise InputError(
+            "request_retention: not available on a device, because recordings of decisions contain "
+            "no times; use a simulation"
+        )
     if config.kv_cache_groups != (0,):
         raise InputError("kv_cache_groups: the GPU runner supports one group of layers; use [0]")
     if config.num_speculative_tokens:
