@@ -329,4 +329,4 @@ def test_long_log_is_limited_to_its_worst_part() -> None:
     assert found.series is not None
     assert len(found.series) == MAX_PART_LINES
     assert found.series["waiting"].sum() == lines["waiting"].sum()
-    assert "only the worst" in found.notes[-1]
+    assert "only its worst" in found.notes[-1]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from simkv.core.errors import InputError
+from simkv.core.figure_registry import SESSION_METRICS
 from simkv.costs.scaled_executor import ErrorSide
 from simkv.scenario.objectives import complete_objectives, parse_objective
 from simkv.scenario.scenario import Scenario
@@ -24,6 +25,7 @@ from simkv.study.plan.plan_cost import Prices, find_price, find_prices
 from simkv.study.plan.plan_request import PlanRequest
 from simkv.study.random_seeds import find_seed, make_unseeded_error
 from simkv.study.sweep_axes import format_assignment, grid, parse_axis
+from simkv.workload.workload_section import build_clients
 
 #: Default number of repeats of a random workload: the smallest number for which the range of
 #: answers contains the median with 95 % confidence.
@@ -142,6 +144,9 @@ def _prepared(
     scenario = case.scenario(0)
     if asked.survive and scenario.fleet is None:
         raise InputError(f"--survive: requires a fleet; set fleet.replicas in {scenario.name}")
+    of_sessions = [one for one in case.objectives if one.figure in SESSION_METRICS]
+    if of_sessions and not build_clients(scenario.workload, scenario.timeout).after:
+        raise InputError(f"--slo {of_sessions[0]}: requires a workload with sessions")
     profile = next(costs for _, costs in list_replica_costs(scenario)).load(case.folder)
     error = find_profile_error(profile, asked.profile_error)
     case = replace(case, factors=error.factors, own_error=error.own)

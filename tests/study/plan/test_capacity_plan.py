@@ -323,6 +323,10 @@ def test_prices_and_variants(small: Path, tmp_path: Path) -> None:
         ({"smallest": "variants=a"}, "expected a scenario field"),
         ({"smallest": CACHE, "objectives": ["starved<=0"], "variants": ["x"]}, "unknown variant"),
         ({"smallest": CACHE, "objectives": ["starved<=0"], "prices": "no.yaml"}, "cannot be read"),
+        (
+            {"smallest": CACHE, "objectives": ["sessions.turn_ms.p95<=9"]},
+            "--slo sessions.turn_ms.p95 <= 9: requires a workload with sessions",
+        ),
         ({"smallest": "engine.num_gpu_block=1..3", "objectives": ["steps>=0"]}, "did you mean"),
     ],
 )
