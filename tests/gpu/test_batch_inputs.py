@@ -138,5 +138,5 @@ def test_what_does_not_fit_is_refused():
     runner.admit(Prompt(0, 10, 8))
     with pytest.raises(RuntimeError, match="request 0: 0 \\+ 64 tokens do not fit into max_len 64"):
         runner.launch([BatchRow(0, 64, 0)], {0}, {0: [1, 2, 3, 4]})
-    with pytest.raises(RuntimeError, match="all 1 seats"):
+    with pytest.raises(RuntimeError, match="all 1 request slots"):
         runner.admit(Prompt(1, 10, 8))

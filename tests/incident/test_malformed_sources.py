@@ -70,7 +70,7 @@ def test_truncated_span_is_skipped_and_reported(server: Path, tmp_path: Path) ->
 def test_two_engines_are_rejected(server: Path, tmp_path: Path) -> None:
     other = tmp_path / "sglang.log"
     other.write_text("[2026-02-10 08:13:54] Decode batch, #running-req: 1, #queue-req: 9\n")
-    with pytest.raises(InputError, match=r"vllm.log comes from vllm, but sglang.log from sglang"):
+    with pytest.raises(InputError, match=r"vllm.log was written by vllm, but sglang.log by sglang"):
         join([read_source(server / "vllm.log"), read_source(other)])
 
 

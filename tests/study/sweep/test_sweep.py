@@ -207,7 +207,7 @@ def test_rejects_repeats_without_randomness(small: Path) -> None:
         "engine: {name: vllm, num_gpu_blocks: 128, max_model_len: 100}\nprofile: unit-step\n"
     )
     assert len(build_sweep(small, []).runs) == 1
-    with pytest.raises(InputError, match="has no randomness"):
+    with pytest.raises(InputError, match="has no random part"):
         build_sweep(small, [], repeats=2)
 
 

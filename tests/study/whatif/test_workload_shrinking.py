@@ -200,7 +200,9 @@ def test_limit_on_runs_still_shows_verdict(root: Path) -> None:
 
 
 def test_rejects_absent_verdict() -> None:
-    with pytest.raises(InputError, match=r"does not show 'lost'; its result is starved \(4 of 10"):
+    with pytest.raises(
+        InputError, match=r"does not meet the condition 'lost'; its result is starved \(4 of 10"
+    ):
         smallest(overload(), "lost")
     with pytest.raises(InputError, match=r"its result is preemptions 0 \(starved\)"):
         smallest(overload(), "preemptions>=1")
