@@ -104,7 +104,7 @@ validate)
         break
     done
     if [[ ! -f $out/validation/plan/plan.json ]]; then
-        echo "on-gpu.sh: ${in:-IN}: has no plan; write one with simkv gpu validate --plan-only" >&2
+        echo "on-gpu.sh: ${in:-IN}: contains no plan; write one with simkv gpu validate --plan-only" >&2
         exit 2
     fi
     simkv validate "$(left)" validate "$out/validation" "${on[@]}" \

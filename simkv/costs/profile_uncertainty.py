@@ -62,19 +62,19 @@ class OutOfRangeMargin:
 
 
 def error_ends(
-    errors: Mapping[str, StepError], *, lasting: bool = False
+    errors: Mapping[str, StepError], runs: float = 0.0, *, lasting: bool = False
 ) -> dict[str, tuple[float, float]]:
     """Return the ends of log(real / predicted) by kind of step.
 
     Of 100 real steps, 95 lie between the ends. ``lasting`` instead makes the mean of many steps lie
     between them. A kind of step without measured error uses the error of all steps or, if that is
-    missing, the largest error.
+    missing, the largest error. ``runs`` is the relative variation between runs and hosts.
     """
     worst = max(errors.values(), key=lambda error: error.p95)
     found: dict[str, tuple[float, float]] = {}
     for kind in STEP_KINDS:
         error = errors.get(kind) or errors.get("all") or worst
-        size = error.lasting if lasting else error.p95
+        size = hypot(error.lasting if lasting else error.p95, runs)
         found[kind] = (error_end(size, "faster"), error_end(size, "slower"))
     return found
 
@@ -88,16 +88,14 @@ def combine_ends(ends: Iterable[tuple[float, float]]) -> tuple[float, float]:
 def find_sources(profile: CostProfile) -> list[ErrorSource]:
     """Return the sources of error of a profile; empty if no error is known.
 
-    A profile that was measured has two: the costs (its error on held-out steps) and the host.
+    A measured profile has one source: its error on held-out steps, with the variation between runs
+    and hosts.
     """
     if profile.fit.sources or not profile.fit.held_out:
         return profile.fit.sources
-    costs = error_ends(profile.fit.held_out, lasting=profile.basis == "measured")
-    host = error_end(RUN_VARIATION, "faster"), error_end(RUN_VARIATION, "slower")
-    return [
-        ErrorSource(name="costs", ends=costs),
-        ErrorSource(name="host", ends=dict.fromkeys(STEP_KINDS, host)),
-    ]
+    lasting = profile.basis == "measured"
+    ends = error_ends(profile.fit.held_out, RUN_VARIATION, lasting=lasting)
+    return [ErrorSource(name="costs", ends=ends)]
 
 
 def compute_scales(sources: Sequence[ErrorSource], side: ErrorSide) -> dict[StepKind, float]:

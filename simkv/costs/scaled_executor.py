@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from math import copysign, exp, hypot, log, log1p
+from math import exp, hypot, log1p
 from typing import Literal
 
 import numpy as np
@@ -85,4 +85,4 @@ class ScaledExecutor:
         if not extra:
             return scale
         side: ErrorSide = "faster" if scale < 1.0 else "slower"
-        return exp(copysign(hypot(log(scale), error_end(extra, side)), scale - 1.0))
+        return exp(error_end(hypot(1.0 - 1.0 / scale, extra), side))

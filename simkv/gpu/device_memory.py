@@ -84,7 +84,7 @@ def fit_limits(setup: GpuSetup, limits: Limits, kv_tokens: int | None) -> Limits
     if kv_tokens and kv_tokens > largest:
         raise InputError(
             f"--kv-tokens {kv_tokens}: does not fit beside {setup.shape.name} on {setup.device} "
-            f"with {_gib(free)} free; the largest pool is {largest} tokens"
+            f"with {_gib(free)} free; use at most {largest} tokens"
         )
     return replace(limits, kv_tokens=kv_tokens or min(limits.kv_tokens, largest))
 

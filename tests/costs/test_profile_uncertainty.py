@@ -19,7 +19,7 @@ from simkv.costs.profile_uncertainty import (
     find_sources,
     unknown_share,
 )
-from simkv.costs.scaled_executor import ScaledExecutor, error_end
+from simkv.costs.scaled_executor import ScaledExecutor
 from simkv.costs.simulated_executor import SimulatedExecutor, advance_load
 from simkv.costs.step_load import StepLoad
 
@@ -80,10 +80,8 @@ def test_steps_outside_the_range_have_larger_errors() -> None:
             wider,  # type: ignore[arg-type]
         )
         assert scaled.run(StepLoad(0, 0, 0, 4, 400)) == pytest.approx(0.01 * exp(sign * 0.05))
-        extra = error_end(0.1, side)  # type: ignore[arg-type]
-        assert scaled.run(StepLoad(0, 0, 0, 8, 800)) == pytest.approx(
-            0.01 * exp(sign * hypot(0.05, extra))
-        )
+        error = hypot(1 - exp(-sign * 0.05), 0.1)
+        assert scaled.run(StepLoad(0, 0, 0, 8, 800)) == pytest.approx(0.01 / (1 - sign * error))
         start = StepLoad(0, 0, 0, 4, 796)
         assert scaled.forecast_steps(start, 3) == pytest.approx(
             [scaled.run(StepLoad(0, 0, 0, 4, context)) for context in (800, 804, 808)]
@@ -102,7 +100,9 @@ def test_sources_combine_on_each_side_by_themselves() -> None:
 def test_own_sources_replace_the_error_of_held_out_steps() -> None:
     error = {"points": 9, "median": 0.0, "p95": 0.25, "bias": 0.0}
     measured = profile(held_out={"all": error})
-    assert [source.name for source in find_sources(measured)] == ["costs", "host"]
+    (own,) = find_sources(measured)
+    size = hypot(0.25 / 3, 0.03)  # of the mean of 9 steps, and between runs
+    assert own.ends["decode"] == pytest.approx((-log(1 + size), -log(1 - size)))
     ends = error_ends(measured.fit.held_out)["decode"]
     assert ends == pytest.approx((-log(1.25), -log(0.75)))
     composed = profile(

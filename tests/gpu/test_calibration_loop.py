@@ -172,7 +172,7 @@ def test_evaluates_recorded_runs_without_a_device(tmp_path):
 
 def test_campaign_with_other_settings_is_not_continued(out):
     arguments = ["gpu", "calibrate", str(out), "--device", "cpu", "--model", "tiny", "--small"]
-    with pytest.raises(InputError, match="clock was cpu, now wall"):
+    with pytest.raises(InputError, match="clock cpu, but clock is now wall"):
         CliRunner().invoke(app, arguments, catch_exceptions=False)
     arguments += ["--clock", "cpu", "--kv-tokens", "4096"]
     try:

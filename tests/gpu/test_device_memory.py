@@ -51,7 +51,7 @@ def test_limits_follow_the_free_memory(monkeypatch):
     largest = fitting_tokens(LARGE, 2, int(23.5 * GIB))
     assert fit_limits(setup, Limits(), None).kv_tokens == largest
     assert fit_limits(setup, Limits(), 10_000).kv_tokens == 10_000
-    with pytest.raises(InputError, match=f"the largest pool is {largest} tokens") as error:
+    with pytest.raises(InputError, match=f"use at most {largest} tokens") as error:
         fit_limits(setup, Limits(), 100_000)
     assert "\n" not in str(error.value)
     monkeypatch.setattr(device_memory, "free_memory", lambda device: 12 * GIB)
@@ -65,7 +65,7 @@ def test_error_of_a_runner_that_does_not_fit_has_the_largest_pool(monkeypatch):
     block = 16 * setup.shape.kv_bytes_per_token(4)
     weights = device_memory.weight_bytes(setup.shape, 4) + 4 * 65 * 1024
     monkeypatch.setattr(device_memory, "CPU_MEMORY", int((weights + 50.5 * block) / 0.95))
-    with pytest.raises(InputError, match="the largest pool is 49 blocks"):
+    with pytest.raises(InputError, match="use at most 49 KV blocks"):
         check_fits(setup, config)
     check_fits(setup, replace(config, num_blocks=49))
 

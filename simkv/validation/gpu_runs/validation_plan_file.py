@@ -144,10 +144,10 @@ def _read_training(path: Path) -> Iterator[TrainingStep]:
 
 
 def _text(profile: CostProfile) -> str:
-    # A measured profile has no such kernels. The empty list is left out, so that plans of earlier
+    # A measured profile has neither of these. Empty lists are left out, so that plans of earlier
     # versions keep their hash.
-    left_out = None if profile.fit.unmeasured_kernels else {"fit": {"unmeasured_kernels"}}
-    return profile.model_dump_json(indent=1, exclude_none=True, exclude=left_out) + "\n"
+    empty = {name for name in ("sources", "unmeasured_kernels") if not getattr(profile.fit, name)}
+    return profile.model_dump_json(indent=1, exclude_none=True, exclude={"fit": empty}) + "\n"
 
 
 def profile_hash(profile: CostProfile) -> str:
