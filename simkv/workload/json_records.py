@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,35 @@ def json_records(
             at.append(line)
             numbers.append(source.tally.rows - 1)
         yield JsonRecords(records, at, np.array(numbers, np.int64))
+
+
+def json_documents(source: TraceSource, path: Path | None = None) -> Iterator[tuple[int, Any]]:
+    """Yield the JSON values of a file with their line numbers: one per line, or one for the whole
+    file.
+    """
+    with source.text(path) as lines:
+        begun: list[str] = []
+        for start, batch in source.batches(lines):
+            for line, text in enumerate(batch, start):
+                if begun or not text.strip():
+                    begun += [text] if begun else []
+                    continue
+                try:
+                    yield line, json.loads(text)
+                except (ValueError, RecursionError) as error:
+                    if line > 1:
+                        source.bad(line, "row", _no_json(error), path)
+                    else:
+                        begun = [text]
+    if begun:
+        try:
+            yield 1, json.loads("".join(begun))
+        except (ValueError, RecursionError) as error:
+            raise source.error(_no_json(error), path=path) from error
+
+
+def _no_json(error: Exception) -> str:
+    return f"should be JSON; found {str(error)[:MAX_SHOWN_CHARACTERS]}"
 
 
 def _json_object(text: str) -> dict[str, Any]:

@@ -78,14 +78,15 @@ class TraceSource:
         self._progress = progress
         self._origin: int | float | None = None
 
-    def bad(self, line: int, column: str, what: str) -> None:
+    def bad(self, line: int, column: str, what: str, path: Path | None = None) -> None:
         """Raise an error for an invalid row or, with ``skip_bad``, count it.
 
-        ``what`` states the expected and the found value, with "; found " between them.
+        ``what`` states the expected and the found value, with "; found " between them. ``path`` is
+        the file of the row in a folder.
         """
         if not self.selection.skip_bad:
             raise InputError(
-                f"{self.path}:{line}: {column}: {what} "
+                f"{path or self.path}:{line}: {column}: {what} "
                 "(set skip_bad or --skip-bad to exclude and count such rows)"
             )
         reason = f"{column}: {what.partition('; found ')[0]}"
@@ -105,9 +106,12 @@ class TraceSource:
             self._origin = times[0]
         return times if self._origin is None else times - self._origin
 
-    def error(self, what: str, line: int | None = None) -> InputError:
-        """Return an error about the whole file, or about a line that the whole file depends on."""
-        return InputError(f"{self.path}{'' if line is None else f':{line}'}: {what}")
+    def error(self, what: str, line: int | None = None, path: Path | None = None) -> InputError:
+        """Return an error about the whole file, or about a line that the whole file depends on.
+
+        ``path`` is the file in a folder.
+        """
+        return InputError(f"{path or self.path}{'' if line is None else f':{line}'}: {what}")
 
     @contextmanager
     def text(self, path: Path | None = None, newline: str = "") -> Iterator[IO[str]]:

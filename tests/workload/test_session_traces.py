@@ -174,16 +174,27 @@ def test_turns_with_times_start_at_these(tmp_path: Path) -> None:
         ("x,2,160,1,0", ":6: turn: should be above turn 5 of line 5; found 2"),
         ("x,6,156,1,0", ":6: prompt_tokens: should be at least the 157 tokens of prompt and ans"),
         ("x,six,200,1,0", ":6: turn: should be a whole number"),
+        ("x,6,200,1,-1", ":6: ttft: should be a number of at least 0; found '-1'"),
     ],
 )
 def test_bad_turns_are_refused_by_line(tmp_path: Path, line: str, message: str) -> None:
     path = tmp_path / "log.csv"
     path.write_text(GROWN + line + "\n")
+    columns = parse_columns(COLUMNS + ",ttft=TTFT")
     with pytest.raises(InputError) as caught:
-        list(TraceReader(path, columns=parse_columns(COLUMNS)))
+        list(TraceReader(path, columns=columns))
     assert message in str(caught.value)
-    some = list(TraceReader(path, Selection(skip_bad=True), columns=parse_columns(COLUMNS)))
+    some = list(TraceReader(path, Selection(skip_bad=True), columns=columns))
     assert sum(map(len, some)) == 4
+
+
+def test_measured_ttfts_are_summarized(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text(GROWN)
+    reader = TraceReader(path, columns=parse_columns(COLUMNS + ",ttft=TTFT"))
+    convert_trace(reader, tmp_path / "out.csv")
+    [note] = reader.tally.lines()
+    assert note.startswith("measured TTFT of 4 rows: mean 0.175 s, P50 0.15 s, P95 0.285 s")
 
 
 def test_turns_require_sessions() -> None:

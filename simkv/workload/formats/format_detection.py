@@ -27,6 +27,7 @@ from simkv.workload.formats.splitwise import SPLITWISE
 from simkv.workload.formats.trace_format import FileHead, TraceFormat
 from simkv.workload.formats.vidur import VIDUR, VIDUR_OLD
 from simkv.workload.formats.vllm_bench import BENCH
+from simkv.workload.formats.weka import WEKA
 from simkv.workload.trace_source import open_binary
 
 TRACE_FORMATS = (
@@ -38,6 +39,7 @@ TRACE_FORMATS = (
     MOONCAKE,
     BURSTGPT,
     SERVEGEN,
+    WEKA,
     VIDUR,
     VIDUR_OLD,
     LLMSERVINGSIM,

@@ -4,6 +4,7 @@ previous turn.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +19,17 @@ from simkv.workload.request_columns import (
 )
 from simkv.workload.trace_source import TraceSource
 
+Piece = tuple[int, int, int, int]
+
+
+def extend_context(pieces: Sequence[Piece], number: int, own: int, output: int) -> list[Piece]:
+    """Return the context after a call: the repeated pieces, its own prompt tokens and its answer.
+
+    ``number`` is the row of the call, ``own`` the number of prompt tokens that it adds.
+    """
+    prompt = [(PROMPT_STREAM, number, 0, own)] if own else []
+    return [*pieces, *prompt, (OUTPUT_STREAM, number, 0, output)]
+
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
@@ -25,7 +37,7 @@ class _Turn:
 
     turn: int
     line: int
-    pieces: tuple[tuple[int, int, int, int], ...]
+    pieces: tuple[Piece, ...]
     tokens: int
 
 
@@ -47,7 +59,7 @@ class GrowingTurns:
         """
         where = {int(number): index for index, number in enumerate(table.numbers)}
         fine = np.ones(len(rows), np.bool_)
-        pieces: list[tuple[tuple[int, int, int, int], ...]] = []
+        pieces: list[tuple[Piece, ...]] = []
         follows = np.zeros(len(rows), np.bool_)
         lengths = zip(rows.prompt_tokens.tolist(), rows.output_tokens.tolist(), strict=True)
         sessions = rows.column("session").tolist()
@@ -63,9 +75,7 @@ class GrowingTurns:
             elif session >= 0:
                 follows[row] = before is not None
                 own = prompt - (before.tokens if before else 0)
-                grown = [*pieces[-1], (OUTPUT_STREAM, number, 0, output)]
-                if own:
-                    grown.insert(-1, (PROMPT_STREAM, number, 0, own))
+                grown = extend_context(pieces[-1], number, own, output)
                 self._last[session] = _Turn(turn, line, tuple(grown), prompt + output)
         rows.pieces = PromptPieces.of(pieces)
         if rows.think_time is None and len(rows) and np.isnan(rows.arrival[0]):

@@ -3,7 +3,8 @@
 simkv trace convert log.csv out.csv --columns arrival=ts,prompt_tokens=in,output_tokens=out
 
 With ``session`` and ``turn``, the rows are turns of sessions, and each prompt repeats the prompt
-and the answer of the turn before (see ``growing_turns``).
+and the answer of the turn before (see ``growing_turns``). ``ttft`` is the measured TTFT in seconds:
+it is checked and summarized in a note, to be compared with the TTFT of a run.
 
 Columns that are not mapped are read if they have simkv's names. ``arrival`` may be seconds on any
 clock, or wall-clock times such as ``2026-05-01T12:00:00.25Z``; wall-clock times are converted to
@@ -17,6 +18,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, islice
+
+import numpy as np
 
 from simkv.core.errors import InputError, spelling_hint
 from simkv.workload.column_values import (
@@ -38,8 +41,9 @@ CHECKED_LINES = 100
 #: In these columns, 0 is allowed: requests without an answer are counted as failed instead of
 #: rejected.
 _COUNTED: dict[str, Parser] = dict.fromkeys(LENGTH_PARSERS, parse_whole_numbers)
-#: Columns that can be mapped. ``turn`` is not a column of simkv's own traces.
-_KNOWN = (*COLUMN_PARSERS, "turn")
+#: Columns that can be mapped, but are not columns of simkv's own traces.
+_NOT_OURS: dict[str, Parser] = {"turn": parse_whole_numbers, "ttft": parse_times}
+_KNOWN = (*COLUMN_PARSERS, *_NOT_OURS)
 
 
 def parse_columns(text: str) -> dict[str, str]:
@@ -84,13 +88,28 @@ def _rows(source: TraceSource, columns: Mapping[str, str], is_json: bool) -> Ite
             "arrival": partial(_arrival, source),
         }
         grown = GrowingTurns(source) if "turn" in columns else None
-        if grown:
-            parsers["turn"] = parse_whole_numbers
+        parsers |= {name: parse for name, parse in _NOT_OURS.items() if name in columns}
+        ttfts: list[ColumnArray] = []
         needed = {name: parsers[name] for name in (*LENGTH_PARSERS, *columns)}
         for table in open_csv(source, texts, needed, parsers):
             turns = table.columns.pop("turn", None)
+            if (measured := table.columns.pop("ttft", None)) is not None:
+                ttfts.append(measured)
             rows = select_served(source, rows_from_table(source, table), table.lines)
             yield grown.extend(rows, table, turns) if grown and turns is not None else rows
+    if ttfts and (note := _describe(np.concatenate(ttfts))):
+        source.tally.notes.append(note)
+
+
+def _describe(ttfts: ColumnArray) -> str:
+    """Return a note about measured TTFTs in seconds; empty without any."""
+    if not len(ttfts):
+        return ""
+    mean, p50, p95, p99 = np.mean(ttfts), *np.percentile(ttfts, (50, 95, 99))
+    return (
+        f"measured TTFT of {len(ttfts):,} rows: mean {mean:.3g} s, P50 {p50:.3g} s, "
+        f"P95 {p95:.3g} s, P99 {p99:.3g} s"
+    )
 
 
 def _arrival(source: TraceSource, texts: Sequence[str]) -> ColumnArray:
