@@ -41,6 +41,8 @@ from simkv.costs.operators.step_parts.step_part import StepPart
 #: Duration in seconds of a scheduler pass that runs no request; any positive value is suitable.
 IDLE_PASS_S = 1e-4
 
+UNKNOWN_ERROR = "the error of whole steps is unknown"
+
 
 def compose(
     hardware: Hardware,
@@ -78,7 +80,7 @@ def compose(
         range=ranges,
         fit=FitQuality(
             points=operators.points,
-            note="composed of separately measured operators; the error of whole steps is unknown",
+            note=f"composed of separately measured operators; {UNKNOWN_ERROR}",
         ),
         source=[*source, *beside.sources, *operators.notes],
     )

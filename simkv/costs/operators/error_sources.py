@@ -22,6 +22,7 @@ from simkv.core.engine_version import count_releases, find_version, parse_versio
 from simkv.core.execution_settings import ExecutionSettings
 from simkv.costs.cost_profile import CostProfile, ErrorSource, FitQuality, StepError
 from simkv.costs.hardware.replica_hardware import Hardware
+from simkv.costs.operators.composition import UNKNOWN_ERROR
 from simkv.costs.operators.configuration_kind import Configuration, classify_configuration
 from simkv.costs.operators.roofline import estimate_errors
 from simkv.costs.profile_uncertainty import combine_ends, error_ends
@@ -223,7 +224,8 @@ def add_error_sources(
             p95=max(math.exp(-low) - 1.0, 1.0 - math.exp(-high)),
             bias=math.exp(-(low + high) / 2) - 1.0,
         )
-    note = "; ".join(filter(None, [profile.fit.note, _describe(sources)]))
+    known = profile.fit.note.removesuffix(f"; {UNKNOWN_ERROR}")
+    note = "; ".join(filter(None, [known, _describe(sources)]))
     fit = profile.fit.model_copy(update={"held_out": errors, "sources": sources, "note": note})
     return profile.model_copy(update={"fit": fit})
 
@@ -240,8 +242,8 @@ def _describe(sources: Sequence[ErrorSource]) -> str:
 
 
 def _percent(ends: tuple[float, float]) -> str:
-    low, high = (100 * math.expm1(end) for end in ends)
-    return f"{low:+.0f} to {high:+.0f} %"
+    low, high = (round(100 * math.expm1(end)) for end in ends)
+    return " to ".join(f"{end:+}" if end else "0" for end in (low, high)) + " %"
 
 
 def describe_error(
