@@ -5,7 +5,8 @@ The pages list the rules that the engines declare with ``simkv.schedulers.rule_f
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,14 +23,30 @@ from simkv.schedulers.vllm.versions import RULES as VLLM_RULES
 
 
 class RulesPage(NamedTuple):
-    """A page: the engine with its title, the file with its rules, and the rules of each variant."""
+    """A page about an engine: its title, the module with its rules, the rules of each variant, the
+    releases that added settings, and lines that explain terms.
+    """
 
     title: str
     spec: EngineSpec
     module: str
     rules: Mapping[str, Any]
     knobs: Mapping[str, str]
+    terms: Sequence[str]
 
+
+VLLM_TERMS = (
+    "A *hit* is the part of a prompt that a request finds in the prefix cache. A *layer group* is",
+    "a set of layers with their own block table. A step is *in flight* until its tokens are known.",
+    "A block is *offered for storage* if vLLM tries to copy it to host memory. *Draft slots* are",
+    "tokens of a step that are reserved for draft tokens. *Lookahead slots* are KV slots that are",
+    "reserved for the drafter.",
+)
+SGLANG_TERMS = (
+    "A *pass* is one attempt to form a prefill batch from the waiting queue. A *chunked prompt* is",
+    "computed in several passes. While the *batch-full flag* is set, no request is admitted. A",
+    "request is *retracted* if it loses its memory because running requests need more of it.",
+)
 
 PAGES = {
     "vllm-rules.md": RulesPage(
@@ -38,9 +55,10 @@ PAGES = {
         "simkv/schedulers/vllm/release_rules.py",
         VLLM_RULES,
         {knob: released.since for knob, released in RELEASED_KNOBS.items()},
+        VLLM_TERMS,
     ),
     "sglang-rules.md": RulesPage(
-        "SGLang", SGLANG, "simkv/schedulers/sglang/versions.py", SGLANG_RULES, {}
+        "SGLang", SGLANG, "simkv/schedulers/sglang/versions.py", SGLANG_RULES, {}, SGLANG_TERMS
     ),
 }
 
@@ -54,12 +72,21 @@ def render_page(page: RulesPage) -> str:
         "This page lists the scheduling rules that changed between releases. All other rules are",
         "the same in all modelled releases. A *recording* contains the decisions of the engine's",
         "own scheduler in a test case. A recording shows a rule if some of its decisions would",
-        f"differ without the rule. `make rules` generates this page from `{page.module}`.",
+        "differ without the rule. Recordings with any settings can show a rule, unless its entry",
+        f"states otherwise. `make rules` generates this page from `{page.module}`.",
+        "",
+        *page.terms,
         "",
         "## Releases",
         "",
+        "This list compares each release with the release before it. The sections below describe",
+        "the rules.",
+        "",
     ]
-    lines += [f"- **{name}**: {variant.summary}." for name, variant in page.spec.variants.items()]
+    names = re.compile(rf"\b({'|'.join([*rules, *page.knobs])})\b")
+    for name, variant in page.spec.variants.items():
+        summary = names.sub(r"`\1`", variant.summary)
+        lines.append(f"- **{name}**: {summary}.")
     for topic in dict.fromkeys(rule.topic for rule in rules.values()):
         lines += ["", f"## {topic}", ""]
         for name, rule in rules.items():
@@ -77,11 +104,13 @@ def _describe(name: str, rule: Rule) -> Iterator[str]:
     """
     yield f"- **`{name}`** ({_releases(rule)}). {_sentence(rule.meaning)}"
     if rule.otherwise:
-        yield f"  Otherwise: {_sentence(rule.otherwise[0].lower() + rule.otherwise[1:])}"
+        yield f"  Without the rule, {_sentence(rule.otherwise[0].lower() + rule.otherwise[1:])}"
     if rule.values:
-        values = (f"{', '.join(value)} since {since}" for since, value in rule.values.items())
-        yield f"  Values: {'; '.join(values)}."
-    yield f"  Source: {_sentence(rule.source)} {_shown(rule)}"
+        for since, value in rule.values.items():
+            yield f"  Since {since}: {', '.join(f'`{each}`' for each in value)}."
+    yield f"  Source: {_sentence(rule.source)}"
+    if shown := _shown(rule):
+        yield f"  {shown}"
 
 
 def _releases(rule: Rule) -> str:
@@ -95,12 +124,12 @@ def _releases(rule: Rule) -> str:
 
 
 def _shown(rule: Rule) -> str:
+    """Return which recordings can show a rule; empty if recordings with any settings can."""
     if not rule.can_be_shown:
-        return f"No recording shows it: {rule.hidden or 'it applies at start-up'}."
+        why = rule.hidden or "the rule applies only at start-up"
+        return f"No recording shows this rule, because {why}."
     knobs = " and ".join(f"`{knob}`" for knob in rule.knobs)
-    return (
-        f"Recordings with {knobs} can show it." if knobs else "Recordings of any kind can show it."
-    )
+    return f"Only recordings with {knobs} can show this rule." if knobs else ""
 
 
 def _sentence(text: str) -> str:

@@ -106,14 +106,16 @@ def differing_rules(rules: Any, others: Any) -> list[str]:
 
 
 def describe_changes(rules: Any, before: Any) -> str:
-    """Describe in one line which rules a release adds, ends or changes.
+    """Describe in one line which rules a release adds, removes or changes.
 
     ``before`` holds the rules of the release before it.
     """
     changed = {name: getattr(rules, name) for name in differing_rules(rules, before)}
     parts = {
         "adds": [name for name, value in changed.items() if value is True],
-        "ends": [name for name, value in changed.items() if value is False],
-        "changes": [name for name, value in changed.items() if not isinstance(value, bool)],
+        "removes": [name for name, value in changed.items() if value is False],
+        "changes the value of": [
+            name for name, value in changed.items() if not isinstance(value, bool)
+        ],
     }
     return "; ".join(f"{what} {', '.join(names)}" for what, names in parts.items() if names)

@@ -32,114 +32,121 @@ class SglangRules:
 
     drops_finished: bool = _admission(
         "Finished requests leave the running batch before admission.",
-        "Finished requests leave when the batch starts to decode. Until then, their memory and "
-        "slots count as used.",
+        "Finished requests leave the running batch when it starts to decode. Until then, their "
+        "memory and slots count as used.",
         source="managers/scheduler.py",
         since="0.5.23",
     )
     spent_budget_stops: bool = _admission(
-        "If a chunked prompt or mixed decodes have used the whole budget, the pass considers "
-        "no further request.",
-        "One more request may be admitted.",
+        "If a chunked prompt or decodes in the same step have used the whole token budget, the "
+        "pass considers no further request.",
+        "The pass may admit one more request in this case.",
         source="managers/schedule_policy.py",
         since="0.5.23",
     )
     counts_held_rows: bool = _admission(
-        "The slot that a chunked prompt already holds does not reduce the number of free slots.",
+        "When a chunked prompt continues, its slot counts once in the check for free slots.",
+        "Its slot counts twice: for an admitted request and for a new request of the pass.",
         source="managers/scheduler.py",
         since="0.5.23",
     )
     empty_opens: bool = _admission(
-        "An empty running batch clears the batch-full flag.",
+        "If no request is running, the batch-full flag is cleared.",
         source="managers/scheduler.py",
         since="0.5.22",
-        hidden="with one rank it has no visible effect",
+        hidden="with one rank, the rule has no visible effect",
     )
     full_if_served: bool = _admission(
         "If a waiting request does not fit into the unreserved memory, the batch-full flag is "
-        "set only if another request runs or was admitted in this pass.",
-        "The flag is always set.",
+        "set only if another request is running or was admitted in this pass.",
+        "The batch-full flag is set in any case.",
         source="managers/schedule_policy.py",
         since="0.5.22",
         # Recordings show this rule only through a deadlock.
         needs=("page_to_spare",),
     )
     promises_fixed: bool = _admission(
-        "Memory is reserved for all output tokens of a request with ignore_eos.",
-        "Memory is reserved for a share of the output tokens, the new-token ratio.",
+        "For a request with `ignore_eos`, memory is reserved for all its remaining output tokens.",
+        "Memory is reserved for a fraction of them (the new-token ratio), as for other requests.",
         source="managers/schedule_policy.py",
         since="0.5.22",
     )
     page_to_spare: bool = _admission(
-        "Without a prefix cache, a request with ignore_eos needs one more page to be admitted.",
+        "Without a prefix cache, a request with `ignore_eos` is admitted only if one more page "
+        "is free than the request needs.",
         source="managers/schedule_policy.py",
         since="0.5.22",
     )
     keeps_preempted: bool = _admission(
-        "If a request is preempted for another request that is then not admitted, the "
-        "preempted request waits again.",
-        "The preempted request is lost and never ends.",
+        "If a request is preempted for another request that is then not admitted, the preempted "
+        "request waits again.",
+        "The preempted request is lost: it never finishes.",
         source="managers/schedule_policy.py",
         since="0.5.22",
     )
     caps_free_slots: bool = _admission(
-        "min_free_slots_delay is limited to at most 2 to 4, depending on the number of slots, "
-        "and to 0 for fewer than 8 slots.",
+        "`min_free_slots_delay` has an upper limit of 2, 3 or 4, which increases with the "
+        "number of slots. With fewer than 8 slots, the setting has no effect.",
         source="managers/scheduler.py",
         until="0.5.20",
     )
     bounds_delays: bool = _admission(
-        "The prefill delayer delays for a limited number of passes and uses the sizes of the "
-        "last 16 prefills. It is applied after all other checks, and also to chunked prompts.",
-        "The prefill delayer delays without limit while few slots are free and uses the "
-        "largest prefill so far. It is applied before all other checks.",
+        "The prefill delayer postpones prefills for a limited number of passes, if fewer slots "
+        "are free than the largest of the last 16 prefills used. It decides after all other "
+        "checks. A chunked prompt that continues also triggers its decision, but is not "
+        "postponed.",
+        "The prefill delayer postpones prefills for any number of passes, considers the largest "
+        "prefill so far, and decides before all other checks.",
         source="managers/prefill_delayer.py",
         since="0.5.20",
     )
     refreshes: bool = _memory(
-        "Passes without prefix matching periodically mark the cached prefixes of the first queued "
-        "requests as recently used.",
+        "At regular intervals, passes that do not look up queued prompts in the prefix cache "
+        "mark the cached prefixes of the first queued requests as recently used.",
         source="managers/schedule_policy.py",
         since="0.5.22",
     )
     evicts_shortfall: bool = _memory(
-        "Eviction frees only the missing tokens.",
-        "Eviction frees the requested number of tokens, even if some tokens are free.",
+        "If too few tokens are free, eviction frees only the missing tokens.",
+        "Eviction frees the requested number of tokens, even if some tokens are free already.",
         source="mem_cache",
         since="0.5.20",
     )
     splits_outputs: bool = _memory(
-        "When a request ends, its cached outputs are split from its prompt, so that they can be "
-        "evicted first.",
+        "When a request ends, its cached outputs become a separate node of the prefix tree, so "
+        "that they can be evicted before its prompt.",
         source="mem_cache",
         since="0.5.20",
     )
     splits_retracted: bool = _memory(
-        "Outputs are also split from the prompt if a retracted request has recomputed both.",
+        "The outputs of a retracted request also become a separate node when the request has "
+        "recomputed its prompt and its outputs.",
         source="mem_cache",
         since="0.5.22",
     )
     foresees_ends: bool = _decode(
-        "The overlap loop skips requests whose token in flight is the last one that their "
-        "length limit allows.",
+        "The overlap loop does not schedule a request again if its token in flight is the last "
+        "one that its output limit allows.",
         "The request computes one more token, which is discarded.",
         source="managers/scheduler.py",
         since="0.5.22",
     )
     mixes_if_it_fits: bool = _decode(
-        "Decodes join a prefill only if they fit into memory.",
-        "Decodes always join a prefill. If they do not fit, the engine crashes.",
+        "Running requests decode in the same step as a prefill only if their new tokens fit "
+        "into memory.",
+        "Running requests always decode in the same step as a prefill. If their tokens do not "
+        "fit, the engine crashes.",
         source="managers/scheduler.py",
         since="0.5.22",
     )
     lpm_aging: bool = _admission(
-        "Under lpm, each pass that a request waits counts like lpm_aging_tokens_per_pass cached "
-        "tokens.",
+        "With the queue order `lpm`, a request is sorted as if it had `lpm_aging_tokens_per_pass` "
+        "more cached tokens for each pass that it has waited.",
         source="sgl-project/sglang#31723 (open)",
-        hidden="in no release",
+        hidden="no release has the rule",
     )
     policies: tuple[str, ...] = _admission(
-        "Supported queue orders",
+        "Values of `schedule_policy` that the release supports",
         source="managers/schedule_policy.py",
         values={
             "0.5.15": ("fcfs", "lpm", "lof", "dfs-weight", "routing-key"),
@@ -205,7 +212,7 @@ def _release(name: str) -> Variant:
 
 _PROPOSED = Variant(
     "PyPI sglang==0.5.23 with sgl-project/sglang#31723 (2026-07-19, open)",
-    "0.5.23; under lpm, each pass that a request waits counts like a number of cached tokens",
+    "like 0.5.23, but under lpm, a request gains priority with each pass that it waits",
 )
 VARIANTS: Mapping[str, Variant] = {
     name: _release(name) if name in RELEASES else _PROPOSED for name in RULES

@@ -100,197 +100,209 @@ class VllmRules:
 
     async_scheduling: bool = _at_start(
         "Start-up",
-        "Steps are scheduled asynchronously by default.",
-        "Asynchronous scheduling is off by default.",
+        "Asynchronous scheduling is on by default.",
+        "It is off by default.",
         source="vllm/config/vllm.py",
         since="0.14",
     )
     scheduler_reserve_full_isl: bool = _at_start(
         "Start-up",
-        "By default a request is admitted only if its whole sequence fits.",
-        "A request is admitted if its first chunk fits.",
+        "By default, a request is admitted only if enough blocks are free for all its known "
+        "tokens.",
+        "Enough free blocks for its first chunk suffice by default.",
         source="#37307",
         since="0.19",
     )
     reserves_null_block: bool = _at_start(
         "Start-up",
-        "A sequence of max_model_len must fit into the cache in addition to the null block.",
+        "The engine starts only if the KV cache can hold a sequence of `max_model_len` tokens "
+        "in addition to the null block.",
         "A cache that is too small by one block is accepted.",
         source="#47272",
         since="0.29",
     )
     checks_threshold: bool = _at_start(
         "Start-up",
-        "A long_prefill_token_threshold above max_model_len is rejected.",
+        "The engine does not start if `long_prefill_token_threshold` is larger than "
+        "`max_model_len`.",
         source="SchedulerConfig.verify_max_model_len (vllm/config/scheduler.py)",
         since="0.27",
     )
 
     reuses_uncached_first: bool = _step(
-        "Freed blocks that are not in the prefix cache are reused before all others.",
-        "All freed blocks are added to the end of the free queue; of each request, the last "
-        "blocks are added first.",
+        "Freed blocks that are not in the prefix cache go to the front of the free queue, so "
+        "they are reused before all other blocks.",
+        "All freed blocks go to the end of the free queue, beginning with the last block of a "
+        "request.",
         source="#42656; BlockPool.free_blocks (vllm/v1/core/block_pool.py)",
         since="0.24",
     )
     exempts_single_request: bool = _step(
-        "long_prefill_token_threshold does not apply while the engine has only one request.",
+        "`long_prefill_token_threshold` does not apply while only one request is in the engine.",
         source="Scheduler.schedule",
         since="0.31",
     )
     applies_both_budgets: bool = _step(
-        "max_num_batched_tokens limits a step in addition to max_num_scheduled_tokens.",
-        "max_num_scheduled_tokens replaces max_num_batched_tokens, even if it is larger.",
+        "Both `max_num_batched_tokens` and `max_num_scheduled_tokens` limit the tokens of a "
+        "step, so the lower limit applies.",
+        "`max_num_scheduled_tokens` replaces `max_num_batched_tokens`, even if it is the higher "
+        "limit.",
         source="input_budget in Scheduler.schedule",
         since="0.28",
         knobs=("max_num_scheduled_tokens",),
     )
     skips_last_token_in_flight: bool = _step(
-        "A request is not scheduled again while its last token (max_tokens) is in flight.",
+        "A request is not scheduled again while a step computes its last token (number "
+        "`max_tokens`).",
         "The request computes one more token, which is discarded.",
-        source="First test of the loop over running requests",
+        source="The first condition in the loop over running requests",
         since="0.11.1",
         knobs=("async_scheduling",),
     )
     skip_blocked: bool = _step(
-        "A waiting request without enough free blocks does not block later requests.",
+        "If too few blocks are free for a waiting request, later requests can still be admitted.",
         source="#33499 (open)",
     )
 
     continues_after_self_preemption: bool = _priority(
-        "If a running request is preempted for its own next tokens, the step continues with "
-        "the next request.",
-        "The later running requests are skipped in this step.",
+        "If a running request lacks blocks and is preempted itself, the step continues with the "
+        "next running request.",
+        "The step skips all later running requests.",
         source="#26765",
         since="0.33",
     )
     keeps_position: bool = _priority(
-        "If the step preempts a request that is before the current one in the queue and was "
-        "not scheduled, no other request is skipped.",
-        "The request after the current one is skipped.",
+        "A step can preempt a request that precedes the current request in the running list and "
+        "that it has not scheduled. It then skips no other request.",
+        "The step then skips the request after the current one.",
         source="Issue #49097",
         since="0.28",
     )
     removes_victims: bool = _priority(
-        "If a step preempts a request that it has scheduled (a victim), the request is removed "
+        "If a step preempts a request that it has already scheduled, the request is removed "
         "from the batch.",
-        "The victim stays in the batch and uses its share of the budget. Its tokens count as "
-        "computed although its blocks are freed, and another request is skipped.",
+        "The request stays in the batch and uses its share of the token budget. Its tokens "
+        "count as computed although its blocks are freed. Another request is skipped.",
         source="Scheduler.schedule",
         since="0.11.1",
     )
     asserts_victims_run: bool = _priority(
-        "The engine crashes if a step has scheduled more requests than are still running.",
+        "The engine crashes if a step has scheduled more requests than are still running. This "
+        "can happen if the step preempts requests that it has scheduled.",
         source="Assertion at the end of Scheduler.schedule",
         since="0.10",
         until="0.10.2",
         hidden_by=("removes_victims",),
     )
     breaks_ties_by_id: bool = _priority(
-        "Requests of equal priority and arrival are ordered by id.",
-        "The engine crashes with a TypeError when it compares them.",
+        "Requests of equal priority and equal arrival time are ordered by id.",
+        "The engine crashes with a TypeError when it compares such requests.",
         source="Request.__lt__ (vllm/v1/request.py)",
         since="0.12",
     )
 
     counts_all_loras: bool = _lora(
-        "The adapters of all running requests count against max_loras.",
-        "Adapters of running requests that are skipped in this step do not count.",
+        "The adapters of all running requests count towards `max_loras`.",
+        "The adapters of running requests that the step skips do not count.",
         source="Scheduler.schedule",
         since="0.33",
         knobs=("async_scheduling",),
     )
     reverses_skipped: bool = _lora(
-        "Waiting requests skipped for max_loras return to the queue in reverse order.",
-        "The requests keep their position.",
+        "Waiting requests that were skipped because of `max_loras` return to the queue in "
+        "reverse order.",
+        "They keep their order.",
         source="RequestQueue.prepend_requests (vllm/v1/core/sched/request_queue.py)",
         since="0.9.2",
         until="0.14",
     )
     queues_skipped_apart: bool = _lora(
-        "Requests skipped for max_loras wait in a separate queue before all other requests, "
-        "including preempted ones.",
+        "Requests that were skipped because of `max_loras` wait in a separate queue. The "
+        "scheduler considers them before all other waiting requests, including preempted ones.",
         source="skipped_waiting",
         since="0.18",
         until="0.31",
     )
 
     reuses_uncached_windows_first: bool = _window(
-        "Freed blocks of a window are reused first if they are not in the prefix cache.",
+        "Freed blocks that have left a sliding window go to the front of the free queue if they "
+        "are not in the prefix cache, so they are reused first.",
         source="SlidingWindowManager.free (vllm/v1/core/single_type_kv_cache_manager.py)",
         since="0.23",
         hidden_by=("reuses_uncached_first",),
     )
     frees_after_steps: bool = _window(
-        "Blocks before the window are freed when no step in flight reads them.",
-        "The blocks are freed immediately.",
+        "Blocks that have left the window are freed when no step in flight reads them.",
+        "They are freed immediately.",
         source="vllm/v1/core/kv_cache_manager.py",
         since="0.26",
     )
     caches_boundaries_only: bool = _window(
-        "The cache stores blocks of a window only where a hit could end.",
-        "The cache stores all full blocks of a window.",
+        "In layer groups with a window, the prefix cache stores only the blocks that a later "
+        "hit could need.",
+        "It stores all full blocks of these groups.",
         source="vllm/v1/core/single_type_kv_cache_manager.py",
         since="0.29",
     )
     caches_aligned_only: bool = _window(
-        "With several block sizes, the cache stores only blocks that a hit at a common multiple of "
-        "the sizes needs.",
-        "The cache stores all full blocks.",
+        "If block sizes differ, a hit ends at a common multiple of the sizes. The prefix cache "
+        "stores only blocks that such a hit needs.",
+        "The prefix cache stores all full blocks.",
         source="cache_blocks in vllm/v1/core/kv_cache_coordinator.py",
         since="0.22",
     )
 
     caches_states: bool = _at_start(
         "Layers with states",
-        "The prefix cache is on by default for models with states.",
-        "The prefix cache is off by default for these models.",
+        "Prefix caching is on by default for models with recurrent states.",
+        "It is off by default for these models.",
         source="vllm/config/vllm.py",
         since="0.26",
     )
     frees_states_behind_gaps: bool = _state(
-        "All older states of a request are freed.",
-        "States before a block without a state are kept until the request ends.",
+        "The block table of a request can contain positions without a state. Old states before "
+        "such a position are freed like other old states.",
+        "Old states before such a position are kept until the request ends.",
         source="_num_retired_blocks (vllm/v1/core/single_type_kv_cache_manager.py)",
         since="0.30",
         needs=("frees_after_steps",),
     )
     splits_first_chunk_at_hits: bool = _state(
-        "If one layer group has a longer prefix-cache hit than all groups together, the first "
-        "chunk of a prompt ends where the longer hit ends.",
+        "If one layer group has a longer hit than all groups together, the first chunk of the "
+        "prompt ends where the longer hit ends.",
         source="Scheduler._mamba_block_aligned_split",
         since="0.24",
         hidden_by=("splits_chunks_at_hits",),
     )
     splits_chunks_at_hits: bool = _state(
-        "If one layer group has a longer prefix-cache hit than all groups together, every "
-        "chunk of a prompt that would cross the end of the longer hit ends there.",
+        "If one layer group has a longer hit than all groups together, any chunk of the prompt "
+        "that would cross the end of the longer hit ends there.",
         source="Scheduler._mamba_block_aligned_split",
         since="0.26",
     )
     allows_large_state_blocks: bool = _state(
-        "A block may be larger than a chunk. If a chunk reaches the end of a block, it ends "
-        "there, unless it is the last chunk of the prompt.",
-        "The engine does not start if a block is larger than the chunk limit.",
+        "A block may hold more tokens than a chunk. A chunk that reaches the end of a block "
+        "ends there, unless it is the last chunk of the prompt.",
+        "The engine does not start if a block is larger than the maximum chunk.",
         source="Scheduler._mamba_block_aligned_split",
         since="0.27",
     )
     stores_second_last_state: bool = _state(
-        "If the length of a prompt is a multiple of block_size, the state one block before its end "
-        "is stored.",
+        "If the length of a prompt is a multiple of `block_size`, the state one block before "
+        "the end of the prompt is also stored.",
         source="get_mamba_prefill_checkpoint_position",
         since="0.32",
     )
     marks_end_state_again: bool = _state(
-        "The state at the end of a prompt is marked as new in every step of its request. This "
-        "delays requests that could reuse the state (a bug).",
+        "Each step of a request marks the state at the end of its prompt as new. Because of "
+        "this bug, requests that could reuse the state wait longer.",
         source="_cache_partial_tail_block (vllm/v1/core/single_type_kv_cache_manager.py)",
         since="0.32",
         until="0.33",
     )
 
     draft_methods: tuple[str, ...] = _draft(
-        "Available speculative methods",
+        "Values of `speculative_method` that the release supports",
         source="SpeculativeConfig.uses_draft_model",
         values={
             "0.9": ("eagle", "mtp", "ngram"),
@@ -299,7 +311,7 @@ class VllmRules:
         at_start=True,
     )
     async_draft_methods: tuple[str, ...] = _draft(
-        "Speculative methods allowed with asynchronous scheduling",
+        "Values of `speculative_method` that can be combined with asynchronous scheduling",
         source="vllm/config/vllm.py",
         values={
             "0.9": ("eagle", "mtp"),
@@ -309,94 +321,100 @@ class VllmRules:
         at_start=True,
     )
     drafts_with_states: bool = _draft(
-        "Drafts are modelled for models with states.",
-        source="recordings of earlier releases, which differ from simkv's rules",
+        "simkv supports speculative decoding for models with recurrent states.",
+        source="recordings of earlier releases, whose decisions differ from simkv's",
         since="0.26",
         at_start=True,
     )
     reserves_draft_slots: bool = _draft(
-        "A draft model takes max_num_seqs tokens of the budget of every step.",
+        "A draft model reserves `max_num_seqs` tokens of the budget of every step.",
         source="_set_max_num_scheduled_tokens (vllm/config/vllm.py)",
         since="0.17",
         until="0.28",
     )
     reserves_slots_by_request: bool = _draft(
-        "A draft model takes one token of the budget for each request in the step.",
+        "A draft model reserves one token of the step's budget for each request in the step.",
         source="input_budget in Scheduler.schedule",
         since="0.28",
         hidden_by=("reserves_draft_slots",),
     )
     pads_admissions: bool = _draft(
-        "A request that has one token to compute is admitted with draft slots: as many as a "
-        "running request has.",
+        "A waiting request that has only one token to compute is admitted with as many draft "
+        "slots as a running request has.",
         source="pad_spec_decode in Scheduler.schedule",
         since="0.25",
     )
     skips_padding_without_room: bool = _draft(
-        "If the draft slots of an admission would exceed max_model_len or the end of a block, "
+        "If the draft slots of a request would exceed `max_model_len` or the end of a block, "
         "the request is admitted without draft slots.",
-        "The request waits (max_model_len), or the slots count although no draft is computed "
-        "(end of a block).",
+        "The request waits in the first case. In the second case, the draft slots count, "
+        "although no draft token is computed.",
         source="pad_spec_decode in Scheduler.schedule",
         since="0.29",
         needs=("pads_admissions",),
     )
     pads_lone_hits: bool = _draft(
-        "A request with a prefix-cache hit is admitted with draft slots even if no request runs.",
+        "A request with a prefix-cache hit is admitted with draft slots even if no other "
+        "request runs.",
         source="num_computed_tokens > 0 in Scheduler.schedule",
         since="0.30",
         needs=("pads_admissions",),
     )
     lookahead_at_admission: bool = _draft(
         "A request receives lookahead slots at admission.",
-        "The request receives lookahead slots from its second step on.",
+        "It receives lookahead slots from its second step on.",
         source="effective_lookahead_tokens",
         since="0.23",
     )
     drafts_for_chunks: bool = _draft(
-        "Synchronous draft models also propose drafts for unfinished prompts, which are discarded.",
+        "With synchronous scheduling, draft models also propose draft tokens for unfinished "
+        "prompts. These draft tokens are discarded.",
         source="is_prefill_chunk",
         until="0.16",
     )
     keeps_preempted_drafts: bool = _draft(
-        "Preempted requests keep their drafts.",
+        "Preempted requests keep their draft tokens.",
         source="vllm/v1/core/sched/scheduler.py",
         until="0.14",
     )
     caches_accepted_at_once: bool = _draft(
-        "With synchronous scheduling, accepted tokens are cached immediately.",
-        "Accepted tokens are cached in the next step of the request.",
+        "With synchronous scheduling, accepted draft tokens are added to the prefix cache "
+        "immediately.",
+        "They are added in the next step of the request.",
         source="vllm/v1/core/sched/scheduler.py",
         since="0.33",
     )
     keys_cover_next_token: bool = _draft(
-        "With EAGLE, the cache key of a block includes the next token.",
+        "With EAGLE, the cache key of a block also covers the first token after the block.",
         "A hit is one block shorter than the cached prefix.",
         source="use_eagle in vllm/v1/core/kv_cache_coordinator.py",
         since="0.33",
     )
     caches_shortened_hits: bool = _draft(
-        "With EAGLE, the cache stores the blocks of a window that a hit by the same prompt or "
-        "by a longer prompt needs.",
-        "The cache stores the blocks that a hit by the same prompt would need if hits were not "
-        "shortened by one block.",
+        "With EAGLE, a hit is one block shorter than the cached prefix. For layer groups with a "
+        "window, the prefix cache stores the blocks that such a hit of the same prompt or of a "
+        "longer prompt needs.",
+        "It stores the blocks that a hit of the same prompt would need if hits were not one "
+        "block shorter.",
         source="vllm/v1/core/single_type_kv_cache_manager.py",
         since="0.30",
     )
     looks_up_last_block: bool = _draft(
-        "With EAGLE and layer groups, the last block of a prompt is looked up as well.",
+        "With EAGLE and several layer groups, the last block of a prompt is also looked up in "
+        "the prefix cache.",
         source="vllm/v1/core/kv_cache_coordinator.py",
         since="0.32",
     )
 
     queues_loads_apart: bool = _host(
-        "Requests that wait for their KV are in a separate queue, which the scheduler "
+        "Requests whose KV is being loaded wait in a separate queue, which the scheduler "
         "considers first.",
         source="Scheduler.schedule",
         since="0.31",
     )
     protects_in_flight: bool = _host(
-        "With asynchronous scheduling, requests with a step in flight cannot be preempted.",
+        "With asynchronous scheduling, a request cannot be preempted while a step in flight "
+        "computes its tokens.",
         source="Scheduler.schedule",
         since="0.30",
     )
@@ -407,73 +425,80 @@ class VllmRules:
         since="0.26",
     )
     stores_after_last_copy: bool = _host(
-        "When a request ends, these blocks are offered for storage even if the last copy of "
-        "the request has already completed.",
+        "When a request ends, the blocks of its prompt that are not in host memory yet are "
+        "offered for storage even if the last copy of the request has already completed.",
         source="OffloadingConnectorScheduler",
         since="0.27",
     )
     offers_computed_only: bool = _host(
-        "After a client disconnects, only computed tokens are offered for storage.",
-        "The whole prompt is offered for storage; if the request has no blocks, the engine "
+        "After a client disconnects, only the computed tokens of its request are offered for "
+        "storage.",
+        "The whole prompt is offered for storage. If the request has no blocks, the engine "
         "crashes.",
         source="#49146, issue #49118",
         since="0.27",
     )
     remembers_offered: bool = _host(
-        "After a preemption, blocks that were offered for storage before are not offered again.",
+        "After a preemption, blocks that were offered for storage before the preemption are not "
+        "offered again.",
         "The blocks after the first chunk are offered again.",
         source="OffloadingConnectorScheduler",
         since="0.26",
     )
     offers_prompt_again: bool = _host(
-        "After a preemption, all blocks of the prompt are offered again.",
+        "After a preemption, all blocks of the prompt are offered for storage again.",
         source="OffloadingConnectorScheduler",
         since="0.33",
     )
     counts_uses_at_end: bool = _host(
-        "When a request ends, each of its blocks counts as used once.",
-        "At each lookup and each store, all blocks of the request count as used.",
+        "Each block of a request counts as used once, when the request ends.",
+        "Each lookup and each store of a request counts as a use of all its blocks.",
         source="vllm/v1/kv_offload/cpu/policies",
         since="0.31",
     )
     ranks_by_request: bool = _host(
-        "Under lru, the blocks of a request keep the rank of its first use until the request ends.",
-        "Each block has the rank of its own write.",
+        "With the eviction policy `lru`, all blocks of an unfinished request count as last used "
+        "at the time when the request first used a block.",
+        "Each of these blocks counts as last used at the time when it was written.",
         source="vllm/v1/kv_offload/cpu/policies/lru.py",
         since="0.33",
     )
     evicts_used_once: bool = _host(
-        "Under arc, blocks that were used once are evicted if there are no other blocks to evict.",
+        "With the eviction policy `arc`, blocks that were used once can be evicted if no other "
+        "block can be evicted.",
         source="vllm/v1/kv_offload/cpu/policies/arc.py",
         since="0.30",
     )
 
     reserves_for_prompts: bool = _transfer(
-        "A load starts only if enough blocks stay free for all unfinished prompts.",
+        "A load starts only if enough other blocks stay free for the rest of all unfinished "
+        "prompts.",
         source="_inflight_prefill_reserved_blocks",
         since="0.23",
     )
     caches_loaded_block: bool = _transfer(
-        "After a load, the block that is completed by the last prompt token is also cached.",
+        "After a load, the block that the last prompt token fills is also added to the prefix "
+        "cache.",
         source="_update_waiting_for_remote_kv",
         since="0.18",
         knobs=("kv_connector", "watermark"),
     )
     frees_loads_when_done: bool = _transfer(
-        "After a client disconnects, the blocks of its load are freed when the load completes.",
-        "The blocks are freed immediately, although the load still writes to them.",
+        "If a client disconnects during a load, the blocks of the load are freed when the load "
+        "completes.",
+        "They are freed immediately, although the load still writes to them.",
         source="delay_free_blocks",
         since="0.16",
     )
     frees_when_steps_end: bool = _transfer(
-        "If the replica can load KV, blocks that a step in flight writes to are freed when the "
-        "step ends.",
-        "The blocks are freed immediately.",
+        "On replicas that can load KV, blocks that a step in flight writes to are freed when "
+        "this step ends.",
+        "They are freed immediately.",
         source="defer_block_free",
         since="0.24",
     )
     discards_victim_tokens: bool = _transfer(
-        "If the replica can send KV, the tokens in flight of a preempted request are discarded.",
+        "On replicas that can send KV, the tokens in flight of a preempted request are discarded.",
         source="vllm/v1/core/sched/scheduler.py",
         since="0.27",
     )

@@ -50,7 +50,7 @@ PROPOSALS: Mapping[str, Proposal] = {
         },
         Variant(
             "0.33.0 with vllm-project/vllm#33499 (2026-02-01, open; also in #35852 and #36390)",
-            "0.33.0; a waiting request without enough free blocks does not block later requests",
+            "like 0.33.0, but a waiting request that lacks free blocks does not block later ones",
         ),
     )
 }
@@ -107,7 +107,7 @@ def _release(name: str) -> Variant:
     commit, alike, _ = RELEASES[name]
     summary = _changes(name)
     if alike:
-        summary += f"; recorded as equal: {', '.join(alike)}"
+        summary += f"; same rules in {', '.join(alike)}"
     return Variant(f"vllm-project/vllm@{commit} ({name}, wheel), vllm/v1/core", summary)
 
 
