@@ -1,8 +1,8 @@
 """Protocols for engines whose scheduler, worker and token processor are separate threads.
 
 The engine's package implements the three protocols, and ``sim/actor_pipeline.py`` simulates the
-threads concurrently. Tasks, parcels (serialized lists of tasks) and work items are opaque objects
-of the engine.
+threads concurrently. Only the engine's package interprets the tasks, parcels (serialized lists of
+tasks) and work items.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class WorkerCrash(RuntimeError):
 
 @dataclass(slots=True)
 class MessageEffects:
-    """Effects of a message: the ids of requests that received a token, were acknowledged or ended,
-    in slot order.
+    """Effects of a worker's message: the ids of the requests that received a token (``delivered``),
+    whose preemption was acknowledged (``acked``), or that ended, each in slot order.
     """
 
     delivered: list[int] = field(default_factory=list)
@@ -73,7 +73,7 @@ class ManagerThread(Protocol):
 
 
 class WorkerThread(Protocol):
-    """The worker's thread, which runs the model on slots with one request each."""
+    """The worker's thread, which runs the model; each of its slots holds one request."""
 
     slots: dict[int, Any]
 
@@ -109,8 +109,8 @@ class Threads(ABC):
 
     @abstractmethod
     def aside(self) -> dict[int, WaitReason]:
-        """Return the reason, by request id, for each request that lacks a block for its next token
-        or chunk.
+        """Return the requests that lack a block for their next token or chunk: a mapping from
+        request id to the reason.
         """
 
     @abstractmethod

@@ -32,7 +32,7 @@ def translate_disk_errors(path: object, what: str) -> Iterator[None]:
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """Yield the path of a temporary file that replaces ``path`` if the block succeeds.
+    """Yield the path of a temporary file that replaces ``path`` if the ``with`` block succeeds.
 
     The temporary file is in the same directory, and its name ends with the name of ``path``. If
     ``path`` is a pipe or a device, it is written to directly. Raises InputError if the file cannot
@@ -69,7 +69,7 @@ def make_folder(folder: Path) -> None:
 
 @contextmanager
 def atomic_folder(folder: Path, own: Sequence[str] = ("*",)) -> Iterator[Path]:
-    """Yield a new directory that replaces ``folder`` if the block succeeds.
+    """Yield a new directory that replaces ``folder`` if the ``with`` block succeeds.
 
     ``own`` are glob patterns of the files that simkv writes. Files in ``folder`` that match none of
     these patterns, such as notes or traces of the user, are copied to the new directory. Raises
@@ -144,8 +144,8 @@ def check_folder(
 ) -> None:
     """Raise InputError if ``folder`` cannot be created or written, or contains unrelated files.
 
-    ``what`` names the output, such as a report. ``is_own`` returns whether a directory with content
-    contains an earlier output of this kind. Without ``is_own``, any content is accepted.
+    ``what`` names the output, such as "report". ``is_own`` returns whether the content of a
+    directory is an earlier output of this kind. Without ``is_own``, any content is accepted.
     """
     with translate_disk_errors(f"{option} {folder}", "written"):
         found = _find_conflict(folder, what, is_own)

@@ -35,8 +35,8 @@ class TokenContent:
     def slices(self, start: int, end: int) -> tuple[Segment, ...]:
         """Return tokens ``start`` to ``end`` as segments.
 
-        Two results are equal if and only if their tokens are equal, however the prompt was split
-        into segments.
+        Two results are equal if and only if their tokens are equal. The division of the prompt into
+        segments does not matter.
         """
         pieces: list[Segment] = []
         index = bisect_right(self._starts, start) - 1
@@ -50,9 +50,11 @@ class TokenContent:
         return tuple(pieces)
 
     def segment_at(self, position: int) -> tuple[str, int, int]:
-        """Return the part of a segment from token ``position`` to its end.
+        """Return the rest of the segment that contains token ``position``, starting with this
+        token.
 
-        The result is the stream of the segment, the offset of the token and the end offset.
+        The result contains the stream of the segment, the offset of the token in the stream, and
+        the offset at which the segment ends.
         """
         starts = self._starts
         index = -1 if position >= starts[-1] else bisect_right(starts, position) - 1
@@ -127,9 +129,7 @@ class BlockKeys:
             position = len(keys) * size
 
     def run_left(self, keys: array[int], content: TokenContent) -> int:
-        """Return the number of blocks, from the next one on, that continue the run of the last
-        key.
-        """
+        """Return how many of the next full blocks belong to the run of the last key."""
         run, place = divmod(keys[-1] + 1 if keys else 0, KEYS_PER_RUN)
         stream, start, stop = content.segment_at(len(keys) * self.block_size)
         if not place or self._heads[run] != (stream, start - place * self.block_size):

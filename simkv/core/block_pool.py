@@ -20,7 +20,8 @@ NO_BLOCKS: array[int] = array("i")
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class BlockPool:
-    """``num_blocks`` blocks of KV cache with reference counts, block tables and a prefix cache.
+    """``num_blocks`` blocks of KV cache, with reference counts, a prefix cache and block tables;
+    each table belongs to an owner, such as a request.
 
     Blocks are numbered from 1 (0 is the null block that engines use for padding). Blocks are
     allocated from the front of the free queue. A free block may still have a key in the prefix
@@ -45,8 +46,8 @@ class BlockPool:
 
     @property
     def free(self) -> int:
-        """Number of blocks that can be allocated now, including cached blocks that no table
-        contains.
+        """Number of blocks that can be allocated now; this includes cached blocks that are in no
+        block table.
         """
         return self._free.length
 
@@ -56,18 +57,18 @@ class BlockPool:
         return len(self._key_of) - self._key_of.count(0)
 
     def keys(self) -> npt.NDArray[np.int64]:
-        """Return the current key of each block (0: none), as a view that follows later changes of
-        the pool.
+        """Return the key of each block (0: none) as an array view, which shows later changes of the
+        pool.
         """
         return np.frombuffer(self._key_of, dtype=np.int64)
 
     def held(self, owner: int) -> int:
-        """Return the number of blocks in the table of ``owner``; 0 if ``owner`` has no table."""
+        """Return the number of blocks in the block table of ``owner``; 0 if ``owner`` has no table."""
         return len(self.tables.get(owner, ()))
 
     def holdings(self) -> dict[int, int]:
-        """Return a mapping from owner to its number of blocks; a shared block counts for each
-        owner.
+        """Return the number of blocks in the table of each owner; a shared block counts for each of
+        its owners.
         """
         return {owner: len(table) for owner, table in self.tables.items()}
 
@@ -124,7 +125,7 @@ class BlockPool:
             self.tables[owner].extend(blocks[turn :: len(owners)])
 
     def are_unused(self, keys: Sequence[array[int]]) -> bool:
-        """Return whether all of these keys differ and no block has any of them."""
+        """Return whether these keys are all different and no block has one of them."""
         of_key, known = self._block_of, len(self._block_of)
         for part in keys:
             for key in part:
@@ -146,14 +147,14 @@ class BlockPool:
         become free.
 
         Freed blocks go to the back of the free queue. With ``keyless_first``, freed blocks without
-        a key go to its front instead, in the same order (vLLM 0.33). Has no effect if ``owner`` has
-        no table.
+        a key go to its front instead, in the same order (as in vLLM since 0.24). Has no effect if
+        ``owner`` has no table.
         """
         if table := self.tables.pop(owner, None):
             self._unreference(ints_view(table)[::-1], keyless_first=keyless_first)
 
     def release_head(self, owner: int, count: int, *, keyless_first: bool = False) -> None:
-        """Drop the first ``count`` blocks of the owner's table, the last of them first, as
+        """Remove the first ``count`` blocks from the owner's table, the last of them first, as
         ``release`` does.
         """
         head = np.array(self.tables[owner][:count], dtype=np.intc)
@@ -161,8 +162,8 @@ class BlockPool:
         self._unreference(head[::-1], keyless_first=keyless_first)
 
     def release_at(self, owner: int, places: Sequence[int], *, keyless_first: bool = False) -> None:
-        """Drop the blocks at the indices ``places`` of the owner's table, in the given order, as
-        ``release`` does.
+        """Remove the blocks at the indices ``places`` from the owner's table, in the given order,
+        as ``release`` does.
         """
         table = self.tables[owner]
         blocks = np.array([table[place] for place in places], dtype=np.intc)
@@ -213,9 +214,11 @@ class BlockPool:
             self.register(block, key)
 
     def lookup(self, keys: Sequence[int]) -> array[int]:
-        """Return the numbers of the blocks that hold the longest cached prefix of ``keys``.
+        """Return the numbers of the cached blocks for the longest prefix of ``keys`` that is
+        completely cached.
 
-        If several blocks have the same key, the block that was registered first is returned.
+        If several blocks have the same key, the result contains the block that was registered
+        first.
         """
         if not keys or keys[0] >= len(self._block_of) or not self._block_of[keys[0]]:
             return array("i")
@@ -315,9 +318,10 @@ class BlockPool:
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class UnnumberedPool(BlockPool):
-    """A pool that counts blocks per owner and has neither block numbers nor a prefix cache.
+    """A pool that only counts the blocks of each owner; it has neither block numbers nor a prefix
+    cache.
 
-    Its results equal the results of a ``BlockPool`` without registered blocks, but it is faster.
+    It is faster than a ``BlockPool`` without cached blocks, and gives the same results.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -366,9 +370,8 @@ def _column(blocks: Ints) -> array[int]:
 class BlockCounter:
     """A pool that only counts free blocks.
 
-    Its results equal the results of ``BlockPool``, but it is faster. It can be used if no code
-    reads block tables or uses a prefix cache, and if the caller stores the number of blocks of each
-    owner.
+    It is faster than ``BlockPool``, and gives the same results. It can be used if no code needs
+    block tables or a prefix cache, and if the caller stores the number of blocks of each owner.
     """
 
     def __init__(self, num_blocks: int) -> None:

@@ -6,7 +6,7 @@ pool.release(7)
 pool.hold = 0.0
 pool.queue.set_time(12.0)
 
-No engine release does this; it shows what retention would change.
+No engine release retains blocks in this way; the pool shows the effect that this would have.
 """
 
 from __future__ import annotations
@@ -44,12 +44,14 @@ class RetentionQueue(FreeQueue):
 
     @property
     def has_deadline(self) -> bool:
-        """Whether the retention of any block will end."""
+        """Whether the retention of at least one block will end."""
         self._drop_stale()
         return bool(self._fresh) or bool(self._heap and self._heap[0][0] < inf)
 
     def set_time(self, now: float) -> None:
-        """Set the time in seconds. Retention of blocks since ``stop_clock`` starts now."""
+        """Set the current time in seconds. The retention of blocks inserted since ``stop_clock``
+        starts at this time.
+        """
         self._now = now
         for seconds, number, block in self._fresh:
             if self._retained.get(block) == number:
@@ -62,7 +64,9 @@ class RetentionQueue(FreeQueue):
                 self._ended[block] = None
 
     def stop_clock(self) -> None:
-        """Let the retention of further blocks start at the next ``set_time``."""
+        """Make the retention of blocks that are inserted from now on start at the next
+        ``set_time``.
+        """
         self._now = None
 
     def retain(self, blocks: Ints, seconds: float) -> None:
@@ -124,7 +128,7 @@ class RetentionQueue(FreeQueue):
 
 
 class RetentionPool(BlockPool):
-    """A pool that retains the cached blocks of released tables for ``hold`` seconds.
+    """A pool that retains the cached blocks of a released block table for ``hold`` seconds.
 
     Retained blocks are free: they are allocated if no other block is left.
     """

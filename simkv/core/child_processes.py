@@ -19,7 +19,7 @@ _VARIABLE = "PYTHONSAFEPATH"
 
 @contextmanager
 def starting_children() -> Iterator[None]:
-    """While the block runs, start child processes safely.
+    """Context in which child processes can be started safely.
 
     The children do not have the current directory on their module path, and they inherit a blocked
     SIGINT.

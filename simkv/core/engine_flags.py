@@ -38,7 +38,7 @@ class Flag(KnobSource):
 
     ``key`` is the dotted path of the setting in the value of an option that takes JSON. ``unit`` is
     the unit of the option's value if it differs from the unit of the setting. ``unreleased`` are
-    values that simkv has and no release of the engine.
+    values that simkv accepts but no release of the engine has.
     """
 
     key: str = ""

@@ -249,7 +249,9 @@ class EngineSpec:
     config.
     """
     lora_slots: str | None = None
-    """Name of the setting for the number of LoRA adapters that run at once; None: not reported."""
+    """Name of the setting for the number of LoRA adapters that run at once; None if the engine does
+    not report it.
+    """
     lora_by_model: bool = False
     """Whether a client may select a LoRA adapter with the model name ``model:adapter``."""
     caches_prefixes: Callable[[Any], bool] = _never
@@ -272,7 +274,7 @@ class EngineSpec:
 
     @property
     def distinct_variants(self) -> list[str]:
-        """Names of the variants; of several variants with equal rules, only one is listed."""
+        """Names of the variants, with only one name for variants that have the same rules."""
         return [name for name in self.variants if self.naming.like(name) == name]
 
     @property
@@ -302,9 +304,8 @@ class EngineSpec:
         return self._number(config, self.drafts)
 
     def lora_capacity(self, config: EngineConfig) -> int:
-        """Return the maximum number of concurrent LoRA adapters.
-
-        The result is 0 if the engine does not report the use of its adapters.
+        """Return the maximum number of concurrent LoRA adapters; 0 if the engine does not report
+        this number.
         """
         return self._number(config, self.lora_slots)
 

@@ -86,8 +86,8 @@ def count_releases(older: str, newer: str, part: int) -> int:
 
 
 def nearest_release(name: str, releases: Iterable[str]) -> str:
-    """Return the entry of ``releases`` nearest to the version ``name``; of two equally near
-    entries, the older one.
+    """Return the entry of ``releases`` nearest to the version ``name``; if two are equally near,
+    the older one.
     """
     wanted = parse_version(name)
     known = sorted(releases, key=parse_version)

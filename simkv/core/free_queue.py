@@ -60,7 +60,9 @@ class FreeQueue:
         return block
 
     def take(self, count: int) -> Ints:
-        """Remove and return the first ``count`` blocks, which the queue must contain."""
+        """Remove and return the first ``count`` blocks; the queue must contain at least this
+        number.
+        """
         line, place, span = ints_view(self._line), ints_view(self._place), 2 * count
         while True:
             part = line[self._head : min(self._head + span, self._tail)]
@@ -93,7 +95,7 @@ class FreeQueue:
         self.length += len(blocks)
 
     def remove(self, blocks: Ints) -> None:
-        """Remove blocks from any position of the queue."""
+        """Remove these blocks from the queue, whatever their positions are."""
         ints_view(self._place)[blocks] = -1
         self.length -= len(blocks)
 

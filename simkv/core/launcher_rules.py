@@ -49,8 +49,8 @@ class LaunchTarget:
 
 
 class LaunchError(ValueError):
-    """Raised if the engine would not start with a default; ``field`` is the setting that the user
-    must specify.
+    """Raised if the engine would not start with the default of a setting (``field``), so that the
+    user must specify the setting.
     """
 
     def __init__(self, field: str, why: str) -> None:

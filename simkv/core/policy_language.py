@@ -70,9 +70,11 @@ class PolicyHook:
 
 @dataclass(frozen=True)
 class PolicyExpression:
-    """An expression over the variables of a view; ``names`` are the variables that it uses.
+    """An expression over the variables of a view, which describes a request or the engine;
+    ``names`` are the variables that the expression uses.
 
-    ``python`` is the equivalent Python expression over a view ``r``.
+    ``python`` is the same expression in Python; it reads the variables as attributes of a view
+    ``r``.
     """
 
     text: str

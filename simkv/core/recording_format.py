@@ -27,8 +27,8 @@ def read_queues(scheduler: Any) -> RecordingLine:
 
 
 def record_decision(scheduler: Any) -> tuple[Batch, RecordingLine]:
-    """Call ``scheduler.schedule()``; return the batch and an empty mapping, because there are no
-    extra fields.
+    """Call ``scheduler.schedule()`` and return the batch and the extra fields to record, of which
+    there are none.
     """
     return scheduler.schedule(), {}
 
@@ -40,8 +40,8 @@ def no_extra_fields(_: Any) -> RecordingLine:
 
 @dataclass(frozen=True)
 class TickFormat:
-    """The recording format of an engine with concurrent threads; it has one line per tick of the
-    engine thread.
+    """The recording format of an engine with concurrent threads; it has one line per tick, an
+    iteration of the scheduler's thread.
 
     ``queues`` reads the state shared by the threads. ``task`` converts a task when the scheduler
     queues it, and ``token`` converts a token when it is sent.

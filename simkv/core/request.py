@@ -31,10 +31,11 @@ class Prompt:
     more urgent, as in vLLM. If ``segments`` is empty, the prompt shares no tokens with other
     prompts. ``lora`` is the name of the requested LoRA adapter, or None for the base model.
     ``routing_key`` is the request's key for SGLang's policy ``routing-key``. ``client`` is the name
-    of the client that sends it, for policies that are fair to clients; requests without a name have
-    one client. ``logprobs_from`` is the index of the first token for which log probabilities are
-    requested; -1 means only output tokens, None means no token. ``retention`` is the time in
-    seconds for which the client asks to retain the cached KV of the request after its end.
+    of the client that sends it, for policies that are fair to clients; all requests without a name
+    count as one client. ``logprobs_from`` is the index of the first token for which log
+    probabilities are requested; -1 means only output tokens, None means no token. ``retention`` is
+    the time in seconds for which the client asks to retain the cached KV of the request after its
+    end.
     """
 
     id: int

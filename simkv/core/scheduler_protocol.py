@@ -39,8 +39,8 @@ class Variant:
 
 
 class BatchRow(NamedTuple):
-    """A request in a step, with ``tokens`` tokens to compute after ``context`` tokens that already
-    have KV.
+    """A request in a step: the step computes ``tokens`` tokens; the KV of the ``context`` tokens
+    before them is already cached.
     """
 
     id: int
@@ -164,8 +164,8 @@ class Batch:
     """A scheduling decision: the work of the next step.
 
     ``scheduled`` lists ``(request id, new tokens)`` in the engine's order. ``context`` has, for
-    each of these requests, the number of tokens that already have KV. ``emits`` are the ids of the
-    requests that receive a token after the step. ``preempted`` are the ids of the preempted
+    each of these requests, the number of tokens whose KV is already cached. ``emits`` are the ids
+    of the requests that receive a token after the step. ``preempted`` are the ids of the preempted
     requests, in order; an id may occur twice. ``ignored`` are the ids of requests that the engine
     drops, ``refused`` the ids of requests rejected because of a limit, and ``lost`` the ids of
     requests that are in no queue although they have not ended. ``fatal`` is the reason why the real
@@ -182,8 +182,8 @@ class Batch:
 
     A scheduler may keep requests that decode in lockstep as a group and report only how the group
     changes: the members that ``joined`` and ``left`` since the previous batch, the number of
-    current members (``decodes``) and the total number of their tokens with KV (``decode_context``).
-    ``expand`` returns all rows, but only while this is the newest batch.
+    current members (``decodes``) and the total number of their tokens whose KV is cached
+    (``decode_context``). ``expand`` returns all rows, but only while this is the newest batch.
     """
 
     scheduled: list[tuple[int, int]]
@@ -277,10 +277,11 @@ class Batch:
 
 @dataclass(slots=True, init=False)
 class Completion:
-    """The result of a batch: the ids that received a token and the ids that ended, in order.
+    """The result of a batch: the ids of the requests that received a token, and of the requests
+    that ended, in order.
 
-    ``refused`` are ids whose clients receive a rejection. ``delivered`` excludes the members of a
-    decode group; each member received a token.
+    ``refused`` are the ids of requests that are rejected. ``delivered`` omits the members of a
+    decode group, because each of them received a token.
     """
 
     delivered: list[int]
@@ -360,8 +361,8 @@ class Scheduler(Protocol):
         """
 
     def skip(self, steps: int) -> list[int]:
-        """Perform ``steps`` pairs of ``complete`` and ``schedule`` calls that repeat the last
-        batch.
+        """Advance the state as if ``complete`` and ``schedule`` were called ``steps`` times, each
+        time with the last batch.
 
         ``steps`` must be at most the result of ``leap``. Returns the number of free blocks after
         each ``schedule`` call.
@@ -374,7 +375,7 @@ class Scheduler(Protocol):
         """Return the ids in the running list, in the engine's own order."""
 
     def blocks_held(self) -> Mapping[int, int]:
-        """Return a mapping from live request to its number of blocks.
+        """Return the number of blocks of each unfinished request, as a mapping from request id.
 
         A shared block counts for each request that shares it.
         """

@@ -20,8 +20,8 @@ Waiting = TypeVar("Waiting")
 
 
 class QueueEntry(NamedTuple):
-    """A waiting request: its client, its unique position among requests with equal counters, and
-    its charge.
+    """A waiting request: its client, its unique rank among requests with equal counters
+    (``position``), and the amount that its admission adds to the counter (``charge``).
     """
 
     client: Client
@@ -30,14 +30,14 @@ class QueueEntry(NamedTuple):
 
 
 class VirtualTokenCounters:
-    """Weighted service of each client; the queue admits a request of the client with the least
-    service.
+    """Counters of the service that each client received; the queue first admits a request of the
+    client with the least service.
 
-    A prompt counts when its request is first admitted, and an output token counts when it is
-    delivered. If a client without waiting requests sends a request, or if its request is preempted,
-    its counter is raised to the smallest counter of the clients with waiting requests. If there are
-    no such clients, it is raised to the counter of the client that left the queue last. A client
-    therefore gains nothing from a time in which it sent nothing.
+    The tokens of a prompt are counted when its request is first admitted, and an output token when
+    it is delivered. If a client without waiting requests sends a request, or if its request is
+    preempted, its counter is raised to the smallest counter of the clients with waiting requests.
+    If there are no such clients, it is raised to the counter of the client that left the queue
+    last. A client therefore gains nothing from a time in which it sent nothing.
 
     ``emitted`` returns the number of output tokens that a request has received.
     """
@@ -56,8 +56,8 @@ class VirtualTokenCounters:
         return self._settled[client] + OUTPUT_WEIGHT * outputs
 
     def enter(self, client: Client) -> None:
-        """Count a request that enters the waiting queue; raise its client's counter if no other
-        waits.
+        """Count a request that enters the waiting queue; if no other request of its client waits,
+        raise the client's counter.
         """
         if not self._waiting[client]:
             others = [other for other, count in self._waiting.items() if count]
@@ -76,13 +76,15 @@ class VirtualTokenCounters:
         self._charged.setdefault(client, set()).add(request_id)
 
     def due(self, request_id: int, client: Client, prompt_tokens: int) -> int:
-        """Return the weighted tokens that the admission of a request adds to its client."""
+        """Return the amount, in weighted tokens, that the admission of a request adds to the
+        counter of its client.
+        """
         return 0 if request_id in self._charged.get(client, ()) else PROMPT_WEIGHT * prompt_tokens
 
     def end(self, request_id: int, client: Client) -> None:
-        """Count the outputs of a request that ends.
+        """Add the output tokens of a request that ends to the counter of its client.
 
-        The method must be called before the request is forgotten.
+        The method must be called while ``emitted`` still knows the request.
         """
         charged = self._charged.get(client, set())
         if request_id in charged:
@@ -92,7 +94,9 @@ class VirtualTokenCounters:
     def order(
         self, waiting: Iterable[Waiting], entry: Callable[[Waiting], QueueEntry]
     ) -> list[Waiting]:
-        """Return waiting requests in the order of admission if no output token is delivered."""
+        """Return the waiting requests in the order in which they would be admitted if no further
+        output token were delivered.
+        """
         queues: dict[Client, list[tuple[QueueEntry, Waiting]]] = {}
         for r in waiting:
             one = entry(r)
@@ -114,5 +118,7 @@ class VirtualTokenCounters:
         return found
 
     def fingerprint(self) -> Hashable:
-        """Return the state that determines the next order, together with the delivered tokens."""
+        """Return the state that determines later orders, except for the numbers of delivered
+        tokens.
+        """
         return tuple(self._settled.items()), self._left_last
