@@ -63,7 +63,9 @@ class BlockPool:
         return np.frombuffer(self._key_of, dtype=np.int64)
 
     def held(self, owner: int) -> int:
-        """Return the number of blocks in the block table of ``owner``; 0 if ``owner`` has no table."""
+        """Return the number of blocks in the block table of ``owner``; 0 if ``owner`` has no
+        table.
+        """
         return len(self.tables.get(owner, ()))
 
     def holdings(self) -> dict[int, int]:

@@ -29,8 +29,8 @@ def leapable_steps(manager: ResourceManager, worker: FastDeployWorker, most: int
 
 
 def skip_steps(manager: ResourceManager, worker: FastDeployWorker, steps: int) -> list[int]:
-    """Apply ``steps`` decode steps and return the number of free blocks after each scheduling
-    decision.
+    """Apply ``steps`` decode steps to the state, and return the number of free blocks after each
+    scheduling decision.
     """
     growth = _growth(manager, steps)
     free, left = [], manager.pool.free

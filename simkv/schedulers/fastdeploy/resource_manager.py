@@ -123,8 +123,8 @@ class ResourceManager:
         )
 
     def schedule(self) -> list[PlannedTask]:
-        """Make the scheduling decisions of one call and return the tasks; ``preempted`` lists the
-        victims.
+        """Make the scheduling decisions of one call and return the tasks; the attribute
+        ``preempted`` then lists the preempted requests.
 
         A slot overrun is ignored, as in the engine: the state changes remain, the tasks of the call
         are lost, and the request runs without a slot.
@@ -155,12 +155,14 @@ class ResourceManager:
         return False
 
     def growing(self, seq: FastDeployRequest, steps: int) -> Sequence[int]:
-        """Return the calls, numbered 1 to ``steps``, in which a decoding request gets blocks."""
+        """Return in which of the next ``steps`` calls, numbered from 1, a decoding request gets
+        blocks.
+        """
         raise NotImplementedError
 
     def decay(self, steps: int, growing: int) -> None:
-        """Reduce the reserve as ``steps`` decode-only calls do; ``growing`` of these calls had
-        tasks.
+        """Reduce the block reserve as ``steps`` decode-only calls do, of which ``growing`` calls
+        had tasks.
         """
         raise NotImplementedError
 
@@ -180,10 +182,11 @@ class ResourceManager:
             self.waiting.append(seq)
 
     def finish(self, seq: FastDeployRequest) -> bool:
-        """End a request and free its slot and blocks; return False if it is in ``waiting``.
+        """End a request and free its slot and blocks; do nothing and return False if the request is
+        in ``waiting``.
 
-        A request in ``waiting`` does not end. It is prefilled again, including its end-of-sequence
-        token (an engine bug).
+        Because of an engine bug, a request in ``waiting`` does not end: it is prefilled again,
+        including its end-of-sequence token.
         """
         if seq in self.waiting:
             return False
@@ -276,12 +279,14 @@ class ResourceManager:
 
 
 class TokenProcessor:
-    """Reader of the worker's messages; applies each slot's token to the manager's state.
+    """Reader of the worker's messages, which updates the manager's state with the token of each
+    slot.
 
-    With ``sentinel`` (PR #5796) only PREEMPTED acknowledges a preemption. Without ``sentinel``, any
-    negative token in the slot also acknowledges it, and so does a message that is too short to
-    contain the slot. If a message is too short for several slots, the engine acknowledges them in
-    the order of a Python set; this class uses the order of preemption.
+    With ``sentinel`` (PR #5796), a preemption is acknowledged only by the token PREEMPTED in the
+    request's slot. Without ``sentinel``, any negative token in the slot also acknowledges the
+    preemption, and so does a message that is too short to contain the slot. If a message is too
+    short for several slots, the engine acknowledges them in the order of a Python set; this class
+    uses the order of preemption.
     """
 
     def __init__(self, manager: ResourceManager, *, sentinel: bool = True) -> None:

@@ -59,8 +59,8 @@ class FastDeployScheduler(Threads):
     """The three actors in lockstep: a step's results are processed before the next decision.
 
     ``complete`` must also be called for empty batches, because their message can acknowledge a
-    preemption. ``tasks`` and ``stalled`` describe the last batch; ``acked`` describes the last
-    ``complete`` call.
+    preemption. ``tasks`` and ``stalled`` contain the tasks and the stalled requests of the last
+    batch, and ``acked`` the preempted requests that the last ``complete`` call acknowledged.
     """
 
     pipeline_depth = 1
@@ -137,7 +137,9 @@ class FastDeployScheduler(Threads):
         return len(self.manager.running) + (self.manager.active is not None)
 
     def leap(self, most: int) -> int:
-        """Return the number of decode-only steps for which all actors agree and blocks suffice."""
+        """Return the number of decode-only steps, 1 to ``most``, in which enough blocks are
+        free.
+        """
         return leapable_steps(self.manager, self.worker, most)
 
     def skip(self, steps: int) -> list[int]:
@@ -172,8 +174,8 @@ class FastDeployScheduler(Threads):
         return self.manager.fingerprint(), self.worker.fingerprint()
 
     def aside(self) -> dict[int, WaitReason]:
-        """Return the wait reason, by request id, of requests without a block for the next token or
-        chunk.
+        """Return the requests that lack a block for their next token or chunk: a mapping from
+        request id to the wait reason.
 
         While the ``ratio`` variants prefill, no decode gets a block, even if blocks are free.
         """
@@ -184,7 +186,7 @@ class FastDeployScheduler(Threads):
         return lacking | dict.fromkeys(chunks, manager.why)
 
     def batch_of(self, work: list[SlotWork], prefills: int, preempted: list[int]) -> Batch:
-        """Describe the worker's step as a batch; the first ``prefills`` entries of ``work`` are
+        """Convert a step of the worker to a batch; the first ``prefills`` entries of ``work`` are
         prefills.
         """
         return Batch(

@@ -45,9 +45,10 @@ class TaskBatch(NamedTuple):
 
 
 class SlotWork(NamedTuple):
-    """Work of a slot in a step: ``tokens`` new tokens after ``context`` tokens with KV.
+    """Work of a slot in a step: the step computes ``tokens`` tokens; the KV of the ``context``
+    tokens before them is already cached.
 
-    ``emits``: the step emits an output token of the request.
+    ``emits`` is true if the step emits an output token of the request.
     """
 
     id: int
@@ -74,8 +75,8 @@ class Slot:
 class FastDeployWorker:
     """Slots, their block tables, and the flags that acknowledge preemptions.
 
-    - ``sentinel``: a preempted slot carries PREEMPTED in the next message (PR #5796). Otherwise it
-      carries NO_TOKEN, like a stalled slot.
+    - ``sentinel``: a preempted slot carries PREEMPTED in the next message (PR #5796). Without
+      ``sentinel``, it carries NO_TOKEN, like a stalled slot.
     - ``decode_clears_flag``: a decode task that follows the preempt task clears this flag, so the
       preemption is never acknowledged.
     - ``idle_sends``: a preemption that leaves no work is acknowledged by a message without a step
@@ -135,15 +136,18 @@ class FastDeployWorker:
         ]
 
     def stalled(self) -> list[int]:
-        """Return the ids of decoding requests without a block for the last token, in slot order."""
+        """Return the ids of the decoding requests that have no block for their last token, in slot
+        order.
+        """
         decoding = [s for _, s in sorted(self.slots.items()) if s.state == "decode"]
         return [s.id for s in decoding if not self._decodes(s)]
 
     def step(self, ends: IsLastToken) -> Message | None:
-        """Run one step and return a value for each slot below ``bsz``; None if there is no work.
+        """Run one step and return the token of each slot below ``bsz``, which is the highest slot
+        in use plus one; None if there is no work.
 
-        A slot becomes idle when its request emits its last token. ``ends`` reports whether a token
-        is the last, also at the limit ``max_tokens``.
+        A slot becomes idle when its request emits its last token. ``ends`` returns whether a token
+        is the last one of its request, including the token at the limit ``max_tokens``.
         """
         active = [i for i, s in self.slots.items() if s.state == "prefill" or self._decodes(s)]
         silent = not active and not (self._acknowledge and self.idle_sends)

@@ -23,8 +23,8 @@ MAX_COUNTED_PREEMPTIONS = 64
 
 @dataclass(frozen=True, slots=True)
 class SequenceView:
-    """A sequence as the expressions of a policy see it; ``simkv.core.policy_language`` defines the
-    names.
+    """Values of a sequence and of the engine that the expressions of a policy can read;
+    ``simkv.core.policy_language`` describes them.
     """
 
     q: Sequence

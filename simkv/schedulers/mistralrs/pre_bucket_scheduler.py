@@ -18,7 +18,9 @@ from simkv.schedulers.mistralrs.scheduler_base import (
 
 
 class PreBucketScheduler(MistralrsScheduler):
-    """Scheduler before length buckets; its block engine allocates one token slot ahead."""
+    """Scheduler of the revision without length buckets, which also allocates a slot for the next
+    token of each request.
+    """
 
     def __init__(self, config: MistralrsConfig) -> None:
         super().__init__(config, config.num_gpu_blocks)

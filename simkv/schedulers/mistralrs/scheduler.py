@@ -37,7 +37,7 @@ Key = tuple[int, bool]
 
 
 class BucketedScheduler(MistralrsScheduler):
-    """Scheduler on top of the KV manager; its ``rules`` hold the differences between the
+    """Scheduler of the variants with a KV manager; ``rules`` contains the differences between these
     variants.
     """
 

@@ -38,7 +38,8 @@ FINISHED = (SequenceState.DONE, SequenceState.IGNORED)
 class Sequence:
     """A request in the engine.
 
-    - ``length``: number of prompt and emitted tokens; ``computed``: number of tokens with KV.
+    - ``length``: number of prompt and emitted tokens; ``computed``: number of tokens whose KV is
+      computed.
     - ``prefix``: number of tokens found in the prefix cache.
     - ``failures``: number of failed admission attempts.
     - ``registered``: number of leading blocks registered in the prefix cache.
@@ -106,7 +107,7 @@ class MistralrsScheduler:
         """
 
     def schedule(self) -> Batch:
-        """Call the engine's schedule function and return the result as the engine interprets it."""
+        """Make a scheduling decision and return the batch that the engine builds from it."""
         batch = self._batch = Batch()
         self._why = "deferred"
         chosen = self._chosen = self._choose()
@@ -165,8 +166,8 @@ class MistralrsScheduler:
         return len(self.running)
 
     def leap(self, most: int) -> int:
-        """Return the number of decode-only steps in which no queue changes and no block is
-        missing.
+        """Return the number of decode-only steps in which the queues stay the same and enough
+        blocks are free.
         """
         batch = self._batch
         if self._counts_failures():
@@ -306,7 +307,9 @@ MIXED_DECODE = "running sequences with and without images are queued again forev
 
 
 class LoopGuard:
-    """Raise Livelock if a loop within one ``schedule`` call returns to an earlier state."""
+    """Guard of a loop within one ``schedule`` call; it raises Livelock if the loop returns to an
+    earlier state.
+    """
 
     def __init__(self) -> None:
         self._seen: set[Hashable] = set()

@@ -10,7 +10,8 @@ from simkv.schedulers.sglang.memory import Req
 
 
 def launch(state: LoopState, chosen: ScheduleBatch, batch: Batch) -> None:
-    """Fill ``batch`` from ``chosen`` and count the tokens that it will emit as pending.
+    """Copy the work of ``chosen`` into ``batch``, and count the tokens that the batch will emit as
+    pending.
 
     SGLang counts the prefill tokens of a batch as processed at every launch. If a running batch
     began as a prefill, each of its decode steps therefore counts them again. This engine quirk
@@ -35,7 +36,9 @@ def launch(state: LoopState, chosen: ScheduleBatch, batch: Batch) -> None:
 
 
 def complete(state: LoopState, batch: Batch, ended: Collection[int]) -> Completion:
-    """Process the oldest launched batch: record emitted tokens and finished requests."""
+    """Process the results of the oldest launched batch: record emitted tokens and finished
+    requests.
+    """
     done = Completion([], [])
     if batch.fatal or not batch.scheduled:
         return done

@@ -190,9 +190,10 @@ class SglangConfig:
     in_batch_prefix_caching_check_threshold: Annotated[
         int, Ge(-1), KnobSource("managers/schedule_policy.py")
     ] = 32
-    """Number of cached tokens. The policies lpm, hrrn and shortest-prefill-first defer a request
-    with at most this number of cached tokens if another waiting request starts with the same
-    tokens."""
+    """Maximum number of cached tokens of a deferred request. The policies lpm, hrrn and
+    shortest-prefill-first defer such a request if another waiting request starts with the same
+    tokens.
+    """
     in_batch_prefix_caching_deprioritize_threshold: Annotated[
         int, Gt(0), KnobSource("managers/schedule_policy.py")
     ] = 32
@@ -318,5 +319,7 @@ class SglangConfig:
 
     @property
     def conservativeness(self) -> float:
-        """Factor on the reserved output tokens; lower for ranks of data-parallel attention."""
+        """Factor that multiplies the share of output tokens for which memory is reserved; it is
+        lower for ranks of data-parallel attention.
+        """
         return self.schedule_conservativeness * (0.3 if self.enable_dp_attention else 1.0)

@@ -17,7 +17,7 @@ class DecodeInterval:
         self.left = 0
 
     def defers(self, running: int) -> bool:
-        """Count a step and return whether it must not contain a prefill, given the number of
+        """Count a step and return True if it must not contain a prefill, given the number of
         ``running`` requests.
         """
         if self.left == 0:

@@ -32,8 +32,8 @@ def leap(state: LoopState, receiver: Receiver, ahead: int, most: int) -> int:
 
 
 def skip(state: LoopState, steps: int) -> list[int]:
-    """Apply ``steps`` decode steps and return the number of available pages after each scheduling
-    decision.
+    """Apply ``steps`` decode steps to the state, and return the number of available pages after
+    each scheduling decision.
     """
     memory, free = state.memory, []
     for taken in memory.growth(state.running.rows, steps):

@@ -31,8 +31,8 @@ def decode_step(state: LoopState, batch: Batch) -> ScheduleBatch | None:
 
 
 def drop_ending_rows(state: LoopState) -> bool:
-    """Drop requests whose token in flight reaches their output limit; return whether any were
-    dropped.
+    """Drop the requests whose token in flight is the last one that their output limit allows;
+    return whether any were dropped.
 
     Finished requests that are still in the batch are dropped as well.
     """

@@ -11,8 +11,8 @@ MAX_GRAPH_SIZE = 512
 
 
 def graph_sizes(max_running_requests: int) -> tuple[int, ...]:
-    """Return the default CUDA graph batch sizes: 1, 2, 4, 8, 12, multiples of 8 to 256, multiples
-    of 16 to 512.
+    """Return the default CUDA graph batch sizes: 1, 2, 4, 8, 12, multiples of 8 up to 256, and then
+    multiples of 16 up to 512.
 
     Source: ``_generate_cuda_graph_batch_sizes`` of ``server_args.py`` (0.5). On smaller GPUs the
     largest size is smaller.
@@ -23,7 +23,9 @@ def graph_sizes(max_running_requests: int) -> tuple[int, ...]:
 
 
 def derive_settings(config: SglangConfig) -> ExecutionSettings:
-    """Return the execution settings; only decode-only steps run as CUDA graphs."""
+    """Return the settings that determine step durations; only steps without prefills run as CUDA
+    graphs.
+    """
     chunk = config.chunk
     return ExecutionSettings(
         engine=config.name,

@@ -37,8 +37,8 @@ ROWS, PER_SEQUENCE = (2048, 4096), 512
 
 
 def before(given: Mapping[str, Any], machine: LaunchTarget) -> dict[str, Any]:
-    """Return the default tokens per prefill pass and tokens per page; these precede the pool
-    size.
+    """Return the default tokens per prefill pass and tokens per page, which are chosen before the
+    pool size is known.
     """
     variant = str(given.get("variant", SglangConfig.variant))
     chosen: dict[str, Any] = {
@@ -70,8 +70,8 @@ def context_length(model: ModelFacts) -> int:
 
 
 def after(section: Mapping[str, Any], machine: LaunchTarget) -> dict[str, Any]:
-    """Return the default number of running requests, from the full-length sequences that fit into
-    the pool.
+    """Return the default of ``max_running_requests``, derived from the number of sequences of
+    maximum length that fit into the pool.
     """
     tokens, ranks = section.get("max_total_num_tokens"), section.get("dp_size", 1)
     if "max_running_requests" in section or machine.model is None:

@@ -31,10 +31,11 @@ class ScheduleBatch:
 
     - ``full``: the engine's ``batch_is_full``; if it is set on the running batch, no request is
       admitted.
-    - ``prefills``: number of prefill rows, which precede the decode rows.
-    - ``extend_tokens``: number of tokens that the prefill rows compute.
+    - ``prefills``: number of requests that prefill; in ``rows``, they precede the requests that
+      decode.
+    - ``extend_tokens``: number of tokens that the batch computes as a prefill.
     - ``chunked``: the request whose prompt this batch does not complete.
-    - ``prefill_only``: set if the output limit of every row is 0; such a batch never decodes.
+    - ``prefill_only``: whether the output limit of every request is 0; such a batch never decodes.
     """
 
     rows: list[Req] = field(default_factory=list)
@@ -57,8 +58,8 @@ class ScheduleBatch:
 
 
 class LaunchedBatch(NamedTuple):
-    """A launched batch and the rows that will emit a token; a row whose prompt stays incomplete
-    emits none.
+    """A launched batch and those of its requests that will emit a token; a request whose prompt
+    stays incomplete emits none.
     """
 
     batch: Batch
@@ -72,7 +73,7 @@ class LoopState:
     - ``last``: the previously launched batch, possibly ``running`` itself.
     - ``chunked``: the request whose prompt is partly computed, neither in ``running`` nor
       ``waiting``.
-    - ``admitted``: requests that hold one of the ``max_running_requests`` rows.
+    - ``admitted``: requests that count towards ``max_running_requests``.
     - ``why``: reason why the head of the queue was not admitted at the last attempt.
     - ``rejections``: requests rejected since the last batch because the queue was full.
     - ``loras``: adapters in use, if LoRA is enabled.
@@ -128,7 +129,9 @@ class LoopState:
         return self.live[request_id].out
 
     def forget(self, r: Req, *, waiting: bool = False) -> None:
-        """Remove ``r`` from the requests in the engine; ``waiting``: it leaves the queue."""
+        """Remove ``r`` from the requests in the engine; ``waiting`` is true if ``r`` leaves the
+        queue.
+        """
         if self.counters:
             self.counters.end(r.id, r.client)
             if waiting:
@@ -159,7 +162,7 @@ class LoopState:
         return r.priority if self.config.schedule_low_priority_values_first else -r.priority
 
     def admit(self, rows: list[Req]) -> None:
-        """Count each of ``rows`` as one of the ``max_running_requests`` admitted requests."""
+        """Count the requests ``rows`` as admitted, towards the limit ``max_running_requests``."""
         if self.counters:
             for r in rows:
                 if r.id not in self.admitted:
@@ -168,8 +171,8 @@ class LoopState:
         self.admitted.update((r.id, r) for r in rows)
 
     def release(self, r: Req) -> None:
-        """Free the memory of ``r`` and its place among the ``max_running_requests`` admitted
-        requests.
+        """Free the memory of ``r``, which then no longer counts towards
+        ``max_running_requests``.
         """
         self.memory.release(r)
         del self.admitted[r.id]

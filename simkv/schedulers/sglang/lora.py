@@ -33,8 +33,8 @@ class SglangLoras:
     def begin(
         self, waiting: Sequence[Req], running: Sequence[Req], can: Sequence[Req], now: float
     ) -> None:
-        """Start an admission pass over ``waiting``; the adapters of ``running`` and ``can`` are in
-        the batch already.
+        """Start an admission pass over the requests ``waiting``; the adapters of the requests
+        ``running`` and ``can`` are in the batch already.
         """
         if self.drainer:
             self.drainer.update(waiting, running, now)
@@ -53,7 +53,8 @@ class SglangLoras:
         self._used.add(r.lora)
 
     def load(self, rows: Iterable[Req]) -> int:
-        """Load the adapters of ``rows`` and return the number of adapters copied to the GPU.
+        """Load the adapters of the requests ``rows`` and return the number of adapters copied to
+        the GPU.
 
         The least recently used adapter is evicted first, the base model last.
         """
@@ -74,7 +75,7 @@ class SglangLoras:
         return copied
 
     def fingerprint(self) -> Hashable:
-        """Return the state that determines admission."""
+        """Return the state that determines which requests are admitted."""
         return self.drainer and tuple(self.drainer.draining.items())
 
 
@@ -123,8 +124,8 @@ class LoraDrainer:
                 self.draining[first] = lora
 
     def admits(self, r: Req) -> bool:
-        """Return whether ``r`` may start: its adapter is not draining, or ``r`` ends about when the
-        adapter does.
+        """Return whether ``r`` may start: either its adapter is not draining, or ``r`` is expected
+        to end at about the same time as the running requests of this adapter.
         """
         if r.lora not in self.draining:
             return True

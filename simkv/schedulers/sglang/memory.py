@@ -28,8 +28,8 @@ class Req:
     - ``max_new``: limit on emitted tokens, clipped at arrival; ``out``: emitted tokens.
     - ``prefix``, ``end``: the prefill computes the tokens from ``prefix`` to ``end``; the tokens
       before ``prefix`` are cached or already computed.
-    - ``kv``: number of tokens with a KV slot. The prefix tree owns the first ``owned`` of these
-      tokens and locks ``node``, the tree node at which they end.
+    - ``kv``: number of tokens that have a KV slot. The prefix tree owns the first ``owned`` of
+      these tokens and locks ``node``, the tree node at which they end.
     - ``hit``: number of cached tokens found when the queue was last sorted; ``ended``: the tree
       node at which they end.
     - ``looked``, ``matched``: length and number of cached tokens of the request when a prefill pass
@@ -78,7 +78,9 @@ class Req:
 
     @property
     def fill(self) -> int:
-        """Number of tokens to prefill: the prompt and, after a retraction, the outputs."""
+        """Number of tokens to prefill: the tokens of the prompt and, after a retraction, of the
+        outputs.
+        """
         return self.prompt_tokens + self.out
 
     @property
@@ -124,7 +126,8 @@ class SglangMemory:
         return self.free + self.evictable
 
     def reclaim(self, target: int) -> bool:
-        """Evict cached prefixes until ``target`` tokens are free; return whether that succeeded.
+        """Evict cached prefixes until ``target`` tokens are free; return whether this number is
+        reached.
 
         Older releases evict ``target`` tokens instead of only the missing number.
         """
@@ -152,7 +155,8 @@ class SglangMemory:
             self.tree.unlock(node)
 
     def extend(self, rows: Sequence[Req]) -> None:
-        """Allocate the prefill slots of ``rows``. Raises EngineCrash if too few pages are free.
+        """Allocate the slots that the prefills of the requests ``rows`` need. Raises EngineCrash if
+        too few pages are free.
 
         With pages of more than one token, the eviction target is one page per request too high, as
         in the engine; it evicts more cached prefixes than necessary.
@@ -166,7 +170,7 @@ class SglangMemory:
             raise EngineCrash(f"prefill out of memory: {tokens} tokens requested", rows)
 
     def fits(self, rows: Sequence[Req]) -> bool:
-        """Return whether ``rows`` can decode one token each.
+        """Return whether there is memory for each request in ``rows`` to decode one token.
 
         Evicts cached prefixes to make this possible, even if too few can be evicted.
         """
@@ -175,9 +179,10 @@ class SglangMemory:
         return self.reclaim(page * starting_a_page)
 
     def grow(self, rows: Sequence[Req]) -> None:
-        """Allocate a slot for the next token of each of ``rows``, which must fit.
+        """Allocate a slot for the next token of each request in ``rows``; enough memory must be
+        available.
 
-        Eviction makes room for a new page per row, even if a row needs no new page.
+        Eviction frees memory for one new page per request, even if a request needs no new page.
         """
         page = self.page_size
         self.reclaim(page * len(rows))
@@ -187,8 +192,8 @@ class SglangMemory:
             r.kv += 1
 
     def growth(self, rows: Sequence[Req], steps: int) -> list[int]:
-        """Return the number of tokens that ``grow`` would allocate in each of the next ``steps``
-        steps.
+        """Return, for each of the next ``steps`` steps, the number of tokens that ``grow`` would
+        allocate.
         """
         page = self.page_size
         starting = [0] * page

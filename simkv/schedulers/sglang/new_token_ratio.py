@@ -12,8 +12,8 @@ from simkv.schedulers.sglang.memory import Req
 
 
 class NewTokenRatio:
-    """Reserved fraction; each decode step reduces ``current`` by ``decay``, from ``init`` down to
-    ``least``.
+    """Fraction of the remaining output tokens for which memory is reserved; each decode step
+    reduces ``current`` by ``decay``, from ``init`` down to ``least``.
     """
 
     def __init__(self, config: SglangConfig) -> None:

@@ -59,7 +59,7 @@ class PrefillAdder:
 
     @property
     def verdict(self) -> AddReqResult:
-        """Result of the token budgets, for any candidate."""
+        """Result that follows from the token budgets alone, for any further candidate."""
         if not (self.left > 0 and self.memory.room - self.needed > 0):
             return AddReqResult.NO_TOKEN
         if self.inputs <= 0 or (self.chunk is not None and self.chunk <= 0):
@@ -67,7 +67,7 @@ class PrefillAdder:
         return AddReqResult.GO
 
     def continue_chunked(self, r: Req, most: int | None = None) -> None:
-        """Compute the next chunk of ``r``, whose prompt is partly done, without an admission test.
+        """Add the next chunk of ``r``, whose prompt is partly computed, without an admission test.
 
         ``most`` limits the chunk if the queue order leaves the rest of the budget to shorter
         prompts. No memory is reserved for the rest of the prompt, and the chunk may use reserved
@@ -89,8 +89,8 @@ class PrefillAdder:
         self._take(r, min(todo, limit), cut=self._continues)
 
     def add(self, r: Req) -> AddReqResult:
-        """Add ``r``, the head of the queue, to the pass if the budgets allow it: its prompt or a
-        first chunk.
+        """Add the prompt of ``r`` (the head of the queue), or its first chunk, to the pass if the
+        budgets allow it.
 
         The memory must suffice for the whole prompt and output of ``r``, even if the pass computes
         only a chunk. The test counts the tokens that ``r`` may still emit, but the budget is
@@ -116,7 +116,9 @@ class PrefillAdder:
         return self.verdict
 
     def find_wait_reason(self, r: Req, admission: AddReqResult) -> WaitReason:
-        """Return the reason why ``r``, the first request not admitted, has to wait."""
+        """Return the reason why ``r`` has to wait; ``r`` is the first request that the pass does
+        not admit.
+        """
         if admission is AddReqResult.OTHER:
             return "rule" if self._delayed() else "budget"
         fits = self.memory.round_up(r.fill) <= self.memory.room - self.needed

@@ -19,13 +19,13 @@ DEFAULT_MAX_DELAY_MS = 5000.0
 
 
 class PrefillDelayer:
-    """Decision of each pass whether prompts may be prefilled now.
+    """Decides in each pass whether prompts may be prefilled.
 
-    Prompts wait in two cases: fewer rows are free than the largest of the recent prefills had
-    (``sizes``), or the queue is shorter than a fraction of the running requests. They do not wait
-    in the first pass, while the used fraction of the pool is below the low watermark, or for more
-    than ``max_delay_passes`` passes. ``passes`` is the number of delayed passes since the time
-    ``since`` (s).
+    Prompts wait in two cases: fewer slots are free than the largest of the recent prefills had
+    requests (``sizes``), or the queue is shorter than a fraction of the running requests. They do
+    not wait the first time that such a case occurs, while the used fraction of the pool is below
+    the low watermark, or for more than ``max_delay_passes`` passes. ``passes`` is the number of
+    delayed passes since the time ``since`` (s).
     """
 
     def __init__(self, state: LoopState) -> None:
@@ -58,7 +58,7 @@ class PrefillDelayer:
         return self._allows
 
     def end(self, taken: int, prompts: int) -> None:
-        """End the pass; its batch has ``taken`` rows, including ``prompts`` prompts."""
+        """End the pass; its batch has ``taken`` requests, of which ``prompts`` compute prompts."""
         if self._allows is None:  # there was no request to delay
             self.passes = 0
         if self.state.rules.bounds_delays:

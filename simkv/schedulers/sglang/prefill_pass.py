@@ -71,7 +71,9 @@ class PrefillPass:
         return batch
 
     def ranks(self) -> Hashable:
-        """Return the queueing order of all requests and their lengths at the last pass."""
+        """Return all requests in the order in which they entered the queue, with their lengths at
+        the last pass.
+        """
         live = sorted(self.state.live.values(), key=lambda r: r.entry)
         return tuple((r.id, r.looked, r.matched) for r in live)
 

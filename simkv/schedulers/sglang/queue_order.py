@@ -25,9 +25,11 @@ CACHE_UNAWARE_POLICIES = ("fcfs", "lof", "routing-key", "vtc")
 
 
 class QueueOrder:
-    """Sorting of the waiting queue; each pass starts from the order of the previous pass.
+    """Order of the waiting queue; each pass sorts the queue again, starting from its previous
+    order.
 
-    - ``fcfs``: no sorting, so a retracted request stays behind earlier arrivals.
+    - ``fcfs``: the queue is not sorted; a retracted request is behind the requests that waited when
+      it was retracted.
     - ``lof``: longest output limit first. If priorities are enabled, fcfs and lof sort by priority
       first.
     - ``routing-key``: the routing key of most running requests first.

@@ -31,8 +31,8 @@ class Receiver:
         self.unread: list[Prompt | int] = []
 
     def receive(self, last: BatchKind | None) -> list[Prompt | int]:
-        """Begin an iteration after a batch of kind ``last``; return the received messages in
-        arrival order.
+        """Begin an iteration of the loop, and return the messages that it receives, in arrival
+        order; ``last`` is the kind of the previous batch.
         """
         self.counter += 1 if last in (None, "decode") else PREFILL_WEIGHT
         if self.counter < self.interval:
@@ -47,7 +47,9 @@ class Receiver:
         return [m.id for m in self.unread if isinstance(m, Prompt)] if self.unread else []
 
     def quiet(self, most: int) -> int:
-        """Return the number of decode steps, at most ``most``, before a message is received."""
+        """Return the number of decode steps, at most ``most``, before the loop receives
+        messages.
+        """
         return min(most, self.interval - self.counter) if self.unread else most
 
     def skip(self, steps: int) -> None:

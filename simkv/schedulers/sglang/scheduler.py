@@ -135,13 +135,15 @@ class SglangScheduler:
             state.running.rows = going_on  # the batch-full flag is unchanged
 
     def complete(self, batch: Batch, ended: Collection[int]) -> Completion:
-        """Process the oldest launched batch: record emitted tokens and finished requests."""
+        """Process the results of the oldest launched batch: record emitted tokens and finished
+        requests.
+        """
         return batch_results.complete(self.state, batch, ended)
 
     # ------------------------------------------------------------------ leaping
 
     def leap(self, most: int) -> int:
-        """Return the number of steps with decodes only, without admission or eviction."""
+        """Return the number of decode-only steps in which nothing is admitted or evicted."""
         if self.interval.left:
             return self.intake.receiver.quiet(min(most, 1 + self._rest()))
         if self._skipped:  # the next pass skips no request, because the batch is full
@@ -178,12 +180,12 @@ class SglangScheduler:
 
     @property
     def free_blocks(self) -> int:
-        """Number of pages that are free or hold only unlocked cached prefixes."""
+        """Number of pages that are free or contain only unlocked cached prefixes."""
         return self.state.memory.room // self.config.page_size
 
     def waiting_ids(self) -> list[int]:
-        """Return the ids in the queue, in the order of the last sort, then the ids not received
-        yet.
+        """Return the ids of the requests in the queue, in the order of the last sort, and then of
+        the requests that the loop has not received yet.
         """
         return [r.id for r in self.state.waiting] + self.intake.receiver.prompts
 

@@ -77,8 +77,8 @@ class ReusingKvCache(KvCache):
     # ------------------------------------------------------------------ queries before a step
 
     def waits(self, r: LlmRequest, coming: set[Hashable]) -> bool:
-        """Return whether the first block that ``r`` would compute is in ``coming``; if it is not,
-        add it to ``coming``.
+        """Return whether the first block that ``r`` would compute is in ``coming``, the blocks that
+        other requests are computing; if it is not, add it to them.
 
         Source: ``_one_manager_beneficial_to_skip``.
         """
@@ -115,8 +115,8 @@ class ReusingKvCache(KvCache):
     def take(self, r: LlmRequest, count: int) -> None:
         """Allocate ``count`` blocks to ``r``.
 
-        The last owner of an allocated block may be a request that lost it in a pause and holds
-        other blocks now. The blocks of that request are not cached when it frees them.
+        An allocated block may have last belonged to a request that lost it in a pause and now holds
+        other blocks. The blocks of that request are then not cached when the request frees them.
         """
         for block in self.pool.take(r.id, count):
             if block in self._kept:

@@ -31,8 +31,8 @@ class CapacityResult(NamedTuple):
 
 
 def no_evict(active: Sequence[LlmRequest], cache: KvCache, *, static: bool) -> CapacityResult:
-    """Return the requests that fit with all blocks up to their last possible token
-    (``GuaranteedNoEvict``).
+    """Return the requests for which enough blocks are free up to their last possible token (policy
+    ``GuaranteedNoEvict``).
 
     The first request that does not fit blocks all later ones. If ``static``, no request is admitted
     while any request decodes.
@@ -57,12 +57,13 @@ def no_evict(active: Sequence[LlmRequest], cache: KvCache, *, static: bool) -> C
 
 
 def max_utilization(active: Sequence[LlmRequest], cache: KvCache) -> CapacityResult:
-    """Return the requests that fit with the blocks they need in this step (``MaxUtilization``).
+    """Return the requests for which enough blocks are free for this step (policy
+    ``MaxUtilization``).
 
-    If a request lacks blocks, started requests are paused, the last one first, until it fits or
-    none remains after it; the request itself can be paused. With block reuse, a request that is
-    considered again after such a pause is skipped: its own first new block is by then in the set of
-    blocks being computed.
+    If a request lacks blocks, started requests are paused, the last one first, until enough blocks
+    are free or no started request after it remains. The request itself can be paused. With block
+    reuse, a request that is considered again after such a pause is skipped: its own first new block
+    is by then in the set of blocks being computed.
     """
     fits: list[LlmRequest] = []
     paused: list[tuple[LlmRequest, LlmRequest | None]] = []

@@ -10,8 +10,8 @@ from simkv.schedulers.trtllm.memory import KvCache
 
 
 def leap(rows: Sequence[LlmRequest], cache: KvCache, least: int, ahead: int, most: int) -> int:
-    """Return the number of steps, at most ``most``, in which ``rows`` decode without an end or a
-    lack of blocks.
+    """Return the number of steps, at most ``most``, in which the requests ``rows`` decode, none of
+    them ends, and enough blocks are free.
 
     At least ``least`` blocks must stay free. The loop processes the end of a request ``ahead``
     steps before its last token.
@@ -29,8 +29,8 @@ def leap(rows: Sequence[LlmRequest], cache: KvCache, least: int, ahead: int, mos
 
 
 def skip(rows: Sequence[LlmRequest], cache: KvCache, steps: int) -> list[int]:
-    """Apply ``steps`` decode steps and return the number of free blocks after each scheduling
-    decision.
+    """Apply ``steps`` decode steps to the state, and return the number of free blocks after each
+    scheduling decision.
     """
     growth = _growth(rows, cache, steps)
     free, left = [], cache.pool.free

@@ -65,7 +65,7 @@ class LlmRequest:
 
     @property
     def started(self) -> bool:
-        """Whether a pause would discard computed tokens of the request."""
+        """Whether the request has computed tokens that a pause would discard."""
         return not self.first_chunk
 
     def begin(self, reused: int, tokens_per_block: int) -> None:

@@ -76,11 +76,11 @@ class KvCache:
         """Record a new request."""
 
     def forget(self, request_id: int) -> None:
-        """Forget a request that has left."""
+        """Remove the data of a request that has left the engine."""
 
     def coming(self, active: Sequence[LlmRequest]) -> set[Hashable]:  # noqa: ARG002
-        """Return keys of blocks that running requests are computing and other requests can reuse
-        afterwards.
+        """Return the keys of the blocks that active requests are computing and that other requests
+        can reuse afterwards.
         """
         return set()
 

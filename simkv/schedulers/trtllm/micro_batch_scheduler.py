@@ -10,8 +10,8 @@ from simkv.schedulers.trtllm.llm_request import LlmRequest
 
 
 class ContextTooLong(Exception):
-    """Raised if a prompt that cannot be chunked exceeds the token limit of a step; the engine fails
-    an assertion.
+    """Raised if a prompt that cannot be chunked exceeds the token limit of a step. In this case, an
+    assertion of TensorRT-LLM fails.
     """
 
 
@@ -23,7 +23,8 @@ class MicroBatch(NamedTuple):
 
 
 def schedule_micro_batch(fits: Sequence[LlmRequest], config: TrtllmConfig) -> MicroBatch:
-    """Choose requests of ``fits`` in order until the token limit of the step is reached.
+    """Add the requests ``fits`` to the step, in order, until the token limit of the step is
+    reached.
 
     Chunked prompts share the tokens that remain. The first request that exceeds the limit blocks
     all later ones. Requests whose last token is in flight are not scheduled. Raises ContextTooLong.
@@ -65,8 +66,8 @@ def _whole(r: LlmRequest, most: int) -> int:
 
 
 def share(chunked: Sequence[LlmRequest], left: int, config: TrtllmConfig) -> None:
-    """Reduce the chunks of prompts, in whole blocks, until they have at most ``left`` tokens in
-    total.
+    """Reduce the chunks of the prompts ``chunked`` by whole blocks until they have at most ``left``
+    tokens in total.
     """
     unit = config.tokens_per_block
     for r in chunked:

@@ -41,8 +41,9 @@ class TrtllmScheduler:
 
     ``active`` is in arrival order. An active request without blocks waits: it was either never
     admitted or is paused, and a paused request keeps its position. ``launched`` requests are in the
-    newest step and not advanced yet. ``pausing`` requests have lost their blocks in this iteration.
-    ``leaving`` contains the ids of requests whose clients disconnected.
+    newest step, and their states were not updated after it yet. ``pausing`` requests have lost
+    their blocks in this iteration. ``leaving`` contains the ids of requests whose clients
+    disconnected.
     """
 
     def __init__(self, config: TrtllmConfig) -> None:
@@ -154,7 +155,8 @@ class TrtllmScheduler:
             batch.held = Held(self.queue[0].id, "slot")
 
     def complete(self, batch: Batch, ended: Collection[int]) -> Completion:
-        """Give the requests of a batch their tokens; end requests whose token was the last.
+        """Give the requests of a batch their tokens, and end the requests that received their last
+        token.
 
         A request that was paused after the launch does not end with its last token. The pause
         resets it, so it is recomputed completely before it ends.
@@ -203,8 +205,8 @@ class TrtllmScheduler:
     # ------------------------------------------------------------------ leaping
 
     def leap(self, most: int) -> int:
-        """Return the number of decode-only steps without an end, a pause or a change of the wait
-        reason.
+        """Return the number of decode-only steps in which no request ends or is paused, and the
+        wait reason stays the same.
 
         Decodes take only blocks reserved for them and free none, so a request that lacks blocks
         does not get them during the leap. A request that waits for the token budget could be
@@ -238,7 +240,7 @@ class TrtllmScheduler:
 
     @property
     def head(self) -> LlmRequest | None:
-        """First active request without blocks, or None; ``why`` is the reason why it waits."""
+        """First active request without blocks, or None; ``why`` is its wait reason."""
         return next((r for r in self.active.values() if not self.pool.held(r.id)), None)
 
     @property

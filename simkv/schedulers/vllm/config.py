@@ -82,7 +82,9 @@ class VllmConfig:
     max_num_active_seqs: Annotated[Annotated[int, Gt(0)] | None, Flag("--max-num-active-seqs")] = (
         None
     )
-    """If set, limit on running requests for admission, in place of max_num_seqs."""
+    """If set, no request is admitted while this number of requests is running. Replaces the limit
+    max_num_seqs at admission.
+    """
     max_num_queued_reqs: Annotated[Annotated[int, Ge(0)] | None, Flag("--max-num-queued-reqs")] = (
         None
     )
@@ -132,9 +134,9 @@ class VllmConfig:
     enable_lora: Annotated[bool, Flag("--enable-lora")] = False
     """Whether requests can use LoRA adapters."""
     max_loras: Annotated[int, Gt(0), Flag("--max-loras")] = 1
-    """Maximum number of LoRA adapters in a step, not counting the base model."""
+    """Maximum number of LoRA adapters in a step; the base model does not count."""
     max_cpu_loras: Annotated[Annotated[int, Gt(0)] | None, Flag("--max-cpu-loras")] = None
-    """Number of LoRA adapters that host memory holds. Default: max_loras."""
+    """Maximum number of LoRA adapters in host memory. Default: max_loras."""
     num_speculative_tokens: Annotated[
         int,
         Ge(0),
@@ -226,12 +228,14 @@ class VllmConfig:
     """Custom policy: expressions that replace decisions of the variant, one `HOOK = EXPRESSION` per
     line."""
     request_retention: Annotated[bool, KnobSource("simkv; no release of vLLM has it")] = False
-    """Not of the engine: whether the prefix cache retains the blocks of a request after its end for
-    the `retention` that the request asks for. Other blocks are evicted before them; when the time
-    is over, they are evicted first."""
+    """Setting of simkv, not of vLLM: whether the prefix cache retains the blocks of a request after
+    its end, for the time `retention` of the request. During this time, other blocks are evicted
+    before them; after this time, they are evicted first.
+    """
     pin_priority: Annotated[int | None, KnobSource("simkv; no release of vLLM has it")] = None
-    """Not of the engine: blocks of requests with at most this priority (smaller is more urgent)
-    stay in the prefix cache until no other block is left."""
+    """Setting of simkv, not of vLLM: the blocks of requests whose `priority` value is at most this
+    value stay in the prefix cache until no other block is left.
+    """
     startup_check: Annotated[bool, KnobSource("vllm-project/vllm#39734")] = True
     """Whether a max_model_len that does not fit into the KV cache is rejected. With
     num_gpu_blocks_override, vLLM accepted such a value until #41069 and #47272."""
@@ -439,7 +443,9 @@ class VllmConfig:
 
     @property
     def draft_slots(self) -> int:
-        """Number of tokens of a step that the drafter uses for each request."""
+        """Number of tokens in the budget of a step that are reserved for the drafter, per
+        request.
+        """
         return int(self.num_speculative_tokens > 0 and self.speculative_method == "draft_model")
 
     @property
@@ -488,8 +494,9 @@ class VllmConfig:
         return rules.caches_states if self.has_states else rules.enable_prefix_caching
 
     def drops_block(self, rules: VllmRules) -> bool:
-        """Return whether a hit is one block shorter than the cached prefix, as EAGLE's KV
-        requires."""
+        """Return whether a prefix-cache hit is one block shorter than the cached prefix, as needed
+        for EAGLE.
+        """
         return self.drafts_from_states and not rules.keys_cover_next_token
 
     def states(self, rules: VllmRules) -> Literal["none", "align", "all"]:

@@ -1,5 +1,6 @@
 # mypyc: compile
-"""Running requests of vLLM that decode in lockstep, and the steps skipped by a leap.
+"""Running requests of vLLM that decode in lockstep, and leaps, which compute several decode-only
+steps at once.
 
 One shared step counter advances the token counts of all requests in the group at once.
 """
@@ -63,7 +64,9 @@ class DecodeGroup:
         self.joined.append(r.id)
 
     def part(self, r: RequestState) -> None:
-        """Remove ``r``; its tokens in flight are delivered one request at a time."""
+        """Remove ``r``, which has not ended; its tokens in flight are then delivered separately
+        from the group.
+        """
         in_flight = self._remove(r)
         for late in list(self._left_since)[len(self._left_since) - in_flight :]:
             late.append(r)
@@ -78,7 +81,7 @@ class DecodeGroup:
         self.left.append(r.id)
 
     def depart(self) -> tuple[list[int], list[int]]:
-        """Record that a batch with all members was sent.
+        """Record that a batch with all members was scheduled.
 
         Returns the ids of requests that joined and of requests that left since the last batch.
         """
@@ -91,8 +94,8 @@ class DecodeGroup:
         return changes
 
     def arrive(self) -> list[RequestState]:
-        """Record that the oldest batch completed; return the requests that left the group after it
-        was sent.
+        """Record that the oldest batch completed; return the requests that left the group after
+        this batch was scheduled.
         """
         return self._left_since.popleft()
 
@@ -101,7 +104,7 @@ class DecodeGroup:
         return r.in_flight + self.scheduled - max(self.delivered, r.joined)
 
     def computed(self, r: RequestState) -> int:
-        """Return the number of tokens of ``r`` that have KV."""
+        """Return the number of tokens of ``r`` whose KV is computed."""
         return r.computed + self.scheduled - r.joined
 
     def length(self, r: RequestState) -> int:
@@ -109,13 +112,15 @@ class DecodeGroup:
         return r.length + max(self.delivered - r.joined, 0)
 
     def full_block_members(self, ahead: int = 0) -> dict[int, RequestState]:
-        """Return the members, by request id, whose blocks are full ``ahead`` steps from now."""
+        """Return the members whose blocks will be full after ``ahead`` more steps, as a mapping
+        from request id.
+        """
         return self._borders[(self.scheduled + ahead) % self.block_size]
 
     def stopped(self, steps: int) -> list[RequestState]:
-        """Return the members that reach ``stop_length`` by step ``steps`` of the group.
+        """Return the members that reach ``stop_length`` in step ``steps`` of the group or earlier.
 
-        Each member is returned once, even if this is called again.
+        Later calls do not return these members again.
         """
         found: list[RequestState] = []
         while (stop := self._next_stop()) is not None and stop <= steps:
@@ -138,7 +143,7 @@ class DecodeGroup:
         return rows
 
     def grow(self, r: RequestState, blocks: int) -> None:
-        """Add the next token of a member, with ``blocks`` new blocks."""
+        """Schedule the next token of a member, and allocate ``blocks`` new blocks for it."""
         computed = self.computed(r)
         if self._memory.frees_while_running:
             self._memory.free_unneeded(r, computed, self.in_flight(r))
@@ -148,7 +153,7 @@ class DecodeGroup:
             self._memory.register(r, min(computed + 1, self.length(r)))
 
     def grow_all(self) -> None:
-        """Add the next token of every member; enough blocks are free."""
+        """Schedule the next token of every member; enough blocks must be free."""
         if self._memory.tables is None:
             self._memory.pool.take(-1, len(self.full_block_members()))
             return

@@ -49,11 +49,11 @@ class DiskLookup:
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class DiskTier:
-    """KV blocks on disk (``files``, by cache key), with the transfers (``jobs``) and lookups in
-    flight.
+    """KV blocks on disk (``files`` by cache key), and the transfers (``jobs``) and lookups
+    (``looks``) in flight.
 
-    ``looks`` maps the number of each lookup in flight to its keys. ``coming`` are blocks that are
-    being read from disk, or whose read starts at the end of the step. ``promoted[i]`` are the
+    ``looks`` maps the number of a lookup to the keys that it looks up. ``coming`` are blocks that
+    are being read from disk, or whose read starts at the end of the step. ``promoted[i]`` are the
     blocks that were read from disk for request ``i``.
     """
 
@@ -73,7 +73,7 @@ class DiskTier:
 
     @property
     def has_pending_copies(self) -> bool:
-        """Whether some writes to disk are not in a batch yet."""
+        """Whether there are writes to disk that no batch has listed so far."""
         return bool(self._writes)
 
     def find(self, key: int, place: int, asker: int, uses: BlockUses) -> LookupResult:

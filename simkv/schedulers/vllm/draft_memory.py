@@ -29,7 +29,9 @@ from simkv.schedulers.vllm.window_memory import has_limited_attention, longest_r
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class DraftMemory(StateMemory):
-    """Block tables of all layer groups; the layers of the drafter are in one of these groups."""
+    """KV blocks of a model with a drafter, whose layers belong to one of the model's layer
+    groups.
+    """
 
     def __init__(self, config: VllmConfig, rules: VllmRules) -> None:
         super().__init__(config, rules)
@@ -48,8 +50,8 @@ class DraftMemory(StateMemory):
     def beyond(self, r: RequestState, start: int, n: int) -> int:
         """Return the number of blocks that ``r`` needs in addition to ``blocks_to_grow(start, n)``.
 
-        These blocks are for lookahead slots and for the states after draft tokens. The blocks that
-        ``r`` still holds for rejected drafts are subtracted. The result can be negative.
+        These blocks are for lookahead slots and for the states after draft tokens. Blocks that
+        ``r`` still holds for rejected drafts are subtracted, so the result can be negative.
         """
         end, table = start + n, self._tables[r.id]
         within = int(super().beyond(r, start, n) > 0)

@@ -66,8 +66,8 @@ class VllmFairScheduler(VllmScheduler):
 
 
 class FairQueue(PriorityQueue):
-    """Waiting requests in order of the virtual token counter of their client, and of arrival among
-    equal counters.
+    """Waiting requests in the order of the virtual token counters of their clients; requests with
+    equal counters are in arrival order.
     """
 
     # If PriorityQueue is compiled, copies must include the attributes of this class.

@@ -31,7 +31,7 @@ class HostBlockStore:
         self._order = build_eviction_policy(policy, self.refs, capacity, rules)
 
     def read(self, keys: Sequence[int], first: int, uses: BlockUses) -> None:
-        """Record the start of copies of blocks from host memory to the GPU.
+        """Record that copies of blocks from host memory to the GPU start.
 
         All ``keys`` must be present. ``first`` is the position of the first block in the prompt.
         """
@@ -49,7 +49,7 @@ class HostBlockStore:
             self.refs[key] += 1
 
     def complete_read(self, keys: Iterable[int]) -> None:
-        """Record that copies that read these blocks completed."""
+        """Record that the copies from these blocks are complete."""
         for key in keys:
             self.refs[key] -= 1
             self._free(key)
@@ -78,7 +78,7 @@ class HostBlockStore:
         return absent
 
     def complete_write(self, keys: Iterable[int]) -> None:
-        """Record that copies that write these blocks completed."""
+        """Record that the copies to these blocks are complete."""
         for key in keys:
             self.refs[key] = 0
             self._free(key)
@@ -91,13 +91,13 @@ class HostBlockStore:
         self._order.touch(keys)
 
     def over(self, uses: BlockUses) -> None:
-        """Record the end of a request; the eviction policy then counts the request's uses of
-        blocks.
+        """Record the end of a request, so that the eviction policy counts the blocks that the
+        request used.
         """
         self._order.over(sorted(uses.seen, key=uses.seen.__getitem__), uses)
 
     def fingerprint(self) -> Hashable:
-        """Return all state that determines which blocks are stored later."""
+        """Return all state that determines which blocks host memory will contain."""
         return tuple(self.refs.items()), self._order.fingerprint()
 
     def _note(self, keys: Iterable[int], places: dict[int, int], uses: BlockUses) -> None:

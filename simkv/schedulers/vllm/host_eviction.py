@@ -51,7 +51,7 @@ class EvictionPolicy:
         self._refs = refs
 
     def insert(self, key: int, place: int, uses: BlockUses) -> None:
-        """Record that a block, at position ``place`` of a prompt, is about to be written."""
+        """Record that a block will be written; ``place`` is its position in the prompt."""
 
     def missed(self, keys: Sequence[int]) -> None:
         """Record the blocks that are absent when a request looks them up for the first time."""
@@ -86,12 +86,12 @@ class EvictionPolicy:
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class LruPolicy(EvictionPolicy):
-    """Evict the least recently used block first; among blocks of one request, the last block of its
-    prompt.
+    """Evict the least recently used block first; of the blocks of one request, evict the last block
+    of its prompt first.
 
-    Until a request ends, all its blocks have the rank of its first use. Without ``by_request``,
-    each block has the rank of the time it was written instead. When the request ends, each of its
-    blocks gets a new rank.
+    Until a request ends, all its blocks count as used when the request first used a block. Without
+    ``by_request``, each block counts as used when it was written. When the request ends, all its
+    blocks count as used again.
     """
 
     def __init__(self, refs: dict[int, int], *, by_request: bool) -> None:
@@ -244,7 +244,9 @@ class ArcPolicy(EvictionPolicy):
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class TouchLruPolicy(EvictionPolicy):
-    """Evict the least recently copied or touched block first; a copy counts at its completion."""
+    """Evict the block first whose last use is oldest; a block is used when ``touch`` is called for
+    it and when a copy of it completes.
+    """
 
     def __init__(self, refs: dict[int, int]) -> None:
         super().__init__(refs)

@@ -40,7 +40,7 @@ class VllmLoras:
 
     @property
     def exceeds_limit(self) -> bool:
-        """Whether a skipped request runs again and more than ``most`` adapters therefore run.
+        """Whether more than ``most`` adapters run because a skipped request runs again.
 
         An assertion in vLLM fails in this case.
         """

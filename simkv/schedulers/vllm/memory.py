@@ -79,7 +79,9 @@ class VllmMemory:
         return TokenContent(prompt) if self.cache else None
 
     def held(self, tokens: int) -> int:
-        """Return the number of blocks of a running request with ``tokens`` computed tokens."""
+        """Return the number of blocks that a running request with ``tokens`` computed tokens
+        holds.
+        """
         return blocks_for(tokens, self.block_size)
 
     def blocks_held_by(self, r: RequestState, computed: int) -> int:  # noqa: ARG002
@@ -94,8 +96,9 @@ class VllmMemory:
         return blocks_for(end, self.block_size) - len(hits.groups[0])
 
     def blocks_to_grow(self, computed: int, n: int) -> int:
-        """Return the number of additional blocks to compute ``n`` tokens after ``computed``
-        tokens."""
+        """Return the number of additional blocks that a request with ``computed`` computed tokens
+        needs to compute ``n`` more tokens.
+        """
         size = self.block_size
         return blocks_for(computed + n, size) - blocks_for(computed, size)
 
@@ -131,7 +134,7 @@ class VllmMemory:
             self._keys.extend(r.keys, r.content, tokens)
 
     def new_runs(self, r: RequestState, blocks: int) -> list[int]:
-        """Return the blocks, among the first ``blocks`` of ``r``, that have no key yet and may
+        """Return those of the first ``blocks`` blocks of ``r`` that have no cache key yet and may
         begin a new run of keys.
         """
         assert r.content is not None

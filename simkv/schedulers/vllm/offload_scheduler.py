@@ -163,7 +163,7 @@ class VllmOffloadScheduler(VllmRemoteKvScheduler):
 
     @property
     def has_pending_copies(self) -> bool:
-        """Whether some copies are ready to start but not in a batch yet."""
+        """Whether there are copies that are ready to start and that no batch has listed so far."""
         return self.connector.disk is not None and self.connector.disk.has_pending_copies
 
     def fingerprint(self) -> Hashable:

@@ -32,8 +32,9 @@ ABORT_CRASH = "AssertionError: a client left whose prompt has no blocks yet"
 class CopyJob:
     """A copy in flight between the GPU and host memory.
 
-    ``owner`` is the id of the request and ``keys`` are the keys of the copied blocks. If
-    ``stores``, the copy reads the GPU blocks ``blocks``; otherwise it loads to the GPU.
+    ``owner`` is the id of the request and ``keys`` are the keys of the copied blocks. If ``stores``
+    is true, the copy goes from the GPU blocks ``blocks`` to host memory; otherwise it goes from
+    host memory to the GPU.
     """
 
     def __init__(self, owner: int, keys: Sequence[int], blocks: Sequence[int], *, stores: bool):
@@ -48,7 +49,7 @@ class RequestOffloadState:
     - ``uses``: the blocks in host memory that the request uses.
     - ``stored``: number of leading prompt blocks that are stored in host memory or being stored.
     - ``left``: block ids that the request held when it stopped running, until its next lookup.
-    - ``named``: number of full blocks of the request at the last update.
+    - ``named``: number of full blocks of the request when this number was last updated.
     - ``jobs``: numbers of the copies in flight of the request.
     - ``over``: whether the request has ended and all its copies have started.
     """
@@ -226,7 +227,9 @@ class OffloadingConnector:
 
     @property
     def fenced(self) -> bool:
-        """Whether a step that allocates blocks may have to wait for a copy."""
+        """Whether there are blocks for which a step that reuses them would have to wait for a
+        copy.
+        """
         return bool(self._fences)
 
     def owing(self) -> list[RequestState]:

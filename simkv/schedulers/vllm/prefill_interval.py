@@ -22,7 +22,7 @@ class PrefillInterval:
         self._backlog = False
 
     def too_early(self) -> bool:
-        """Return whether this step must not contain prefills while requests decode."""
+        """Return True if this step must not contain prefills while requests decode."""
         return not self._backlog and self._since + 1 < self.steps
 
     def admitted(self, *, left_behind: bool) -> None:

@@ -76,8 +76,8 @@ class RemoteKvQueue:
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class TakenBlocksMemory(VllmMemory):
-    """Block memory that records in ``taken`` the ids of the blocks that a step allocates or
-    shares.
+    """Block memory that records the ids of the blocks that a step allocates or shares, in
+    ``taken``.
     """
 
     def __init__(self, config: VllmConfig, rules: VllmRules, *, tables: bool) -> None:

@@ -38,8 +38,8 @@ class VllmRemoteKvScheduler(VllmScheduler):
 
     - ``_loading``: requests that hold blocks and wait for their KV. ``_arrived``: requests among
       them whose KV is complete.
-    - ``_ready``: requests that have their KV and do not run yet, with the number of their blocks in
-      the prefix cache.
+    - ``_ready``: requests whose load is complete and that do not run yet, with the number of their
+      blocks in the prefix cache.
     - ``_gone``: requests whose clients disconnected during the load.
     - ``_unfinished``: requests that are loading KV or computing their prompt.
     - ``_freed``: requests whose blocks are freed later because a step in flight still writes to

@@ -22,9 +22,9 @@ class RequestState:
     """A request in vLLM's scheduler; all counts are in tokens unless stated otherwise.
 
     ``length`` is the number of prompt and delivered tokens. It never decreases, and the request
-    ends at ``stop_length``. ``computed`` tokens have KV, including the tokens of steps in flight.
-    ``chunk`` is true if the last step that scheduled the request did not compute all its known
-    tokens.
+    ends at ``stop_length``. ``computed`` is the number of tokens whose KV is computed, including
+    the tokens of steps in flight. ``chunk`` is true if the last step that scheduled the request did
+    not compute all its known tokens.
 
     In flight: ``placeholders`` is the number of output tokens to be delivered, ``in_flight`` the
     number of tokens being computed, and ``stale`` the number of tokens being computed whose blocks

@@ -18,8 +18,8 @@ from simkv.schedulers.vllm.scheduler import VllmScheduler
 
 
 class VllmRetainingScheduler(VllmScheduler):
-    """Retains the cached blocks of an ended request for the time that it asks for, or without end
-    if its priority is at most ``pin_priority``.
+    """Scheduler that retains the cached blocks of an ended request for the time that the request
+    asks for, or without limit if its priority value is at most ``pin_priority``.
     """
 
     # If VllmScheduler is compiled, copies must include the attributes of this class.
@@ -41,8 +41,8 @@ class VllmRetainingScheduler(VllmScheduler):
         return super().complete(batch, ended)
 
     def leap(self, most: int) -> int:
-        """Return 1 while the retention of any block will end, because that changes the order of
-        eviction.
+        """Return the number of decode-only steps, as ``VllmScheduler.leap`` does; 1 while the
+        retention of a block can end, because this changes the order of eviction.
         """
         return 1 if self._pool.queue.has_deadline else super().leap(most)
 

@@ -80,8 +80,8 @@ class VllmSchedulerBase:
         self._waiting_settled = False
 
     def add(self, prompt: Prompt) -> None:
-        """Queue a request; reject a prompt of ``max_model_len`` or more tokens, as the API server
-        does.
+        """Queue a request, or reject it if its prompt has ``max_model_len`` or more tokens, as the
+        API server does.
 
         The next batch lists a rejected request as ignored.
         """

@@ -21,7 +21,7 @@ from simkv.schedulers.vllm.request_state import RequestState
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class SpeculativeDecoding:
-    """Token counts of requests with drafts, and the result of verification.
+    """Token counts of requests with draft tokens (drafts), and the results of their verification.
 
     ``most`` is the number of drafts per request and step. ``slots`` is the number of tokens of a
     step that are reserved for the drafter per request. ``late`` is true if accepted tokens are
@@ -61,9 +61,10 @@ class SpeculativeDecoding:
         """Return the number of tokens to schedule for a waiting request with one token to compute
         after ``start``.
 
-        The request is padded with draft slots to the token count of requests that ``ran`` in this
-        step, unless the step contains ``chunks`` of prompts. Returns 0 if the request cannot be
-        admitted.
+        The number includes draft slots if the step contains no ``chunks`` of prompts, and if
+        running requests were scheduled in it (``ran``) or, with the rule ``pads_lone_hits``,
+        ``start`` is above 0. The request then has as many tokens as a running request. The result
+        is 0 if the request cannot be admitted.
         """
         rules = self._rules
         alike = (

@@ -36,8 +36,8 @@ from simkv.schedulers.vllm.window_memory import WindowMemory
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class StateTable:
-    """Positions that hold a block (``places``) in each state table of a request; ``length`` is the
-    number of positions.
+    """Positions of a request's state tables that contain a block (``places``), and the number of
+    all positions (``length``).
 
     ``older`` is the position of the state before the newest one; -1 if there is none. ``begun`` is
     true if all ``spare`` blocks are allocated.
@@ -61,8 +61,8 @@ class StateTable:
         return min(blocks + self.spare - self.length, most)
 
     def reach(self, blocks: int, within: int) -> tuple[list[int], int]:
-        """Extend the table so that the newest state is at position ``blocks`` - 1, with ``within``
-        states before it.
+        """Extend the table so that the newest state is at position ``blocks`` - 1, and ``within``
+        other new states are before it.
 
         Returns the indices of blocks that move to the end, in order, and the number of new blocks
         after them.
@@ -88,20 +88,22 @@ class StateTable:
         return moved, new
 
     def writes_within(self, blocks: int) -> bool:
-        """Return whether the state of the block before the last block of a chunk can be saved.
+        """Return whether a chunk that ends in block ``blocks`` - 1 can also save the state of the
+        block before.
 
-        The chunk ends in block ``blocks`` - 1. The state can be saved if the place of the block
-        before holds no state, or only a spare block.
+        It can save this state if the position of that block contains no block, or only a spare one.
         """
         place = blocks - 2
         scratch = self.begun and place >= self.length - self.spare
         return place >= self.length or scratch or place not in self.places
 
     def behind(self, blocks: int, *, gaps: bool) -> list[list[int]]:
-        """Return the positions to free, as two lists, when the newest token is in the last of
+        """Return the positions whose blocks can be freed when the newest token is in the last of
         ``blocks`` blocks.
 
-        The first list ends at the first gap, unless ``gaps`` is true.
+        The first list contains the positions before this block, the last one first. Without
+        ``gaps``, it ends at the first position that contains no block. The second list contains the
+        position ``older`` if the first list does not.
         """
         end = min(blocks - 1, self.length)
         first = [place for place in reversed(self.places) if place < end]
@@ -114,7 +116,7 @@ class StateTable:
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class StateMemory(WindowMemory):
-    """Block tables of several groups; the groups in ``_single`` have one state at a time.
+    """Block tables of several layer groups; the groups in ``_single`` have one state at a time.
 
     ``_tables`` maps request ids to state tables. ``_fresh`` holds the keys of states registered in
     this step. The next chunk of each request in ``_within`` writes an additional state.
@@ -138,7 +140,9 @@ class StateMemory(WindowMemory):
         self._fresh.clear()
 
     def blocks_to_grow(self, computed: int, n: int) -> int:
-        """Return the number of additional blocks for ``n`` tokens after ``computed`` ones."""
+        """Return the number of additional blocks that a request with ``computed`` computed tokens
+        needs to compute ``n`` more tokens.
+        """
         needed = super().blocks_to_grow(computed, n)
         return needed - sum(self._single) if needed and self._mode == "none" else needed
 

@@ -37,7 +37,7 @@ from simkv.schedulers.vllm.scheduler import AdmissionStep
 class VllmTransferScheduler(VllmRemoteKvScheduler):
     """Scheduler of replicas that send KV (``keep``, ``sent``) or load it (``fetch``, ``loaded``).
 
-    ``sends`` are the requests whose blocks other replicas can read since the newest step.
+    ``sends`` are the requests whose blocks can be read by other replicas since the newest step.
     ``_dropped`` maps request ids to the number of tokens in flight to discard.
     """
 
@@ -154,7 +154,7 @@ class VllmTransferScheduler(VllmRemoteKvScheduler):
 
     @property
     def awaits_kv(self) -> bool:
-        """Whether a KV transfer is in flight, so that a step without scheduled requests is not a
+        """Whether a KV transfer is in flight; a step without scheduled requests is then not a
         deadlock.
         """
         return bool(self._kept or self._gone or self._loading.keys() - self._arrived)

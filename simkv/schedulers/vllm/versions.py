@@ -15,8 +15,8 @@ from simkv.schedulers.vllm.release_rules import NEWEST, RELEASES, FixedKnob, Vll
 
 
 class Proposal(NamedTuple):
-    """An unreleased change of a release: its ``rules``, and the knobs that are not modelled with
-    it.
+    """A release with an unreleased change: the ``rules`` that the change sets, and the settings
+    (``fixed``) that are not modelled together with it.
     """
 
     base: str
@@ -118,7 +118,7 @@ VARIANTS: Mapping[str, Variant] = {
 
 @lru_cache(maxsize=1024)
 def find_variant(name: str) -> str:
-    """Return the name of the variant that has the rules of a release.
+    """Return the name of the variant with the rules of a release.
 
     A minor release (0.27) means its variant (0.27.0). A recorded patch release has its variant in
     ``RECORDED``; any other patch release has the variant of the newest recorded release before it.

@@ -89,7 +89,9 @@ class WindowMemory(VllmMemory):
         return self._in_all(hits.tokens, end)
 
     def blocks_to_grow(self, computed: int, n: int) -> int:
-        """Return the number of additional blocks for ``n`` tokens after ``computed`` ones."""
+        """Return the number of additional blocks that a request with ``computed`` computed tokens
+        needs to compute ``n`` more tokens.
+        """
         return self._in_all(computed, computed + n)
 
     def hits(self, r: RequestState) -> CacheHits:
@@ -283,8 +285,8 @@ class WindowMemory(VllmMemory):
 
 
 def has_limited_attention(kind: LayerKind) -> bool:
-    """Return whether layers attend to only some tokens; hits are determined for all other layers
-    first.
+    """Return whether layers attend to only some tokens; hits are determined first for layers that
+    attend to all tokens.
     """
     return kind.window > 0 or kind.chunk > 0
 
