@@ -21,7 +21,9 @@ Ints = npt.NDArray[np.int32]
 
 
 class StepSize(NamedTuple):
-    """Numbers of slots of a step: ``tokens``, and rows for ``decodes`` and for ``prefills``."""
+    """Padded size of a step: its numbers of slots for ``tokens``, for decoding requests
+    (``decodes``) and for requests that prefill (``prefills``).
+    """
 
     tokens: int
     decodes: int
@@ -31,10 +33,11 @@ class StepSize(NamedTuple):
 class StepInputs(NamedTuple):
     """Arrays of a step; numpy on the host, tensors on the device, all int32.
 
-    Each token slot has a ``seat`` and a ``position``. Each row slot has a ``row_seat`` and a
-    ``length`` (tokens of KV after the step, 0 for padding). ``out_seat`` and ``out_position`` are
-    the destination of its next token; a row that emits no token has the scratch seat. ``start`` has
-    the first token slot of each prefill, and the end of the last prefill.
+    A seat is the index of a request in the device's tables. Each token slot has a ``seat`` and a
+    ``position`` in the request. Each row slot (one per request) has a ``row_seat`` and a
+    ``length``: the number of tokens with KV after the step, or 0 for padding. The next token of a
+    row is written to ``out_seat`` and ``out_position``; a row that emits no token uses the scratch
+    seat. ``start`` contains the first token slot of each prefill, and the end of the last prefill.
     """
 
     seat: Any
@@ -47,7 +50,7 @@ class StepInputs(NamedTuple):
 
 
 def input_views(buffer: Any, size: StepSize) -> StepInputs:
-    """Return views of the fields of a step of this size into a flat buffer (numpy or torch)."""
+    """Return the inputs of a step of this size as views into a flat buffer (numpy or torch)."""
     return StepInputs(*(buffer[a:b] for a, b in pairwise(_offsets(size))))
 
 
@@ -63,7 +66,7 @@ def _offsets(size: StepSize) -> list[int]:
 
 
 def split_rows(rows: Sequence[BatchRow]) -> tuple[list[BatchRow], list[BatchRow]]:
-    """Split rows into rows with one token, which the decode kernel processes, and all others."""
+    """Split rows into those with one token, which the decode kernel processes, and all others."""
     decodes = [row for row in rows if row.tokens == 1]
     prefills = [row for row in rows if row.tokens > 1]
     return decodes, prefills
@@ -126,7 +129,8 @@ def _columns(
 
 
 class TableDelta(NamedTuple):
-    """Changes of the device's block tables: ``blocks`` to be written at flat ``places``.
+    """Changes of the device's block tables: ``blocks`` are to be written at the flat indices
+    ``places``.
 
     ``unbacked`` is the number of tokens of the step for which the scheduler has allocated no block.
     As in the engines, these tokens are written to the null block, and their KV is invalid.
@@ -155,7 +159,7 @@ class TableTracker:
         tables: Mapping[int, Sequence[int]],
         seats: Mapping[int, int],
     ) -> TableDelta:
-        """Return the changes to send before ``rows`` can run."""
+        """Return the changes that must be sent to the device before ``rows`` can run."""
         places: list[int] = []
         blocks: list[int] = []
         unbacked = 0

@@ -81,8 +81,8 @@ class Timing(NamedTuple):
     the time inside the model); it excludes copies of inputs and launches by the host.
     ``prepare_s``, ``launch_s`` and ``wait_s`` are host times. ``size`` is the padded size;
     ``graph`` is true for a captured step. ``unbacked`` is the number of tokens without a block, and
-    ``premature`` the number of tokens sampled before all known tokens of their request had KV.
-    These two are above 0 only if the rules of an engine are wrong.
+    ``premature`` the number of tokens sampled before the KV of all earlier tokens of their request
+    was computed. These two are above 0 only if the rules of an engine are wrong.
     """
 
     size: StepSize
@@ -97,7 +97,7 @@ class Timing(NamedTuple):
 
 
 class StepDone(NamedTuple):
-    """A finished step, with the new token of each emitting request."""
+    """A finished step, with the new token of each request that emits one."""
 
     tokens: dict[int, int]
     timing: Timing

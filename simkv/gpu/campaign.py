@@ -1,9 +1,9 @@
-"""Measurement campaign: measure the cost of the parts of a step on this device, point by point.
+"""Measurement campaign: measure the cost of steps and of their parts on this device, one by one.
 
-Points are ordered by usefulness and measured twice, in shuffled order within small batches. A fixed
-step (the sentinel) is timed before each batch to show drift. The two measurements of a point use
-the same graph. Every measurement is appended to a CSV file at once, so that a restarted campaign
-resumes after the last one.
+A *point* is a step, or a part of a step, to measure. Points are ordered by usefulness and measured
+twice, in shuffled order within small groups. A fixed step (the sentinel) is timed before each group
+to show drift. The two measurements of a point use the same graph. Every measurement is appended to
+a CSV file at once, so that a restarted campaign resumes after the last one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ POINTS_PER_SENTINEL = 20
 
 
 class Measurement(NamedTuple):
-    """Measurement of a point: median, 10th and 90th percentile and maximum of repeats (s).
+    """Measurement of a point (a step or a part of it): median, 10th and 90th percentile and maximum
+    of the repeats in seconds.
 
     ``longest`` is the longest context of a decode, ``size`` the padded size, and ``at_s`` the time
     in seconds since the campaign began.
@@ -62,8 +63,8 @@ def measure(
     seed: int = 0,
     progress: Callable[[], None] = lambda: None,
 ) -> list[Measurement]:
-    """Measure ``points`` until all are done or the time has passed, and append the results to the
-    CSV file ``path``.
+    """Measure the steps and parts of steps in ``points`` until all are done or the time has passed,
+    and append the results to the CSV file ``path``.
 
     Measurements that are already in the file are not repeated. Returns the whole content of the
     file.
@@ -135,7 +136,8 @@ def read_samples(path: Path) -> list[Measurement]:
 
 
 def check_same(path: Path, about: dict[str, Any]) -> None:
-    """Write the description of a campaign, or compare it with an existing one.
+    """Write the setup of a campaign to ``path``, or compare it with the setup of the measurements
+    there.
 
     Raises InputError if the existing measurements have a different setup.
     """
@@ -159,10 +161,12 @@ STALL_FACTOR, STALL_EXCESS_S = 3.0, 5e-3
 
 
 def measure_drift(samples: Sequence[Measurement]) -> float:
-    """Return the relative change of the sentinel over the campaign, by a linear fit.
+    """Return the relative change of the sentinel's duration over the campaign, from a linear fit;
+    the sentinel is a fixed step that is timed repeatedly.
 
-    The result is 0 if the change is within the scatter, or if there are fewer than four
-    measurements. The drift is reported, but measurements are not corrected for it.
+    The result is 0 if the change is not larger than the scatter of the measurements, or if there
+    are fewer than four measurements. The drift is reported, but measurements are not corrected for
+    it.
     """
     seen = [(s.at_s, s.median_s) for s in samples if s.key.startswith("sentinel")]
     if len(seen) < 4:
@@ -176,7 +180,9 @@ def measure_drift(samples: Sequence[Measurement]) -> float:
 
 
 def count_stalled(samples: Sequence[Measurement]) -> int:
-    """Return the number of points with a stalled repeat; the median is used for such points."""
+    """Return the number of measurements in which at least one repeat took much longer than the
+    median.
+    """
     return sum(
         s.most_s > max(STALL_FACTOR * s.median_s, s.median_s + STALL_EXCESS_S) for s in samples
     )

@@ -24,8 +24,8 @@ ProbePart = Literal["rest", "decode", "mixed decode", "prefill", "step"]
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a campaign: decode rows, step tokens, context tokens per row, and total KV
-    tokens.
+    """Limits of the steps in a campaign: the number of decodes, tokens per step, context tokens per
+    request, and total KV tokens.
     """
 
     decodes: int = 256
@@ -40,7 +40,9 @@ SMALL_LIMITS = Limits(decodes=16, tokens=256, context=256, kv_tokens=2048)
 
 
 class Probe(NamedTuple):
-    """A point to measure: contexts of the decode rows, and pairs (tokens, context) of prefills."""
+    """A step, or a part of a step, to measure (a point): the context lengths of the decodes, and a
+    pair (tokens, context) for each prefill.
+    """
 
     part: ProbePart
     decodes: tuple[int, ...] = ()
@@ -59,7 +61,7 @@ class Probe(NamedTuple):
 
     @property
     def load(self) -> StepLoad:
-        """Load of the step as the simulator computes it, with its longest decode."""
+        """Load of the step, as the simulator describes it to a cost model."""
         return StepLoad(
             len(self.prefills),
             sum(tokens for tokens, _ in self.prefills),
@@ -72,8 +74,8 @@ class Probe(NamedTuple):
 
 
 def plan_campaign(limits: Limits, seed: int = 0) -> list[Probe]:
-    """Return all points, the most useful first: the kinds alternate, and each kind proceeds from
-    coarse to fine.
+    """Return the steps and parts of steps to measure (points), the most useful first. Points of
+    different kinds alternate, and each kind proceeds from coarse to fine.
     """
     random = np.random.default_rng(seed)
     kinds = [
@@ -90,7 +92,7 @@ def plan_campaign(limits: Limits, seed: int = 0) -> list[Probe]:
 
 
 def sentinel(limits: Limits) -> Probe:
-    """Return the point that is measured repeatedly to detect drift of the device."""
+    """Return the step that is measured repeatedly to detect drift of the device."""
     context = min(512, limits.context // 2)
     return Probe("step", (context,) * min(64, limits.decodes, limits.kv_tokens // (2 * context)))
 

@@ -23,7 +23,9 @@ from simkv.gpu.transformer import Transformer
 
 
 class StepGraphs:
-    """A CUDA graph for each of ``sizes``; all graphs read the same buffer and share memory."""
+    """One CUDA graph per step size in ``sizes``; all graphs read the same input buffer and share
+    memory.
+    """
 
     def __init__(self, model: Transformer, sizes: Collection[StepSize]) -> None:
         self.model = model

@@ -51,7 +51,9 @@ def _name(device: torch.device) -> str:
 
 
 def splits_for(size: StepSize, kv_heads: int) -> int:
-    """Return the number of programs per row and key-value head, a power of two."""
+    """Return the number of programs (a power of two) that the decode kernel uses per row and
+    key-value head.
+    """
     rows = min(size.decodes, MIXED_ROWS) if size.prefills else size.decodes
     wanted = -(-BUSY_PROGRAMS // (rows * kv_heads))
     return min(power_of_two(wanted), MOST_SPLITS)
@@ -65,8 +67,8 @@ def power_of_two(x: int) -> int:
 def add_norm(
     residual: torch.Tensor | None, x: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute ``cpu_ops.add_norm``, but change ``residual`` in place (or use ``x`` if it is
-    None).
+    """Compute ``cpu_ops.add_norm``, but change ``residual`` in place; if ``residual`` is None,
+    ``x`` takes its place.
     """
     x = x.contiguous()
     normed = torch.empty_like(x)

@@ -65,8 +65,8 @@ class ExecutionRecord:
 
     @property
     def stopped(self) -> str:
-        """Reason for unfinished requests, as written in a decision trace; empty if there are
-        none.
+        """Reason why requests are unfinished, as written to the decision trace; empty if all are
+        finished.
         """
         if stop := self.record.engine_halt:
             return f"no progress: {stop.why}"
@@ -74,7 +74,8 @@ class ExecutionRecord:
 
     @property
     def cut_short(self) -> bool:
-        """Whether the horizon ended the run before a request, or its engine work, was finished.
+        """Whether the horizon ended the run while a request, or the engine's work for it, was
+        unfinished.
 
         An engine that ignores disconnected clients (FastDeploy) continues to work on their
         requests.
@@ -83,12 +84,12 @@ class ExecutionRecord:
 
     @property
     def leftover(self) -> set[int]:
-        """Ids of the requests that had not ended in the engine."""
+        """Ids of the requests that were still in the engine at the end."""
         return self.recorder.until_all_ended()[1]
 
 
 def figures(record: RunRecord, passes: list[Pass]) -> dict[str, Any]:
-    """Return the metrics of ``summary.json``, and the fractions of time by activity."""
+    """Return the metrics of ``summary.json``, and the fraction of time spent on each activity."""
     found = summarize(record)
     del found["jain_index"]  # this would require the time of each request in isolation
     steps = [p for p in passes if p.timing]
@@ -139,8 +140,8 @@ def _summary(run: ExecutionRecord) -> dict[str, Any]:
 
 
 def pass_rows(variant: str, run: ExecutionRecord) -> list[dict[str, Any]]:
-    """Return one row per iteration of the engine's loop (times in s); see ``Pass`` and
-    ``Timing``.
+    """Return one table row per iteration of the engine's loop, with times in seconds; see ``Pass``
+    and ``Timing``.
     """
     rows = []
     for p in run.passes:

@@ -57,7 +57,7 @@ def calibrate(
     """Measure for at most ``budget_s`` seconds, including the start of the model, and fit a
     profile.
 
-    An earlier campaign is resumed. After the budget, only short runs follow: one run per mode
+    An earlier campaign is resumed. After the budget, only short runs follow: in each mode, one run
     determines the cost of serving, and the others determine the error of the profile. Writes to
     ``folder`` the raw measurements (``samples.csv``), the setup and the device's peak rates
     (``campaign.json``), the state of the device (``clocks.csv``), every pass of the real runs
@@ -148,7 +148,7 @@ def _served(setup: GpuSetup, limits: Limits, path: Path) -> list[ExecutionRecord
 
 
 def real_steps(passes: Sequence[Pass]) -> list[RealStep]:
-    """Return the steps among the passes of a run, without idle passes."""
+    """Return the steps of a run; passes of the engine's loop that launched no step are omitted."""
     return [
         RealStep(p.load._replace(longest=p.longest_context), p.seconds, p.timing.gpu_s)
         for p in passes

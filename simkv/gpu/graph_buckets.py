@@ -28,7 +28,8 @@ def token_bucket(count: int) -> int:
 
 
 def step_size(decodes: int, prefills: int, tokens: int, most_decodes: int) -> StepSize:
-    """Return the slots of a step with the given decode rows, prefill rows and total ``tokens``.
+    """Return the padded size of a step with these numbers of decodes, prefills and total
+    ``tokens``.
 
     A step with prefills has one size per number of token slots, with space for ``most_decodes``
     rows (or one per token slot, if that is less), so that few graphs suffice for all combinations.

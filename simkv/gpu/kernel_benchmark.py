@@ -37,7 +37,9 @@ SMALL_SIZES = Limits(decodes=8, tokens=128, context=128, kv_tokens=4096)
 
 
 def sizes_for(kv_tokens: int, sizes: Limits = SIZES) -> Limits:
-    """Return the sizes, with fewer rows if ``kv_tokens`` are too few for all rows."""
+    """Return ``sizes``, with fewer requests in a size that needs more than ``kv_tokens`` tokens of
+    KV.
+    """
     rows = (kv_tokens - 2 * sizes.tokens) // (sizes.context + sizes.block_size)
     return replace(sizes, decodes=max(min(sizes.decodes, rows), 1), kv_tokens=kv_tokens)
 
@@ -64,8 +66,8 @@ def bench(
     repeats: int = 20,
     warm_up: float = 0.0,
 ) -> Iterator[Reading]:
-    """Yield the peak rates, and the speeds of attention, of whole steps, and of torch's attention
-    if it is available.
+    """Yield the device's peak rates, and then the speeds of attention, of whole steps, and of
+    torch's attention if it is available.
 
     Steps for ``warm_up`` seconds bring the device to its working clocks before any measurement.
     """

@@ -104,7 +104,7 @@ def ceilings(device: str) -> Ceilings:
 
 
 def median_seconds(run: Callable[[], Any], device: str) -> float:
-    """Return the median seconds of ``run`` on the device."""
+    """Return the median duration of ``run`` on the device, in seconds."""
     return median(time_repeats(run, 10, on_gpu=torch.device(device).type == "cuda"))
 
 
@@ -114,7 +114,8 @@ MIN_REPEATS, SUFFICIENT_S, SUFFICIENT_ERROR = 5, 0.05, 0.002
 
 
 def time_repeats(run: Callable[[], Any], most: int, *, on_gpu: bool) -> list[float]:
-    """Return the seconds of at most ``most`` runs, measured with the device's events if available.
+    """Return the durations in seconds of at most ``most`` runs, measured with the device's events
+    if available.
 
     Measuring stops earlier if the runs took long enough or differ little. An additional first run
     is discarded.

@@ -27,10 +27,11 @@ from simkv.gpu.machine_info import time_repeats
 
 
 class CapturedProbe(NamedTuple):
-    """A point that can be timed again without another capture.
+    """A captured CUDA graph of a step or a part of it, which can be timed again without another
+    capture.
 
-    It consists of a graph, a function that writes its block tables, and the tensors that the graph
-    uses but does not own.
+    ``write_tables`` writes the block tables of the step, and ``held`` contains the tensors that the
+    graph uses but does not own.
     """
 
     graph: Any
@@ -39,7 +40,8 @@ class CapturedProbe(NamedTuple):
 
 
 class Microbenchmark:
-    """A model that times points, with a cache full of random numbers.
+    """A model to time single steps, or parts of steps (points); its KV cache contains random
+    numbers.
 
     Captured graphs are stored until ``forget`` is called, because a capture takes longer than a
     run.
@@ -72,7 +74,9 @@ class Microbenchmark:
         self._captured: dict[Probe, CapturedProbe] = {}
 
     def time(self, point: Probe, repeats: int) -> list[float]:
-        """Return the seconds of at most ``repeats`` runs; an additional first run is discarded."""
+        """Return the durations in seconds of at most ``repeats`` runs; an additional first run is
+        discarded.
+        """
         if not self.on_gpu:
             run, lay = self._run(point)
             lay()
@@ -94,8 +98,8 @@ class Microbenchmark:
         return CapturedProbe(graph, lay, (run, result))
 
     def difference(self, point: Probe, ops: Any, others: Any) -> float:
-        """Return the relative difference between the first-layer attention of ``ops`` and of
-        ``others``.
+        """Return the relative difference between the outputs of two implementations of attention,
+        ``ops`` and ``others``, in the first layer.
         """
         size = self.size(point)
         fields, lay = self._fields(point, size)
@@ -110,7 +114,7 @@ class Microbenchmark:
         return float((a - b).norm() / a.norm())
 
     def size(self, point: Probe) -> StepSize:
-        """Return the padded size of the step of a point."""
+        """Return the padded size of the step that ``point`` describes."""
         tokens = len(point.decodes) + sum(t for t, _ in point.prefills)
         return step_size(
             len(point.decodes), len(point.prefills), tokens, self.runner.config.max_decodes

@@ -13,9 +13,9 @@ from simkv.sim.engine import Engine
 
 
 class OverlappedEngine(Engine):
-    """The engine's loop for steps whose end is known only when it occurs.
+    """The engine's loop for steps whose durations are not known in advance.
 
-    The loop makes the same decisions as the simulated loop; each decision follows when the oldest
+    The loop makes the same decisions as the simulated loop. It makes each decision when the oldest
     step has ended.
     """
 

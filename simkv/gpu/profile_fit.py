@@ -55,8 +55,8 @@ FITTED = ("rest", "decode", "mixed decode", "prefill")
 
 
 class HostCosts(NamedTuple):
-    """Host time (s): per step, per decoding sequence, per idle pass, and in addition per step with
-    prefills.
+    """Host time in seconds: per step, per decoding sequence and per idle pass, and the additional
+    time per step with prefills.
     """
 
     step_s: float
@@ -77,7 +77,7 @@ class RealStep(NamedTuple):
 
 @dataclass(frozen=True)
 class MedianPass:
-    """A point, with the median of all its measurements in seconds."""
+    """A measured point, with the median of all its measurements in seconds."""
 
     sample: Measurement
     seconds: float
@@ -102,9 +102,10 @@ class MedianPass:
 
 
 def points_by_part(samples: Sequence[Measurement]) -> dict[str, list[MedianPass]]:
-    """Return the measured batches of a campaign by part of the model, without sentinels.
+    """Return the measured points of a campaign, by the part of the step that they measure;
+    sentinels are omitted.
 
-    Repeated measurements of a batch become one, with their median duration.
+    Repeated measurements of a point become one measurement with their median duration.
     """
     groups: dict[str, list[Measurement]] = {}
     for sample in samples:

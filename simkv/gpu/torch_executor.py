@@ -57,8 +57,8 @@ class WallClock(simpy.Environment):
         self._origin = read_timer()
 
     def wall(self) -> float:
-        """Return the seconds since ``start``, at least SimPy's time unless ``skip_waiting`` is
-        set.
+        """Return the seconds since ``start``; unless ``skip_waiting`` is set, the result is at
+        least SimPy's time.
         """
         return read_timer() - self._origin
 
@@ -93,7 +93,7 @@ class Pass(NamedTuple):
 
 
 class EnqueuedStep(NamedTuple):
-    """A step enqueued on the device, with its data at the time of the call."""
+    """A step enqueued on the device, with the data that was recorded when it was enqueued."""
 
     flight: InFlightStep
     batch: Batch
@@ -103,7 +103,8 @@ class EnqueuedStep(NamedTuple):
 
 
 class TorchExecutor:
-    """Run a scheduler's decisions on a device and measure them; ``passes`` is the log.
+    """Run a scheduler's decisions on a device and measure the steps; ``passes`` is the log of the
+    engine's loop.
 
     A step has ended when ``run`` returns, so the next decision does not overlap with the step. The
     duration of a step is therefore the sum of its host time and its device time, which are logged

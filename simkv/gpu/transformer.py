@@ -84,10 +84,10 @@ def rotary_tables(
 class Transformer:
     """Weights and the device state that a step reads and writes.
 
-    ``tokens`` [seat, position] has the prompts and sampled tokens; ``tables`` [seat, index] has the
-    block tables. Each of them has an additional seat, the scratch seat for padding. A step reads
-    its token ids from ``tokens`` and writes the sampled tokens there, so the host needs to send
-    only the rows of the next step.
+    A seat is the index of a request in these tensors: ``tokens`` [seat, position] contains prompts
+    and sampled tokens, and ``tables`` [seat, index] the block tables. Each tensor has one
+    additional seat for padding, the scratch seat. A step reads its token ids from ``tokens`` and
+    writes the sampled tokens there, so the host needs to send only the rows of the next step.
     """
 
     def __init__(

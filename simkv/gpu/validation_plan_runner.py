@@ -45,8 +45,8 @@ def execute_plan(
     say: Callable[[str], None] = print_nothing,
     advance: Callable[[], None] = lambda: None,
 ) -> list[str]:
-    """Serve the runs of ``order_trial_runs`` for which the remaining time suffices; ``deadline()``
-    returns the remaining seconds.
+    """Serve the runs in the order of ``order_trial_runs``, except runs for which the remaining time
+    does not suffice; ``deadline()`` returns the remaining seconds.
 
     Returns the names of the runs that were skipped for lack of time.
     """

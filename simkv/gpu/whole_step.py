@@ -26,9 +26,10 @@ def fit_whole_steps(
 ) -> list[CostTerm]:
     """Scale the terms of a profile to match whole ``steps``, given as pairs (load, seconds).
 
-    Each kind of step has a factor on attention, a factor on all other terms, and a constant.
-    Factors are needed because parts measured in isolation run at other clocks and without overlap,
-    and because clocks decrease under the load of serving. The constant terms are called ``name``.
+    For each kind of step, attention is multiplied by one factor and all other terms by another, and
+    a constant is added. Factors are needed because parts measured in isolation run at other clocks
+    and without overlap, and because clocks decrease under the load of serving. The constant terms
+    are called ``name``.
     """
     terms = device_profile(profile).terms
     groups = [[t for t in terms if _is_attention(t) is mine] for mine in (True, False)]

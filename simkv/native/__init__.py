@@ -1,4 +1,5 @@
-"""Native engine: run the schedulers of the engines themselves, with stubs for their imports.
+"""Native engine: run the engines' own scheduler code, with stubs for its imports.
 
-Each source of an engine (a checkout, a wheel, an installed package) runs in a separate process.
+The code of an engine (its *source*: a checkout, a wheel or an installed package) runs in a separate
+process.
 """

@@ -1,4 +1,4 @@
-"""The interface between the process of a source and the driver of its engine."""
+"""The interface between the process that runs an engine's code and the driver of this engine."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ Counts = tuple[int, int, int]
 
 
 class NativeDriver(Protocol):
-    """The real scheduler of an engine, driven by the calls of ``Scheduler``.
+    """Adapter that runs the real scheduler of an engine, with similar methods as ``Scheduler``.
 
-    ``complete`` gives the results of the batches to the engine in the order in which ``schedule``
-    returned the batches.
+    Each ``complete`` call delivers the results of the oldest batch that ``schedule`` returned.
     """
 
     @property
@@ -29,7 +28,7 @@ class NativeDriver(Protocol):
 
     @property
     def pipeline_depth(self) -> int:
-        """Number of batches in flight."""
+        """Maximum number of batches in flight."""
 
     @property
     def scheduler(self) -> Any:
@@ -47,8 +46,8 @@ class NativeDriver(Protocol):
     def complete(
         self, accepted: Mapping[int, int], ended: Sequence[int], copied: Sequence[int]
     ) -> Completion:
-        """Deliver the oldest batch, with the accepted drafts, the requests that end and the
-        finished copies to and from host memory.
+        """Deliver the results of the oldest batch: the number of accepted drafts by request, the
+        requests that end, and the finished copies to and from host memory.
         """
 
     def counts(self) -> Counts:
@@ -78,10 +77,10 @@ class NativeEngine:
     it. ``stub_imports(folder)`` returns a context in which the engine is imported from ``folder``,
     ``load()`` imports the modules that make scheduling decisions, and ``build(knobs, native)``
     builds a driver. ``files(folder)`` lists the files that affect decisions. ``options(folder)``
-    maps each option of the engine to the class that declares it. ``refused(config)`` names a
-    setting that the driver does not support, or None. ``variant_of(version)`` returns the variant
-    of simkv's port with the nearest rules. ``stubbed`` names the parts that affect decisions but
-    are stubs.
+    maps each option of the engine to the class that declares it. ``refused(config)`` returns the
+    name of a setting in ``config`` that the driver does not support, or None.
+    ``variant_of(version)`` returns the variant of simkv's own scheduler with the nearest rules.
+    ``stubbed`` describes the stubs that affect decisions.
     """
 
     title: str

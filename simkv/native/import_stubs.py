@@ -1,8 +1,8 @@
 """Stubs for the imports of an engine's scheduler that do not affect its decisions.
 
-The modules that decide are loaded unmodified from the Python files of a source. All other modules
-of the engine and of the packages that it uses, such as torch and the model runner, are stubs. The
-scheduler can therefore be imported in one second and without a GPU.
+The modules that make decisions are loaded unmodified from the engine's Python files. All other
+modules of the engine and of the packages that it uses, such as torch and the model runner, are
+stubs. The scheduler can therefore be imported in one second and without a GPU.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from typing import Any
 
 
 class MissingImport(Exception):
-    """Raised if a decision uses a name of a package that is not installed and has no stub."""
+    """Raised if a decision uses a name from a package that is not installed and has no stub."""
 
 
 class AutoStub:
-    """Stub of an unknown module or of a name in it; raises MissingImport if a decision depends on
-    its value.
+    """Stub of a name from a module that is not installed; raises MissingImport if a decision
+    depends on its value.
     """
 
     def __init__(self, name: str) -> None:
@@ -153,9 +153,10 @@ class StubModule(types.ModuleType):
 
 
 class SourceFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Import hook for ``packages``: loads the modules listed as real from ``source``.
+    """Import hook for ``packages``: it loads the modules for which ``is_real`` is true from the
+    folder ``source``, and replaces all others by stubs.
 
-    All other modules are stubs; ``attributes`` has the attributes of stubs by module name.
+    ``attributes`` maps the name of a stub module to its attributes.
     """
 
     def __init__(
@@ -212,11 +213,11 @@ class AutoStubFinder(SourceFinder):
 
 @contextlib.contextmanager
 def stub_imports(finder: SourceFinder) -> Iterator[None]:
-    """Return a context in which modules are imported with ``finder``; at its end, the previous
-    imports are restored.
+    """Return a context in which modules are imported with ``finder``; at the end of the context,
+    the previously imported modules are restored.
 
-    Packages that are neither installed nor stubs of ``finder`` become stubs that raise an error if
-    a decision uses their values.
+    Packages that are neither installed nor replaced by ``finder`` become stubs, which raise an
+    error if a decision uses their values.
     """
 
     def theirs() -> dict[str, types.ModuleType]:
@@ -240,7 +241,9 @@ def stub_imports(finder: SourceFinder) -> Iterator[None]:
 
 
 def name_of(number: int) -> str:
-    """Return the engine's id of a request; ids sort in the order of the request numbers."""
+    """Return the id that the engine uses for a request; ids have the same sort order as request
+    numbers.
+    """
     return f"{number:08}"
 
 

@@ -1,5 +1,5 @@
-"""The real scheduler of a source as a ``Scheduler``, a client of the process that runs the
-source.
+"""The real scheduler of an engine as a ``Scheduler``: a client of the process that runs the
+engine's code.
 """
 
 from __future__ import annotations
@@ -35,10 +35,12 @@ def debug_at(step: int | None) -> None:
 
 
 class NativeScheduler:
-    """The scheduler of a source, which runs in a child of the source's process.
+    """The real scheduler of an engine, which runs in a child of the process that imported the
+    engine's code (``SourceProcess``).
 
-    Implements ``simkv.core.scheduler_protocol.Scheduler``. A call that fails or exceeds its time
-    limit makes the next batch fatal. Raises InputError if the source cannot be loaded.
+    Implements ``simkv.core.scheduler_protocol.Scheduler``. If a call fails or exceeds its time
+    limit, the next batch reports the error in ``Batch.fatal``. Raises InputError if the code cannot
+    be imported.
     """
 
     def __init__(
@@ -68,7 +70,7 @@ class NativeScheduler:
 
     @property
     def pipeline_depth(self) -> int:
-        """Number of batches in flight."""
+        """Maximum number of batches in flight."""
         return int(self._depth)
 
     @property
@@ -96,7 +98,7 @@ class NativeScheduler:
         self._now = now
 
     def add(self, prompt: Prompt) -> None:
-        """Add a request at the next decision."""
+        """Add a request; the real scheduler receives it at the next decision."""
         self._live.add(prompt.id)
         self._news.append(
             (
@@ -115,7 +117,7 @@ class NativeScheduler:
         )
 
     def abort(self, request_id: int) -> None:
-        """Abort a request at the next decision."""
+        """Abort a request; the real scheduler receives the abort at the next decision."""
         self._live.discard(request_id)
         self._news.append((request_id,))
 
@@ -147,17 +149,23 @@ class NativeScheduler:
         return Completion(*completion)
 
     def moved(self, jobs: Sequence[int]) -> None:
-        """Record finished copies, of which the scheduler learns with the next completed batch."""
+        """Record the numbers of finished copies; the real scheduler receives them with the next
+        completed batch.
+        """
         self._reported += [job for job in jobs if job in self._copies]
 
     @property
     def awaits_kv(self) -> bool:
-        """Whether copies are in flight whose completion can end a step without requests."""
+        """Whether copies are in flight; if no request can run, the engine waits until a copy
+        finishes.
+        """
         return bool(self._copies) and not self._has_news
 
     @property
     def has_pending_copies(self) -> bool:
-        """Whether copies are ready to start but not in a batch yet: never without a disk."""
+        """Whether copies are pending that no batch has listed so far; always False, because only
+        writes to disk can be pending in this way.
+        """
         return False
 
     def leap(self, most: int) -> int:  # noqa: ARG002
@@ -177,11 +185,11 @@ class NativeScheduler:
         return self._call("running_ids") or []
 
     def blocks_held(self) -> Mapping[int, int]:
-        """Return the number of blocks by running request."""
+        """Return the number of blocks of each running request."""
         return self._call("blocks_held") or {}
 
     def block_tables(self) -> Mapping[int, list[int]]:
-        """Return the ids of blocks by running request."""
+        """Return the block ids of each running request."""
         return self._call("block_tables") or {}
 
     def fingerprint(self) -> Hashable:
@@ -190,7 +198,9 @@ class NativeScheduler:
         return state
 
     def _call(self, name: str, *given: Any) -> Any:
-        """Return the result of a call to the driver, or None if this or an earlier call failed."""
+        """Call a method of the driver; return its result, or None if this or an earlier call
+        failed.
+        """
         if self.failure:
             return None
         try:
@@ -222,7 +232,9 @@ class NativeScheduler:
 
 
 class SourceProcess:
-    """The process that runs a source; raises InputError if the source cannot be imported."""
+    """Process that runs the scheduler code of an engine from ``folder``. Raises InputError if the
+    code cannot be imported.
+    """
 
     def __init__(self, engine: str, folder: Path) -> None:
         self._control, child = socket.socketpair()
@@ -252,7 +264,7 @@ class SourceProcess:
             raise InputError(f"{folder}: {answer[1]}")
 
     def connect(self) -> socket.socket:
-        """Return a connection to a new child, which will build a scheduler."""
+        """Start a child process for a new scheduler and return a connection to it."""
         ours, child = socket.socketpair()
         socket.send_fds(self._control, [b"+"], [child.fileno()])
         child.close()

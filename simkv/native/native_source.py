@@ -1,5 +1,5 @@
-"""The source of a native engine: a checkout, an unpacked wheel, a wheel, or the installed
-package.
+"""The source of a native engine, which contains the engine's code: a checkout, an unpacked wheel, a
+wheel, or the installed package.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ class NativeSource(NamedTuple):
 
 
 def find_source(engine: str, path: str, folder: Path) -> NativeSource:
-    """Return the source at ``path``, which is relative to ``folder``.
+    """Return the engine's code at ``path`` (a checkout or wheel), which is relative to ``folder``.
 
-    Raises SourceError if the engine's code cannot be run, or if the path contains no source of the
-    engine.
+    Raises SourceError if the engine's code cannot be run, or if there is no code of the engine at
+    this path.
     """
     if engine not in NATIVE_ENGINES:
         raise SourceError(
@@ -75,7 +75,9 @@ def find_source(engine: str, path: str, folder: Path) -> NativeSource:
 
 
 def locate(engine: str, path: str) -> Path:
-    """Return the folder that contains the package of a source with an absolute path."""
+    """Return the folder that contains the engine's package; ``path`` is the absolute path of a
+    checkout or wheel.
+    """
     return _locate(NATIVE_ENGINES[engine], path)[0]
 
 

@@ -33,9 +33,9 @@ class Sources(NamedTuple):
 def open_sources(package: str, version: str, given: Path | None = None) -> Iterator[Sources]:
     """Context that provides the sources of this version of ``package``.
 
-    If ``given`` is set, it is used; it is a folder that contains the package, or a wheel. Otherwise
-    the installed package is used if it has this version; if not, pip downloads the wheel. Raises
-    InputError if there are no sources.
+    ``given`` is a folder that contains the package, or a wheel. If it is None, the installed
+    package is used if it has this version; if not, pip downloads the wheel. Raises InputError if
+    there are no sources.
     """
     with TemporaryDirectory() as room:
         if given is not None and given.is_dir():

@@ -23,8 +23,8 @@ class ScriptedCopies:
     """KV copies between GPU and host memory.
 
     Copy number ``n`` takes ``steps[n % len(steps)]`` steps. A copy to the GPU can finish in the
-    step that starts it; a copy to host memory can finish in the next step. A copy that a step
-    flushes finishes in this step.
+    step that starts it; a copy to host memory can finish in the next step. If a step requires that
+    a copy is finished (``flush``), the copy finishes in this step.
     """
 
     def __init__(self, steps: Sequence[int]) -> None:
@@ -32,7 +32,9 @@ class ScriptedCopies:
         self._due: dict[int, int] = {}
 
     def begin(self, moves: KvCopies, step: int) -> None:
-        """Start the copies that a batch requests and finish the copies that it flushes."""
+        """Start the copies that a batch requests, and finish the copies that it requires to be
+        finished.
+        """
         for first, jobs in ((step, moves.loads), (step + 1, moves.stores)):
             for number, *_ in jobs:
                 self._due[number] = first + self._steps[number % len(self._steps)]
@@ -45,9 +47,10 @@ class ScriptedCopies:
 
 
 class ScriptedDisk:
-    """KV transfers to and from a disk; transfer ``n`` takes ``steps[n % len(steps)]`` steps.
+    """KV transfers to and from a disk; transfer number ``n`` takes ``steps[n % len(steps)]`` steps.
 
-    Lookup ``n`` takes ``looks[n % len(looks)]`` steps. In a step, transfers finish before lookups.
+    Lookup number ``n`` takes ``looks[n % len(looks)]`` steps. In a step, transfers finish before
+    lookups.
     """
 
     def __init__(self, steps: Sequence[int], looks: Sequence[int]) -> None:

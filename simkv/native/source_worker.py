@@ -1,4 +1,5 @@
-"""Process of one source: ``python -m simkv.native.source_worker FD ENGINE FOLDER``.
+"""Process that runs the code of an engine: ``python -m simkv.native.source_worker FD ENGINE
+FOLDER``.
 
 The process imports the engine's scheduler once, with stubs, and forks a child for each new
 scheduler. A run therefore cannot change the module globals of another run. The process has an empty
@@ -34,8 +35,8 @@ CPU_SECONDS = 10.0
 
 
 class CpuLimitExceeded(BaseException):
-    """Raised if a call exceeds its time limit; not a subclass of Exception, so that the call does
-    not catch it.
+    """Raised if a call exceeds its time limit; it is not a subclass of Exception, so that the
+    engine's code does not catch it.
     """
 
 
@@ -114,7 +115,7 @@ class DriverServer:
 
 
 def place_of(error: BaseException, folder: Path) -> str:
-    """Return file and line of the innermost frame of an error that is in the source."""
+    """Return file and line of the innermost frame of an error's traceback that is in ``folder``."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{_short(error.filename, folder)}:{error.lineno}"
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
@@ -139,7 +140,7 @@ def _late(*_: object) -> None:
 
 
 def main() -> None:
-    """Import the source, and fork a child for each socket that is received."""
+    """Import the engine's code, and fork a child process for each socket that is received."""
     control = socket.socket(fileno=int(sys.argv[1]))
     engine, folder = sys.argv[2], Path(sys.argv[3])
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)

@@ -1,5 +1,5 @@
-"""Messages between simkv and the process of a source: a length, followed by marshalled plain
-data.
+"""Messages between simkv and the process that runs an engine's code: a length, followed by
+marshalled plain data.
 """
 
 from __future__ import annotations

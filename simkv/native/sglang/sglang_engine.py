@@ -25,8 +25,8 @@ from simkv.schedulers.sglang.recording import RECORDING
 
 
 class LaunchedRows(NamedTuple):
-    """Rows of a batch: pairs of request and number of tokens, the tokens before them, and the kind
-    of the batch.
+    """Requests of a launched batch: pairs of request and number of tokens to compute, the numbers
+    of tokens before these, and the kind of the batch.
     """
 
     rows: list[tuple[int, int]]
@@ -117,7 +117,9 @@ class SglangEngine:
         return batch
 
     def rows(self, batch: Any) -> LaunchedRows:
-        """Return the rows of a batch that was just launched; ``batch`` may be None."""
+        """Return the requests of a batch that was just launched, with their token counts; ``batch``
+        may be None.
+        """
         rows: list[tuple[int, int]] = []
         contexts: list[int] = []
         kind = "idle"

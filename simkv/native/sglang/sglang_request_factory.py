@@ -33,15 +33,15 @@ class RequestTimesStub:
 
 
 class SglangRequestFactory:
-    """Builds SGLang's request objects and assigns a number to each distinct token."""
+    """Builds SGLang's request objects and assigns an id to each distinct token."""
 
     def __init__(self) -> None:
         self._numbers: dict[Any, int] = {}
 
     def number(self, *what: object) -> int:
-        """Return the token number for these arguments; equal arguments give the same number.
+        """Return the id of a token that these arguments identify; equal arguments give the same id.
 
-        The number is never the EOS token.
+        The id is never the id of the EOS token.
         """
         return self._numbers.setdefault(what, len(self._numbers) + EOS_TOKEN + 1)
 

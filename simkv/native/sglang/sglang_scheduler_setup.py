@@ -39,7 +39,9 @@ class OrderedPreemption:
 
 
 class SglangReleaseMemory:
-    """SGLang's own row table, token pool and prefix cache, with the sizes of a case."""
+    """SGLang's own request table, token pool and prefix cache, with the sizes that a test case
+    specifies.
+    """
 
     def __init__(self, config: SglangConfig) -> None:
         import torch
@@ -83,9 +85,9 @@ def build_sglang_scheduler(
     retracted: Callable[[Any], None],
     gave_up: Callable[[Any, Any], None],
 ) -> Any:
-    """Return SGLang's scheduler with ``memory``; ``clock`` returns the time of the case in seconds.
+    """Return SGLang's scheduler with ``memory``; ``clock`` returns the simulated time in seconds.
 
-    The scheduler calls ``retracted`` with each request that it requeues, and ``gave_up`` for each
+    The scheduler calls ``retracted`` with each request that it puts back into its queue, and ``gave_up`` for each
     abort that it sends.
     """
     _set(config)

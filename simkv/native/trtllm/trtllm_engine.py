@@ -26,8 +26,8 @@ from simkv.schedulers.trtllm.config import TrtllmConfig
 
 
 class LaunchedIteration(NamedTuple):
-    """The requests of an iteration: requests in their prompt, requests that decode, and paused
-    requests.
+    """The requests of an iteration: requests that compute their prompt, requests that decode, and
+    paused requests.
     """
 
     contexts: list[LlmRequestStub]

@@ -39,7 +39,7 @@ class Tokens(list[int]):
 
 
 class Launched(NamedTuple):
-    """A decision: vLLM's ``output``, and the work of its step.
+    """A scheduling decision: vLLM's ``output``, and the work of the step.
 
     ``rows`` maps request ids to numbers of scheduled tokens, and ``start`` to the number of tokens
     before these. ``emits`` are the requests that emit a token. ``drafts`` are the drafts that the
@@ -136,8 +136,8 @@ class VllmEngine:
     def deliver(
         self, launched: Launched, counts: Mapping[str, int], ended: Collection[str], report: Any
     ) -> None:
-        """Deliver new tokens and the KV worker's report; ``counts`` has the number of tokens by
-        request.
+        """Deliver new tokens and the KV worker's ``report`` to vLLM; ``counts`` contains the number
+        of new tokens of each request.
 
         The last token of the requests in ``ended`` is their stop token.
         """
@@ -182,8 +182,8 @@ class VllmEngine:
         return request.num_output_tokens if request else 0
 
     def blocks(self, i: str) -> list[int]:
-        """Return the ids of a request's blocks, one layer group after another, without blocks that
-        were freed.
+        """Return the ids of a request's blocks, one layer group after another; blocks that were
+        freed are omitted.
         """
         manager = self.scheduler.kv_cache_manager
         coordinator = getattr(manager, "coordinator", None)  # 0.9.0 has only one layer group
@@ -195,7 +195,9 @@ class VllmEngine:
         return [block.block_id for table in tables for block in table if block is not null]
 
     def number(self, *what: object) -> int:
-        """Return a number that identifies the arguments; equal arguments give the same number."""
+        """Return the id of a token that these arguments identify; equal arguments give the same
+        id.
+        """
         return self.numbers.setdefault(what, len(self.numbers) + 1)
 
     def _hashes(self, request: Any) -> list[bytes]:
