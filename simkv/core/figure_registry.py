@@ -50,8 +50,8 @@ class Metric:
 
     @property
     def heading_in_seconds(self) -> str:
-        """Heading for values in seconds, such as ``Mean TTFT (s)``; if the metric is not a time,
-        ``heading``.
+        """Heading for values in seconds, such as ``Mean TTFT (s)``; equal to ``heading`` if the
+        metric is not a time.
         """
         return _heading(self.label, "s" if self.per_second else self.unit)
 

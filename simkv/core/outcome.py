@@ -20,12 +20,12 @@ class Outcome(StrEnum):
 
     @property
     def word(self) -> str:
-        """Name for use in a sentence: ``cut off``."""
+        """Name of the outcome for use in a sentence, such as ``cut off``."""
         return humanize(self)
 
     @property
     def label(self) -> str:
-        """Label for a legend, with the reason."""
+        """Label for the legend of a plot; it states the reason for the outcome."""
         return _LABELS.get(self, self.word)
 
     @property
@@ -33,8 +33,8 @@ class Outcome(StrEnum):
         """Label for the waiting time of a request with this outcome, or None if the wait was not
         wasted.
 
-        None also for requests that their clients cancelled, and for those that the horizon of the
-        simulation cut off, because they might still have been served.
+        The result is also None for requests that their clients cancelled and for requests that the
+        end of the simulation cut off, because they might still have been served.
         """
         if self in (Outcome.STARVED, Outcome.TIMED_OUT):
             return str(self)
@@ -64,5 +64,5 @@ FAILURES = (
 
 
 def humanize(name: str) -> str:
-    """Return an outcome or verdict name for use in a sentence: ``cut off``."""
+    """Return the name of an outcome or verdict for use in a sentence, such as ``cut off``."""
     return name.replace("_", " ")

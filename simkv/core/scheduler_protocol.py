@@ -313,7 +313,7 @@ class Scheduler(Protocol):
 
     @property
     def pipeline_depth(self) -> int:
-        """Number of batches in flight.
+        """Maximum number of batches in flight.
 
         With 1, a batch is completed before the next ``schedule`` call. With 2, a batch is completed
         after the next ``schedule`` call.

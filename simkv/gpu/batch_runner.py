@@ -47,8 +47,8 @@ class RunnerConfig:
 
     The pool has ``num_blocks`` blocks of ``block_size`` tokens. During its lifetime, the runner
     serves at most ``seats`` requests of at most ``max_len`` tokens each (prompt and output). A step
-    has at most ``max_decodes`` decode rows. ``graph_tokens`` is the size in tokens of the largest
-    step to capture as a graph; with 0, no step is captured.
+    has at most ``max_decodes`` decodes. ``graph_tokens`` is the size in tokens of the largest step
+    to capture as a graph; with 0, no step is captured.
     """
 
     num_blocks: int

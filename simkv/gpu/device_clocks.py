@@ -31,7 +31,7 @@ EVERY_S = 1.0
 
 @contextmanager
 def log_clocks(path: Path, device: str) -> Iterator[None]:
-    """Append one line per second to ``path`` while the block runs.
+    """Append one line per second to ``path`` while the ``with`` block runs.
 
     A line has ``unix_s`` and then ``SMI_FIELDS`` on a GPU, ``CPU_FIELDS`` on a CPU. Nothing is
     written if the device does not report these values.

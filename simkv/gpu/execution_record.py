@@ -26,9 +26,9 @@ class GpuSetup:
     """Setup of a run: a model's shape and a device.
 
     ``graph_tokens`` is the size in tokens of the largest step that is captured as a CUDA graph (0:
-    none). ``warm_up`` is the duration (s) of steps before the clock starts, which bring a GPU to
-    its working clocks. With ``overlap``, the next step of a pipelined scheduler is prepared while
-    the device runs the last step.
+    none). ``warm_up`` is the time in seconds for which steps run before the measurement, so that a
+    GPU reaches its working clock frequency. With ``overlap``, the next step of a pipelined
+    scheduler is prepared while the device runs the last step.
     """
 
     shape: ModelShape
@@ -52,7 +52,7 @@ CUT_SHORT = "the run reached its horizon"
 class ExecutionRecord:
     """Record of a run, with ``requests`` in the order of their arrival.
 
-    ``at_work`` is true if the engine was neither asleep nor dead at the end.
+    ``at_work`` is true if, at the end, the engine was neither waiting for requests nor crashed.
     """
 
     scenario: Scenario

@@ -174,7 +174,7 @@ def fit_host(passes: Sequence[Pass]) -> HostCosts:
 def achieved_rates(
     samples: Sequence[Measurement], shape: ModelShape, itemsize: int
 ) -> dict[str, Any]:
-    """Return the rates that the attention kernels reach at their largest points, in GB/s and
+    """Return the rates that the attention kernels reach in the largest measured steps, in GB/s and
     TFLOP/s.
     """
     parts = points_by_part(samples)

@@ -97,7 +97,7 @@ class MedianPass:
 
     @property
     def slots(self) -> int:
-        """Token slots of the padded step."""
+        """Number of token slots of the padded step."""
         return int(self.sample.size.split("x")[0])
 
 
@@ -368,7 +368,7 @@ def _lines(
 
 def fit_nonnegative(rows: Sequence[Sequence[float]], points: Sequence[MedianPass]) -> Floats:
     """Return non-negative coefficients ``x`` that minimize the relative error of ``rows @ x``
-    compared with the seconds.
+    compared with the measured seconds.
     """
     seconds = np.array([p.seconds for p in points])
     matrix = np.array(rows, dtype=np.float64) / seconds[:, None]

@@ -134,7 +134,9 @@ class TorchExecutor:
         self._batch, self._rows, self._schedule_s = batch, batch.rows(), seconds
 
     def run(self, load: StepLoad) -> float:
-        """Run the batch; return the seconds since its decision or the end of the previous step."""
+        """Run the batch; return the seconds since its decision, or since the end of the previous
+        step if this is later.
+        """
         self.enqueue(load)
         return self.finish(float(self.clock.now))[1]
 

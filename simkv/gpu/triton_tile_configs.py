@@ -53,7 +53,9 @@ _tried: dict[AttentionKernel, Tiles] = {}
 
 
 def candidates(kernel: AttentionKernel, head_dim: int, itemsize: int, arch: int) -> Sequence[Tiles]:
-    """Return the candidates; the first is used unless another was measured as faster."""
+    """Return the candidate tile configurations of a kernel; the first is used unless another one
+    was measured to be faster on the device.
+    """
     if head_dim < 64:
         return (SMALL_HEAD_TILES[kernel],)
     if itemsize > 2:
@@ -66,7 +68,7 @@ def candidates(kernel: AttentionKernel, head_dim: int, itemsize: int, arch: int)
 def choose_tiles(
     kernel: AttentionKernel, head_dim: int, itemsize: int, *, arch: int, device: str = ""
 ) -> Tiles:
-    """Return the tiles of a kernel on a device with this name."""
+    """Return the tile configuration of a kernel for the device with this name."""
     if kernel in _tried:
         return _tried[kernel]
     found = candidates(kernel, head_dim, itemsize, arch)
@@ -87,7 +89,9 @@ def override_tiles(kernel: AttentionKernel, tiles: Tiles) -> Iterator[None]:
 
 @lru_cache(maxsize=1)
 def measured_tiles() -> Mapping[str, Mapping[str, Sequence[int]]]:
-    """Return the fastest measured tiles, by device name and ``<kernel> <head_dim>``."""
+    """Return the tile configurations that were measured to be fastest, by device name and
+    ``<kernel> <head_dim>``.
+    """
     found: dict[str, dict[str, list[int]]] = json.loads(
         MEASURED_TILES_FILE.read_text(encoding="utf-8")
     )

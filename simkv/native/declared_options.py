@@ -8,7 +8,8 @@ from pathlib import Path
 
 
 def read_options(files: Sequence[Path], classes: Collection[str] | None) -> dict[str, str]:
-    """Return the fields of these config classes (None: of all), mapped to the name of their class.
+    """Return a mapping from each field of these config classes (None: all classes) to the name of
+    its class.
 
     Missing files and files with syntax errors count as declaring no options.
     """

@@ -17,7 +17,8 @@ Counts = tuple[int, int, int]
 
 
 class NativeDriver(Protocol):
-    """Adapter that runs the real scheduler of an engine, with similar methods as ``Scheduler``.
+    """Adapter that runs the real scheduler of an engine; its methods are similar to those of
+    ``Scheduler``.
 
     Each ``complete`` call delivers the results of the oldest batch that ``schedule`` returned.
     """

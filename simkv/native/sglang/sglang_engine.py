@@ -1,4 +1,4 @@
-"""Drive the unmodified scheduler of an SGLang source, step by step, with a fake model.
+"""Drive the unmodified scheduler of an SGLang release or checkout, step by step, with a fake model.
 
 The driver makes the same calls as SGLang's event loops: receive requests, choose the next batch,
 run it and process the results (with overlap, the results of the previous batch). Recorders and the

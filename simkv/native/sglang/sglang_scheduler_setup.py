@@ -87,8 +87,8 @@ def build_sglang_scheduler(
 ) -> Any:
     """Return SGLang's scheduler with ``memory``; ``clock`` returns the simulated time in seconds.
 
-    The scheduler calls ``retracted`` with each request that it puts back into its queue, and ``gave_up`` for each
-    abort that it sends.
+    The scheduler calls ``retracted`` with each request that it puts back into its queue, and
+    ``gave_up`` for each abort that it sends.
     """
     _set(config)
     module: Any = importlib.import_module("sglang.srt.managers.scheduler")

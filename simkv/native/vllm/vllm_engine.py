@@ -1,4 +1,4 @@
-"""Drive the unmodified scheduler of a vLLM source, step by step, with a fake model.
+"""Drive the unmodified scheduler of a vLLM release or checkout, step by step, with a fake model.
 
 ``VllmEngine`` builds the scheduler and calls it; recorders and the native engine use this class.
 The stubs for the rest of vLLM are in ``vllm_stubs.py``.

@@ -10,7 +10,7 @@ from simkv.schedulers.vllm.versions import find_rules
 
 
 class Speculation:
-    """Speculative decoding settings of a case.
+    """Speculative decoding settings of a test case.
 
     ``given`` contains properties that ``VllmConfig`` derives from these settings. Since 0.33, the
     hash of a block covers ``hash_lookahead`` tokens after it.

@@ -1,4 +1,4 @@
-"""The modules of vLLM that are loaded from a source, and the stubs of its other modules."""
+"""The modules of vLLM that are loaded from its real code, and the stubs of its other modules."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ STUB_ATTRIBUTES: Mapping[str, Mapping[str, Any]] = {
 
 
 class VllmFinder(SourceFinder):
-    """Import hook that loads ``REAL_MODULES`` from a source."""
+    """Import hook that loads the modules ``REAL_MODULES`` of vLLM from a folder."""
 
     def __init__(self, source: Path) -> None:
         super().__init__(source, STUBBED_PACKAGES, REAL_MODULES.__contains__, STUB_ATTRIBUTES)

@@ -149,12 +149,13 @@ class FastDeployScheduler(Threads):
         return [*free, self.free_blocks]
 
     def waiting_ids(self) -> list[int]:
-        """Return the ids in ``waiting``, head first."""
+        """Return the ids of the requests in ``waiting``, head first."""
         return [seq.id for seq in self.manager.waiting]
 
     def running_ids(self) -> list[int]:
-        """Return the ids in ``running`` in admission order, without an unfinished ``ratio``
-        prefill."""
+        """Return the ids of the requests in ``running``, in admission order; the unfinished prefill
+        of the ``ratio`` variants is not included.
+        """
         return [seq.id for seq in self.manager.running]
 
     def pending_ids(self) -> list[int]:
@@ -166,7 +167,9 @@ class FastDeployScheduler(Threads):
         return self.manager.active.id if self.manager.active else None
 
     def blocks_held(self) -> Mapping[int, int]:
-        """Return the number of blocks by id, for requests that hold any."""
+        """Return the number of blocks of each request that holds blocks, as a mapping from request
+        id.
+        """
         return {i: held for i, held in self.manager.pool.holdings().items() if held}
 
     def fingerprint(self) -> Hashable:

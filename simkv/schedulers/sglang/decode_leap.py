@@ -11,8 +11,9 @@ from simkv.schedulers.sglang.request_intake import Receiver
 def leap(state: LoopState, receiver: Receiver, ahead: int, most: int) -> int:
     """Return the number of steps, at most ``most``, in which the same requests decode.
 
-    In these steps no request is admitted, evicted or reaches its output limit. The loop removes a
-    request from the batch ``ahead`` steps before it processes the request's last token.
+    In these steps, no request is admitted or reaches its output limit, and nothing is evicted. The
+    loop removes a request from the batch ``ahead`` steps before it processes the request's last
+    token.
     """
     rows, memory = state.running.rows, state.memory
     if state.last is not state.running or state.running.kind != "decode" or state.chunked:

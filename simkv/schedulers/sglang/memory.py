@@ -11,8 +11,8 @@ from simkv.schedulers.sglang.versions import NEWEST, RULES, SglangRules
 
 
 class EngineCrash(Exception):
-    """Raised if the engine's scheduling call fails; has the error message ``why`` and the prefill
-    ``rows``.
+    """Raised if the engine's scheduling call fails; ``why`` is the error message, and ``rows`` are
+    the requests of the prefill.
     """
 
     def __init__(self, why: str, rows: Sequence[Req]) -> None:
@@ -158,8 +158,8 @@ class SglangMemory:
         """Allocate the slots that the prefills of the requests ``rows`` need. Raises EngineCrash if
         too few pages are free.
 
-        With pages of more than one token, the eviction target is one page per request too high, as
-        in the engine; it evicts more cached prefixes than necessary.
+        With pages of more than one token, more cached prefixes than necessary are evicted, as in
+        the engine: the eviction target is one page per request too high.
         """
         tokens = sum(r.end - r.prefix for r in rows)
         self.reclaim(tokens if self.page_size == 1 else tokens + self.page_size * len(rows))

@@ -222,9 +222,10 @@ def preempt_for(state: LoopState, adder: PrefillAdder, r: Req) -> list[Req]:
     """Preempt less urgent requests until ``r`` has enough memory; return the victims sorted by id.
 
     If too little memory can be freed, no request is preempted. The least urgent request is
-    preempted first, among equals the last queued. The engine uses the length of ``r`` at the last
-    prefill pass that considered it, which is 0 if none did; it then frees too little memory to
-    admit ``r``. The engine stores the victims in an unordered set, so their order is not defined.
+    preempted first; among equally urgent requests, it is the one that was queued last. The engine
+    uses the length of ``r`` at the last prefill pass that considered it, which is 0 if none did; it
+    then frees too little memory to admit ``r``. The engine stores the victims in an unordered set,
+    so their order is not defined.
     """
     config, running = state.config, state.running
     lacking = r.looked - r.matched + min(r.max_new, adder.clip) - adder.left

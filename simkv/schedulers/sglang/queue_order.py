@@ -32,7 +32,7 @@ class QueueOrder:
       it was retracted.
     - ``lof``: longest output limit first. If priorities are enabled, fcfs and lof sort by priority
       first.
-    - ``routing-key``: the routing key of most running requests first.
+    - ``routing-key``: requests whose routing key is most common among the running requests first.
     - ``lpm``: longest cached prefix first.
     - ``hrrn``: highest ratio of waiting time to uncached prompt tokens first; waiting time is
       measured in tokens that the engine has processed.

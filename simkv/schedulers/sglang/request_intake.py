@@ -53,7 +53,9 @@ class Receiver:
         return min(most, self.interval - self.counter) if self.unread else most
 
     def skip(self, steps: int) -> None:
-        """Count ``steps`` iterations after decodes in which no message is received."""
+        """Count ``steps`` iterations of the loop that follow decodes and in which no message is
+        received.
+        """
         self.counter = (self.counter + steps) % self.interval
 
 

@@ -190,14 +190,15 @@ class SglangScheduler:
         return [r.id for r in self.state.waiting] + self.intake.receiver.prompts
 
     def decode_ids(self) -> list[int]:
-        """Return the ids of the decode batch that the next step starts from."""
+        """Return the ids of the requests in the decode batch with which the next step starts."""
         rows = self.state.running.rows
         if (last := self.state.last) and last.kind != "decode":
             rows = rows + [r for r in last.rows if r is not last.chunked]
         return [r.id for r in rows if not r.finished]
 
     def running_ids(self) -> list[int]:
-        """Return the ids of the decode batch, then of all other admitted requests.
+        """Return the ids of the requests in the decode batch, and then of all other admitted
+        requests.
 
         The others are the request with a partly computed prompt, and requests whose last token is
         in flight.

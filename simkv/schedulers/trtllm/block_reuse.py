@@ -77,8 +77,8 @@ class ReusingKvCache(KvCache):
     # ------------------------------------------------------------------ queries before a step
 
     def waits(self, r: LlmRequest, coming: set[Hashable]) -> bool:
-        """Return whether the first block that ``r`` would compute is in ``coming``, the blocks that
-        other requests are computing; if it is not, add it to them.
+        """Return whether another request is computing the first block that ``r`` needs. If not,
+        record in ``coming`` (the blocks being computed) that ``r`` will compute this block.
 
         Source: ``_one_manager_beneficial_to_skip``.
         """
@@ -89,7 +89,7 @@ class ReusingKvCache(KvCache):
         return False
 
     def coming(self, active: Sequence[LlmRequest]) -> set[Hashable]:
-        """Return the first new blocks of partly computed prompts."""
+        """Return the first new block of each partly computed prompt."""
         parts = (r for r in active if r.state == "context" and not r.first_chunk)
         return {new for r in parts if (new := self._first_new(r)) is not None}
 

@@ -276,7 +276,7 @@ class TrtllmScheduler:
 
 
 def find_rejection(prompt: Prompt, config: TrtllmConfig) -> Refusal | None:
-    """Return the error of the server for a request that it rejects before the engine receives it,
+    """Return the server's error if the server rejects the request before the engine receives it,
     else None.
     """
     tokens, most = prompt.prompt_tokens, config.max_num_tokens

@@ -51,8 +51,8 @@ class VllmConfig:
     """Engine settings of vLLM, with vLLM's names and defaults.
 
     Without `hardware`, defaults that depend on the GPU and the model are those of ``vllm serve`` on
-    a GPU with less than 70 GiB; with `hardware`, ``launcher_defaults.py`` derives them. A knob that
-    the selected release does not have cannot be set.
+    a GPU with less than 70 GiB; with `hardware`, ``launcher_defaults.py`` derives them. A setting
+    that the selected release does not have cannot be changed.
 
     Raises ValueError if vLLM would refuse to start.
     """
@@ -287,7 +287,7 @@ class VllmConfig:
 
     @property
     def retains(self) -> bool:
-        """Whether the prefix cache retains blocks."""
+        """Whether the prefix cache can retain the blocks of ended requests."""
         return self.request_retention or self.pin_priority is not None
 
     def _check_retention(self, rules: VllmRules) -> None:
@@ -459,8 +459,9 @@ class VllmConfig:
     def most_scheduled(self, rules: VllmRules) -> int:
         """Return ``max_num_scheduled_tokens`` as vLLM sets it at start-up.
 
-        The default is ``max_num_batched_tokens``. Releases with ``reserves_draft_slots`` subtract
-        the slots that a draft model may use (``VllmConfig._set_max_num_scheduled_tokens``).
+        The default is ``max_num_batched_tokens``. Releases with the rule ``reserves_draft_slots``
+        subtract the slots that a draft model may use
+        (``VllmConfig._set_max_num_scheduled_tokens``).
         """
         slots = self.draft_slots * self.max_num_seqs if rules.reserves_draft_slots else 0
         return self.max_num_scheduled_tokens or self.max_num_batched_tokens - slots

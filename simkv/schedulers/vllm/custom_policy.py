@@ -24,7 +24,7 @@ MAX_COUNTED_PREEMPTIONS = 64
 class EngineView:
     """Values of the engine that the expressions of a policy can read.
 
-    ``simkv.core.policy_language`` defines the names.
+    ``simkv.core.policy_language`` describes these values.
     """
 
     of: VllmExpressionScheduler

@@ -38,8 +38,8 @@ class DiskJob:
 class DiskLookup:
     """Lookup of a block on disk; ``answer`` is None until the lookup completes.
 
-    ``requesters`` are the ids of the requests that wait for the answer. It stays valid for all of
-    them until the last one ends, even if the block is written to disk in the meantime.
+    ``requesters`` are the ids of the requests that wait for the answer. The answer stays valid
+    until the last of these requests ends, even if the block is written to disk in the meantime.
     """
 
     def __init__(self) -> None:

@@ -29,7 +29,7 @@ from simkv.schedulers.vllm.window_memory import has_limited_attention, longest_r
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class DraftMemory(StateMemory):
-    """KV blocks of a model with a drafter, whose layers belong to one of the model's layer
+    """KV blocks of a model with a drafter; the drafter's layers belong to one of the model's layer
     groups.
     """
 

@@ -1,7 +1,7 @@
 # mypyc: compile
 """Eviction policies of vLLM for KV blocks in host memory.
 
-Source: vllm/v1/kv_offload/cpu/policies/lru.py and ``arc.py``. In releases with
+Source: vllm/v1/kv_offload/cpu/policies/lru.py and ``arc.py``. In releases with the rule
 ``counts_uses_at_end``, all uses of a block by one request count as one use, at the end of the
 request. In earlier releases, each lookup and each store of a request counts as a use of all its
 blocks.
@@ -171,8 +171,8 @@ class ArcPolicy(EvictionPolicy):
     ``_recent`` are the blocks used once and ``_frequent`` the blocks used more often, each in the
     order of use. ``_ghosts`` are the keys of blocks evicted from the two lists; a miss on such a
     key shows that the block's list was too small. ``_target`` is the target length of ``_recent``.
-    With ``_either``, a block of ``_recent`` can be evicted below this length if no frequent block
-    can be.
+    With ``_either``, blocks of ``_recent`` can be evicted even if ``_recent`` is shorter than this,
+    provided that no block of ``_frequent`` can be evicted.
     """
 
     def __init__(self, refs: dict[int, int], capacity: int, *, either: bool) -> None:

@@ -65,7 +65,7 @@ class RequestOffloadState:
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class OffloadingConnector:
-    """Copies between the GPU and host memory (``jobs``), numbered by their start.
+    """Copies between the GPU and host memory (``jobs``), numbered in the order in which they start.
 
     When a request ends, its blocks can be reallocated while they are still being copied;
     ``_fences`` records these blocks, and a step that reuses one of them waits for the copy.

@@ -24,7 +24,7 @@ from simkv.schedulers.vllm.request_state import (
 class RemoteKvQueue:
     """Waiting requests that hold blocks, followed by all other waiting requests.
 
-    Both queues have the order of the scheduling policy. In releases without
+    Both queues have the order of the scheduling policy. In releases without the rule
     ``queues_loads_apart``, all requests are in one queue.
     """
 

@@ -39,11 +39,13 @@ class ScheduleStep:
         self.batch = Batch()
 
     def spend(self, tokens: int, requests: int = 1) -> None:
-        """Subtract ``tokens`` tokens for ``requests`` requests from the budget."""
+        """Subtract the scheduled ``tokens`` of ``requests`` requests from the budget."""
         self.restore(-tokens, -requests)
 
     def restore(self, tokens: int, requests: int = 1) -> None:
-        """Return ``tokens`` tokens of ``requests`` requests to the budget."""
+        """Add the ``tokens`` of ``requests`` requests, which are no longer scheduled, to the budget
+        again.
+        """
         self._left += tokens
         self.budget = self._left
         if self._slots:

@@ -96,7 +96,8 @@ class VllmSchedulerBase:
         self.waiting.add(r)
 
     def complete(self, batch: Batch, ended: Collection[int]) -> Completion:
-        """Deliver the batch's tokens and free requests that ended, by a stop token or by length.
+        """Deliver the batch's tokens, and free the blocks of requests that ended by a stop token or
+        at their maximum length.
 
         If a request was preempted while a token was in flight, the token still counts. A token of a
         request that has ended or was aborted is dropped.

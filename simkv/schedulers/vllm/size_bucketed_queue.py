@@ -89,10 +89,10 @@ class SizeBucketedQueue:
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class SharedTokenIndex:
-    """Token streams of requests that the prompts of other requests reference.
+    """Record of whether prompts contain tokens of other requests.
 
-    Waiting requests may find these tokens in the prefix cache. ``others`` is true if any prompt
-    references another request's prompt, and ``outputs`` if any prompt references an output.
+    Waiting requests may find such tokens in the prefix cache. ``others`` is true if any prompt
+    contains tokens of another request, and ``outputs`` if any prompt contains tokens of an output.
     """
 
     def __init__(self, block_size: int, *, shared: bool) -> None:
@@ -100,9 +100,7 @@ class SharedTokenIndex:
         self.others = self.outputs = False
 
     def see(self, prompt: Prompt) -> None:
-        """Record the streams that a new prompt references, except its own stream and common
-        prefixes.
-        """
+        """Update the record with a new prompt; its own tokens and common prefixes do not count."""
         if not self._shared:
             return
         streams = {segment.stream for segment in prompt.segments}
@@ -111,13 +109,13 @@ class SharedTokenIndex:
         self.others |= any(stream[0] in "uo" for stream in others)
 
     def least(self, r: RequestState) -> int:
-        """Return the minimum number of free blocks to admit a waiting request, whatever the cache
-        contains.
+        """Return the minimum number of free blocks to admit a waiting request, for any content of
+        the prefix cache.
 
-        This is the number of blocks of its own tokens, because only tokens shared with other
-        requests can be cached. If another prompt references its tokens (``others``), they can be
-        cached too and the minimum does not apply. The result is 0 for a request whose previous step
-        is still in flight: it is always tried.
+        This is the number of blocks of the request's own tokens, because only tokens shared with
+        other requests can be cached. The number is valid only while ``others`` is false; otherwise
+        the own tokens can be cached, too. The result is 0 for a request whose previous step is
+        still in flight, so that such a request is always tried.
         """
         if r.stale:
             return 0

@@ -105,7 +105,7 @@ class SpeculativeDecoding:
         """Discard the drafts of the preempted request ``r`` if this step had scheduled tokens of
         ``r`` (``had``).
 
-        Releases without ``keeps_preempted_drafts`` always discard the drafts.
+        Releases without the rule ``keeps_preempted_drafts`` always discard the drafts.
         """
         if had or not self._rules.keeps_preempted_drafts:
             r.drafts = 0

@@ -181,7 +181,9 @@ class StateMemory(WindowMemory):
         self._tables[r.id] = StateTable(hits.tokens // self.block_size, self._spare)
 
     def free_unneeded(self, r: RequestState, computed: int, in_flight: int) -> None:
-        """Free blocks that have left the windows, and states older than needed, group by group."""
+        """Free the blocks that have left the sliding windows and the states that are no longer
+        needed, group by group.
+        """
         tokens = computed - in_flight if self._processed else computed
         table, turns = self._tables[r.id], list[list[int]]()
         if self._mode == "align":

@@ -131,7 +131,7 @@ class WindowMemory(VllmMemory):
             self._pool.share(owner, blocks)
 
     def free_unneeded(self, r: RequestState, computed: int, in_flight: int) -> None:
-        """Free the blocks that have left the windows, group by group."""
+        """Free the blocks that have left the sliding windows, group by group."""
         tokens = computed - in_flight if self._processed else computed
         for g, owner in enumerate(self._owners(r.id)):
             self._let_go_of(r, g, owner, tokens)
@@ -292,16 +292,16 @@ def has_limited_attention(kind: LayerKind) -> bool:
 
 
 def window_blocks(kind: LayerKind) -> int:
-    """Return the number of blocks in the window before the first token of a block."""
+    """Return the number of earlier blocks that the window of the first token of a block covers."""
     return blocks_for(kind.window - 1, kind.block_size) if kind.window else 0
 
 
 def longest_run(groups: list[array[int]], most: int, reach: int, unit: int) -> int:
     """Return the number of blocks of the longest hit in ``groups``, at most ``most``.
 
-    The last ``reach`` blocks of a hit are cached in all groups, and a hit ends at a multiple of
-    ``unit`` blocks. A shorter run of cached blocks is also a hit if it begins at the first block.
-    With ``reach`` 0, only a run from the first block is a hit.
+    The last ``reach`` blocks of a hit must be cached in all groups, and the hit must end at a
+    multiple of ``unit`` blocks. A shorter run of cached blocks is also a hit if it begins at the
+    first block. With ``reach`` 0, only a run from the first block is a hit.
     """
     there = [all(blocks) for blocks in zip(*(group[:most] for group in groups), strict=True)]
     run = 0
