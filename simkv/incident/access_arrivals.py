@@ -2,10 +2,10 @@
 
 Uvicorn writes an access line when a response starts. A streamed response starts when the request
 arrives; any other response starts when the request ends. The statistics lines, which report the
-number of requests in the system, show which case applies. If access lines mark arrivals, their
-number minus the requests in the system is the number of finished requests, which never decreases.
-If access lines mark ends, their number plus the requests in the system is the number of arrivals,
-which never decreases.
+number of requests in the system, show which case applies. If access lines mark arrivals, the number
+of access lines minus the number of requests in the system is the number of finished requests, which
+never decreases. If access lines mark ends, the number of access lines plus the number of requests
+in the system is the number of arrivals, which never decreases.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ Floats = npt.NDArray[np.float64]
 def arrivals_from_access(
     access: pd.DataFrame, series: pd.DataFrame, seed: int, *, initial: int = 0
 ) -> tuple[pd.DataFrame, int]:
-    """Return a table of arrivals, as in ``Evidence.arrivals``, and the number of requests before
-    them.
+    """Return a table of arrivals, as in ``Evidence.arrivals``, and the number of requests that were
+    in the system when the log began.
 
-    The second value is the number of requests that were in the system when the log began; it is at
-    least ``initial``. Requests that arrived between two times of the log get uniformly distributed
-    times between these, sampled with ``seed``.
+    The second value is at least ``initial``. Requests that arrived between two times of the log get
+    arrival times between these, which are uniformly distributed and sampled with ``seed``.
     """
     summed = sum_over_ranks(series)[["running", "waiting"]].sum(axis="columns")
     at, present = summed.index.to_numpy(np.float64), summed.to_numpy(np.float64)

@@ -65,8 +65,9 @@ class BoundedTable:
         return pd.DataFrame({name: column[kept] for name, column in self._columns.items()})
 
     def note(self, what: str) -> list[str]:
-        """Return a list with one sentence about dropped rows, which it calls ``what``; empty if
-        none were dropped.
+        """Return a list with one sentence about the dropped rows; empty if no row was dropped.
+
+        ``what`` is the noun for the rows in this sentence.
         """
         table = self.frame()
         if table is None or len(table) == self.seen:
@@ -82,7 +83,7 @@ def _column(value: Any) -> Any:
 
 
 class AccessCounts:
-    """Number of HTTP requests by status between two times of a log (see ``Evidence.access``).
+    """Number of HTTP requests by status in each interval of a log (see ``Evidence.access``).
 
     Uvicorn's access lines have no time. Each request is counted in the interval between the nearest
     lines with a time before and after its access line. If a log begins with access lines, the start

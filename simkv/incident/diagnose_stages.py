@@ -96,7 +96,7 @@ def read_stage(
 def rebuild_stage(folder: Path, asked: UserSettings) -> tuple[RebuiltWorkload, ServerSetup]:
     """Stage 2: reconstruct the workload and the server's configuration.
 
-    ``asked`` are the settings that the user gave; they override the inputs.
+    ``asked`` contains the settings that the user gave, which override the inputs.
     """
     evidence = files.read_evidence(folder)
     if asked.version is None:
@@ -115,7 +115,9 @@ def rebuild_stage(folder: Path, asked: UserSettings) -> tuple[RebuiltWorkload, S
 
 
 def _seed(folder: Path) -> int:
-    """Return the seed of the ensemble member in ``workload.csv``, or 0 if there is no ensemble."""
+    """Return the seed with which the requests in ``workload.csv`` were sampled; 0 if they were not
+    sampled.
+    """
     if not (folder / files.ENSEMBLE).is_file():
         return 0
     return int(pd.read_csv(folder / files.ENSEMBLE)["seed"].iloc[0])
@@ -170,9 +172,9 @@ def fit_profile(
 ) -> tuple[CostProfile, bool]:
     """Fit step costs to the logs, spans and client results of one server, and return the profile.
 
-    The function runs stages 1 to 3 in a temporary directory. The second value is true if the inputs
-    contain no data on single requests, so that the fit used requests sampled from log lines. Raises
-    InputError if an input cannot be used or does not determine the costs.
+    The function runs stages 1 to 3 in a temporary directory. It also returns whether the requests
+    of the fit were sampled from log lines, because the inputs contain no data on single requests.
+    Raises InputError if an input cannot be used or does not determine the costs.
     """
     with TemporaryDirectory(prefix="simkv-") as folder:
         sampled = is_sampled(read_stage(inputs, Path(folder)))
@@ -239,7 +241,8 @@ def explain_stage(
 
 
 def summarize_stage(folder: Path, reason: UndeterminedError) -> IncidentAnswer:
-    """Answer from the measured metrics alone, for inputs that do not determine the workload.
+    """Build the answer from the measured metrics alone, for inputs that do not determine the
+    workload.
 
     Raises ``reason`` if the inputs have no measured metrics either.
     """
@@ -253,10 +256,11 @@ def summarize_stage(folder: Path, reason: UndeterminedError) -> IncidentAnswer:
 
 
 def _worlds(folder: Path, scenario: Scenario, profile: CostProfile) -> list[list[Scenario]]:
-    """Return other scenarios that fit the incident.
+    """Return further scenarios that may also describe the incident.
 
-    Each inner list contains alternatives of one scenario, in order of decreasing deviation from
-    ``scenario``.
+    They have other sampled workloads or, if no workload was sampled, faster or slower steps within
+    the profile's error. Each inner list contains alternatives, of which at most one is used;
+    alternatives that deviate more from ``scenario`` come first.
     """
     if (folder / files.ENSEMBLE).is_file():
         return [[one] for one in other_members(folder, scenario)]
@@ -301,7 +305,7 @@ def _scenario(folder: Path) -> tuple[Scenario, list[Request]]:
 def _same(rebuilt: RebuiltWorkload, requests: Sequence[Request], folder: Path) -> None:
     """Raise InputError unless the scenario has the same number of requests as the evidence.
 
-    They can differ because a user may edit the workload.
+    The numbers differ if the user added requests to the workload or removed some.
     """
     if len(requests) != len(rebuilt.observed):
         raise InputError(

@@ -88,8 +88,8 @@ def verdict_lines(found: Sequence[Verdict], waits: WaitSummary) -> Iterator[str]
 
 
 def remedy_lines(mending: RemedySearch) -> Iterator[str]:
-    """Yield Markdown lines about the changes that help, their side effects and the search for
-    them.
+    """Yield Markdown lines about the changes that help, about their side effects, and about the
+    search that found them.
     """
     yield "## What would have helped"
     yield ""
@@ -175,7 +175,7 @@ def render_diagnosis(
 ) -> str:
     """Return the text of ``diagnosis.md``.
 
-    ``five`` are the summary lines, and ``rest`` are the sections that explain the incident.
+    ``five`` contains the five summary lines, and ``rest`` the sections that explain the incident.
     """
     lines = [
         f"# {escape_markdown(evidence.source)}",

@@ -2,12 +2,13 @@
 
 The metric is the number of finished requests, their mean E2E latency (over requests that finish
 with and without the change), the longest stall, or the number of preemptions. It is simulated with
-and without the change in several scenarios. If the workload was sampled, these scenarios are the
-likely members of the ensemble. Otherwise there are two scenarios, with all step costs decreased or
-increased by the held-out error of the profile; the error is reduced until the scenario reproduces
-the incident. For each scenario, the requests are resampled with replacement, each with its results
-in the runs with and without the change. The interval extends from the lowest 5th percentile to the
-highest 95th percentile over all scenarios.
+and without the change in several scenarios that may describe the incident. If the workload was
+sampled, each scenario has one of the likely workloads. Otherwise there are two scenarios: in one,
+all step costs are decreased by the held-out error of the profile, and in the other, they are
+increased by it. If such a scenario does not reproduce the incident, a smaller error is used. For
+each scenario, the requests are resampled with replacement; each request has its results in the runs
+with and without the change. The interval extends from the lowest 5th percentile to the highest 95th
+percentile over all scenarios.
 """
 
 from __future__ import annotations
@@ -35,13 +36,14 @@ _FIGURES = {STALLED: "longest_stall_s", PREEMPTED: "preemptions"}
 class EffectSize:
     """Effect of a change on the metric ``figure``.
 
-    ``before`` and ``after`` are the values of the metric in the simulated incident. ``low`` and
-    ``high`` bound the ratio of after to before over ``worlds`` other scenarios; for finished
-    requests (``answered``), they bound the difference. ``low`` and ``high`` are None if the ratio
-    is undefined in one of the scenarios. A mean covers the requests that finish both with and
-    without the change. ``of`` is the smallest and the largest number of such requests in a
-    scenario, out of ``requests``. ``holds`` is the number of scenarios, including the incident
-    itself, in which the whole interval of the scenario is an improvement.
+    ``before`` and ``after`` are the values of the metric in the simulated incident, without and
+    with the change. ``low`` and ``high`` are bounds of the ratio of ``after`` to ``before`` in the
+    incident and in ``worlds`` other scenarios that may describe it. For the number of finished
+    requests, they are bounds of the difference. They are None if the ratio is undefined in one of
+    the scenarios. A mean covers the requests that finish both with and without the change; ``of``
+    contains the smallest and the largest number of such requests in a scenario, out of
+    ``requests``. ``holds`` is the number of scenarios, including the incident itself, in which the
+    whole interval is an improvement.
     """
 
     figure: str
@@ -56,11 +58,11 @@ class EffectSize:
 
     @property
     def sure(self) -> bool:
-        """Whether the interval is an improvement in at least ``MIN_HOLDING_SHARE`` of the
-        scenarios.
+        """Whether the change is an improvement in at least the fraction ``MIN_HOLDING_SHARE`` of
+        the scenarios.
 
-        ``simkv whatif`` has the same thresholds. With fewer than ten scenarios, the change
-        must hold in all of them.
+        In a scenario, this means that the whole interval is an improvement. With fewer than ten
+        scenarios, the change must be an improvement in all of them.
         """
         known = self.low is not None and self.high is not None
         return known and self.holds >= MIN_HOLDING_SHARE * (self.worlds + 1)
@@ -133,8 +135,8 @@ def measure_effect(
 ) -> EffectSize:
     """Measure the effect of a change on the incident, with its interval.
 
-    Each pair in ``worlds`` contains the runs of another likely scenario, without and with the
-    change.
+    Each pair in ``worlds`` contains two runs of another scenario that may describe the incident:
+    without and with the change.
     """
     figure = choose_figure(effect, base)
     runs = [(base, effect.figures), *worlds]

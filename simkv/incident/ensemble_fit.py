@@ -1,4 +1,8 @@
-"""Calibrate and simulate the members of an ensemble of workloads, and select the likely ones."""
+"""Calibrate and simulate an ensemble of workloads, and select the likely ones.
+
+An ensemble consists of workloads that were sampled with different seeds and that all match the
+evidence; each workload is a member.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +37,9 @@ MEMBERS_WRITTEN = 4
 
 @dataclass(frozen=True)
 class EnsembleFigure:
-    """A metric of the ensemble: the mean of a column of request times, or its ``quantile``."""
+    """A metric of each workload in an ensemble: the mean or a ``quantile`` of a column of request
+    times.
+    """
 
     column: str
     label: str
@@ -62,9 +68,10 @@ def fit_members(
     steps: pd.DataFrame | None = None,
     tell: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> tuple[pd.DataFrame, dict[int, CostProfile]]:
-    """Return a table of the likely members, the likeliest first, and their profiles by seed.
+    """Return a table of the likely members of the ensemble, the likeliest first, and their cost
+    profiles by seed.
 
-    The table has the seed of each member and its metrics in seconds. ``steps`` are the logged
+    The table has the seed of each member and its metrics in seconds. ``steps`` contains the logged
     steps, if any. ``tell`` receives the number of finished members and the total. Raises
     UndeterminedError if no member can be simulated.
     """
@@ -122,10 +129,10 @@ def write_members(
     table: pd.DataFrame,
     profiles: dict[int, CostProfile],
 ) -> None:
-    """Write the workload and the profile of each likely member except the first.
+    """Write the workload and the profile of each likely member of the ensemble except the first.
 
-    The first member is already the workload of the incident. The files are ``ensemble-SEED.csv``
-    and ``ensemble-SEED.json``.
+    The first member is already stored as the workload of the incident. The files are
+    ``ensemble-SEED.csv`` and ``ensemble-SEED.json``.
     """
     for seed in table["seed"].astype(int).tolist()[1 : MEMBERS_WRITTEN + 1]:
         workload, profile = _files(folder, seed)
@@ -137,7 +144,9 @@ def write_members(
 
 
 def other_members(folder: Path, scenario: Scenario) -> list[Scenario]:
-    """Return the scenarios of the likely members except the first, if their files exist."""
+    """Return a scenario for each likely member of the ensemble except the first, if the files of
+    the member exist.
+    """
     table = pd.read_csv(folder / ENSEMBLE)
     first, knob = int(table["memory"].iloc[0]), find_engine_spec(scenario.engine).memory
     found = []

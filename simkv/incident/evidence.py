@@ -44,7 +44,9 @@ STEP_COLUMNS = (
 
 
 class UndeterminedError(InputError):
-    """Raised if valid inputs do not determine the workload, so that only a summary is possible."""
+    """Raised if the inputs are valid but do not determine the workload, so that only a summary is
+    possible.
+    """
 
 
 @dataclass(frozen=True)
@@ -62,14 +64,14 @@ class StatedSetting:
 class Evidence:
     """Evidence from one source, or from all sources of one incident.
 
-    ``requests`` is a table as returned by ``read_measured``, with arrival times in ``t_s``.
-    ``arrivals`` lists requests without a measured answer (``request``, ``t_s``, ``max_tokens``,
-    ``prompt_tokens``; an unknown length is 0). ``access`` counts the HTTP requests for tokens from
-    ``from_s`` to ``t_s``: ``accepted``, ``rejected`` (status 4xx) and ``failed`` (status 5xx).
-    ``engine`` is the name of the engine, and ``settings`` are its start options under the engine's
-    own names. ``died`` is the log line that reports the end of the engine process. ``notes`` are
-    sentences about omissions and assumptions, and ``lacks`` are sentences about missing
-    information.
+    ``requests`` is a table as returned by ``read_measured_latencies``, with arrival times in
+    ``t_s``. ``arrivals`` lists requests without a measured answer (``request``, ``t_s``,
+    ``max_tokens``, ``prompt_tokens``; an unknown length is 0). ``access`` counts the HTTP requests
+    for tokens from ``from_s`` to ``t_s``: ``accepted``, ``rejected`` (status 4xx) and ``failed``
+    (status 5xx). ``engine`` is the name of the engine, and ``settings`` are its start options under
+    the engine's own names. ``died`` is the log line that reports the end of the engine process.
+    ``notes`` contains sentences about omissions and assumptions, and ``lacks`` sentences about
+    missing information.
     """
 
     source: str
@@ -108,5 +110,5 @@ def source_location(path: Path, line: int) -> str:
 
 
 def tables(parts: Sequence[Evidence], name: str) -> list[pd.DataFrame]:
-    """Return the tables in the field ``name`` of all sources that have this table."""
+    """Return the field ``name``, which contains a table, of each source that has this table."""
     return [getattr(part, name) for part in parts if getattr(part, name) is not None]

@@ -30,9 +30,9 @@ class FixedSchedule:
 
     A row is a step. A request is first scheduled in row ``first`` and gets its first token in row
     ``token``; it decodes in the rows after ``token``, up to ``last``. A value is -1 if the request
-    did not get that far. The request arrived during row ``came``, and ``left`` is the fraction of
-    this row after the arrival. ``slowed`` is the ratio of the duration of each step to its duration
-    on this rank alone, because data-parallel ranks in lockstep wait for each other.
+    did not get that far. The request arrived during the step of row ``came``, and ``left`` is the
+    fraction of this step that was still to come. Data-parallel ranks in lockstep wait for each
+    other; ``slowed`` is the ratio of the duration of each step to its duration without this wait.
     """
 
     prefill_tokens: Floats
@@ -54,7 +54,7 @@ class FixedSchedule:
     ) -> FixedSchedule:
         """Build the schedule from a run of ``count`` requests, whose ids are 0 to ``count`` - 1.
 
-        ``prices`` are the step costs of the run, and ``shape`` describes the model.
+        ``prices`` contains the step costs of the run, and ``shape`` the properties of the model.
         """
         record = made.record
         log = record.steps
@@ -113,7 +113,7 @@ class FixedSchedule:
     def spans(self, prices: UnitCosts) -> tuple[Floats, Floats, Floats]:
         """Return the prefill time, decode time and TTFT of each request in seconds.
 
-        The TTFT includes waiting. A value is NaN if the request did not reach the event.
+        The TTFT includes waiting. A value is NaN if the request did not get that far.
         """
         cost = self.steps(prices)
         total = np.concatenate([[0.0], np.cumsum(cost)])

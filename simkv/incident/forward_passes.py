@@ -2,8 +2,8 @@
 
 SGLang publishes one message per step (``--enable-forward-pass-metrics``, sgl-project/sglang#22789);
 vllm-project/vllm#52061 proposes the same for vLLM. A file has one message per line, as JSON, or an
-array of messages. ``scheduled_requests`` contains the counts; the form of Dynamo, in which the
-counts are at the top level, can be read as well.
+array of messages. The numbers of tokens are in the object ``scheduled_requests``. In messages of
+Dynamo, they are at the top level; such messages can be read as well.
 
 ``wall_time`` is in seconds. ``sum_prefill_tokens`` are the prompt tokens computed in the step,
 ``sum_prefill_kv_tokens`` the KV tokens of the same prompts from earlier chunks or the prefix cache,
@@ -112,7 +112,8 @@ def _number(place: str, values: dict[str, Any], name: str, prefix: str = "") -> 
 def fit_forward_passes(
     steps: pd.DataFrame, *, engine: str, model: str = "unknown", gpu: str = "unknown"
 ) -> CostProfile:
-    """Fit a cost profile to steps; its errors are measured on held-out steps (one in four).
+    """Fit a cost profile to steps; one step in four is held out to measure the errors of the
+    profile.
 
     ``engine``, ``model`` and ``gpu`` name the server in the profile. Raises InputError if there are
     fewer than ``MIN_STEP_LINES`` steps with prefills, or fewer than this number of decode-only

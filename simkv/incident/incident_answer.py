@@ -68,8 +68,8 @@ def refuse_explanation(
 ) -> IncidentAnswer:
     """Build the answer for a simulation that does not reproduce the observation.
 
-    The answer lists the information that would help. ``beside`` is the table of observed and
-    simulated values over time.
+    The answer lists the information that would help to reproduce it. ``beside`` is the table of
+    observed and simulated values over time.
     """
     missed = "; ".join(
         f"{line.name}: {line.simulated:.4g} simulated, {line.observed:.4g} {line.kind}"
@@ -102,8 +102,8 @@ def explain_incident(
 ) -> IncidentAnswer:
     """Build the answer for a reproduced incident: affected requests, cause and fix.
 
-    ``ensemble`` has the metrics of the likely reconstructions if the requests are sampled.
-    ``mending``, the result of trying other flags, is None if no flags were tried.
+    ``ensemble`` contains the metrics of all likely workloads if the requests were sampled.
+    ``mending`` is the result of the search for better flags, or None if no flags were tried.
     """
     waits, found = summarize_waits(result), server_verdicts(result)
     healthy = is_healthy(result)
@@ -134,9 +134,10 @@ def explain_incident(
 
 
 def _describe_measured(summary: LogSummary | None) -> str:
-    """Return a text about measured findings that belong to the cause; empty if there are none.
+    """Return a text about the measured findings that confirm the cause; empty if there are none.
 
-    The number of preemptions in the cause itself is simulated.
+    The text adds measured values, such as the number of preemptions, because the other numbers in
+    the line of the cause come from the simulation.
     """
     named = ("hit rate falls", "front-end bound", "preemptions")
     found = [one.text for one in summary.findings if one.name in named] if summary else []
@@ -208,7 +209,7 @@ def _describe_cause(
 
 
 def _describe_order(result: RunResult, found: Sequence[Verdict]) -> str:
-    """Return a sentence about the order of the queue if later requests were admitted first."""
+    """Return a sentence about the order of the queue if requests overtook earlier ones."""
     first = getattr(found[0], "found", found[0]) if found else None
     if not isinstance(first, Starvation) or first.overtaken is None:
         return ""
@@ -222,7 +223,9 @@ def _describe_order(result: RunResult, found: Sequence[Verdict]) -> str:
 
 
 def describe_settings(search: RemedySearch | None) -> str:
-    """Return a sentence about the settings whose default would have helped, or an empty string."""
+    """Return a sentence about the settings whose default value would have been better; empty if
+    there are none.
+    """
     changes = [
         remedy.effect.change
         for remedy in (search.remedies if search else ())
@@ -237,7 +240,7 @@ def describe_settings(search: RemedySearch | None) -> str:
 
 
 def describe_inferred(setup: ServerSetup) -> str:
-    """Return a sentence about the settings that no input states, or an empty string."""
+    """Return a sentence about the settings that no input states; empty if there are none."""
     names = [name for name, where in setup.sources.items() if where == INFERRED]
     named = ", ".join(f"{name}={setup.engine[name]}" for name in names)
     return (
@@ -250,8 +253,8 @@ def describe_inferred(setup: ServerSetup) -> str:
 def describe_search(search: RemedySearch | None, healthy: bool, sampled: bool = False) -> str:
     """Return the ``Fix:`` line with the best changes found by the search.
 
-    If the requests are ``sampled``, the line names only changes that help in at least 90 % of the
-    reconstructions, and gives the number of reconstructions.
+    If the requests were ``sampled``, there are several reconstructions of the workload. The line
+    then names only changes that help in at least 90 % of them, and gives their number.
     """
     if healthy:
         return "Fix: none needed."
@@ -285,8 +288,8 @@ def describe_search(search: RemedySearch | None, healthy: bool, sampled: bool = 
 
 
 def describe_unknown_prefixes(setup: ServerSetup, observed: pd.DataFrame) -> str:
-    """Return a sentence if prefix caching is off and it is unknown whether prompts share prefixes;
-    otherwise an empty string.
+    """Return a note that the effect of prefix caching is unknown, because it is off and the inputs
+    do not show which prompts share a prefix; otherwise an empty string.
     """
     engine = setup.engine
     off = engine.get("enable_prefix_caching") is False or engine.get("disable_radix_cache")
@@ -303,7 +306,7 @@ def _holds(remedy: Remedy) -> bool:
 
 
 def _reconstructions(search: RemedySearch) -> int:
-    """Return the number of reconstructions in which the effects were measured."""
+    """Return the number of reconstructed workloads on which the effects were measured."""
     return 1 + max((one.gain.worlds for one in search.remedies if one.gain), default=0)
 
 
@@ -330,7 +333,7 @@ def _describe_confidence(
 
 
 def describe_ensemble(ensemble: pd.DataFrame) -> str:
-    """Return a sentence about the difference in mean E2E latency between the reconstructions."""
+    """Return a sentence about the range of the mean E2E latency over the reconstructed workloads."""
     low, high, mean = (float(ensemble["e2e"].agg(name)) for name in ("min", "max", "mean"))
     known = high - low <= IDENTIFIABLE_SPREAD * mean
     return (

@@ -2,11 +2,12 @@
 incident.
 
 The fit simulates the scenario, keeps its batches fixed, and adjusts the unit costs until the
-prefill times and the times per token match the observed values. It then simulates again with the
-new costs. After several such rounds, it uses the costs of the round whose simulation is closest.
-The fit minimizes relative errors with a soft L1 loss, which gives outliers less weight. The values
-expected for the GPU and the model are priors of the costs. One request in four is held out; the
-errors of these requests become the errors of the profile.
+prefill times and the times per token match the observed values. It then simulates the scenario
+again with the new costs. After several such rounds, it returns the costs of the round whose
+simulated times were closest to the observed times. The fit minimizes relative errors with a soft L1
+loss, which gives outliers less weight. The values expected for the GPU and the model are priors of
+the costs. One request in four is held out; the errors of the simulated times of these requests
+become the errors of the profile.
 """
 
 from __future__ import annotations
@@ -113,8 +114,8 @@ def _soft(errors: Floats) -> Floats:
 
 
 def _mean_log(made: Floats, seen: Floats, kept: npt.NDArray[np.bool_]) -> float:
-    """Return log(mean of ``made`` / mean of ``seen``) over the requests in ``kept`` that have both
-    values.
+    """Return log(mean of ``made`` / mean of ``seen``) over the requests that ``kept`` selects and
+    that have both values.
     """
     both = kept & np.isfinite(made) & np.isfinite(seen)
     return float(_log(made[both].mean(), seen[both].mean())) if both.any() else 0.0
@@ -128,7 +129,8 @@ def _log(simulated: Floats, measured: Floats) -> Floats:
 class FittedIncident(NamedTuple):
     """Profile and scenario that reproduce the observed times.
 
-    ``run`` is the simulation of all requests with them, or None if there is none yet.
+    ``run`` is the simulation of all requests with this profile and scenario, or None if it has not
+    been run yet.
     """
 
     profile: CostProfile
@@ -149,10 +151,10 @@ def calibrate_incident(
     """Return the profile that reproduces the observed times, and the scenario.
 
     If the size of the KV cache is unknown, the scenario has the size that fits best. ``requests``
-    and the rows of ``observed`` are the same requests in the same order. ``steps`` are the logged
-    steps, if any (see ``fit_unit_costs``). If the requests were sampled from log lines,
-    ``of_lines`` is true: their times are less reliable than logged steps, and they have no
-    prefill times. ``tell`` receives the number of finished simulations and the total. Raises
+    and the rows of ``observed`` are the same requests in the same order. ``steps`` contains the
+    logged steps, if any (see ``fit_unit_costs``). ``of_lines`` states whether the requests were
+    sampled from log lines; their times are then less reliable than logged steps, and their prefill
+    times are unknown. ``tell`` receives the number of finished simulations and the total. Raises
     UndeterminedError if there are no measured times.
     """
     budget = getattr(scenario.engine, "max_num_batched_tokens", 0) or 8192
@@ -195,13 +197,13 @@ def calibrate_incident(
 
 
 def choose_fitted_rows(count: int) -> tuple[Ints, npt.NDArray[np.bool_]]:
-    """Return the rows of the requests to simulate for the fit, and a mask of the requests that only
-    warm up the server.
+    """Return the rows of the requests to simulate for the fit, and a mask of those that only warm
+    up the server and are not fitted.
 
-    If there are at most ``MAX_FITTED_REQUESTS`` requests, all of them are simulated. Otherwise the
-    function selects segments of successive requests at equal distances, because the traffic may
-    change over time. The first requests of each later segment meet an empty server, so they only
-    warm it up and are not fitted.
+    If there are at most ``MAX_FITTED_REQUESTS`` requests, all of them are simulated. If there are
+    more, the function selects segments of successive requests at equal distances, because the
+    traffic may change over time. The simulated server is empty at the start of each segment. The
+    first requests of each segment after the first therefore only warm it up.
     """
     if count <= MAX_FITTED_REQUESTS:
         return np.arange(count), np.zeros(count, bool)
@@ -247,8 +249,8 @@ def _front(observed: pd.DataFrame) -> float:
 
 
 def _between(guess: UnitCosts, aims: dict[str, CostPrior]) -> UnitCosts:
-    """Return the start values of the fit: the mean of a prior if the prior is precise, else the
-    guess.
+    """Return the start value of each cost for the fit: the mean of its prior if the prior is
+    precise, else the guess.
     """
     return UnitCosts(
         **{n: aims[n].price if aims[n].sigma < 0.5 else getattr(guess, n) for n in UNIT_COST_NAMES}
@@ -431,8 +433,8 @@ def _named(prefill: Floats, decode: Floats) -> Iterator[tuple[str, float]]:
 
 
 def _concurrency(served: pd.DataFrame) -> tuple[float, float]:
-    """Return the 5th percentile and the maximum of the number of requests in the system at the
-    arrivals.
+    """Return the 5th percentile and the maximum of the number of requests in the system, sampled at
+    each arrival.
     """
     arrivals = served["t_s"].to_numpy(np.float64)
     begin, end = np.sort(arrivals), np.sort(arrivals + served["e2e_ms"].to_numpy(np.float64) / 1e3)

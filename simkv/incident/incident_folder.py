@@ -1,12 +1,13 @@
 """The directory of a diagnosis: each stage writes files that the user can read and edit.
 
 Stage 1 writes ``evidence.json`` (settings and notes) and the tables that the inputs contain:
-``requests.csv``, ``arrivals.csv``, ``access.csv``, ``observed.csv`` and ``iterations.csv``. Stage
-2 writes ``workload.csv`` and ``scenario.yaml``. Stage 3 writes ``profile.json``. If the requests
-are sampled, stage 3 also writes ``ensemble.csv`` with the metrics of the likely ensemble members.
-The first member is then in ``workload.csv``, and the others are in ``ensemble-SEED.csv`` and
-``ensemble-SEED.json``. Stage 4 writes ``diagnosis.md``, ``compared.csv``, ``observed.png`` and
-``report.html``.
+``requests.csv``, ``arrivals.csv``, ``access.csv``, ``observed.csv`` and ``iterations.csv``. Stage 2
+writes ``workload.csv`` and ``scenario.yaml``. Stage 3 writes ``profile.json``. If the requests are
+sampled, there is an ensemble of workloads that match the inputs. Stage 3 then also writes
+``ensemble.csv`` with the metrics of the likely members of the ensemble. The workload of the first
+member is in ``workload.csv``; the workloads and profiles of the other members are in
+``ensemble-SEED.csv`` and ``ensemble-SEED.json``. Stage 4 writes ``diagnosis.md``, ``compared.csv``,
+``observed.png`` and ``report.html``.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ MAX_ROWS = 1500
 
 @dataclass(frozen=True)
 class CostPrior:
-    """Likely value of a unit cost, and the uncertainty as the logarithm of a factor."""
+    """Likely value of a unit cost; ``sigma`` is the standard deviation of its logarithm."""
 
     price: float
     sigma: float
@@ -87,8 +87,8 @@ def _sound(found: list[float], spans: _Spans) -> UnitCosts:
 
 
 class _Spans:
-    """Times of the prefill and the decode of each request, and the work that the engine did in
-    these times.
+    """Start and end times of the prefill and the decode of each request, and the work that the
+    engine did between these times.
     """
 
     def __init__(self, known: pd.DataFrame) -> None:
@@ -129,7 +129,7 @@ class _Spans:
         return np.stack([steps, 0 * steps, decoded + prefilled, pairs, context], axis=1)
 
     def prefills(self, budget: int) -> Floats:
-        """Return the work during the prefill of each request, with the columns of ``decodes``.
+        """Return the work during the prefill of each request, with the same columns as ``decodes``.
 
         A prefill takes one step per ``budget`` tokens.
         """
@@ -139,7 +139,8 @@ class _Spans:
 
 
 def _overlap(start: Floats, end: Floats, begin: Floats, stop: Floats) -> Floats:
-    """Return the fraction of each interval ``begin`` to ``stop`` within ``start`` to ``end``.
+    """Return the fraction of each interval from ``begin`` to ``stop`` that lies between ``start``
+    and ``end``.
 
     The result has shape (len(start), len(begin)).
     """
@@ -150,8 +151,8 @@ def _overlap(start: Floats, end: Floats, begin: Floats, stop: Floats) -> Floats:
 def cost_priors(
     guess: UnitCosts, shape: ModelTraits | None, gpu: Gpu | None
 ) -> dict[str, CostPrior]:
-    """Return the prior of each unit cost by name; it is based on the GPU and the model if they are
-    known.
+    """Return the prior of each unit cost by name; the priors are based on the GPU and the model if
+    these are known.
     """
     step, token = guess.decode_step, guess.token
     found = {

@@ -1,8 +1,9 @@
 """Findings: patterns in a server's statistics lines that show what limits the server.
 
-A rule takes the lines summed over ranks and the limit on running requests, and yields findings. A
-cause precedes its effects: a full cache or busy slots come before a growing queue. No rule needs a
-reconstruction or a simulation.
+Each rule is a function that takes the lines, summed over data-parallel ranks, and the limit on
+running requests, and yields findings. Findings about a cause, such as a full cache or busy slots,
+come before findings about its effects, such as a growing queue. No rule needs a reconstructed
+workload or a simulation.
 """
 
 from __future__ import annotations
@@ -143,7 +144,8 @@ def _cache_full(lines: pd.DataFrame, _limit: SlotLimit) -> Iterator[Finding]:
 def _admission(lines: pd.DataFrame, limit: SlotLimit) -> Iterator[Finding]:
     """Yield a finding if requests wait for slots or for prefill while the cache has free blocks.
 
-    If the limit is not logged, it is inferred from the value at which Running stays constant.
+    If the limit is not logged, it is inferred: it is the number of running requests if this number
+    stays constant while requests wait.
     """
     busy = lines[(lines["running"] + lines["waiting"] > 0) & ~_silent(lines)]
     queued = busy[busy["waiting"] > 0]

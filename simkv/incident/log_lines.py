@@ -4,8 +4,8 @@ A time may be ``09-13 12:00:00`` (vLLM), ``[2026-09-13 12:00:00]`` (SGLang),
 ``[09/13/2026-12:00:00]`` (TensorRT-LLM), ``[12:00:00 TP0]`` (older versions of SGLang) or an ISO
 8601 prefix of a container runtime or systemd. If a line has several times, the last one is used.
 The time format of vLLM has no year; the year is taken from another time in the same line, or is
-``YEAR``. Local times are treated as UTC; ``source_join.join`` corrects them. ``log_wrappers``
-removes the additions of log collectors.
+``YEAR``. Local times are treated as UTC; ``source_join.join`` corrects them. The module
+``log_wrappers`` removes the text that log collectors add to a line.
 """
 
 from __future__ import annotations

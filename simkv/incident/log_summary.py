@@ -25,7 +25,7 @@ SLOT_SETTING = "max_num_seqs"
 
 @dataclass(frozen=True)
 class LogSummary:
-    """Measured metrics of a log as text, and the findings, the most important first."""
+    """Measured metrics of a log as text, and findings about problems, the most important first."""
 
     figures: str
     findings: tuple[Finding, ...]
@@ -86,7 +86,7 @@ def _without_doubles(findings: list[Finding]) -> tuple[Finding, ...]:
 
 
 def _summed(series: pd.DataFrame) -> pd.DataFrame:
-    """Return the statistics by time, summed over the data-parallel ranks."""
+    """Return the statistics at each time, summed over the data-parallel ranks."""
     found = sum_over_ranks(series)
     each = series.drop_duplicates(["t_s", "engine"], keep="last")
     for name in ("prompt_rate", "output_rate"):
@@ -98,8 +98,8 @@ def _summed(series: pd.DataFrame) -> pd.DataFrame:
 
 
 def _series_of(steps: pd.DataFrame) -> pd.DataFrame:
-    """Return logged iterations with the columns of statistics lines, if iterations have the
-    data.
+    """Convert logged iterations to a table with the columns of statistics lines, as far as
+    iterations contain these data.
     """
     seconds = steps["seconds"].where(steps["seconds"] > 0)
     return steps[["t_s", "engine", "usage"]].assign(
@@ -137,7 +137,7 @@ class _Requests:
 def _front_end(evidence: Evidence) -> Iterator[Finding]:
     """Yield a finding if the TTFT is far above queue time plus prefill time.
 
-    In this case, the reason is tokenization, routing or the API server.
+    The rest of the TTFT is then spent in tokenization, routing or the API server.
     """
     requests = evidence.requests
     if requests is None or "prefill_ms" not in requests:

@@ -1,5 +1,5 @@
-"""Convert the requests of a server's log to a trace for planning, and return the settings in the
-log.
+"""Convert the requests of a server's log to a trace for planning, and read the server's settings
+from the log.
 
 Unlike a diagnosis, which examines the worst part of a log, this module reads the whole log.
 """
@@ -29,8 +29,9 @@ TRAFFIC = "traffic.csv"
 class LogTraffic:
     """Requests of a log, written to the file ``trace``, and the configuration of the server.
 
-    ``settings`` are fields of the engine's config that the log's start-up lines contain, without
-    the size of the KV cache, which depends on the GPU. ``notes`` are sentences about assumptions.
+    ``settings`` contains the fields of the engine's config that the log's start-up lines state,
+    except the size of the KV cache, which depends on the GPU. ``notes`` are sentences about
+    assumptions.
     """
 
     trace: Path

@@ -83,11 +83,12 @@ def build_windows(series: pd.DataFrame, tokens: float) -> LogWindows:
 
 
 def with_initial_state(cut: LogWindows) -> LogWindows:
-    """Return the windows of a log that starts in the middle, with the initial state.
+    """Return the windows of a log that begins while the server is working, with the number of
+    requests at its beginning.
 
-    The first line is assumed to give the numbers of running and waiting requests at the beginning.
-    The exception is a first interval with far fewer output tokens than the same number of requests
-    emits in a later interval.
+    The numbers of running and waiting requests in the first line are assumed to apply at the
+    beginning as well. If the first interval has far fewer output tokens than the same number of
+    requests emits in later intervals, the server is assumed to begin without requests.
     """
     pairs = (cut.running > 0) & (cut.output > 0)
     if not pairs.any() or cut.running[0] <= 0:
@@ -136,8 +137,8 @@ def series_from_steps(steps: pd.DataFrame, series: pd.DataFrame, budget: int) ->
 def _again(begun: Floats, at: Floats, lines: pd.DataFrame) -> Floats:
     """Return, for each step, the number of prefills that repeat the prefill of a preempted request.
 
-    These prefills are assumed to be the ones nearest to a line with preemptions, up to the reported
-    number of preemptions.
+    If a line reports N preemptions, the first N prefills since the previous line are assumed to be
+    repetitions.
     """
     found = np.zeros(len(begun))
     taken = lines[lines["preemptions"] > 0]
@@ -225,8 +226,8 @@ def _of_batches(lines: pd.DataFrame, tokens: float) -> LogWindows:
 
 
 def _begun_in(prompts: Floats, begun: Floats) -> Floats:
-    """Return the number of prompt tokens per interval, assigned to the interval in which the
-    prefill began.
+    """Return the number of prompt tokens of each interval; all tokens of a prompt count for the
+    interval in which its prefill began.
     """
     place = np.maximum.accumulate(np.where(begun > 0, np.arange(len(begun)), 0))
     return np.asarray(np.bincount(place, prompts, len(begun)), np.float64)
@@ -234,7 +235,7 @@ def _begun_in(prompts: Floats, begun: Floats) -> Floats:
 
 def _decoded(lines: pd.DataFrame, edges: Floats) -> Floats:
     """Return the number of decoded tokens per interval; the rate in a line covers the time since
-    the last line.
+    the previous line.
     """
     decodes = lines.dropna(subset=["output_rate"])
     if not len(decodes):

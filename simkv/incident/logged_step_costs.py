@@ -1,10 +1,10 @@
 """Fit step costs to the steps that a server logs.
 
-A logged step has the number of sequences and tokens and a duration. The number of KV tokens that
-its decodes read is derived from the cache usage, which the same line reports or which is
-interpolated from other lines. Most logs do not show how many tokens of a prompt were computed in
-earlier steps. Without the column ``prefill_context``, each chunk is therefore treated as the first
-chunk of its prompt.
+A logged step has numbers of sequences and tokens, and a duration. The number of KV tokens that its
+decodes read is derived from the cache usage. If the line of the step does not report the usage, it
+is interpolated between other lines. Most logs do not show how many tokens of a prompt were computed
+in earlier steps. Without the column ``prefill_context``, each chunk is therefore treated as the
+first chunk of its prompt.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ def has_enough_steps(steps: pd.DataFrame | None) -> bool:
 def fit_unit_costs(
     steps: pd.DataFrame, aims: dict[str, CostPrior] | None = None
 ) -> tuple[UnitCosts, Floats, npt.NDArray[np.bool_]]:
-    """Fit unit costs to logged steps.
+    """Fit unit costs to logged steps; one step in four is held out.
 
-    Returns the costs, log(fitted / measured) of the held-out steps (one in four), and whether each
-    of these steps contains a prefill.
+    Returns the costs and, for each held-out step, log(fitted / measured duration) and whether the
+    step contains a prefill.
     """
     drawn = steps if len(steps) <= MAX_STEP_LINES else steps.sample(MAX_STEP_LINES, random_state=0)
     columns = ("prefill_tokens", "decode_seqs", "context", "seconds")

@@ -56,7 +56,7 @@ def parse_record_columns(text: str) -> dict[str, str]:
 
 
 def is_mapped(path: Path, columns: Mapping[str, str]) -> bool:
-    """Return whether a file has at least one of the mapped columns."""
+    """Return whether a file has at least one of the columns that the user mapped."""
     return path.is_file() and any(name in _names(path) for name in columns.values())
 
 

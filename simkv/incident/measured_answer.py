@@ -1,7 +1,8 @@
 """Answers from measured metrics alone: the triage of a log, and the summary of its findings.
 
     evidence = read_inputs([Path("server.log")])
-    print(*triage_lines(evidence, summarize_log(evidence)), sep="\n")
+    for line in triage_lines(evidence, summarize_log(evidence)):
+        print(line)
 
 This module neither runs nor imports the simulator.
 """
@@ -35,9 +36,9 @@ class IncidentAnswer:
     """Answer of a diagnosis.
 
     ``summary_lines`` are five lines, and ``text`` is the content of ``diagnosis.md``. ``healthy``
-    is true if nothing is wrong. ``explained`` is false if the simulation does not reproduce the
-    incident. ``cause`` is the name of the verdict or of the kind of waiting, and ``remedy`` is the
-    first suggested fix.
+    is true if no problem was found. ``explained`` is false if the simulation does not reproduce the
+    incident. ``cause`` is the name of the verdict, of the kind of waiting or of the finding that
+    explains the incident. ``remedy`` is the first suggested fix.
     """
 
     summary_lines: tuple[str, ...]
@@ -106,7 +107,9 @@ def check_age(evidence: Evidence) -> None:
 
 
 def with_inferred(evidence: Evidence, summary: LogSummary | None) -> Evidence:
-    """Return the evidence with settings that the findings infer, such as ``max_num_seqs``."""
+    """Return the evidence, completed with settings that the findings suggest, such as
+    ``max_num_seqs``.
+    """
     inferred = [one.inferred for one in summary.findings if one.inferred] if summary else []
     added = {
         name: StatedSetting(value, INFERRED)
@@ -117,8 +120,8 @@ def with_inferred(evidence: Evidence, summary: LogSummary | None) -> Evidence:
 
 
 def triage_lines(evidence: Evidence, summary: LogSummary | None) -> Iterator[str]:
-    """Yield the triage: the measured metrics, then one line per finding; causes precede their
-    effects.
+    """Yield the lines of the triage: the measured metrics, then one line per finding; causes come
+    before their effects.
     """
     if summary is None:
         yield (

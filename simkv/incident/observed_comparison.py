@@ -106,9 +106,9 @@ def compare_observed(
     """Compare a simulation with the observation.
 
     ``simulated`` and ``observed`` contain the same requests in the same order, with times in ms.
-    ``parts`` are the records of the ranks. ``origin`` is the time 0 of these records on the clock
-    of ``series`` (s). ``died`` is true if the log reports the end of the engine process.
-    ``reconstructed`` is true if the observed requests were sampled.
+    ``parts`` contains the record of each data-parallel rank. ``origin`` is the time 0 of these
+    records on the clock of ``series`` (s). ``died`` is true if the log reports the end of the
+    engine process. ``reconstructed`` is true if the observed requests were sampled.
     """
     moments = _moments(parts, observed, series, origin)
     lines = [*_latencies(simulated, observed, reconstructed), *_answers(simulated, observed)]
@@ -123,8 +123,8 @@ def compare_observed(
 def _hit_rate(parts: Sequence[RunRecord], series: pd.DataFrame | None) -> list[FigureMatch]:
     """Compare the last logged prefix hit rate with the simulated one.
 
-    Each of them is an average over recent requests; the number of requests is the same as in the
-    engine.
+    Both rates are averages over the most recent requests; the number of these requests is the same
+    as in the engine.
     """
     if series is None or "hit_rate" not in series or not series["hit_rate"].max() > 0:
         return []
@@ -155,8 +155,8 @@ def _preemptions(parts: Sequence[RunRecord], series: pd.DataFrame | None) -> lis
 def series_distance(parts: Sequence[RunRecord], series: pd.DataFrame, origin: float) -> float:
     """Return the distance between a run and the statistics lines of a server.
 
-    The distance is the sum of three mean differences: of running requests and of waiting
-    requests, both relative to the requests in the system, and of cache usage.
+    The distance is the sum of three mean absolute differences: in running requests, in waiting
+    requests and in cache usage. The first two are relative to the number of requests in the system.
     """
     moments = _moments(parts, pd.DataFrame(), series, origin)
     present = moments[["observed_running", "observed_waiting"]].sum(axis="columns").mean()

@@ -5,7 +5,7 @@ per line. A text file contains concatenated outputs of ``/metrics``. In a text f
 sample has a timestamp (ms, as in the text format), or each scrape follows a line ``# scraped TIME``
 (s since 1970, or ISO 8601). A single scrape without a time gets the modification time of the file.
 If a counter decreases, it was reset, and its new value counts as an increase. The values of several
-engines or models are summed. Metric names are recognized with and without ``_total``.
+engines or models are summed. Metric names are recognized with and without the suffix ``_total``.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def _of_text(
 ) -> Iterator[tuple[str, dict[str, str], float, float]]:
     """Yield the name, labels, time (s) and value of each sample.
 
-    A file with a ``single`` scrape may have no time.
+    If the file has only a ``single`` scrape, the scrape need not have a time.
     """
     several = not single or any(_SCRAPED.match(row) for row in text.splitlines())
     scraped = None if several else source.path.stat().st_mtime
@@ -187,8 +187,8 @@ def _number(value: Any) -> float:
 
 
 def _named(samples: Samples, names: tuple[str, ...], end: str = "") -> str | None:
-    """Return the first of the metric names ``names`` that has samples, with or without ``_total``,
-    or None.
+    """Return the first of the metric names ``names`` for which there are samples, with or without
+    the suffix ``_total``; None if there are no samples for any of them.
     """
     for name in names:
         for whole in (f"{name}{end}", f"{name}{end}_total"):

@@ -1,11 +1,12 @@
-"""Search for engine flags that would have prevented the incident: a what-if analysis over the
-settings of an operator.
+"""Search for engine flags that would have prevented the incident: a what-if analysis of the
+settings that an operator can change.
 
 Scheduling rules and settings without a flag are not tried, because an operator cannot change them.
-Remedies whose benefit is sure rank first, and remedies that make the slowest requests much slower
-rank last. Among remedies with a similar benefit, a change back to a default ranks first, then a
-switch, a number and another version. A larger cache, which needs other hardware, ranks last among
-these.
+A remedy is a change that helps. Remedies whose benefit is certain rank first. Among remedies with
+the same number of finished requests, those that make the slowest requests much slower rank last.
+Remedies with a similar benefit rank in this order: a setting that returns to its default, a setting
+that is switched, a changed number, another version of the engine, and a larger cache, which needs
+other hardware.
 """
 
 from __future__ import annotations
@@ -55,10 +56,10 @@ RemedyKind = Literal["flag", "version", "memory"]
 
 @dataclass(frozen=True)
 class Remedy:
-    """A change that helps.
+    """A change of a flag, of the version or of the cache size that helps.
 
-    ``typed`` is the flag as the operator types it, or the version to install. ``cost`` is the
-    effect on other requests, and ``gain`` the effect size (None if not measured).
+    ``typed`` is the flag as the operator types it, or the version to install. ``cost`` describes
+    the side effects on other requests, and ``gain`` is the effect size (None if not measured).
     """
 
     effect: Effect
@@ -76,11 +77,13 @@ class Remedy:
 
 @dataclass(frozen=True)
 class RemedySearch:
-    """Result of the search: the base run, and helpful changes, the best first.
+    """Result of the search: the run without a change (``base``), and the changes that help, the
+    best first.
 
-    ``tried`` is the number of changes tried, within ``bounds``. ``cut_off`` is the number of trials
-    that were cut off before all requests finished. ``skipped`` lists limits that were not tried,
-    because the number of served requests had decreased twice in a row as the limit was tightened.
+    ``tried`` is the number of changes that were tried, and ``bounds`` limits each trial.
+    ``cut_off`` is the number of trials that ended before all requests finished. ``skipped`` lists
+    values of limits that were not tried, because the two preceding, less strict values had already
+    decreased the number of served requests.
     """
 
     base: RunFigures
@@ -91,7 +94,7 @@ class RemedySearch:
     skipped: tuple[Change, ...]
 
     def of(self, means: RemedyKind) -> list[Remedy]:
-        """Return the remedies of one kind."""
+        """Return the remedies of one kind: flags, versions or cache sizes."""
         return [remedy for remedy in self.remedies if remedy.means == means]
 
 
@@ -102,10 +105,11 @@ def find_remedies(
     worlds: Sequence[Sequence[Scenario]] = (),
     tell: Callable[[str], None] = lambda _: None,
 ) -> RemedySearch:
-    """Try every flag and rank the changes that fix or help.
+    """Try every flag, and rank the changes that prevent or reduce the problem.
 
-    ``worlds`` are other scenarios that fit the incident, each given as a list of alternatives in
-    order of decreasing deviation; their effects widen the interval.
+    ``worlds`` contains further scenarios that may describe the incident, each as a list of
+    alternatives, of which the one with the largest deviation comes first. The effects of a change
+    in these scenarios widen its interval.
     """
     folder = evaluator.folder
     tried = bounds.tried(scenario, folder)
@@ -131,10 +135,11 @@ def find_remedies(
 
 
 def scenarios_within_error(scenario: Scenario, profile: CostProfile) -> list[list[Scenario]]:
-    """Return scenarios with cheaper steps, and scenarios with more expensive steps, within the
-    profile's error.
+    """Return two lists of scenarios: with faster steps and with slower steps, within the profile's
+    error.
 
-    Each of the two lists has alternatives with decreasing fractions of the error.
+    The scenarios of a list are alternatives, in which the steps differ by decreasing fractions of
+    the error.
     """
     sides: tuple[ErrorSide, ...] = ("faster", "slower")
     return [
@@ -164,10 +169,11 @@ def _like(base: RunFigures, other: RunFigures) -> bool:
 def _possible(
     worlds: Iterable[Sequence[Scenario]], base: RunFigures, evaluator: Evaluator
 ) -> list[Scenario]:
-    """Return, for each scenario, the alternative with the largest deviation that still reproduces
-    the incident.
+    """Return, from each list of alternatives, the scenario with the largest deviation that still
+    reproduces the incident.
 
-    Alternatives with larger deviations contradict the observation.
+    Alternatives with larger deviations contradict the observation. A scenario without alternatives
+    is always returned.
     """
     found = []
     for degrees in worlds:
@@ -198,16 +204,14 @@ def _is_cut_off(effect: Effect) -> bool:
 def _on_all(
     whole: Scenario, finalists: Sequence[Remedy], evaluator: Evaluator
 ) -> tuple[RunFigures, list[Effect]]:
-    """Simulate the finalists on the whole incident; earlier trials used only a part of the
-    incident.
-    """
+    """Simulate the best changes on the whole incident; the earlier trials used only its worst part."""
     tried = [remedy.effect.change for remedy in finalists]
     base, *figures = evaluator.evaluate_all(_jobs(whole, tried, evaluator))
     return base, [evaluate_change(c, base, f) for c, f in zip(tried, figures, strict=True)]
 
 
 def _jobs(scenario: Scenario, tried: Iterable[Change], evaluator: Evaluator) -> list[SimulationJob]:
-    """Return jobs for the unchanged scenario and for each change."""
+    """Return the simulations to run: one of the unchanged scenario, and one for each change."""
     folder = evaluator.folder
     others = [apply_change(scenario, folder, change) for change in tried]
     return [make_trial_job(one, folder) for one in (scenario, *others)]
@@ -229,7 +233,9 @@ def _with_gains(
 
 
 def _to_defaults(scenario: Scenario, folder: Path) -> Iterator[tuple[Change, SimulationJob]]:
-    """Yield changes that reset a modified setting to the engine's default; sizes are excluded."""
+    """Yield changes that reset a setting to the engine's default value; sizes of the cache, of
+    blocks and of the longest request are not reset.
+    """
     spec = find_engine_spec(scenario.engine)
     for one in fields(spec.config):
         value = getattr(scenario.engine, one.name)
@@ -291,9 +297,12 @@ def lengthens_tail(effect: Effect, base: RunFigures) -> bool:
 
 
 def _ranked(remedies: list[Remedy], base: RunFigures) -> list[Remedy]:
-    """Rank remedies: sure remedies first, then by finished requests, tail, gain and judgement.
+    """Return the remedies, the best first.
 
-    Among remedies whose E2E latency is near the best, the simplest ranks first.
+    The criteria, in this order, are: whether the benefit is certain, the number of finished
+    requests, whether the slowest requests become much slower, whether the gain is minor, whether
+    the problem is fixed completely, and whether the cache size changes. Remedies that are equal in
+    all of these are sorted by ``_by_e2e``.
     """
     most = max((mean_gain(one, base) for one in remedies if one.sure), default=0.0)
     groups: dict[tuple[bool, float, bool, bool, bool, bool], list[Remedy]] = {}
@@ -312,15 +321,17 @@ def _ranked(remedies: list[Remedy], base: RunFigures) -> list[Remedy]:
 
 
 def mean_gain(remedy: Remedy, base: RunFigures) -> float:
-    """Return the decrease of the mean E2E latency in ms; 0 if the finished requests differ."""
+    """Return the decrease of the mean E2E latency in ms; 0 if the number of finished requests
+    changes.
+    """
     if not base["finished"] or remedy.effect.figures["finished"] != base["finished"]:
         return 0.0
     return base["e2e_ms.mean"] - _mean_e2e(remedy)
 
 
 def is_minor(remedy: Remedy, most: float, base: RunFigures) -> bool:
-    """Return whether a remedy decreases the mean E2E latency far less than the best remedy, which
-    decreases it by ``most`` ms.
+    """Return whether a remedy decreases the mean E2E latency far less than the best remedy does
+    (``most``, in ms).
 
     A remedy that lets more requests finish, or that prevents a third of the preemptions, is never
     minor.
@@ -340,7 +351,9 @@ def _mean_e2e(remedy: Remedy) -> float:
 
 
 def _by_e2e(remedies: list[Remedy]) -> list[Remedy]:
-    """Rank remedies near the shortest E2E latency by simplicity, then all others by E2E latency."""
+    """Return the remedies, the best first: those with nearly the shortest E2E latency by
+    simplicity, then all others by E2E latency.
+    """
     shortest = min(_mean_e2e(remedy) for remedy in remedies)
 
     def rank(remedy: Remedy) -> tuple[Any, ...]:

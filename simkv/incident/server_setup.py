@@ -1,7 +1,7 @@
 """Build the engine section of the scenario from the sources, the user's settings and assumptions.
 
-A setting is identified by the engine's name for it or by its flag, which the field of the engine's
-config declares.
+Each field of the engine's config declares the engine's own name of the setting and its flag; a
+source may use either.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class ServerSetup:
 
     ``assumed`` lists the assumption for each missing setting. ``guessed`` is true if the KV cache
     size is assumed or derived from the GPU; ``sized`` is true if the size is given or derived from
-    the GPU. ``ranks`` is the number of data-parallel ranks, each with an engine of this setup; they
-    step in ``lockstep`` if the model is a mixture of experts.
+    the GPU. ``ranks`` is the number of data-parallel ranks, each of which has an engine with this
+    setup. ``lockstep`` is true if all ranks start each step together, as with a mixture of experts.
     """
 
     engine: dict[str, Any]
@@ -172,8 +172,8 @@ class _Maker:
         return next((known[name].value for name in names if name in known), None)
 
     def _variant(self) -> str:
-        """Return the variant of the server's version; if that version is not modelled, the nearest
-        variant.
+        """Return the variant that simulates the server's version or, if that version is not
+        modelled, the nearest version.
         """
         version = self.asked.version or _text(self._told("version"))
         releases = [name for name in self.spec.variants if plain_release(name) == name]
@@ -242,8 +242,8 @@ class _Maker:
                 self.sources.pop(name, None)
 
     def _longest(self, engine: dict[str, Any], machine: LaunchTarget | None) -> None:
-        """Choose a maximum length that suffices for all served requests: the model's length, if the
-        cache can hold it.
+        """Set the maximum length of requests, if it is unknown: to the maximum length of the model
+        if the cache can hold it, otherwise to a length that suffices for all served requests.
         """
         requests, longest = self.evidence.requests, self.spec.longest
         if longest is None:
@@ -340,7 +340,9 @@ class _Maker:
                 )
 
     def _valid(self, engine: dict[str, Any]) -> dict[str, Any]:
-        """Return the validated section, skipping a start-up check that the server did not make."""
+        """Return the validated section; a start-up check that the settings fail is disabled,
+        because the real server did start.
+        """
         try:
             self.spec.config(**engine)
         except ValueError as error:
@@ -386,7 +388,9 @@ def _check_hardware(asked: UserSettings) -> None:
 
 
 def _told_of(series: pd.DataFrame | None) -> int:
-    """Return the number of ranks in the lines of a log; one line may cover several ranks."""
+    """Return the number of data-parallel ranks in the lines of a log; one line may cover several
+    ranks.
+    """
     if series is None:
         return 1
     return max(series["engine"].nunique(), int(-series["engine"].min()), 1)
@@ -397,10 +401,10 @@ def _text(value: Any) -> str | None:
 
 
 def _held(requests: pd.DataFrame | None, block: int) -> tuple[int, str]:
-    """Return the estimated peak number of blocks held by requests, and the reason in words.
+    """Return the estimated number of blocks of the cache, and the reason for the estimate in words.
 
-    If requests waited, the peak is about the capacity of the cache; otherwise, the capacity is
-    assumed to be twice the peak.
+    The estimate is based on the peak number of blocks held by requests. If requests waited, the
+    capacity is about this peak; otherwise, it is assumed to be twice the peak.
     """
     if requests is None or requests["queue_ms"].isna().all():
         return 1 << 16, "more than any request needs"

@@ -1,13 +1,14 @@
-"""Rebuild sessions from arrivals and prefix hits; in a session, each prompt extends the previous
-prompt.
+"""Rebuild sessions from arrivals and prefix-cache hits.
+
+In a session, each prompt extends the previous prompt.
 
 The statistics lines report, for each interval, the computed prompt tokens and the fraction of
-prompt tokens found in the prefix cache. In a session with growing prompts, the tokens found are the
-previous prompt, and the computed tokens are added by the turn. A running request of a session holds
-its whole prompt in the cache, whereas requests that only have a common beginning share the blocks
-of the beginning. Turns are assigned to sessions so that the cumulative hits follow the log: a turn
-continues the session that became free last, and a new session starts if the hits would otherwise
-exceed the hits in the log.
+prompt tokens found in the prefix cache. In a session, the tokens found are those of the previous
+prompt, and the computed tokens are those that the turn adds. Sessions can be distinguished from
+requests that only have a common beginning: a running request of a session holds its whole prompt in
+the cache, whereas the other requests share the blocks of the beginning. Turns are assigned to
+sessions so that the cumulative hits follow the log: a turn continues the session that became free
+last, and a new session starts if the hits would otherwise exceed the hits in the log.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ MAX_HIT_RATE = 0.99
 
 @dataclass(frozen=True)
 class PromptTokens:
-    """Prompt tokens by interval: ``computed`` tokens, and ``whole``, which adds the tokens found in
-    the cache.
+    """Prompt tokens of each interval: the ``computed`` tokens, and the ``whole`` prompts, which
+    also include the tokens found in the cache.
     """
 
     computed: Floats
@@ -51,10 +52,11 @@ def split_prompt_tokens(
 ) -> PromptTokens:
     """Return the prompt tokens of each interval, computed and in total.
 
-    ``counts`` are the numbers of requests by interval. The logged hit rate covers the last
-    ``HIT_RATE_REQUESTS`` requests, so totals are computed for blocks of this number of requests.
-    Within a block, the rates of the intervals determine how the total is divided. ``fallback`` is
-    used if the log has no hit rate.
+    ``counts`` contains the number of requests in each interval. The logged hit rate covers the last
+    ``HIT_RATE_REQUESTS`` requests, so totals are computed for groups of this number of requests.
+    Within a group, the total is divided among the intervals in proportion to the totals that their
+    own hit rates give. ``fallback`` is the hit rate if the log has none. ``computed_only`` states
+    whether the logged prompt tokens exclude cached tokens.
     """
     rate = pd.Series(cut.hit_rate).ffill().fillna(fallback).clip(0.0, MAX_HIT_RATE).to_numpy()
     if not computed_only:
@@ -76,11 +78,11 @@ def split_prompt_tokens(
 def tokens_in_cache(
     cut: LogWindows, tokens: PromptTokens, output: float, block: int
 ) -> PromptTokens:
-    """Return the prompt tokens of each interval, computed from the tokens that running requests
-    hold.
+    """Return the prompt tokens of each interval, estimated from the number of tokens that running
+    requests hold in the cache.
 
-    ``output`` is the mean number of output tokens; on average, half of them are in the cache. If
-    the size of the cache is unknown, ``tokens`` is returned.
+    ``output`` is the mean number of output tokens of a request; on average, half of them are in the
+    cache. If the size of the cache is unknown, ``tokens`` is returned.
     """
     busy = (cut.running > 0) & np.isfinite(cut.held)
     if not busy.any():
@@ -98,9 +100,9 @@ def hold_whole_prompts(
 ) -> bool:
     """Return whether each running request holds its whole prompt in the cache, as in sessions.
 
-    The number of tokens in the cache per running request is compared with two values. If it is
-    closer to the mean prompt, the requests form sessions; if it is closer to the computed part of
-    the mean prompt, all requests only share a common beginning. If the size of the cache is
+    The number of cached tokens per running request is compared with two values. If it is closer to
+    the length of the mean prompt, the requests form sessions. If it is closer to the computed part
+    of the mean prompt, the requests only share a common beginning. If the size of the cache is
     unknown, sessions are assumed.
     """
     busy = (cut.running > 0) & np.isfinite(cut.held)
@@ -120,14 +122,15 @@ def assign_sessions(
     *,
     warm: bool = False,
 ) -> tuple[Floats, Ints, Floats]:
-    """Return prompt lengths and session numbers of requests in the order of arrival.
+    """Return the prompt length and the session number of each request, in the order of arrival.
 
-    The third value is the length of each session's prompt before its first request (tokens). It is
-    0 unless the log began with a ``warm`` cache.
+    The third value contains, for each session, the number of tokens that are already cached before
+    its first request in the log. It is 0 unless the log begins with a ``warm`` cache.
 
-    ``came`` are arrival times (s), ``added`` the tokens that each prompt computes, ``target_hits``
-    the cumulative hits of the log at each request. A session is busy for up to ``busy_s`` (s) after
-    each arrival. Hits are whole blocks of ``block`` tokens.
+    ``came`` contains the arrival times (s), ``added`` the number of tokens that each prompt
+    computes, and ``target_hits`` the cumulative number of cached tokens in the log at each request.
+    A session is busy for up to ``busy_s`` seconds after each arrival. Hits are whole blocks of
+    ``block`` tokens.
     """
     wanted = float(target_hits[-1] + np.maximum(added, 1.0).sum()) if len(came) else 0.0
     found = []
@@ -145,10 +148,10 @@ def lost_hit_share(
 ) -> float:
     """Return the share of prompt tokens whose cached blocks were evicted before their reuse.
 
-    The blocks of a session become free after a turn. They are evicted, least recently used first,
-    when the server later allocates more tokens than were free in the cache of ``tokens`` tokens.
-    The lines report the allocated and the free tokens; each turn is assumed to take the mean time
-    in the system.
+    The blocks of a session become free when a turn ends. They are evicted if the server allocates
+    more tokens before the next turn than were free at that time. The cache has ``tokens`` tokens;
+    the lines report how many of them are allocated and free. Each turn is assumed to take the mean
+    time in the system.
     """
     if not np.isfinite(tokens) or not np.isfinite(cut.held).any() or not len(came):
         return 0.0
@@ -173,10 +176,11 @@ def _assign(
     block: int,
     warm: bool,
 ) -> tuple[Floats, Ints, Floats]:
-    """Return prompts, sessions and initial lengths; see ``assign_sessions``.
+    """Return the values described in ``assign_sessions``.
 
-    A session can continue ``free_after_s`` (s) after an arrival. In a warm cache, a new session
-    begins with the number of hits that are missing compared with the log.
+    A session can continue ``free_after_s`` seconds after an arrival. With a ``warm`` cache, the
+    first prompt of a new session finds as many cached tokens as are missing so far compared with
+    the log.
     """
     prompts, sessions = np.zeros(len(came)), np.zeros(len(came), np.int64)
     free_at: list[float] = []
@@ -207,7 +211,9 @@ def _assign(
 def _choose(
     free: list[int], free_at: list[float], lengths: list[float], lacking: float
 ) -> int | None:
-    """Return the session that became free last, or the longest session if many hits are missing."""
+    """Return the session that became free last or, if the hits so far are far below those of the
+    log, the session with the longest prompt.
+    """
     if not free:
         return None
     latest = max(free, key=lambda slot: free_at[slot])

@@ -184,8 +184,8 @@ def _begun(log: _Log, engine: int, found: dict[str, float]) -> tuple[float, floa
 
 
 def _of_decodes(found: dict[str, float]) -> dict[str, float] | None:
-    """Return a mean decode step since the last line of decode batches; it has one token per running
-    request.
+    """Return the mean decode step since the previous line of decode batches; the step has one token
+    per running request.
     """
     running, rate = found["running"], found["rate"]
     if not (running > 0 and rate > 0):
@@ -195,8 +195,8 @@ def _of_decodes(found: dict[str, float]) -> dict[str, float] | None:
 
 
 def _of_prefill(log: _Log, found: dict[str, float]) -> dict[str, float] | None:
-    """Return the step of a prefill batch that directly follows another, because its throughput
-    covers just this step.
+    """Return the step of a prefill batch if it directly follows another prefill batch; only then
+    does the logged throughput cover exactly this step.
     """
     tokens, rate = found["tokens"], found["rate"]
     if not (log.prefilled and tokens > 0 and rate > 0):

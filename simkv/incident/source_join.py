@@ -40,8 +40,8 @@ MAX_SKEW_S, MIN_SKEW_S = 120.0, 2.0
 
 
 def join(parts: Sequence[Evidence]) -> Evidence:
-    """Join the evidence of all sources, using the clock of the source with the best data on
-    requests.
+    """Join the evidence of all sources; all times are converted to the clock of the source with the
+    best data on requests.
 
     Raises InputError if the sources are from two engines.
     """
@@ -86,9 +86,10 @@ def join(parts: Sequence[Evidence]) -> Evidence:
 
 
 def _reference(parts: Sequence[Evidence]) -> Evidence | None:
-    """Return the source with scraped metrics to whose clock the other series are moved, or None.
+    """Return the source with scraped metrics whose clock the result uses if no source has data on
+    single requests.
 
-    ``join`` uses this source if no source has data on single requests.
+    Return None if there is no such source, or if no other source has statistics over time.
     """
     found = [part for part in parts if part.histograms and part.series is not None]
     others = [part for part in parts if not part.histograms and part.series is not None]
@@ -96,11 +97,11 @@ def _reference(parts: Sequence[Evidence]) -> Evidence | None:
 
 
 def _shift_by_shape(part: Evidence, reference: Evidence) -> float:
-    """Return the seconds to add to the times of ``part``, found by comparing the requests in the
-    system over time.
+    """Return the seconds to add to the times of ``part``, found by comparing the numbers of
+    requests in the system over time.
 
-    If there are too few scrapes to compare, ``part`` is moved into the time that the scrapes cover,
-    by years and time zones only if that is sufficient.
+    If there are too few scrapes to compare, ``part`` is moved into the time that the scrapes cover.
+    If possible, it is moved by whole years and time zones only.
     """
     at, present = _present(part)
     other_at, other = _present(reference)
@@ -135,8 +136,8 @@ def _shift_by_shape(part: Evidence, reference: Evidence) -> float:
 
 
 def _within_years(shift: float) -> float:
-    """Remove whole years, and leap days, from a shift, because a log without a year does not
-    determine them.
+    """Remove whole years, including leap days, from a shift between two clocks, because a log
+    without a year does not determine them.
     """
     if abs(shift) <= HALF_A_YEAR:
         return shift
@@ -145,7 +146,7 @@ def _within_years(shift: float) -> float:
 
 
 def _main(parts: Sequence[Evidence]) -> Evidence | None:
-    """Return the source with the most information about requests, or None."""
+    """Return the source with the most information about requests; None if no source has any."""
     with_requests = [part for part in parts if part.requests is not None]
     return max(with_requests, key=_worth, default=None)
 
@@ -241,8 +242,8 @@ def _in_year(date: datetime, year: int) -> datetime:
 
 
 def _by_id(part: Evidence, main: Evidence) -> float | None:
-    """Return the median offset of the requests that appear in both sources with the same id; None
-    if there are none.
+    """Return the median difference in time between requests that appear in both sources with the
+    same id; None if there are no such requests.
     """
     assert main.requests is not None
     named = part.arrivals if part.arrivals is not None else part.requests

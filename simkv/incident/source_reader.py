@@ -25,13 +25,14 @@ from simkv.workload.trace_source import TraceSource
 
 
 class LogReader(Protocol):
-    """A module that reads the log of an ``ENGINE``; ``TITLE`` is its name in messages.
+    """A module that reads the logs of one engine, named ``ENGINE``; messages call the engine
+    ``TITLE``.
 
-    ``LOGS_ITERATIONS`` is true if ``steps`` are single iterations with their durations, and false
-    if they are the work between two lines. ``OWN_LINE`` matches lines that no other program writes.
-    ``OLDEST`` is the oldest release that can be simulated (None if there is no limit).
-    ``REQUEST_FLAGS`` are the flags of the server that log or export single requests (None if there
-    are none). ``SLOT_SETTING`` is the setting that limits running requests.
+    ``LOGS_ITERATIONS`` is true if each row of ``steps`` in the evidence is a single iteration with
+    its duration, and false if it is the work between two lines. ``OWN_LINE`` matches lines that no
+    other program writes. ``OLDEST`` is the oldest release that can be simulated (None if there is
+    no limit). ``REQUEST_FLAGS`` are the flags of the server that log or export single requests
+    (None if there are none). ``SLOT_SETTING`` is the setting that limits running requests.
     """
 
     ENGINE: str

@@ -22,9 +22,10 @@ def token_clock(cut: LogWindows, pace: Floats) -> tuple[Floats, Floats]:
     """Return times (s), and the cumulative number of tokens that a running request emits until each
     time.
 
-    Before the first interval, the pace of the first interval applies; after the last interval, the
-    pace of the last; in a gap, the pace of the next interval. The second time is the start of the
-    first interval.
+    ``pace`` contains the seconds per token in each interval. Before the first interval, its pace
+    applies as well; the same is true after the last interval. In a gap between two intervals, the
+    pace of the later one applies. The second time is the start of the first interval; the count of
+    tokens is 0 at this time.
     """
     begin, last = float(cut.begin[0]), float(cut.end[-1])
     times = np.concatenate([[begin - CLOCK_MARGIN_S, begin], cut.end, [last + CLOCK_MARGIN_S]])
@@ -39,8 +40,8 @@ def match_completions(
     first: Floats,
     end: Floats,
 ) -> tuple[Floats, Floats]:
-    """Move the ends of requests so that the number of requests in the system at each line equals
-    the logged number.
+    """Move the end times of requests so that the number of requests in the system at each line
+    equals the logged number.
 
     The arrivals determine the number of completions in each interval. The completions are placed so
     that the number of requests in the system changes linearly between two lines. The order of the
@@ -101,8 +102,8 @@ def admission_times(cut: LogWindows, came: Floats, counts: Ints) -> Floats:
 def departure_times(came: Floats, low: float, high: float, grown: float, count: int) -> Floats:
     """Return ``count`` times between ``low`` and ``high``, in order, at which requests leave.
 
-    The times are chosen so that, with the arrivals ``came``, the number of requests grows by
-    ``grown`` at a constant rate.
+    The times are chosen so that the number of requests present grows by ``grown`` at a constant
+    rate, given the arrival times ``came``.
     """
     grid = np.linspace(low, high, GRID_POINTS)
     done = np.searchsorted(came, grid, "right") - np.searchsorted(came, low, "right")

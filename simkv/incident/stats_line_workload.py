@@ -2,31 +2,32 @@
 
 The lines report numbers of prompt and output tokens, but no requests. The number of requests is
 derived from the mean number of tokens that a running request holds in the cache (its prompt and its
-output so far). For outputs with the mean ``output`` and the coefficient of variation ``cv``, this
-mean is
+output so far). If output lengths have the mean ``output`` and the coefficient of variation ``cv``,
+a running request holds on average
 
     prompt + output * (1 + cv**2) / 2
 
-and the ratio of prompt to output tokens is known. Each ensemble member assumes a ``cv`` (1 is the
-exponential distribution, which has maximum entropy for a given mean) and samples, interval by
-interval:
+tokens, and the ratio of prompt to output tokens is known. Several workloads are sampled, which form
+an ensemble. Each member of the ensemble assumes a ``cv`` (1 corresponds to the exponential
+distribution, which has maximum entropy for a given mean) and samples, for each interval between two
+lines:
 
-- the number of prompts in the interval: their lengths are gamma distributed, and their number has a
-  Poisson distribution, weighted to match the total number of prompt tokens. The lengths are
-  Dirichlet distributed fractions of this total.
+- the number of prompts in the interval. It has a Poisson distribution, weighted by the probability
+  that gamma distributed prompt lengths add up to the reported number of prompt tokens. The prompt
+  lengths are then Dirichlet distributed fractions of this number.
 - gamma distributed output lengths. Iterative scaling (the least change in entropy) adjusts the
   lengths until every interval emits the reported number of tokens; the sampled lengths are then
-  assigned in the order of the adjusted lengths. The time per token follows from the tokens that the
-  running requests emitted in the interval, times an error factor sampled per member, because the
-  number of running requests between two lines is unknown.
-- arrivals: the number of prefilled requests plus the increase of waiting requests, first come,
-  first served. They arrive at uniformly distributed times (a Poisson process, given the number), or
-  a fraction of them arrives at once. If no request waits at the start and the end of an interval,
-  requests arrive when they are prefilled.
+  assigned in the order of the adjusted lengths. The time per token follows from the number of
+  tokens that the running requests emitted in the interval. It is multiplied by an error factor,
+  sampled once per member, because the number of running requests between two lines is unknown.
+- arrivals. Their number is the number of prefilled requests plus the increase in waiting requests;
+  requests are assumed to be served in order of arrival. They arrive at uniformly distributed times
+  (a Poisson process, given the number), or a fraction of them arrives at once. If no request waits
+  at the start and the end of an interval, requests arrive when they are prefilled.
 
 SGLang's lines report the number of prompts, so ``cv`` is derived from the cache usage. If a log has
-arrivals (``Received request``), these are used, and the number of prefilled requests is the number
-of arrivals that are not waiting.
+lines ``Received request``, the arrivals are taken from them, and the number of prefilled requests
+is the number of arrivals that no longer wait.
 """
 
 from __future__ import annotations
@@ -135,7 +136,9 @@ def sample_from_lines(
 
 
 def _begun(cut: LogWindows, came: Floats) -> Floats:
-    """Return the number of requests prefilled in each interval: arrivals that no longer wait."""
+    """Return the number of requests that were prefilled in each interval: requests that have
+    arrived (at ``came``) and no longer wait.
+    """
     there = np.searchsorted(came, cut.end + 0.5, "right") - np.nan_to_num(cut.waiting)
     there = np.where(cut.prompt > 0, np.maximum(there, 0.0), 0.0)
     return np.diff(np.maximum.accumulate(there), prepend=0.0)
@@ -209,8 +212,8 @@ def _session_tokens(cut: LogWindows, known: KnownEngine) -> tuple[Floats, Prompt
     """Return the prompt tokens of each interval and, if the requests are turns of sessions, their
     computed and total tokens.
 
-    If a log starts in the middle, its first hit rates describe earlier requests. In this case, the
-    tokens in the cache per running request determine the prompts of sessions.
+    If a log begins while the server is working, its first hit rates describe earlier requests. The
+    prompts of sessions are then derived from the number of cached tokens per running request.
     """
     tokens = split_prompt_tokens(
         cut, cut.firsts, computed_only=known.computed_only, fallback=known.shared
@@ -249,8 +252,9 @@ def _latencies(
 def _warm_up(warm: Floats, until: float, token_s: float) -> pd.DataFrame:
     """Return requests that fill the prefix cache before the log begins.
 
-    Each request computes the prompt that its session has when the log begins (``warm``, in tokens),
-    one after the other until ``until`` (s). These requests have no observed latency.
+    There is one request per session. Its prompt is the part of the session that is cached when the
+    log begins; ``warm`` contains the lengths of these prompts in tokens. The requests run one after
+    the other and end before ``until`` (s). They have no observed latency.
     """
     sessions = np.flatnonzero(warm > 0)
     prompts = warm[sessions]
@@ -275,9 +279,11 @@ def _sessions(
     known: KnownEngine,
     luck: np.random.Generator,
 ) -> tuple[Floats, Ints, Floats]:
-    """Return the prompts and sessions of requests with known arrivals, in order of arrival.
+    """Return the prompt length and the session of each request with a known arrival, in order of
+    arrival.
 
-    The third value is the length of each session's prompt when the log begins (tokens).
+    The third value contains, for each session, the number of tokens that are cached when the log
+    begins.
     """
     which = np.repeat(np.arange(len(counts)), counts)
     added = _prompts(tokens.computed, counts, luck)
@@ -333,7 +339,7 @@ def _told(arrivals: pd.DataFrame, name: str, otherwise: Floats) -> Floats:
 
 
 def _means(cut: LogWindows, whole: Floats, known: KnownEngine, vary: float) -> _Means:
-    """Estimate the means from the number of tokens that running requests hold."""
+    """Estimate the means from the number of tokens that running requests hold in the cache."""
     output, told = cut.output.sum(), cut.firsts[np.isfinite(cut.firsts)].sum()
     busy = (cut.running > 0) & np.isfinite(cut.held)
     if not busy.any() and not told:
@@ -356,11 +362,12 @@ def _means(cut: LogWindows, whole: Floats, known: KnownEngine, vary: float) -> _
 
 
 def _check_count(whole: float, output: float, each: float, known: KnownEngine) -> None:
-    """Raise UndeterminedError if the number of requests differs too much between two assumptions.
+    """Raise UndeterminedError if the estimated number of requests depends too much on how prompts
+    share cached tokens.
 
-    If prompts have a common beginning, they share its blocks, and a running request holds only the
-    rest of its prompt. If each prompt extends the previous one, a running request holds its whole
-    prompt.
+    There are two assumptions. If all prompts have a common beginning, they share its blocks, and a
+    running request holds only the rest of its prompt. If each prompt extends the previous one, a
+    running request holds its whole prompt.
     """
     shared = known.shared if known.shared > 0 else 0.0
     least = ((1 - shared) * whole + output / 2) / max(each, 1.0)
@@ -420,11 +427,11 @@ def _prompts(whole: Floats, counts: Ints, luck: np.random.Generator) -> Floats:
 
 
 def _pace(cut: LogWindows) -> tuple[Floats, float]:
-    """Return the seconds per token of a running request by interval, and the overall relative
-    error.
+    """Return the seconds per token of a running request in each interval, and their overall
+    relative error.
 
-    Intervals are widened until the unknown number of running requests between two lines has little
-    effect.
+    The number of running requests is unknown between two lines. Each value is therefore a mean over
+    so many neighboring intervals that this has little effect.
     """
     before = np.concatenate([[cut.initial_running], cut.running[:-1]])
     silent = np.concatenate([[False], np.diff(cut.end) > 1.5 * cut.width[1:]])
@@ -458,7 +465,8 @@ def _initial_outputs(
     first-token times.
 
     A long request is more likely to run at a given time than a short request (length bias). The
-    time at which the log begins is uniformly distributed over the output.
+    number of tokens that a request has emitted when the log begins is uniformly distributed from 0
+    to its output length.
     """
     count, shape = cut.initial_running, means.vary**-2
     outputs = np.maximum(luck.gamma(shape + 1, means.output / shape, count), 1.0)
@@ -477,7 +485,8 @@ def _outputs(
 ) -> tuple[Floats, Floats]:
     """Sample output tokens of requests with given first-token times, and return their end times.
 
-    ``initial`` are the output tokens of the first requests, which ran before the log began.
+    ``initial`` contains the output tokens of the first requests, which already ran when the log
+    began.
 
     Time is measured in tokens of a running request, so the length of a request's interval equals
     its output. All requests end before the end of an interval without running requests.
@@ -530,8 +539,8 @@ def _emitted(start: Floats, wanted: Floats, edges: Floats) -> Floats:
 def _arrivals(
     cut: LogWindows, counts: Ints, ready: Floats, at_once: float, luck: np.random.Generator
 ) -> Floats:
-    """Sample the arrival times of requests that are first scheduled at the times ``ready``, in the
-    same order.
+    """Sample the arrival times of requests, in the order in which they are first scheduled
+    (``ready``).
     """
     waiting = np.rint(np.nan_to_num(cut.waiting))
     came = np.maximum.accumulate(np.cumsum(counts) + waiting)

@@ -2,11 +2,12 @@
 
 The form matches ``costs/sources/single_request_fit.py``. A decode step costs a constant, an amount
 per sequence, and the KV that it reads. A step with prefills also reads the weights, in parallel
-with the computation of tokens. Two values that are fixed in ``single_request_fit.py`` are free in
+with the computation of tokens. Two values that are fixed in ``single_request_fit.py`` are fitted in
 this module, because concurrent requests determine them. The first is the cost of a sequence in a
-decode step, which is otherwise the cost of a prefill token. The second is the power that combines
-the times of weights and tokens, which is otherwise 3 (1 is a plain sum; larger powers approach the
-maximum of the two times).
+decode step; in ``single_request_fit.py``, it equals the cost of a prefill token. The second is the
+power that combines the time for reading weights and the time for computing tokens; in
+``single_request_fit.py``, it is 3. With the power 1, the two times are added; with larger powers,
+the result approaches their maximum.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ MIN_POWER, MAX_POWER = 0.5, 30.0
 
 @dataclass(frozen=True)
 class UnitCosts:
-    """Unit costs in seconds, and the exponent ``power``.
+    """Unit costs in seconds, and the exponent ``power`` (see the module).
 
     The costs are per decode step, per step with prefills, per decoding sequence, per prefilled
     token, per query-key pair, and per KV token read by decodes.
@@ -55,8 +56,8 @@ UNIT_COST_NAMES = tuple(one.name for one in fields(UnitCosts))
 
 
 def cost_terms(prices: UnitCosts, shape: ModelTraits | None) -> list[CostTerm]:
-    """Return the cost terms; in a mixture of experts, steps with few tokens read only some
-    experts.
+    """Return the cost terms of a profile. ``shape`` describes the model: in a mixture of experts,
+    steps with few tokens read only some experts.
     """
     if shape and shape.expert_share:
         return make_cost_terms(_plain(prices), shape)
@@ -88,7 +89,7 @@ def _plain(prices: UnitCosts) -> CostCoefficients:
 def seconds_without_attention(
     prefill_tokens: Floats, decodes: Floats, prices: UnitCosts, shape: ModelTraits | None
 ) -> Floats:
-    """Return the seconds of steps without attention, given the numbers of their tokens."""
+    """Return the duration of each step in seconds, without attention, given its numbers of tokens."""
     tokens = prefill_tokens + decodes
     if shape and shape.expert_share:
         return compute_non_attention_seconds(tokens, _plain(prices), shape)
@@ -99,13 +100,15 @@ def seconds_without_attention(
 
 
 def _table(prices: UnitCosts) -> list[tuple[float, float]]:
-    """Return pairs (tokens, seconds) for steps with prefills, without attention."""
+    """Return pairs (tokens, seconds): the durations of steps with prefills, without attention."""
     seconds = matrix_product_seconds(TOKEN_KNOTS, prices)
     return list(zip(TOKEN_KNOTS.tolist(), seconds.tolist(), strict=True))
 
 
 def matrix_product_seconds(tokens: Floats, prices: UnitCosts) -> Floats:
-    """Return the seconds of steps with prefills, without attention, for any numbers of tokens."""
+    """Return the durations of steps with prefills in seconds, without attention, for any numbers of
+    tokens.
+    """
     floor = prices.decode_step + prices.decode_seq
     line = prices.prefill_step + prices.token * tokens
     most = np.maximum(floor, line)

@@ -1,12 +1,12 @@
 """Limits of what-if trials: the simulated time of a trial is limited, and trials of a long incident
 use its worst part.
 
-A trial of a setting that slows a server down takes long to simulate and is of little value. Each
-trial therefore ends at ``HORIZON_FACTOR`` times the end of the incident. If not all requests
-finished, the end of the incident is at least the last arrival plus the sum of the times that the
-requests take in isolation. All trials together take about ``STEP_BUDGET`` steps. If the incident is
-too long for this budget, the trials simulate its worst part, and only the best changes are tried on
-the whole incident.
+A trial with a setting that slows the server down takes long to simulate and is of little value. The
+simulated time of each trial is therefore limited to ``HORIZON_FACTOR`` times the duration of the
+incident. If not all requests finished, this duration extends at least to the last arrival plus the
+sum of the times that the requests take in isolation. All trials together may simulate about
+``STEP_BUDGET`` steps. If the incident is too long for this budget, the trials simulate its worst
+part, and only the best changes are tried on the whole incident.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ WINDOW_POSITIONS = 64
 class Bounds:
     """Limits of trials of an incident.
 
-    Trials end at ``horizon`` (s). ``part`` has the start and duration (s) of the arrivals that are
-    simulated, and their fraction of all waiting; None means the whole incident. ``finalists`` is
-    the number of changes that are tried on the whole incident.
+    Each trial ends at the simulated time ``horizon`` (s). ``part`` contains the start (s) and the
+    duration (s) of the time span whose arrivals are simulated, and the fraction of all waiting time
+    that these requests have; None means the whole incident. ``finalists`` is the number of changes
+    that are tried on the whole incident.
     """
 
     horizon: float
@@ -46,11 +47,11 @@ class Bounds:
     finalists: int = FINALISTS
 
     def whole(self, scenario: Scenario) -> Scenario:
-        """Return the scenario of a trial on the whole incident."""
+        """Return ``scenario``, limited for a trial on the whole incident."""
         return scenario.model_copy(update={"horizon": self.horizon})
 
     def tried(self, scenario: Scenario, folder: Path) -> Scenario:
-        """Return the scenario of a trial of any change."""
+        """Return ``scenario``, limited for the first trial of a change."""
         if self.part is None:
             return self.whole(scenario)
         start, duration, _ = self.part
@@ -60,7 +61,7 @@ class Bounds:
 
     @property
     def told(self) -> str:
-        """The limits as a sentence."""
+        """Sentence that describes the limits."""
         said = f"each simulation ended after {format_seconds(self.horizon)}"
         if self.part is None:
             return said
@@ -78,8 +79,8 @@ class Bounds:
 
 
 def bounds(result: RunResult, waited: dict[int, float], steps: int = STEP_BUDGET) -> Bounds:
-    """Return the limits for trials of a run; ``waited`` is the waiting time of each request in
-    s.
+    """Return the limits for trials of a run. ``waited`` contains the waiting time of each request
+    in seconds, and ``steps`` is the limit on the steps of all trials together.
     """
     record = result.record
     lives = record.requests.values()

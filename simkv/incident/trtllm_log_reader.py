@@ -1,9 +1,9 @@
 """Read TensorRT-LLM's iteration log.
 
 Two formats are read: lines of the PyTorch executor (``print_iter_log: true``), and the JSON
-statistics that the C++ runtime writes in Triton (``--log-verbose``). These formats have the numbers
-of requests and tokens of each iteration, but no request lengths, so a workload cannot be
-reconstructed from them.
+statistics that the C++ runtime writes in Triton (``--log-verbose``). Both contain the numbers of
+requests and tokens of each iteration, but no request lengths, so a workload cannot be reconstructed
+from them.
 """
 
 from __future__ import annotations
@@ -129,8 +129,8 @@ def _number(pattern: re.Pattern[str], text: str) -> float:
 
 
 def _with_rates(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the iterations with the columns of a series; each row has the rates of its
-    iteration.
+    """Return the iterations with the columns of statistics lines; each row has the token rates of
+    its iteration.
     """
     seconds = table["seconds"].where(table["seconds"] > 0)
     rates = {

@@ -31,9 +31,9 @@ BLAMED_KINDS = (WAIT_KINDS | {LedgerKind.HELD_UP, LedgerKind.STALLED, LedgerKind
 class WaitSummary:
     """Waiting of the simulated requests.
 
-    ``kinds`` are the seconds by kind of waiting. ``share`` and ``worst`` are the fractions of time
-    spent waiting, by all requests and by the 10 % of requests that wait longest. ``victims`` lists
-    these 10 %, and ``lost`` has the seconds per request.
+    ``kinds`` contains the waiting time in seconds by kind of waiting, and ``lost`` by request.
+    ``share`` is the fraction of their time that all requests spent waiting. ``worst`` is the mean
+    of this fraction over the 10 % of requests that wait longest; ``victims`` lists these requests.
     """
 
     kinds: dict[LedgerKind, float]
@@ -44,8 +44,9 @@ class WaitSummary:
 
 
 def summarize_waits(result: RunResult) -> WaitSummary:
-    """Summarize waiting by request and kind; ``victims`` are the 10 % of requests that wait
-    longest, the worst first.
+    """Summarize waiting by request and kind.
+
+    ``victims`` contains the 10 % of requests that wait longest, the longest wait first.
     """
     lived, lost = {}, {}
     ledger = result.diagnosis.ledger

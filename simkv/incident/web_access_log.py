@@ -31,7 +31,7 @@ SEED = 0
 
 
 def is_access_log(path: Path) -> bool:
-    """Return whether one of the first lines is a timed request for tokens."""
+    """Return whether one of the first lines is a request for tokens with a time."""
     try:
         with path.open(encoding="utf-8", errors="replace") as lines:
             return any(

@@ -1,13 +1,14 @@
 """Sample workloads that match sums and histograms, without data on single requests.
 
-Between two scrapes, the number of arrivals is the number of finished requests plus the increase of
-requests in the system. Arrival times within that interval are unknown. In some members they are
-uniformly distributed, as in a Poisson process with a known number of arrivals. In others, a
-fraction of the requests arrives at once, because a burst causes queueing and a steady stream does
-not. The observed queue times determine which members are likely. Lengths are sampled uniformly
-within their buckets, and moved within the buckets until they match the reported sum. The E2E
-latency of a finished request determines when it should have arrived; the sampled arrival times are
-assigned to the requests in this order.
+The sampled workloads form an ensemble; each of them is a member. Between two scrapes, the number of
+arrivals is the number of finished requests plus the increase in requests in the system. Arrival
+times within that interval are unknown. In some members they are uniformly distributed, as in a
+Poisson process with a known number of arrivals. In others, a fraction of the requests arrives at
+once, because a burst causes queueing and a steady stream does not. The observed latencies determine
+which members are likely. Lengths are sampled uniformly within the buckets of the histogram, and
+moved within the buckets until they match the reported sum. From its end and its E2E latency, each
+finished request has an expected arrival time; the sampled arrival times are assigned to the
+requests in the order of their expected times.
 """
 
 from __future__ import annotations
@@ -89,7 +90,9 @@ def _counts(histograms: Mapping[str, Any]) -> Ints:
 
 
 def _means(histograms: Mapping[str, Any], name: str) -> Floats:
-    """Return the mean seconds in each interval, interpolated for intervals without a request."""
+    """Return the mean of a latency in each interval, in seconds; for intervals without a request,
+    it is interpolated.
+    """
     one = histograms.get(name)
     if one is None:
         return np.full(len(histograms["t_s"]), np.nan)
@@ -109,9 +112,8 @@ def _per_token(told: Mapping[str, Floats], first: Floats, outputs: Floats, which
     """Return the seconds between two tokens of each request; together with the TTFT, they add up to
     its E2E latency.
 
-    The reported inter-token latencies are used only if the E2E latency is unknown. They include
-    tokens of requests that had not ended, and exclude the earlier tokens of requests that had
-    ended.
+    The reported inter-token latencies are used only if the E2E latency is unknown, because they
+    cover the tokens emitted in the interval and not the tokens of the requests that ended in it.
     """
     size = len(told["e2e"])
     steps = _mean_of(np.maximum(outputs - 1, 0), which, size)
@@ -138,7 +140,9 @@ def _lengths(one: Mapping[str, Any], counts: Ints, luck: np.random.Generator) ->
 
 
 def _in_buckets(low: Floats, high: Floats, total: float, luck: np.random.Generator) -> Floats:
-    """Sample values between limits, and move them toward a given sum as far as the limits allow."""
+    """Sample values between the limits ``low`` and ``high``, and move them toward the sum ``total``
+    as far as the limits allow.
+    """
     values = low + luck.random(len(low)) * (np.maximum(high, low) - low)
     luck.shuffle(order := np.arange(len(low)))
     values, low, high = values[order], low[order], np.maximum(high, low)[order]
@@ -154,8 +158,8 @@ def _in_buckets(low: Floats, high: Floats, total: float, luck: np.random.Generat
 def _arrivals(
     grid: Floats, counts: Ints, series: pd.DataFrame, at_once: float, luck: np.random.Generator
 ) -> Floats:
-    """Sample arrival times; the number of arrivals is the finished requests plus the increase of
-    requests in the system.
+    """Sample arrival times; the number of arrivals in an interval is the number of finished
+    requests plus the increase in requests in the system.
     """
     summed = series.groupby("t_s")[["running", "waiting"]].sum().sum(axis="columns")
     there = np.rint(np.interp(grid, summed.index, summed.to_numpy(np.float64))).astype(np.int64)
@@ -178,16 +182,19 @@ def _arrivals(
 
 
 def sample_arrival_shares(count: int, at_once: float, luck: np.random.Generator) -> Floats:
-    """Sample arrival times as fractions of the time between two scrapes."""
+    """Sample arrival times as fractions of the time between two scrapes. ``at_once`` is the
+    fraction of the requests that arrive at the same time.
+    """
     found = luck.random(count)
     return np.asarray(np.where(luck.random(count) < at_once, luck.random(), found), np.float64)
 
 
 def select_likely_members(figures: pd.DataFrame) -> pd.DataFrame:
-    """Return the members whose simulations are closest to the observation, the closest first.
+    """Return the members of an ensemble whose simulations are closest to the observation, the
+    closest first.
 
     ``figures`` has one row per member. A row contains the simulated and observed means of E2E and
-    TTFT (s), or the distance between the run and the lines of a log (``apart``).
+    TTFT (s), or the distance between the simulation and the lines of a log (``apart``).
     """
     if "apart" in figures:
         by_fit = figures.sort_values("apart", kind="stable")
@@ -203,8 +210,9 @@ def select_likely_members(figures: pd.DataFrame) -> pd.DataFrame:
 def interval(values: Sequence[float], observed: float | None = None) -> tuple[float, float]:
     """Return the 90 % interval of a metric.
 
-    The interval combines the spread of the likely members (Student's t) and the difference between
-    their mean and the observed value, if there is one.
+    The interval combines the spread of ``values``, which come from the likely members of an
+    ensemble (Student's t), and the difference between their mean and the observed value, if there
+    is one.
     """
     mean, spread = float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
     off = 0.0 if observed is None or np.isnan(observed) else mean - observed

@@ -74,9 +74,10 @@ def rebuild(
     """Return the requests of the sources or, without data on single requests, a sample that matches
     the reported sums.
 
-    A sample uses ``seed`` (see ``workload_ensemble``, and ``stats_line_workload`` if only log lines
-    are available). ``source`` names shared prefixes: with prefix caching, the logged hit rate is
-    represented by a common prefix of all prompts. Raises InputError if the sources have no
+    ``seed`` is the random seed of the sample (see ``workload_ensemble``, and
+    ``stats_line_workload`` if only log lines are available). If prefix caching is on and no source
+    shows which prompts share a prefix, all prompts get a common prefix that leads to the logged hit
+    rate. ``source`` numbers the names of shared prefixes. Raises InputError if the sources have no
     information about requests.
     """
     caching = setup.engine.get("enable_prefix_caching") is not False
@@ -145,8 +146,8 @@ def server_role(evidence: Evidence) -> str | None:
 
 
 def describe_missing_side(evidence: Evidence, role: str) -> str:
-    """Return a sentence about the missing side of a disaggregated deployment, and about the flags
-    that make it log its requests.
+    """Return a sentence about the side of a disaggregated deployment (prefill or decode) that is
+    missing in the inputs, and about the flags that make it log its requests.
     """
     missing = {
         "prefill": "output lengths, decode times and the ends of requests are in the log of the "
@@ -241,8 +242,9 @@ def is_from_lines(evidence: Evidence) -> bool:
 def is_hybrid(evidence: Evidence, capacity: int) -> bool:
     """Return whether the logged capacity in tokens differs from blocks times block size.
 
-    With several kinds of layers, vLLM logs the number of tokens of requests that fit. In this case,
-    the tokens of a request cannot be computed from the fraction of blocks in use.
+    If a model has several kinds of attention layers, vLLM logs the number of tokens that fit into
+    the cache, which is not blocks times block size. The number of cached tokens then cannot be
+    computed from the fraction of blocks in use.
     """
     logged = evidence.settings.get("kv_tokens")
     if logged is None or "num_gpu_blocks" not in evidence.settings:
@@ -251,7 +253,7 @@ def is_hybrid(evidence: Evidence, capacity: int) -> bool:
 
 
 def _known(setup: ServerSetup, shared: float, evidence: Evidence) -> KnownEngine:
-    """Return the engine properties needed to interpret the lines."""
+    """Return the properties of the engine that are needed to interpret the statistics lines."""
     config = ENGINES[setup.engine["name"]].config(**setup.engine)
     spec = find_engine_spec(config)
     reader = log_reader(spec.name)
@@ -325,8 +327,9 @@ def _with_missing(
 
 
 def _unmatched(arrivals: pd.DataFrame, whole: pd.DataFrame) -> pd.DataFrame:
-    """Return the arrivals that match none of the client's unanswered requests, which have no
-    ids.
+    """Return the logged arrivals that match no unanswered request of the client.
+
+    The client's requests have no ids, so they are matched by arrival time.
     """
     silent = whole[whole["output_tokens"] == 0]
     left = dict(zip(silent.index.tolist(), silent["t_s"].tolist(), strict=True))
@@ -343,8 +346,8 @@ def _unmatched(arrivals: pd.DataFrame, whole: pd.DataFrame) -> pd.DataFrame:
 
 
 def _lengths(whole: pd.DataFrame, notes: list[str]) -> pd.DataFrame:
-    """Add the column ``emits``, the number of tokens that each request would emit, and raise
-    smaller output limits to it.
+    """Add the column ``emits``, the number of tokens that each request would emit, and raise output
+    limits below this number to it.
     """
     answered = whole["output_tokens"] > 0
     middle = whole[answered][["prompt_tokens", "output_tokens"]].median()
@@ -368,8 +371,8 @@ def _hit_share(series: pd.DataFrame | None) -> float:
     """Return the fraction of prompt tokens found in the prefix cache before the first preemption.
 
     A request that resumes after a preemption finds its own blocks, which does not mean that prompts
-    share prefixes. Old versions do not log preemptions, so a queue while the cache is full counts
-    as a preemption.
+    share prefixes. Old versions do not log preemptions; the first line with waiting requests and a
+    full cache therefore counts as a preemption as well.
     """
     if series is None or "hit_rate" not in series:
         return 0.0
@@ -383,9 +386,10 @@ def _hit_share(series: pd.DataFrame | None) -> float:
 def session_pieces(
     sessions: Sequence[object], prompts: npt.NDArray[np.int64], source: TraceSource
 ) -> PromptPieces:
-    """Return prompts; each extends the previous prompt of its session.
+    """Return the prompts as pieces of shared text; each prompt extends the previous prompt of its
+    session.
 
-    Each prompt is the beginning of the session's text.
+    Each session has one text, and every prompt is a beginning of this text.
     """
     streams = {name: source.streams.number(f"gsession{name}") for name in dict.fromkeys(sessions)}
     return PromptPieces.of(
@@ -397,8 +401,8 @@ def session_pieces(
 
 
 def _found(whole: pd.DataFrame, source: TraceSource) -> PromptPieces:
-    """Return a prefix that all requests with cache hits share; in each request, it is as long as
-    the request's hits.
+    """Return prompts that share a prefix if the request had cache hits; in each prompt, the prefix
+    is as long as the hits of the request.
     """
     stream = source.streams.number("gcommon")
     cached = whole["cached_tokens"].fillna(0).to_numpy(np.int64).copy()
@@ -409,7 +413,7 @@ def _found(whole: pd.DataFrame, source: TraceSource) -> PromptPieces:
 
 
 def _common(rows: RequestRows, share: float, source: TraceSource) -> PromptPieces:
-    """Return a common prefix of all prompts that contains the fraction ``share`` of all prompt
+    """Return prompts with a common prefix; the prefix makes up the fraction ``share`` of all prompt
     tokens.
     """
     stream = source.streams.number("gcommon")

@@ -25,7 +25,7 @@ RUNNING_WEIGHT = 1e-3
 
 def select_worst_part(evidence: Evidence) -> Evidence:
     """Return the evidence within the worst part of a long log: the part with the most waiting
-    requests. A note states the part. A short log is unchanged.
+    requests. A note in the evidence states which part this is. A short log is unchanged.
 
     Evidence with data on single requests or with scraped metrics is not cut.
     """
@@ -59,5 +59,5 @@ def select_worst_part(evidence: Evidence) -> Evidence:
 
 
 def _requests(access: pd.DataFrame | None, at: np.ndarray, lines: int) -> float:
-    """Return the mean number of counted requests in a part of the log with ``lines`` lines."""
+    """Return the expected number of accepted requests in a part of the log with ``lines`` lines."""
     return 0.0 if access is None else float(access["accepted"].sum()) * lines / max(len(at), 1)

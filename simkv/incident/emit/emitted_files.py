@@ -45,7 +45,9 @@ _ENGINES = {
 
 
 def parse_kinds(text: str) -> tuple[str, ...]:
-    """Parse kinds such as ``vllm-log,otel``. Raises InputError for an unknown kind."""
+    """Parse a list of output formats such as ``vllm-log,otel``. Raises InputError for an unknown
+    format.
+    """
     kinds = tuple(kind.strip() for kind in text.split(",") if kind.strip())
     for kind in kinds:
         if kind not in KINDS:
@@ -59,9 +61,10 @@ def parse_kinds(text: str) -> tuple[str, ...]:
 def emit(folder: Path, results: Mapping[str, RunResult], kinds: Sequence[str]) -> list[Path]:
     """Write each variant's files into its own directory in ``folder`` and return their paths.
 
-    Replicas of a fleet are written as the data-parallel ranks of one server, which its log and
-    metrics report separately. Raises InputError if a variant is not of the requested engine, or its
-    replicas cannot be ranks of one server.
+    ``kinds`` contains the output formats. The replicas of a fleet are written as the data-parallel
+    ranks of one server, which the log and the metrics of the server report separately. Raises
+    InputError if a format belongs to another engine than the one that a variant simulates, or if
+    the replicas cannot be ranks of one server.
     """
     _check(results, kinds)
     written = []
@@ -116,7 +119,7 @@ def _check_metrics(variant: str, engine: Any) -> None:
 
 
 def _once(kinds: Sequence[str]) -> list[str]:
-    """Return the kinds without duplicates; kinds with the same file count as duplicates."""
+    """Return the formats without duplicates; formats that write the same file count as duplicates."""
     return list({KINDS[kind]: kind for kind in kinds}.values())
 
 

@@ -1,8 +1,8 @@
 """Write a run's metrics in the format of a Prometheus ``query_range`` response.
 
-Names, labels and buckets match the engine (``metrics/prometheus_metrics.py``); only metrics that a
-run provides are written. For vLLM, the metrics match 0.33 and exist since 0.11; for SGLang, they
-match 0.5.23.
+Names, labels and buckets are those of the engine (``metrics/prometheus_metrics.py``). Only metrics
+that a simulated run provides are written. The metrics match vLLM 0.33, and exist in vLLM since
+0.11; for SGLang, they match 0.5.23.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ _SPREADS = {
 
 
 def query_range(ranks: Sequence[RunRecord], engine: Any, every: float = SCRAPE_INTERVAL_S) -> str:
-    """Return the metrics of a run, in which each rank is an engine.
+    """Return the metrics of a run, as a text in JSON.
 
+    Each data-parallel rank has its own number in the label ``engine`` or ``dp_rank``.
     ``cache_config_info`` reports the number of blocks.
     """
     tables = [_told(record) for record in ranks]
@@ -64,7 +65,7 @@ def query_range(ranks: Sequence[RunRecord], engine: Any, every: float = SCRAPE_I
 
 
 def _told(record: RunRecord) -> pd.DataFrame:
-    """Return the requests of a rank in the form of ``scrape_requests``."""
+    """Return the requests of a rank as the table that ``scrape_requests`` expects."""
     table = request_times(record)
     lives = [life for _, life in sorted(record.requests.items())]
     requests = pd.DataFrame(
@@ -85,9 +86,9 @@ def _fate(life: RequestRecord) -> tuple[int, list[float]]:
 
 
 def scrape_requests(requests: pd.DataFrame, every: float = SCRAPE_INTERVAL_S) -> str:
-    """Return vLLM's metrics of a request table.
+    """Return the metrics that vLLM would report for a table of requests.
 
-    The table has the columns of ``read_measured`` and t_s.
+    The table has the columns of ``read_measured_latencies`` and the arrival time ``t_s``.
     """
     return _matrix(_metrics(requests, _scrapes(requests, every), "vllm"))
 
@@ -187,8 +188,9 @@ def _counters(
 
 
 def _share(first: Floats, end: Floats, at: Floats) -> Floats:
-    """Return the fraction of each request's tokens emitted up to each time ``at``, after the first
-    token, assuming a constant rate.
+    """Return, for each request and each time ``at``, the fraction of the tokens emitted by then.
+
+    The first token is not counted, and a constant rate is assumed after it.
     """
     share = (at[:, None] - first[None, :]) / np.maximum(end - first, 1e-9)[None, :]
     return np.clip(share, 0.0, 1.0)

@@ -2,9 +2,9 @@
 
 The log contains the start-up lines, a statistics line every 10 s and optionally access lines, lines
 of requests (``--enable-log-requests``) and of iterations (``--enable-logging-iteration-details``,
-from 0.14 on). The formats match the wheels 0.11 to 0.33 (``v1/metrics/loggers.py``,
-``v1/engine/core.py``, ``entrypoints``); ``tests/incident/test_stats_line_formats.py`` compares them
-with lines written by the wheels.
+from 0.14 on). The formats match the released wheels from 0.11 to 0.33 (``v1/metrics/loggers.py``,
+``v1/engine/core.py``, ``entrypoints``). ``tests/incident/test_stats_line_formats.py`` compares them
+with lines written by these wheels.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ LogEntry = tuple[float, str, str]
 def vllm_log_lines(
     ranks: Sequence[RunRecord], config: VllmConfig, wanted: LogOptions | None = None
 ) -> Iterator[str]:
-    """Yield the log lines of a server with one engine or several ranks, in order of time."""
+    """Yield the log lines of a server with one engine or several data-parallel ranks, in order of
+    time.
+    """
     wanted = wanted or LogOptions()
     version = config.variant
     lines = [(at, text, SERVER) for at, text in _start(config, version, wanted, len(ranks))]
@@ -190,8 +192,8 @@ def stats_line(
 
 
 def _prompts(record: RunRecord) -> list[tuple[float, int, int, int]]:
-    """Return, for each finished prompt, its end time (s) and its numbers of computed, cached and
-    all tokens.
+    """Return, for each prompt that was computed, the end time (s) and the numbers of computed
+    tokens, cached tokens and all tokens.
     """
     found = []
     for life in record.requests.values():
