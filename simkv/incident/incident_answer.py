@@ -333,7 +333,9 @@ def _describe_confidence(
 
 
 def describe_ensemble(ensemble: pd.DataFrame) -> str:
-    """Return a sentence about the range of the mean E2E latency over the reconstructed workloads."""
+    """Return a sentence about the range of the mean E2E latency over the reconstructed
+    workloads.
+    """
     low, high, mean = (float(ensemble["e2e"].agg(name)) for name in ("min", "max", "mean"))
     known = high - low <= IDENTIFIABLE_SPREAD * mean
     return (

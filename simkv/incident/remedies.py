@@ -204,7 +204,9 @@ def _is_cut_off(effect: Effect) -> bool:
 def _on_all(
     whole: Scenario, finalists: Sequence[Remedy], evaluator: Evaluator
 ) -> tuple[RunFigures, list[Effect]]:
-    """Simulate the best changes on the whole incident; the earlier trials used only its worst part."""
+    """Simulate the best changes on the whole incident; the earlier trials used only its worst
+    part.
+    """
     tried = [remedy.effect.change for remedy in finalists]
     base, *figures = evaluator.evaluate_all(_jobs(whole, tried, evaluator))
     return base, [evaluate_change(c, base, f) for c, f in zip(tried, figures, strict=True)]

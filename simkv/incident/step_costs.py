@@ -89,7 +89,9 @@ def _plain(prices: UnitCosts) -> CostCoefficients:
 def seconds_without_attention(
     prefill_tokens: Floats, decodes: Floats, prices: UnitCosts, shape: ModelTraits | None
 ) -> Floats:
-    """Return the duration of each step in seconds, without attention, given its numbers of tokens."""
+    """Return the duration of each step in seconds, without attention, given its numbers of
+    tokens.
+    """
     tokens = prefill_tokens + decodes
     if shape and shape.expert_share:
         return compute_non_attention_seconds(tokens, _plain(prices), shape)

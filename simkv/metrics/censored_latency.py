@@ -27,7 +27,9 @@ def is_counted(life: RequestRecord) -> bool:
 
 
 def get_waiting_time(life: RequestRecord) -> float:
-    """Return the seconds from the arrival of the request until it ended."""
+    """Return the seconds from the arrival of a request until it ended, with or without an
+    answer.
+    """
     return max((life.ended_at or 0.0) - life.request.arrival, 0.0)
 
 
@@ -35,15 +37,16 @@ def get_waiting_time(life: RequestRecord) -> float:
 class CensoredLatency:
     """Latencies of several requests in seconds; for some requests only a lower bound is known.
 
-    ``known`` are the measured latencies, and ``censored`` the waiting times of the other requests.
-    Both lists are in ascending order.
+    ``known`` contains the measured latencies, and ``censored`` the waiting times of the other
+    requests, which are the lower bounds. Both lists are in ascending order.
     """
 
     known: Sequence[float]
     censored: Sequence[float]
 
     def at_least(self, statistic: str) -> float | None:
-        """Return a lower bound of a statistic, in seconds; None if there are no requests.
+        """Return a lower bound of a statistic of the latencies, in seconds; None if there are no
+        requests.
 
         ``statistic`` is ``mean``, ``median``, ``p90``, ``p95`` or ``p99``. Each waiting time counts
         as the latency of its censored request. Percentiles are interpolated linearly between
@@ -57,7 +60,8 @@ class CensoredLatency:
         return quantile(values, range(1, len(values) + 1), _SHARES[statistic])
 
     def at_most(self, statistic: str) -> float | None:
-        """Return an upper bound of a statistic, in seconds; None if it is infinite.
+        """Return an upper bound of a statistic of the latencies, in seconds; None if it is
+        infinite.
 
         The latency of each censored request counts as infinite.
         """
@@ -70,7 +74,7 @@ class CensoredLatency:
         return quantile(values, range(1, count + 1), _SHARES[statistic])
 
     def figures_ms(self) -> dict[str, Any]:
-        """Return the entries of ``summary.json`` for this latency, in milliseconds.
+        """Return the entries of ``summary.json`` for these latencies, in milliseconds.
 
         ``censored`` is the number of censored requests. ``at_least`` lists the statistics that are
         only lower bounds because of censored requests.
@@ -86,7 +90,8 @@ class CensoredLatency:
 def compute_censored_latency(
     lives: Iterable[RequestRecord], latency: Callable[[RequestRecord], float | None]
 ) -> CensoredLatency:
-    """Collect a latency of all requests that were sent, and neither rejected nor cancelled.
+    """Collect a latency of all requests that were sent to the engine and were neither rejected nor
+    cancelled.
 
     ``latency`` returns the latency of a request in seconds, or None if the request is censored.
     """

@@ -15,11 +15,12 @@ from simkv.scenario.expectations import Bound, iterate_expectations
 
 @dataclass(frozen=True)
 class ExpectationCheck:
-    """An expectation of one variant, and the value found.
+    """An expectation of one variant, and the value in the result.
 
-    ``figure`` is the name of the metric. ``found`` is None if the request never reached the event
-    that the metric measures. ``missed_by`` is the distance of the value from the expected bound; it
-    is None if the expectation holds, if the values are text, or if ``found`` is None.
+    ``figure`` is the name of the metric, and ``found`` its value. ``found`` is None if the event
+    that the metric measures never occurred, such as the first token of a request. ``missed_by`` is
+    the distance of the value from the expected bound; it is None if the expectation holds, if the
+    values are text, or if ``found`` is None.
     """
 
     variant: str

@@ -1,11 +1,11 @@
 """Intervals of a run's metrics, from the known errors of its cost profile.
 
-A measured profile contains its error for each kind of step, measured on steps excluded from the
-fit. The run is simulated twice more: once with every step faster by the error of its kind, and once
-with every step slower (``costs/profile_uncertainty.py``). The results give the interval of each
-metric (``metrics/intervals.py``), including the effects of queueing, preemptions and starvation.
-Outside the profile's range the intervals are wider. The share of busy time outside the range is
-reported with the intervals.
+A profile that was fitted to measured steps contains its error for each kind of step, measured on
+steps excluded from the fit. The run is simulated twice more: once with every step faster by the
+error of its kind, and once with every step slower (``costs/profile_uncertainty.py``). The results
+give the interval of each metric (``metrics/intervals.py``), including the effects of queueing,
+preemptions and starvation. If steps are outside the range of the profile's data, the intervals are
+wider. The share of the engine's busy time in such steps is reported with the intervals.
 """
 
 from __future__ import annotations
@@ -55,17 +55,19 @@ def find_step_errors(errors: Mapping[str, StepError]) -> tuple[float, float] | N
 
 
 def mark_step_times(basis: str, errors: Mapping[str, StepError]) -> str:
-    """Return the basis and the typical error of step times, such as ``composed ±11 %``."""
+    """Return a label with the origin of the step times and their typical error, such as ``composed
+    ±11 %``.
+    """
     found = find_step_errors(errors)
     short = _SHORT_BASES.get(basis, basis)
     return f"{short}, error unknown" if found is None else f"{short} ±{100 * found[0]:.2g} %"
 
 
 def warn_mixed_bases(marks: Iterable[str]) -> list[str]:
-    """Return a warning line if the rows of a comparison use step times of different bases;
-    otherwise an empty list.
+    """Return a warning if the rows of a comparison use step times of different origins; otherwise
+    an empty list.
 
-    ``marks`` are results of ``mark_step_times``.
+    ``marks`` contains the label of each row, as returned by ``mark_step_times``.
     """
     bases = sorted({mark.partition(" ±")[0].partition(",")[0] for mark in marks})
     if len(bases) < 2:
@@ -80,11 +82,12 @@ def warn_mixed_bases(marks: Iterable[str]) -> list[str]:
 class Fidelity:
     """Known errors of a run's metrics.
 
-    ``outside`` is the share of busy time outside the profile's range, and ``errors`` are the errors
-    of step times by kind of step. ``intervals`` maps a metric to its interval; it is empty if the
-    profile has no error estimate. ``reasons`` maps a metric to the reason for an unbounded end.
-    ``saturated`` maps a latency to the re-run in which a queue grows, so that the upper end depends
-    on the length of the run. ``note`` is a summary sentence. ``sources`` are the sources of error.
+    ``outside`` is the share of busy time in steps outside the range of the profile's data, and
+    ``errors`` maps a kind of step to the error of its duration. ``intervals`` maps a metric to its
+    interval; it is empty if the profile has no error estimate. ``reasons`` maps a metric to the
+    reason why its interval has no upper bound. ``saturated`` maps a latency to the run in which a
+    queue grows; the upper bound then depends on the length of the run. ``note`` is a sentence that
+    summarizes the errors. ``sources`` lists the sources of error.
     """
 
     profile: str
@@ -130,10 +133,11 @@ def estimate_fidelity(
 ) -> Fidelity:
     """Return the known errors and the intervals of a run's metrics.
 
-    ``outside`` is the fraction of busy time outside the profile's range. ``unknown`` is the
-    fraction of busy time with unknown error, because the profile has no error for a feature outside
-    its range. ``again`` simulates the run again; its arguments are a name for the re-run and a
-    function that changes the executor. Without ``again``, no intervals are computed.
+    ``outside`` is the fraction of busy time in steps outside the range of the profile's data.
+    ``unknown`` is the fraction of busy time in steps whose error is unknown, because they are
+    outside the range in a feature for which the profile has no such error. ``again`` simulates the
+    run again; its arguments are a name for the re-run and a function that changes the executor.
+    Without ``again``, no intervals are computed.
     """
     errors = profile.fit.held_out
     intervals: dict[str, FigureInterval] = {}
@@ -161,9 +165,8 @@ def estimate_fidelity(
 
 
 def scaled_executors(profile: CostProfile) -> list[Callable[[Executor], Executor]]:
-    """Return two functions that wrap an executor: one makes its steps faster, the other slower.
-
-    The factor is the profile's error.
+    """Return two functions that wrap an executor: one makes its steps faster by the profile's
+    error, the other slower.
     """
     return [make_scaled_executor(profile, side) for side in RERUNS]
 

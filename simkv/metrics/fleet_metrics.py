@@ -1,5 +1,5 @@
-"""Metrics of a fleet (a deployment with several replicas) and of each replica, and the peak load of
-a run.
+"""Compute metrics of a fleet (a deployment with several replicas) and of each replica, and find the
+peak load of a run.
 """
 
 from __future__ import annotations
@@ -111,12 +111,11 @@ def _busy(lifetime: ReplicaLifetime, end: float) -> float:
 
 
 def find_peak_load(result: RunResult) -> dict[str, Any]:
-    """Return the time at which the number of requests in flight is highest, this number, and the
-    busiest replica.
+    """Return the time at which most requests are in flight, their number, and the busiest replica.
 
-    ``at_s`` is the first such time (s), just after the arrival that caused it. ``replica`` is the
-    index of the replica with the most requests at that time (the first of equal replicas), or 0
-    without a fleet.
+    ``at_s`` is the first such time (s), immediately after an arrival. ``replica`` is the index of
+    the replica with the most requests at that time (the first one if several have equally many), or
+    0 without a fleet.
     """
     at, most = _most(result.record.requests.values())
     by_replica: dict[int, int] = {}
@@ -128,7 +127,8 @@ def find_peak_load(result: RunResult) -> dict[str, Any]:
 
 
 def _most(lives: Collection[RequestRecord]) -> tuple[float, int]:
-    """Return the first time (s) with the most requests in flight, and their number.
+    """Return the first time (s) at which the number of requests in flight is highest, and this
+    number.
 
     A request that ends at the time of an arrival is not counted together with the new request.
     """

@@ -43,8 +43,9 @@ def is_good(life: RequestRecord, limits_ms: Mapping[str, float]) -> bool:
 def goodput(record: RunRecord, limits_ms: Mapping[str, float]) -> dict[str, Any]:
     """Return the number of ``good`` requests, the ``goodput`` (1/s) and the ``goodput_share``.
 
-    The goodput is the number of good requests divided by the makespan, as in
-    ``request_throughput``. The share is relative to all requests that were not cancelled.
+    The goodput is the number of good requests divided by the makespan, which is also the divisor of
+    ``request_throughput``. The share is the fraction of good requests among all requests that were
+    not cancelled.
     """
     every = record.requests.values()
     lives = [life for life in every if life.outcome is not Outcome.CANCELLED]

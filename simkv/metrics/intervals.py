@@ -1,9 +1,10 @@
-"""Intervals of a run's metrics, from the run and from re-runs at the profile's error bounds.
+"""Intervals of a run's metrics, computed from the run and from re-runs with step times at the error
+bounds of the cost profile.
 
-A re-run bounds a metric only if its value can be compared with the value in the run. Latencies of
-finished requests can be compared if the same requests finish. A latency of all requests has no
-upper bound if some requests are never answered. If an end of an interval is unbounded, its value is
-None and never 0, and the interval has a reason.
+A re-run is used as a bound of a metric only if the values in the re-run and in the run are
+comparable. Latencies of finished requests are comparable if the same requests finish. A latency of
+all requests has no upper bound if some requests are never answered. If an interval has no bound on
+one side, the value of this bound is None and never 0, and a reason is given.
 """
 
 from __future__ import annotations
@@ -47,14 +48,14 @@ _MISSING = {OVER_ALL["ttft_ms"]: "no first token", OVER_ALL["e2e_ms"]: "no compl
 
 
 class FigureInterval(NamedTuple):
-    """Interval of a metric, in the metric's unit; None means that an end is unbounded."""
+    """Interval of a metric, in the metric's unit; None means that there is no bound."""
 
     low: float | None
     high: float | None
 
     @property
     def is_certain(self) -> bool:
-        """Whether both ends of the interval are equal."""
+        """Whether the lower and the upper bound are equal."""
         return self.low is not None and self.low == self.high
 
     def contains(self, value: float) -> bool:
@@ -94,12 +95,13 @@ class Members(NamedTuple):
 class MeasuredRun:
     """Metrics of a run or re-run that are needed for intervals.
 
-    ``name`` identifies the run in reasons, and ``figures`` is its summary. ``finished`` are the
-    finished requests, and ``counted`` the requests included in latencies of all requests.
-    ``at_most`` contains upper bounds of these latencies in ms, for the case that no censored
-    request ever ends (None if infinite). ``left_open`` is the number of requests without an answer
-    at the end of the run; ``halted`` of them stalled or were lost. ``saturated`` states that the
-    number of requests in flight grew while requests arrived.
+    ``name`` is the name of the run in the reasons for unbounded intervals, and ``figures`` contains
+    its metrics. ``finished`` is the set of finished requests, and ``counted`` the set of requests
+    that statistics over all requests include. ``at_most`` contains upper bounds of these statistics
+    in ms, which assume that requests without an answer never get one (None if infinite).
+    ``left_open`` is the number of requests without an answer at the end of the run, and ``halted``
+    the number of those that stalled or were lost. ``saturated`` is true if the number of requests
+    in flight kept growing while requests arrived.
     """
 
     name: str
@@ -115,7 +117,9 @@ class MeasuredRun:
     def of(
         cls, name: str, record: RunRecord, figures: Mapping[str, Any] | None = None
     ) -> MeasuredRun:
-        """Build from a run record; ``figures`` is the summary of the run if it is already known."""
+        """Build from the record of a run. ``figures`` contains the metrics of the run if they are
+        already computed.
+        """
         lives = record.requests
         measures = {"ttft_ms": ttft, "e2e_ms": e2e}
         at_most: dict[str, float | None] = {}
@@ -144,7 +148,7 @@ class MeasuredRun:
 def compute_interval(name: str, runs: Sequence[MeasuredRun]) -> tuple[FigureInterval, str]:
     """Return the interval of the metric ``name`` over ``runs``, and a reason.
 
-    The reason explains an unbounded end and is empty if both ends are bounded.
+    The reason explains why a bound is missing; it is empty if both bounds exist.
     """
     group = name.partition(".")[0]
     lows = [run.value(name) for run in runs]
@@ -172,9 +176,10 @@ def compute_interval(name: str, runs: Sequence[MeasuredRun]) -> tuple[FigureInte
 
 
 def find_saturation(name: str, runs: Sequence[MeasuredRun]) -> str:
-    """Return a reason if the upper end of a latency is that of a growing queue, else an empty text.
+    """Return a warning if ``name`` is a latency and a queue grows in one of the runs; otherwise an
+    empty text.
 
-    Such an end grows with the length of the run.
+    The upper bound of the latency then depends on the length of the run.
     """
     group = name.partition(".")[0]
     if group not in (*LATENCIES, *OVER_ALL.values()):
@@ -184,7 +189,7 @@ def find_saturation(name: str, runs: Sequence[MeasuredRun]) -> str:
 
 
 def _reason(what: str, runs: Sequence[MeasuredRun], count: Callable[[MeasuredRun], int]) -> str:
-    """Return a reason that lists the ``count`` of each run.
+    """Return a reason for a missing bound that lists the ``count`` of each run.
 
     An example is ``finished: 300 requests with faster steps, 237 in the run, 60 with slower
     steps``.

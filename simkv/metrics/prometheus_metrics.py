@@ -1,7 +1,8 @@
 """Names, types, labels and buckets of the engines' Prometheus metrics that simkv models.
 
 ``dev/engine_metrics.py`` generates the data from the released code of each engine
-(``exported/<engine>.json``). Each entry names the quantity of simkv that the metric exports.
+(``exported/<engine>.json``). Each entry also names the quantity in simkv from which the metric is
+computed.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ FOLDER = Path(__file__).parent / "exported"
 class EngineMetric:
     """Prometheus metric of an engine.
 
-    ``kind`` is the Prometheus type, and ``measure`` the quantity of simkv that it exports.
-    ``labels`` are all labels of the metric; the labels that only this metric has (``extra``)
-    are the last of them.
+    ``kind`` is the Prometheus type, and ``measure`` the quantity in simkv from which the metric is
+    computed. ``labels`` contains all labels of the metric; the last of them are the labels that
+    only this metric has (``extra``).
     """
 
     name: str
@@ -42,10 +43,11 @@ class EngineMetric:
 def list_engine_metrics(
     engine: str, config: EngineConfig | None = None, *, several: bool = False
 ) -> list[EngineMetric]:
-    """Return the modeled metrics of an engine, or metrics with simkv's names if none are recorded.
+    """Return the metrics of an engine that simkv models; if none are known for this engine, return
+    metrics with simkv's own names.
 
-    ``config`` adds metrics that exist only with certain engine options. ``several`` is true if
-    there are several replicas; some metrics then have an additional label.
+    If ``config`` is given, metrics that exist only with certain engine options are included.
+    ``several`` is true if there are several replicas; some metrics then have an additional label.
     """
     path = FOLDER / f"{engine}.json"
     data = json.loads((path if path.exists() else FOLDER / "simkv.json").read_text())
@@ -78,7 +80,7 @@ def config_info_metric(engine: str) -> tuple[str, list[str]] | None:
 class LoraInfo:
     """Gauge of an engine that lists the LoRA adapters of current requests.
 
-    ``most`` is the maximum number of adapters, as the text of a label.
+    ``most`` is the maximum number of adapters, as the value of a label.
     """
 
     name: str
@@ -96,7 +98,7 @@ def lora_info(config: EngineConfig) -> LoraInfo | None:
 
 
 def bucket_bounds(rows: Sequence[EngineMetric], longest: int) -> dict[str, Sequence[float]]:
-    """Return the histogram bucket bounds, by measured quantity.
+    """Return the bucket bounds of each histogram, by the quantity that it measures.
 
     Histograms without recorded bounds (token counts) use 1, 2, 5, 10, 20, 50 and so on, up to
     ``longest``.

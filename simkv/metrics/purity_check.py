@@ -3,8 +3,8 @@
 The run is repeated step by step with the same requests, and the results must be equal. In two
 further runs, some requests have other output lengths, which a scheduler cannot know in advance. The
 first of these runs swaps the shortest and the longest outputs. The second replaces the output
-lengths of the half of the requests that ended last. Decisions must be equal until the first changed
-request ends.
+lengths of the half of the requests that ended last. In both runs, all decisions must be the same as
+in the original run until the first request with a changed length ends.
 """
 
 from __future__ import annotations
@@ -84,10 +84,9 @@ def _twin(
     futures: Mapping[int, int] | None = None,
     shift: int = 0,
 ) -> ScenarioRun:
-    """Repeat the run, simulating every step.
+    """Repeat the run and simulate every step of it.
 
-    ``futures`` maps request ids to their new output lengths, and ``shift`` is added to all request
-    ids.
+    ``futures`` maps request ids to new output lengths, and ``shift`` is added to all request ids.
     """
     sent = build_clients(scenario.workload, scenario.timeout)
     requests = [_with_future(futures or {}, request, shift) for request in sent.requests]

@@ -61,7 +61,7 @@ def _plain(values: Iterable[float]) -> Samples:
 def ttft(life: RequestRecord) -> float | None:
     """Return the seconds from arrival to the first token, or None if there is no token.
 
-    A later preemption does not change the value.
+    A preemption after the first token does not change the value.
     """
     return None if life.first_token is None else life.first_token - life.request.arrival
 
@@ -86,9 +86,9 @@ def tpot(life: RequestRecord) -> float | None:
 
 
 def token_rows(life: RequestRecord) -> list[tuple[int, int]]:
-    """Return the steps that ended with a token for the client, as ranges (first, last).
+    """Return the steps that ended with an output token of the request, as ranges (first, last).
 
-    The numbers are rows of the step log.
+    The numbers are rows of the step log, which has one row per simulated step.
     """
     ranges: list[tuple[int, int]] = []
     left = life.tokens - life.accepted_tokens
@@ -102,7 +102,7 @@ def token_rows(life: RequestRecord) -> list[tuple[int, int]]:
 
 
 def message_rows(life: RequestRecord) -> npt.NDArray[np.int64]:
-    """Return the rows of the step log that ended with a message to the client.
+    """Return the rows of the step log whose steps ended with a message to the client.
 
     A client receives the first token, then every ``life.tokens_per_chunk``-th token, and the last
     token.
@@ -120,8 +120,9 @@ def token_gaps(record: RunRecord, lives: Iterable[RequestRecord]) -> Samples:
     """Return the times between successive token messages of a request, over all requests.
 
     If each message has one token, the gap is the time between two rows of the step log. This time
-    is the same for all requests that decode in both rows. Such gaps are stored once with a weight,
-    so the runtime depends on the number of steps and not on the number of tokens.
+    is the same for all requests that decode in both rows. The gap is therefore stored only once,
+    with the number of requests as its weight, and the runtime depends on the number of steps, not
+    on the number of tokens.
     """
     ends = np.asarray(record.token_times, dtype=np.float64)
     change = np.zeros(len(ends) + 1, dtype=np.int64)
@@ -164,7 +165,7 @@ def jain_index(values: Floats) -> float:
 
 
 def normalized_speeds(record: RunRecord) -> Floats:
-    """Return the duration in isolation divided by the E2E latency, for each request.
+    """Return, for each request, its duration in isolation divided by its E2E latency.
 
     The value is 0 for an unfinished request.
     """
@@ -219,8 +220,8 @@ def summarize(record: RunRecord) -> dict[str, Any]:
 
 
 def prefix_hits(lives: Iterable[RequestRecord]) -> tuple[int, int]:
-    """Return the cached prompt tokens at first admission, and the prompt tokens of all admitted
-    requests.
+    """Return the number of prompt tokens that admitted requests found in the cache when they were
+    first admitted, and the number of all their prompt tokens.
 
     Requests without a computed token do not count as admitted.
     """
@@ -233,8 +234,8 @@ def prefix_hits(lives: Iterable[RequestRecord]) -> tuple[int, int]:
 
 
 def _prefix_cache(lives: Iterable[RequestRecord]) -> dict[str, float]:
-    """Return the hit rate (%) of the prefix cache at the first admission of requests, over all
-    memory tiers.
+    """Return the hit rate (%) of the prefix cache when requests are first admitted, over all memory
+    tiers.
     """
     hits, queried = prefix_hits(lives)
     return {
@@ -245,8 +246,8 @@ def _prefix_cache(lives: Iterable[RequestRecord]) -> dict[str, float]:
 
 
 def _tiers(lives: Iterable[RequestRecord], copied: KvCopyCounts) -> dict[str, float]:
-    """Return the cache hit rates (%) by memory tier at the first admission of requests, and the
-    numbers of copied tokens.
+    """Return the cache hit rate (%) of each memory tier when requests are first admitted, and the
+    numbers of tokens copied between tiers.
     """
     taken_in = [life for life in lives if life.chunk_rows]
     tokens = sum(life.request.prompt_tokens for life in taken_in)
@@ -296,7 +297,7 @@ def makespan(lives: list[RequestRecord]) -> float:
 
 
 def run_verdict(record: RunRecord) -> tuple[str, str]:
-    """Return the most severe verdict that applies to the run, and a sentence with details."""
+    """Return the most severe verdict on the run, and a sentence with details."""
     stop = record.engine_halt
     by_outcome = {
         outcome: [life for life in record.requests.values() if life.outcome is outcome]
@@ -316,7 +317,8 @@ def run_verdict(record: RunRecord) -> tuple[str, str]:
 def request_rows(
     variant: str, record: RunRecord, replicas: Mapping[int, str] | None = None
 ) -> list[dict[str, Any]]:
-    """Return the rows of ``requests.csv``, one per request; times in seconds, None if missing.
+    """Return the rows of ``requests.csv``, one per request; times are in seconds, or None if they
+    are unknown.
 
     ``output_tokens`` is the requested output length. ``ttft_s`` is given for every request with a
     token, other latencies only for finished requests. In a fleet, ``replicas`` maps a request to

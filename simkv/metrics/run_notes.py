@@ -43,7 +43,9 @@ def replica_notes(
 
 
 def _never_fit(requests: Sequence[Request], scheduler: Scheduler, engine: Any) -> list[str]:
-    """Return a note, if any, on requests whose KV exceeds the whole cache."""
+    """Return a note on requests whose KV exceeds the whole cache; an empty list if there are
+    none.
+    """
     block_size = getattr(engine, "block_size", None)
     if block_size is None:
         return []
@@ -62,7 +64,9 @@ def _never_fit(requests: Sequence[Request], scheduler: Scheduler, engine: Any) -
 
 
 def profile_range_notes(executors: Sequence[SimulatedExecutor]) -> list[str]:
-    """Return notes on time spent outside the data range of each cost profile of the run."""
+    """Return notes on the time spent in steps outside the data range of each cost profile of the
+    run.
+    """
     names = dict.fromkeys(executor.profile.name for executor in executors)
     return [
         note
@@ -80,11 +84,11 @@ def outside_range_share(executors: Sequence[SimulatedExecutor]) -> float:
 
 
 def unknown_error_share(executors: Sequence[SimulatedExecutor]) -> float:
-    """Return the fraction of busy time (0 to 1) with unknown error, for the profile with the
-    largest fraction.
+    """Return the fraction of busy time (0 to 1) in steps whose error is unknown.
 
-    The error of a step is unknown if a feature is outside the range and the profile has no error
-    for the extrapolation of this feature.
+    If the run uses several cost profiles, this is the largest fraction of any of them. The error of
+    a step is unknown if a feature of the step is outside the range of the profile's data and the
+    profile has no error for the extrapolation of this feature.
     """
     profiles = {executor.profile.name: executor.profile for executor in executors}
     shares = (
@@ -95,8 +99,8 @@ def unknown_error_share(executors: Sequence[SimulatedExecutor]) -> float:
 
 
 def _spent(executors: Sequence[SimulatedExecutor]) -> tuple[dict[Feature, float], float]:
-    """Return the seconds outside the range by feature, and the busy seconds, over all executors of
-    a profile.
+    """Return, over all executors of a profile, the seconds in steps outside its range, by feature,
+    and the seconds in all steps.
     """
     outside: Counter[Feature] = Counter()
     for executor in executors:
@@ -105,8 +109,8 @@ def _spent(executors: Sequence[SimulatedExecutor]) -> tuple[dict[Feature, float]
 
 
 def _outside(executors: Sequence[SimulatedExecutor]) -> list[str]:
-    """Return a note for each feature that left the range of the profile that the executors
-    share.
+    """Return a note for each feature of steps that was outside the range of the profile. All
+    executors use the same profile.
     """
     notes = []
     profile, busy = executors[0].profile, sum(executor.busy for executor in executors)

@@ -22,10 +22,10 @@ from simkv.sim.simulation import ReplicaSpec, ScenarioRun
 class RunResult:
     """Result of one variant of a scenario.
 
-    ``summary`` contains the metrics as in ``summary.json``. ``notes`` are sentences about problems:
-    steps outside the range of the cost profile, requests that cannot fit into the cache, and
-    pipeline problems. ``fidelity`` contains error estimates. ``run`` is the simulated run.
-    ``specs`` are the specifications of its replicas; without a fleet there is one.
+    ``summary`` contains the metrics as in ``summary.json``. ``notes`` contains sentences about
+    problems: steps outside the range of the cost profile, requests that cannot fit into the cache,
+    and pipeline problems. ``fidelity`` contains error estimates. ``run`` is the simulated run.
+    ``specs`` contains the specification of each replica; without a fleet there is one.
     """
 
     scenario: Scenario
@@ -69,7 +69,7 @@ class RunResult:
 
     @property
     def parts(self) -> dict[str, RunRecord]:
-        """Records whose steps are ordered by time, by replica name.
+        """Record of each replica, by name; its steps are ordered by time.
 
         Without a fleet there is one record, whose name is empty.
         """
@@ -127,7 +127,8 @@ class RunResult:
 
 
 def records_by_replica(results: Mapping[str, RunResult]) -> dict[str, RunRecord]:
-    """Return the records of all variants, split by replica so that steps are ordered by time.
+    """Return the records of all variants, with one record per replica so that the steps of a record
+    are ordered by time.
 
     The keys are ``variant`` or, in a fleet, ``variant: replica``.
     """
@@ -139,7 +140,7 @@ def records_by_replica(results: Mapping[str, RunResult]) -> dict[str, RunRecord]
 
 
 def split_by_replica(results: Mapping[str, RunResult]) -> dict[str, RunResult]:
-    """Return the results of all variants, split by replica.
+    """Return the results of all variants, with one result per replica.
 
     The keys are ``variant`` or, in a fleet, ``variant: replica``.
     """

@@ -65,10 +65,10 @@ def run_scenario(
 
     Paths of profile files are relative to ``folder``. ``resolved`` is called whenever a request
     ends. ``leaping`` affects only the speed of the simulation. ``scheduler`` replaces the scheduler
-    of the scenario, except in a fleet. With ``intervals``, a profile with known errors is simulated
-    twice more to compute the interval of each metric. No intervals are computed if ``scheduler`` is
-    given, because a scheduler object can run only once. Raises InputError if the profile cannot be
-    used.
+    of the scenario, except in a fleet. With ``intervals``, the run is simulated twice more to
+    compute the interval of each metric, if the errors of the profile are known. No intervals are
+    computed if ``scheduler`` is given, because a scheduler object can run only once. Raises
+    InputError if the profile cannot be used.
     """
     if scenario.fleet is not None:  # replicas cannot share one scheduler
         scheduler = None
@@ -118,9 +118,7 @@ def run_scenario(
 
 
 def _measured(executor: Executor) -> SimulatedExecutor:
-    """Return the innermost executor, which uses the cost profile, without the executors that wrap
-    it.
-    """
+    """Return the executor that uses the cost profile, which other executors may wrap."""
     inner = executor
     while isinstance(inner, ScaledExecutor):
         inner = inner.inner
@@ -129,8 +127,8 @@ def _measured(executor: Executor) -> SimulatedExecutor:
 
 
 def _least_known(replicas: Sequence[ReplicaSpec]) -> CostProfile:
-    """Return a profile without error estimates; if all have estimates, the profile with the largest
-    error.
+    """Return the profile that is least accurate: one without error estimates or, if all have
+    estimates, the one with the largest error.
     """
 
     def error(spec: ReplicaSpec) -> float:

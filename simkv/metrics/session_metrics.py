@@ -31,20 +31,21 @@ IDLE_TIMES_S = (1.0, 10.0, 60.0, 600.0)
 def session_figures(
     record: RunRecord, sent: Clients, deadline: float | None = None, warm_up: int = 0
 ) -> dict[str, Any]:
-    """Return the entry ``sessions`` of ``summary.json``, for a workload whose requests wait for
-    answers.
+    """Return the entry ``sessions`` of ``summary.json``, for a workload in which requests wait for
+    the answers to earlier requests.
 
     ``makespan_ms`` is the time from the arrival of a session's first request at its client until
-    the last answer. ``shares`` divides this time, along the critical path, into percentages of
-    waiting until the first step, model, tools and think time. These two metrics cover only finished
-    sessions, whose requests have finished or were cancelled. A request that waits for no other
-    request is in turn 1. ``resume_tax_tokens`` are prompt tokens that an earlier request of the
-    session had computed in full blocks, and that were computed again; ``resume_tax`` is their
-    percentage of the prompt tokens. ``turn_ms`` is the time from the arrival of a request at its
-    client until its last token, for finished requests.
+    the last answer. ``shares`` contains the percentages of this time, along the critical path, that
+    are spent waiting for the first step of a request, in the model, in tools and on think time.
+    These two metrics cover only finished sessions, in which every request has finished or was
+    cancelled. ``resume_tax_tokens`` is the number of prompt tokens that were computed again
+    although an earlier request of the session had computed them in full blocks; ``resume_tax`` is
+    their percentage of all prompt tokens. ``turn_ms`` is the time from the arrival of a request at
+    its client until its last token, for finished requests.
 
-    ``by_turn`` and ``by_idle_time`` have the prefix cache hit rate by turn, and by the time between
-    the awaited answer and the arrival of the request.
+    ``by_turn`` contains the prefix cache hit rate by turn; a request that waits for no other
+    request is in turn 1. ``by_idle_time`` contains the hit rate by idle time, which is the time
+    between the awaited answer and the arrival of the request.
 
     The first ``warm_up`` sessions, by arrival, are excluded from all metrics. ``met_deadline``
     counts finished sessions whose makespan is at most ``deadline`` (s); ``met_deadline_share`` is
@@ -79,7 +80,9 @@ def session_figures(
 
 
 def _deadline_figures(spans: Floats, deadline: float, count: int) -> dict[str, float]:
-    """Return the number of sessions within the deadline, and their percentage of ``count``."""
+    """Return the number of sessions that met the deadline, and their percentage of ``count``
+    sessions.
+    """
     met = int((spans <= deadline).sum())
     return {"met_deadline": met, "met_deadline_share": 100.0 * met / count if count else 0.0}
 
@@ -91,7 +94,9 @@ def _statistics_ms(seconds: Floats) -> dict[str, float]:
 def _critical_path(
     record: RunRecord, sent: Clients, lives: Iterable[RequestRecord]
 ) -> tuple[float, float, float, float]:
-    """Return the seconds of waiting, model, tools and think time before the last answer."""
+    """Return the seconds of the critical path of a session that are spent waiting, in the model, in
+    tools and on think time.
+    """
     waiting = model = tools = think = 0.0
     before: RequestRecord | None = None
     for life in find_critical_path(record, sent, lives):
@@ -108,7 +113,7 @@ def _critical_path(
 
 
 def _by_turn(record: RunRecord, sent: Clients, counted: Container[int]) -> list[dict[str, float]]:
-    """Return the number of counted requests and their prefix cache hit rate (%) by turn."""
+    """Return the number of requests in ``counted`` and their prefix cache hit rate (%), by turn."""
     lives: dict[int, list[RequestRecord]] = {}
     for i, turn in number_turns(sent).items():
         some = lives.setdefault(turn, [])
@@ -125,10 +130,11 @@ def _by_turn(record: RunRecord, sent: Clients, counted: Container[int]) -> list[
 def _by_idle_time(
     record: RunRecord, sent: Clients, requests: Iterable[RequestRecord]
 ) -> list[dict[str, float | None]]:
-    """Return the number of later turns and their prefix cache hit rate (%) by idle time.
+    """Return the number of requests that wait for an answer and their prefix cache hit rate (%), by
+    class of idle time.
 
-    ``up_to_s`` is the upper limit of the idle time, None for the last class; classes without a
-    request are omitted.
+    ``up_to_s`` is the upper limit of the idle time of a class, None for the last class. Classes
+    without a request are omitted.
     """
     classes: list[list[RequestRecord]] = [[] for _ in range(len(IDLE_TIMES_S) + 1)]
     for life in requests:

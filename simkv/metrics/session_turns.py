@@ -19,8 +19,8 @@ from simkv.workload.clients import Clients, Dependency, find_sessions
 class SessionTurn:
     """A request of a session; times are in seconds.
 
-    A request that waits for no other request is in ``turn`` 1. ``before`` are the requests that it
-    waited for. The request arrived at its client at ``arrived``, after ``tool_time`` and
+    A request that waits for no other request is in ``turn`` 1. ``before`` contains the requests
+    that it waited for. The request arrived at its client at ``arrived``, after ``tool_time`` and
     ``think_time``; ``waited`` is the time until its first step, and ``ended`` its end. These times
     are None for a request that was not sent or did not run. Of its prompt, ``cached`` tokens came
     from the prefix cache, and ``recomputed`` tokens were computed again although an earlier turn
@@ -90,8 +90,8 @@ def list_turns(
 
 
 def number_turns(clients: Clients) -> dict[int, int]:
-    """Return the turn of each request: 1, or one more than the last turn of the requests that it
-    waits for.
+    """Return the turn of each request. It is one more than the highest turn of the requests that it
+    waits for, or 1 if it waits for none.
     """
     turns: dict[int, int] = {}
     for request in clients.requests:  # a request comes after the requests that it waits for
@@ -106,9 +106,9 @@ def find_critical_path(
 ) -> list[RequestRecord]:
     """Return the requests that determine the end of a session, in order.
 
-    The last request of the path is the request that ended last, without cancelled requests and
-    requests that arrived at no client. Each earlier request of the path is the request whose end
-    the next one waited for: the last to end, or the first to end if one answer is enough.
+    The last request of the path is the request that ended last; cancelled requests and requests
+    that arrived at no client are ignored. Each earlier request of the path is the request whose end
+    the next one waited for: the last one to end or, if one answer is enough, the first one to end.
     """
     arrived = [life for life in lives if life.request.id in clients.arrived]
     if not arrived:
@@ -121,7 +121,9 @@ def find_critical_path(
 
 
 def find_awaited(record: RunRecord, dependency: Dependency) -> RequestRecord:
-    """Return the request whose answer came last, or first if one answer is enough."""
+    """Return the request whose answer completed the wait: the last answer or, if one answer is
+    enough, the first one.
+    """
     lives = [record.requests[i] for i in dependency.before]
     if dependency.first_wins:
         return min((x for x in lives if x.outcome is Outcome.FINISHED), key=find_end)
@@ -140,8 +142,8 @@ def find_first_step(record: RunRecord, life: RequestRecord) -> float | None:
 
 
 def count_resume_tax(record: RunRecord, life: RequestRecord) -> int:
-    """Return the number of prompt tokens that were computed again although an earlier answer had
-    left their KV.
+    """Return the number of prompt tokens that were computed again although an earlier turn had
+    already computed their KV.
     """
     resumed = record.resumed.get(life.request.id)
     if resumed is None or not life.chunk_rows:

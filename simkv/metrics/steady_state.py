@@ -30,9 +30,10 @@ STANDARD_ERRORS = 2.0
 
 @dataclass(frozen=True)
 class SteadyState:
-    """Whether a run reached a steady state (None: not applicable), and a sentence about it.
+    """Whether a run reached a steady state (None: not applicable), and a sentence that explains the
+    result.
 
-    ``grows`` states that the number of requests in flight grew while requests arrived.
+    ``grows`` is true if the number of requests in flight kept growing while requests arrived.
     """
 
     steady: bool | None

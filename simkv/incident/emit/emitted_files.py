@@ -119,7 +119,9 @@ def _check_metrics(variant: str, engine: Any) -> None:
 
 
 def _once(kinds: Sequence[str]) -> list[str]:
-    """Return the formats without duplicates; formats that write the same file count as duplicates."""
+    """Return the formats without duplicates; formats that write the same file count as
+    duplicates.
+    """
     return list({KINDS[kind]: kind for kind in kinds}.values())
 
 
