@@ -1,1 +1,3 @@
-"""Explanation of a run: the wait ledger, attribution of waiting to blockers, and verdicts."""
+"""Explanation of a run: why each request waited (the wait ledger), which requests it waited for,
+and which problems were found (verdicts).
+"""

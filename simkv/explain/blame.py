@@ -41,10 +41,11 @@ class Preemption(NamedTuple):
 
 
 class Overtake(NamedTuple):
-    """Overtaking of ``victim`` by ``others`` requests that arrived later but started earlier.
+    """Overtaking of the request ``victim`` by requests that arrived later but started earlier.
 
-    ``by`` is the overtaking request that started first. ``seconds`` is the time between the start
-    of ``by`` and the start of ``victim``. If ``victim`` never started, its end counts as its start.
+    ``others`` is the number of these requests, and ``by`` is the one that started first.
+    ``seconds`` is the time between the start of ``by`` and the start of ``victim``. If ``victim``
+    never started, its end counts as its start.
     """
 
     victim: int
@@ -54,11 +55,13 @@ class Overtake(NamedTuple):
 
 
 class WastedTime(NamedTuple):
-    """GPU time without benefit, in seconds; the time of a step is divided equally among its tokens.
+    """GPU time without benefit, in seconds.
 
-    ``gone`` is time spent on requests that had already ended, ``dropped`` time spent on tokens that
-    were computed and then discarded, and ``recompute`` time spent on tokens that had been computed
-    before. ``busy`` is the total time of all steps, for comparison.
+    The duration of a step is divided equally among its tokens.
+
+    ``gone`` is the time spent on requests that had already ended. ``dropped`` is the time spent on
+    tokens that were computed and then discarded, and ``recompute`` the time spent on tokens that
+    had been computed before. ``busy`` is the total time of all steps, for comparison.
     """
 
     gone: float
@@ -92,7 +95,7 @@ def find_preemptions(record: RunRecord) -> list[Preemption]:
 
 
 def find_overtakes(record: RunRecord) -> list[Overtake]:
-    """Return one entry per overtaken request, the longest time first."""
+    """Return one entry per overtaken request, the longest delay (``seconds``) first."""
     starts = record.steps.start
     later: list[tuple[float, int]] = []
     found: list[Overtake] = []
@@ -143,5 +146,5 @@ def compute_wasted_time(record: RunRecord, table: RunTable) -> WastedTime:
 
 
 def _total(seconds: Floats) -> float:
-    """Return the sum, rounded only once."""
+    """Return the sum of the values, without rounding the intermediate sums."""
     return fsum(seconds[seconds != 0].tolist())

@@ -28,8 +28,8 @@ class Bottleneck:
     """The resource that requests waited for longest, for ``seconds`` in total.
 
     The other fields describe the engine during this wait: ``kv_use`` is the mean use of the KV
-    cache (0 to 1). The remaining fields are the number of blocks in the cache and the maximum
-    numbers of running and waiting requests.
+    cache (0 to 1), ``blocks`` is the number of blocks in the cache, and ``running`` and ``waiting``
+    are the maximum numbers of running and waiting requests.
     """
 
     kind: LedgerKind
@@ -94,8 +94,8 @@ def find_bottleneck(
 ) -> Bottleneck | None:
     """Return the resource that ``requests`` waited for longest, or None if they never waited.
 
-    Time behind the head of the queue counts for the resource that the head waits for. ``record`` is
-    the record of one replica, with its steps ordered by time.
+    While a request waits behind the head of the queue, its time counts for the resource that the
+    head waits for. ``record`` is the record of one replica, with its steps ordered by time.
     """
     heads = _Heads(record)
     seconds = _seconds_by_resource(record, ledger, requests, heads)
@@ -134,8 +134,8 @@ def _seconds_by_resource(
 ) -> dict[LedgerKind, float]:
     """Return the waiting time (s) of ``requests`` by resource.
 
-    The wait of a preempted request counts for its length bucket if one of its preemptions had this
-    cause, otherwise for blocks.
+    A preempted request is counted as waiting for the turn of its length bucket if one of its
+    preemptions was made for another bucket; otherwise, it is counted as waiting for blocks.
     """
     seconds: dict[LedgerKind, float] = {}
     for i in requests:
@@ -172,7 +172,9 @@ class _Heads:
         return {kind: known.at(end) - known.at(start) for kind, known in self._known.items()}
 
     def rows(self, kind: LedgerKind) -> NDArray[np.bool_]:
-        """Return a mask of the steps that were decided while the head waited for this resource."""
+        """Return a mask that selects the steps that were scheduled while the head waited for this
+        resource.
+        """
         starts, ends = self._times.get(kind, ([], []))
         place = np.searchsorted(np.array(starts), self._decided, side="right")
         until = np.array([-inf, *ends])[place]

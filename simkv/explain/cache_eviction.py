@@ -16,12 +16,13 @@ from simkv.sim.run_record import RunRecord
 
 
 class LostPrefix(NamedTuple):
-    """Tokens that an earlier turn had computed and that a request computed again after their
-    eviction.
+    """Part of a prompt that a request computed again, because its KV from an earlier turn was
+    evicted.
 
-    ``tokens`` is their number, and ``prefix`` is the length of the prefix in tokens. The earlier
-    turn last computed in row ``before`` of the step log, and the request began in row ``after``.
-    ``idle`` is the time between these steps in seconds.
+    ``tokens`` is the number of tokens that were computed again, and ``prefix`` the number of prompt
+    tokens that the earlier turn had computed. The step log has one row per step: ``before`` is the
+    row of the last step of the earlier turn, and ``after`` the row of the first step of the
+    request. ``idle`` is the time between these steps in seconds.
     """
 
     request: int
@@ -33,8 +34,8 @@ class LostPrefix(NamedTuple):
 
 
 def find_lost_prefixes(record: RunRecord) -> list[LostPrefix]:
-    """Return the prefixes that requests could not reuse from an earlier turn because they were
-    evicted.
+    """Return the prefixes that requests could not reuse from an earlier turn because the cache had
+    evicted them.
 
     The result is empty if the engine has no prefix cache. ``record`` must be the record of one
     replica.
@@ -59,7 +60,8 @@ def find_evictors(record: RunRecord, lost: Sequence[LostPrefix]) -> list[tuple[i
 
     The cache evicts blocks when requests need new ones. The lost tokens are therefore divided among
     the requests that computed tokens after the end of the earlier turn and before the first step of
-    the request that lost the prefix. Each share is proportional to the computed tokens.
+    the request that lost the prefix. The share of each of them is proportional to the number of
+    tokens that it computed in this time.
     """
     if not lost:
         return []
@@ -96,10 +98,11 @@ def find_evictors(record: RunRecord, lost: Sequence[LostPrefix]) -> list[tuple[i
 
 
 def count_idle_tokens(record: RunRecord) -> int:
-    """Return the maximum number of tokens in prefixes of idle sessions at one time.
+    """Return the largest number of tokens in the prefixes of idle sessions at any time.
 
-    A cache of this size, in addition to the blocks of running requests, would have kept every
-    prefix until its next turn. A prefix that several sessions share counts for each of them.
+    If the cache had room for this number of tokens in addition to the blocks of running requests,
+    every prefix would have remained cached until the next turn of its session. A prefix that
+    several sessions share counts for each of them.
     """
     size = len(record.steps)
     change = np.zeros(size + 1, np.int64)

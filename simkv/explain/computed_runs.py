@@ -23,12 +23,14 @@ DECODE_CODE = RUN_KINDS.index(LedgerKind.DECODE)
 
 
 class ComputeRun(NamedTuple):
-    """Consecutive rows ``first`` to ``last`` of the step log in which a request computed tokens.
+    """Run of consecutive steps in which a request computed tokens.
 
-    The request computed ``tokens`` tokens in each row. ``context`` is the number of its tokens with
-    KV before the first row. ``recomputed`` is the number of tokens, over all rows, that had been
-    computed before. A prefill run has one row. In decodes with draft tokens, only the regular token
-    counts; tokens computed in place of rejected drafts do not count as recomputed.
+    ``first`` and ``last`` are the numbers of the first and the last step: rows of the step log,
+    which has one row per step. The request computed ``tokens`` tokens in each step. Before the
+    first step, the KV of ``context`` tokens was already cached. ``recomputed`` is the number of
+    tokens, over all steps, that had been computed before. A run of the kind prefill has only one
+    step. In decodes with draft tokens, only the regular token of each step counts; tokens computed
+    in place of rejected drafts do not count as recomputed.
     """
 
     kind: LedgerKind
@@ -40,7 +42,9 @@ class ComputeRun(NamedTuple):
 
 
 def compute_runs(life: RequestRecord) -> Iterator[ComputeRun]:
-    """Yield all computation of a request in order; consecutive decode steps form one run."""
+    """Yield the runs of steps in which a request computed tokens, in order; consecutive decode
+    steps form one run.
+    """
     chunks = {chunk.row: chunk for chunk in life.chunks}
     context = known = 0
     for segment in life.segments:
@@ -68,9 +72,9 @@ def compute_runs(life: RequestRecord) -> Iterator[ComputeRun]:
 def kv_lost_at(life: RequestRecord, before: int, after: int | None) -> float:
     """Return the time (s) at which the request lost its KV between two runs, or infinity.
 
-    ``before`` is the last row of a run. ``after`` is the first row of the next run, or None if
-    there is none. The rows can be adjacent, because one ``schedule`` call may preempt a request and
-    run it again.
+    ``before`` is the last row of a run in the step log. ``after`` is the first row of the next run,
+    or None if there is none. The KV can be lost even between adjacent rows, because one
+    ``schedule`` call may preempt a request and run it again.
     """
     index = bisect_right(life.preempted_rows, before)
     if index == len(life.preempted_rows):
@@ -81,10 +85,10 @@ def kv_lost_at(life: RequestRecord, before: int, after: int | None) -> float:
 
 
 class RunTable(NamedTuple):
-    """The runs of all requests as columns; see ``ComputeRun`` for their meaning.
+    """The runs of all requests as columns; see ``ComputeRun`` for the meaning of a run.
 
-    ``owner`` is the position of the request in ``RunRecord.requests``. Runs are ordered by owner,
-    then by row. ``kind`` is an index in ``RUN_KINDS``.
+    ``owner`` is the position in ``RunRecord.requests`` of the request to which the run belongs.
+    Runs are ordered by request, then by time. ``kind`` is an index in ``RUN_KINDS``.
     """
 
     owner: Ints
@@ -96,7 +100,11 @@ class RunTable(NamedTuple):
     recomputed: Ints
 
     def bounds(self, owners: int) -> Ints:
-        """Return the index of the first run of each owner, followed by the total number of runs."""
+        """Return the index of the first run of each request; the last element is the total number
+        of runs.
+
+        ``owners`` is the number of requests.
+        """
         return np.searchsorted(self.owner, np.arange(owners + 1))
 
     def select(self, rows: npt.NDArray[np.bool_]) -> RunTable:
@@ -105,7 +113,9 @@ class RunTable(NamedTuple):
 
 
 def tabulate_runs(record: RunRecord) -> RunTable:
-    """Return the runs of all requests, equal to ``compute_runs`` of each."""
+    """Return the runs of all requests; they equal the runs that ``compute_runs`` yields for each
+    request.
+    """
     lives = record.requests.values()
     if any(life.drafted for life in lives):
         return _tabulate(compute_runs(life) for life in lives)
@@ -129,10 +139,11 @@ def tabulate_runs(record: RunRecord) -> RunTable:
 def _follow_contexts(
     record: RunRecord, owner: Ints, first: Ints, last: Ints
 ) -> tuple[Ints, Ints, Ints]:
-    """Return, for each run, the tokens per row and the number of tokens with KV before and after
-    the run.
+    """Return, for each run, the number of tokens computed per step and the numbers of cached tokens
+    of the request before and after the run.
 
-    A run without a recorded chunk computes one token per row and continues the previous run.
+    A run without a recorded chunk computes one token per step and continues the previous run of the
+    request.
     """
     of_chunk, chunks = _join(life.chunk_rows for life in record.requests.values())
     rows = len(record.steps) + 1
@@ -154,8 +165,8 @@ def _follow_contexts(
 
 
 def _highest_before(reached: Ints, owner: Ints) -> Ints:
-    """Return, for each row, the maximum of ``reached`` over the earlier runs of the same owner, or
-    0.
+    """Return, for each run, the maximum of ``reached`` over the earlier runs of the same request;
+    0 if there are none.
     """
     if not len(reached):
         return reached
@@ -166,7 +177,9 @@ def _highest_before(reached: Ints, owner: Ints) -> Ints:
 
 
 def _join(parts: Iterable[array[int]]) -> tuple[Ints, Ints]:
-    """Return the groups of three integers as rows, with the owner of each."""
+    """Combine arrays that contain groups of three integers: return the index of the array of each
+    group, and the groups as rows.
+    """
     joined, counts = array("i"), list[int]()
     for part in parts:
         joined.extend(part)

@@ -70,13 +70,14 @@ MAX_LISTED = 10
 class Diagnosis:
     """The diagnosis of a run.
 
-    ``ledger`` maps each request to its segments, and ``totals`` maps each kind of segment to the
-    seconds over all requests. ``blockers`` are the requests that other requests waited for, the
-    longest blocking time first. ``recompute_tokens`` and ``waste.recompute`` (s) are the cost of
+    ``ledger`` maps each request to the segments of its time, which differ in what the request
+    waited for or which work was done. ``totals`` maps each kind of segment to its total duration
+    (s) over all requests. ``blockers`` are the requests that other requests waited for, the longest
+    blocking time first. ``recompute_tokens`` and ``waste.recompute`` (s) are the cost of
     recomputation after preemptions (the recompute tax). ``overtakes`` is the number of pairs of an
     overtaking and an overtaken request; ``worst_overtakes`` has one entry per overtaken request,
-    the longest time first. ``verdicts`` starts with the most severe verdict. ``pressure``
-    attributes waiting time to blockers.
+    the longest delay first. ``verdicts`` contains the problems found, the most severe first.
+    ``pressure`` attributes waiting time to the requests that caused it.
     """
 
     ledger: dict[int, list[LedgerSegment]]
@@ -93,7 +94,8 @@ class Diagnosis:
     def figures(self) -> dict[str, Any]:
         """Return the metrics as JSON data.
 
-        They are the seconds by kind, the blockers, the recompute tax and the wasted GPU time.
+        They are the seconds by kind of segment, the requests that blocked others, the recompute tax
+        and the wasted GPU time.
         """
         return {
             "time_s": {str(kind): seconds for kind, seconds in self.totals.items()},
@@ -187,7 +189,7 @@ def find_verdicts(
 
 @dataclass(frozen=True)
 class ReplicaVerdict(Verdict):
-    """Verdict ``found`` on the replica with index ``replica``."""
+    """The verdict ``found`` (a problem) on the replica with index ``replica``."""
 
     replica: int
     found: Verdict
@@ -206,7 +208,9 @@ class ReplicaVerdict(Verdict):
 
 
 class _Pressures(WaitAttribution):
-    """Attribution of waiting in a fleet: a request waits only for requests on the same replica."""
+    """Attribution of waiting time in a fleet, in which a request waits only for requests on the
+    same replica.
+    """
 
     def __init__(self, parts: Sequence[WaitAttribution]) -> None:
         self._parts = parts
@@ -267,9 +271,9 @@ def diagnose_fleet(fleet: Fleet, record: RunRecord, block_sizes: Sequence[int]) 
 
 
 def _one(ledgers: Sequence[Sequence[LedgerSegment]], life: RequestRecord) -> list[LedgerSegment]:
-    """Join the segments of a request on successive replicas.
+    """Join the segments of a request that successive replicas served.
 
-    The ledger of every replica begins at the arrival of the request, so overlapping parts are
+    The segments on each replica begin at the arrival of the request, so overlapping parts are
     removed.
     """
     tiles: list[LedgerSegment] = []

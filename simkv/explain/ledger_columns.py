@@ -1,5 +1,7 @@
-"""Compute the wait ledgers of many requests together, if they wait only before their first run.
+"""Compute the wait ledgers of many requests together, if the requests wait only before their first
+step.
 
+A run is a sequence of consecutive steps in which a request computes tokens (see ``computed_runs``).
 The results equal the ledgers that ``wait_ledger`` builds one by one. Most requests can be handled
 in this way.
 """
@@ -26,11 +28,12 @@ CODES = {kind: code for code, kind in enumerate(KINDS)}
 
 
 class _Waits(NamedTuple):
-    """Segments of each request before its first run, as columns of kinds and successive end times
-    (s).
+    """Segments of the time before the first run of each request.
 
-    A segment of zero length does not exist. ``simple`` states, per request, whether the segments
-    describe its wait completely.
+    For each possible segment, ``kinds`` has a column with its kind, and ``ends`` a column with its
+    end time (s); the first column of ``ends`` contains the arrival times. A segment of zero length
+    does not exist. ``simple`` states, for each request, whether the segments describe its wait
+    completely.
     """
 
     ends: list[Floats]
@@ -47,11 +50,11 @@ def build_plain_ledgers(
 ) -> dict[int, list[LedgerSegment]]:
     """Return the ledgers of requests that waited only before their first run, by id.
 
-    ``at_head`` has the segments in which a request was the head of the queue, ``queue`` the
-    segments in which any request was the head, and ``pauses`` the rows that are followed by an idle
-    period. Requests with preemptions, with gaps between runs, with more than one segment at the
-    head of the queue or without any run are omitted. The function requires that the engine did not
-    halt and that no API server was simulated.
+    ``at_head`` maps a request to the segments in which it was the head of the queue. ``queue``
+    contains the segments in which any request was the head, and ``pauses`` the rows of steps that
+    are followed by an idle period. Requests with preemptions, with gaps between runs, with more
+    than one segment at the head of the queue or without any run are omitted. The function requires
+    that the engine did not halt and that no API server was simulated.
     """
     lives = list(record.requests.values())
     bounds = table.bounds(len(lives))
@@ -73,7 +76,9 @@ def build_plain_ledgers(
 
 
 def _has_gap(record: RunRecord, table: RunTable, pauses: Sequence[int], owners: int) -> Flags:
-    """Return which requests have a gap between two runs, or an idle period within one."""
+    """Return a mask of the requests that have a gap between two runs, or an idle period within a
+    run.
+    """
     start, end = np.array(record.steps.start), np.array(record.steps.end)
     same = table.owner[1:] == table.owner[:-1]
     gaps = same & (start[table.first[1:]] > end[table.last[:-1]])
@@ -93,7 +98,9 @@ def _describe_waits(
     at_head: Mapping[int, Sequence[LedgerSegment]],
     queue: Sequence[LedgerSegment],
 ) -> _Waits:
-    """Describe the wait of each request until the step of row ``first`` starts."""
+    """Describe the wait of each request until its first step starts; ``first`` contains the row of
+    this step.
+    """
     begin = np.array(record.steps.start)[first]
     decided = np.array(record.steps.decided)[first]
     arrival = _column(life.request.arrival for life in lives)
@@ -121,8 +128,8 @@ def _describe_waits(
 
 
 def _behind(queue: Sequence[LedgerSegment], since: Floats, until: Floats) -> tuple[Flags, Flags]:
-    """Return two masks: whether the queue had a head at ``since``, and whether this stayed the same
-    until ``until``.
+    """Return two masks: whether the queue had a head that blocked other requests from ``since`` to
+    ``until``, and whether this was the same during the whole interval.
     """
     starts = _column([*(one.start for one in queue), inf])
     ends = _column([*(one.end for one in queue), inf])
@@ -134,7 +141,9 @@ def _behind(queue: Sequence[LedgerSegment], since: Floats, until: Floats) -> tup
 def _lay_out(
     record: RunRecord, table: RunTable, waits: _Waits, chosen: Ints, starts: Ints, stops: Ints
 ) -> tuple[Ints, Ints, Floats]:
-    """Return owner, kind and end (s) of the waits and runs of each request, in order of time."""
+    """Return the request, the kind and the end time (s) of each wait and each run, by request and
+    in order of time.
+    """
     before = len(waits.kinds)
     sizes = before + stops - starts
     offset = np.cumsum(sizes) - sizes
@@ -155,7 +164,10 @@ def _lay_out(
 def _collect(
     lives: Sequence[RequestRecord], simple: Flags, owner: Ints, kind: Ints, end: Floats
 ) -> dict[int, list[LedgerSegment]]:
-    """Clip at the end of each request, merge equal neighbors and return the segments by id.
+    """Return the segments of each request by id.
+
+    Segments are clipped at the end of the request, and adjacent segments of the same kind are
+    merged.
 
     Requests that end after their last run, or have a negligible segment, are omitted.
     """
@@ -182,7 +194,9 @@ def _collect(
 
 
 def _carry(flag: Flags, owner: Ints) -> Flags:
-    """Return, for each row, whether the flag is set in this or an earlier row of the same owner."""
+    """Return, for each row, whether the flag is set in this row or in an earlier row of the same
+    request (``owner``).
+    """
     count = np.cumsum(flag)
     first = np.searchsorted(owner, owner)
     return count > (count - flag)[first]

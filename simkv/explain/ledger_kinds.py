@@ -94,7 +94,9 @@ COMPUTE_KINDS = frozenset(
 
 
 class LedgerSegment(NamedTuple):
-    """An interval of a request in one ``kind``; times in seconds from the start of the run."""
+    """An interval in which the state of a request (``kind``) does not change; times are in seconds
+    from the start of the run.
+    """
 
     kind: LedgerKind
     start: float

@@ -2,9 +2,10 @@
 
 A request has *starved* if it waited and would have finished within its timeout in isolation, on the
 same engine and profile. It has waited if it was queued, deferred, preempted or held up, or if the
-scheduler never received it. Otherwise the request has *timed out*; ``RunRecord.shortfalls`` then
-states how much more time it needed and how long other requests delayed it. Only requests whose
-clients gave up are simulated in isolation, and requests with equal inputs only once.
+scheduler never received it. A request that has not starved has *timed out*;
+``RunRecord.shortfalls`` then states how much more time it needed and how long other requests
+delayed it. Only requests whose clients gave up are simulated in isolation. Of several requests with
+the same inputs, only one is simulated.
 """
 
 from __future__ import annotations
@@ -48,10 +49,10 @@ class IsolatedRequest(NamedTuple):
     """Inputs that determine the duration of a request in isolation; requests with equal inputs are
     simulated once.
 
-    ``request`` has no id. It arrives at 0 s, or at ``LATE_ARRIVAL_S`` if the original request
-    arrived after the engine was ready. ``ready`` is the time in seconds from its arrival until the
-    engine is ready. ``replica`` is the index of a replica with the same setup as the replica that
-    served it.
+    ``request`` is a copy of the original request with the id 0. It arrives at 0 s, or at
+    ``LATE_ARRIVAL_S`` if the original request arrived after the engine was ready. ``ready`` is the
+    time in seconds from the arrival of the original request until the engine is ready. ``replica``
+    is the index of a replica with the same setup as the one that served the original request.
     """
 
     request: Request
@@ -78,9 +79,8 @@ class IsolatedRuns:
     changed: ExecutorChange | None = None
 
     def shape(self, run: ScenarioRun, request: Request) -> IsolatedRequest:
-        """Return the inputs for an isolated run of ``request`` on the last replica that served it.
-
-        ``run`` is the original run.
+        """Return the inputs for simulating ``request`` in isolation, on the last replica that
+        served it in the original run ``run``.
         """
         replica = 0
         if run.fleet and not self._split and (places := run.fleet.sent.get(request.id)):
@@ -98,9 +98,9 @@ class IsolatedRuns:
     def alone(self, shape: IsolatedRequest) -> RunRecord:
         """Simulate a request in isolation and return the record of the run.
 
-        The simulated request has no timeout, but the run is cut off after ``MAX_TIMEOUT_MULTIPLE``
-        times the real timeout. The run uses one replica that is always available, or the whole
-        fleet if prefill and decode run on different replicas.
+        The simulated request has no timeout, but the simulation is cut off after
+        ``MAX_TIMEOUT_MULTIPLE`` times the timeout of the original request. It uses one replica that
+        is always available, or the whole fleet if prefill and decode run on different replicas.
         """
         horizon = shape.request.arrival + MAX_TIMEOUT_MULTIPLE * shape.timeout
         changes = {"engine_ready": shape.ready, "horizon": horizon}
@@ -136,11 +136,11 @@ class IsolatedRuns:
 
 
 def classify_timeouts(run: ScenarioRun, world: IsolatedRuns) -> None:
-    """Set the outcome ``TIMED_OUT`` for starved requests that would not have finished in time in
-    isolation.
+    """Set the outcome of starved requests to ``TIMED_OUT`` if they would not have finished in time
+    even in isolation, or if they never waited.
 
-    Requests that never waited get this outcome, too. The function changes all records of ``run``
-    and adds the shortfalls to them.
+    The function changes all records of ``run``, and adds to them how much more time these requests
+    needed (``RunRecord.shortfalls``).
     """
     record = run.record
     by_shape: dict[IsolatedRequest, list[RequestRecord]] = {}
@@ -197,7 +197,9 @@ def _shortfall(
 
 
 def _rows(life: RequestRecord) -> Iterator[tuple[int, int, int]]:
-    """Yield step-log rows in which the request computed, with its tokens of KV before and after."""
+    """Yield the rows of steps in which the request computed tokens, with its numbers of cached
+    tokens before and after the step.
+    """
     for run in compute_runs(life):
         context = run.context
         for row in range(run.first, run.last + 1):
@@ -206,9 +208,9 @@ def _rows(life: RequestRecord) -> Iterator[tuple[int, int, int]]:
 
 
 def _reached(record: RunRecord, life: RequestRecord, until: float) -> float:
-    """Return the largest number of tokens with KV until ``until`` (s).
+    """Return the largest number of cached tokens that the request had until the time ``until`` (s).
 
-    A step in progress counts in proportion to the elapsed fraction of its time.
+    A step in progress counts in proportion to the elapsed fraction of its duration.
     """
     log, most = record.steps, 0.0
     for row, before, after in _rows(life):
@@ -220,7 +222,9 @@ def _reached(record: RunRecord, life: RequestRecord, until: float) -> float:
 
 
 def _reached_at(record: RunRecord, life: RequestRecord, tokens: float) -> float | None:
-    """Return the seconds from arrival until ``tokens`` tokens had KV, or None if they never had."""
+    """Return the seconds from arrival until the KV of ``tokens`` tokens was computed, or None if
+    this never happened.
+    """
     log = record.steps
     for row, before, after in _rows(life):
         if after >= tokens:

@@ -1,4 +1,5 @@
-"""The wait ledger: intervals that classify each second of a request, from arrival to end.
+"""The wait ledger of a request: intervals that state, for each second from its arrival to its end,
+what was done for the request or why it waited.
 
    for interval in build_ledger(record)[7]:
        print(interval.start, interval.end, KIND_LABELS[interval.kind])
@@ -29,11 +30,11 @@ def build_ledger(
     """Return the wait ledger of each request, by request id.
 
     ``among`` restricts the result to these ids (default: all requests). ``table`` is the result of
-    ``tabulate_runs``; with it, the ledgers of most requests are computed together, which is faster.
-    The segments of a request are contiguous: the first starts at its arrival, the last ends with
-    the request (``RequestRecord.ended_at``), and adjacent segments differ in kind. Their sum is the
-    E2E latency, or the time until the outcome of an unfinished request. A request whose arrival
-    time is after the end of the run has no segments.
+    ``tabulate_runs``; if it is given, the ledgers of most requests are computed together, which is
+    faster. The segments of a request are contiguous: the first starts at its arrival, the last ends
+    with the request (``RequestRecord.ended_at``), and adjacent segments differ in kind. The sum of
+    their durations is the E2E latency or, for an unfinished request, the time until its outcome. A
+    request whose arrival time is after the end of the run has no segments.
     """
     engine = _Engine(record)
     lives = record.requests
@@ -65,7 +66,7 @@ def find_wasted_segments(
 
 
 def find_pauses(record: RunRecord) -> list[int]:
-    """Return the row numbers of steps in the step log that are followed by an idle period."""
+    """Return the steps that are followed by an idle period, as row numbers in the step log."""
     following = zip(record.steps.end, islice(record.steps.start, 1, None), strict=False)
     return [row for row, (end, start) in enumerate(following) if start - end > NEGLIGIBLE]
 
@@ -88,7 +89,9 @@ def total_by_kind(intervals: Iterable[LedgerSegment]) -> dict[LedgerKind, float]
 
 
 def _tile(life: RequestRecord, spans: Iterable[LedgerSegment]) -> list[LedgerSegment]:
-    """Drop negligible spans, clip at the end of the request and merge equal neighbors."""
+    """Return the segments without negligible ones, clipped at the end of the request; adjacent
+    segments of the same kind are merged.
+    """
     finish = inf if life.ended_at is None else life.ended_at
     tiles: list[LedgerSegment] = []
     reached = life.request.arrival
@@ -140,7 +143,8 @@ def _layers(
 ) -> list[Layer]:
     """Return the layers that explain the gap between two runs of a request.
 
-    If layers overlap, the earlier layer in the list applies.
+    A layer is a function that returns the segments with one possible explanation in a given time
+    span. If segments of several layers overlap, those of the earlier layer in the list apply.
     """
     decided = engine.log.decided[after.first] if after else inf
     layers = [_stretch(LedgerKind.STALLED, engine.stopped, inf)]
@@ -184,7 +188,7 @@ def _stretch(kind: LedgerKind, start: float, end: float) -> Layer:
 
 
 def _among(intervals: Sequence[LedgerSegment]) -> Layer:
-    """Return a layer of ordered intervals that do not overlap."""
+    """Return a layer that consists of the given intervals, which are ordered and do not overlap."""
 
     def within(start: float, end: float) -> Iterator[LedgerSegment]:
         first = bisect_right(intervals, start, key=attrgetter("end"))
@@ -238,10 +242,10 @@ class _Engine:
         self._turns = [row for row, (a, b) in enumerate(turns) if (a > 0) != (b > 0)]
 
     def kind(self, life: RequestRecord, run: ComputeRun) -> LedgerKind:
-        """Return the kind of a run; the prefill of a prefix that was lost after an earlier turn is
-        a separate kind.
+        """Return the kind of a run of steps.
 
-        In such a prefill, more than half of the tokens belong to the prefix.
+        A prefill is of the kind ``EVICTED`` if more than half of its tokens belong to a prefix that
+        an earlier turn had computed and that was evicted.
         """
         resumed = self._resumed.get(life.request.id)
         if resumed is None or run.kind is not LedgerKind.PREFILL:

@@ -20,12 +20,13 @@ MIN_LOST_SHARE = 0.1
 class CacheThrash(Verdict):
     """Turns recomputed prefixes that were evicted while their sessions were idle.
 
-    ``resumed`` is the number of turns that repeat an earlier turn, and ``turns`` the number of
-    these turns that recomputed tokens, ``tokens`` prompt tokens in total. ``idle`` is the median
-    time (s) between a turn and the earlier turn. ``hit_rate`` is the prefix cache hit rate (%), and
-    ``retained_hit_rate`` the rate without these evictions. Prefixes of idle sessions needed up to
-    ``idle_blocks`` of the ``num_blocks`` blocks at one time. The first request in ``requests``
-    recomputed the most tokens (``worst``). The second request, if any, evicted the most tokens.
+    ``resumed`` is the number of turns whose prompt repeats an earlier turn. ``turns`` of them
+    recomputed tokens, in total ``tokens`` prompt tokens. ``idle`` is the median time (s) between
+    these turns and the earlier turns. ``hit_rate`` is the prefix cache hit rate (%), and
+    ``retained_hit_rate`` the rate without these evictions. At one time, the prefixes of idle
+    sessions would have needed ``idle_blocks`` blocks; the cache has ``num_blocks`` blocks. The
+    first request in ``requests`` recomputed the most tokens (``worst``). The second request, if
+    any, evicted the most tokens.
     """
 
     name = "cache-thrash"

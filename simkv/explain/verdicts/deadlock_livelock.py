@@ -43,9 +43,9 @@ class Decision(NamedTuple):
 class LivelockVerdict(Verdict):
     """The engine works forever without emitting tokens, because its state repeats.
 
-    The cycle was detected at ``since`` (s). One cycle has ``decisions`` decisions and takes
-    ``seconds``; ``cycle`` lists the first of these decisions. ``cycle`` is empty if the loop is
-    inside a single ``schedule`` call.
+    The repetition was detected at ``since`` (s). The state returns after a cycle of ``decisions``
+    scheduling decisions, which takes ``seconds``; ``cycle`` lists the first of these decisions.
+    ``cycle`` is empty if a single ``schedule`` call loops forever.
     """
 
     name = "livelock"
@@ -74,8 +74,8 @@ class Deadlock(Verdict):
 
     ``stuck`` are the ids of all affected requests. ``holds`` maps a request to the number of blocks
     it holds, and ``lacks`` to the number of additional blocks it needs to compute one more token.
-    ``free`` is the number of free blocks. ``head`` is the first request in the queue and waits for
-    ``kind``.
+    ``free`` is the number of free blocks. ``head`` is the first request in the queue, and ``kind``
+    is the resource that it waits for.
     """
 
     name = "deadlock"

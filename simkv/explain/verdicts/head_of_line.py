@@ -21,10 +21,10 @@ MIN_BLOCKED_SHARE = 0.05
 class HeadOfLineBlocking(Verdict):
     """The head of the queue waited for blocks while a request behind it would have fit.
 
-    This was the case for ``seconds`` in total. ``requests`` has the pair with the longest wait: the
-    first request was the head of the queue and needs ``needs`` blocks, but only ``free`` blocks
-    were free. The second request needs ``other_needs`` blocks and waited behind the first for
-    ``longest`` s.
+    This was the case for ``seconds`` in total. ``requests`` contains the pair of requests with the
+    longest wait. The first request was the head of the queue and needed ``needs`` blocks, but only
+    ``free`` blocks were free. The second request needed only ``other_needs`` blocks and waited
+    behind the first for ``longest`` seconds.
     """
 
     name = "head-of-line blocking"
@@ -58,10 +58,11 @@ class _Behind(NamedTuple):
 def find_head_of_line_blocking(
     record: RunRecord, ledger: Ledger, block_size: int
 ) -> HeadOfLineBlocking | None:
-    """Return the verdict, or None if blocking is less than ``MIN_BLOCKED_SHARE`` of the run.
+    """Return the verdict, or None if requests were blocked for less than the fraction
+    ``MIN_BLOCKED_SHARE`` of the run.
 
-    While the head of the queue waits for blocks, the request behind it with the smallest need is
-    compared with the free blocks. ``block_size`` is in tokens.
+    While the head of the queue waits for blocks, the function checks whether the request behind it
+    that needs the fewest blocks would have fit. ``block_size`` is in tokens.
     """
     queue = sorted(
         (

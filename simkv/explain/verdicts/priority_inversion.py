@@ -18,9 +18,10 @@ from simkv.sim.run_record import RunRecord
 class PriorityInversion(Verdict):
     """A request was served before a more urgent request that waited; this occurred ``count`` times.
 
-    The less urgent request was admitted, or another request was preempted in its favor. The example
-    is the longest wait: the first request in ``requests`` is the more urgent one. It waited for
-    another ``seconds`` after time ``at`` (s). ``priorities`` has the priorities of both requests.
+    Either the less urgent request was admitted, or another request was preempted in its favor.
+    ``requests`` contains the pair of requests with the longest wait, the more urgent one first.
+    This request waited for another ``seconds`` after the other request was served at the time
+    ``at`` (s). ``priorities`` contains the priorities of both requests.
     """
 
     name = "priority inversion"

@@ -21,11 +21,12 @@ MIN_REPEATED_SHARE = 0.1
 class Thrashing(Verdict):
     """Preemptions caused a large amount of recomputation.
 
-    After ``preemptions`` preemptions, ``repeated`` tokens were computed again, and ``kept`` tokens
-    were not. ``reasons`` counts the preemptions by cause. The first request in ``requests`` is the
-    victim with the most recomputed tokens: ``worst`` tokens after ``times`` preemptions. The second
-    request, if any, is the request that benefited from most of these preemptions. If none
-    benefited, it is the request that held the most blocks at the last preemption.
+    There were ``preemptions`` preemptions. Because of them, ``repeated`` tokens were computed
+    again; all other computation was ``kept`` tokens. ``reasons`` contains the number of preemptions
+    by cause. The first request in ``requests`` is the victim with the most recomputed tokens:
+    ``worst`` tokens after ``times`` preemptions. The second request, if any, is the request that
+    benefited from most of these preemptions. If none benefited, it is the request that held the
+    most blocks at the last preemption.
     """
 
     name = "thrash"
@@ -55,8 +56,8 @@ def find_thrashing(
 ) -> Thrashing | None:
     """Return the verdict on recomputation, or None.
 
-    The result is None if the ratio of recomputed to kept tokens is below ``MIN_REPEATED_SHARE``, or
-    if no request was preempted twice.
+    The result is None if the ratio of tokens that were computed again to all other computed tokens
+    is below ``MIN_REPEATED_SHARE``, or if no request was preempted twice.
     """
     lives = record.requests
     repeated = sum(life.recomputed_tokens for life in lives.values())

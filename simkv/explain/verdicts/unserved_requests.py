@@ -25,8 +25,8 @@ from simkv.sim.run_record import RequestRecord, RunRecord, Shortfall
 class UnservableRequests(Verdict):
     """Requests that need more blocks than the whole KV cache has.
 
-    The largest request needs ``needs`` blocks; the cache has ``has`` blocks. ``all`` has the ids of
-    all such requests.
+    The largest request needs ``needs`` blocks; the cache has ``has`` blocks. ``all`` contains the
+    ids of all such requests.
     """
 
     name = "unservable"
@@ -47,7 +47,7 @@ class UnservableRequests(Verdict):
 class LostRequests(Verdict):
     """Requests that the engine lost: they are in no queue and never ended.
 
-    ``all`` has their ids; ``why`` is the reason given for the first of them.
+    ``all`` contains their ids; ``why`` is the reason given for the first of them.
     """
 
     name = "lost"
@@ -61,7 +61,7 @@ class LostRequests(Verdict):
 
 @dataclass(frozen=True)
 class RejectedRequests(Verdict):
-    """Requests that the engine rejected; ``all`` are their ids."""
+    """Requests that the engine rejected; ``all`` contains their ids."""
 
     name = "rejected"
     all: tuple[int, ...]
@@ -106,7 +106,8 @@ def find_rejected(record: RunRecord) -> RejectedRequests | None:
 def rejection(lives: Sequence[RequestRecord]) -> str:
     """Return the reason for the rejection of requests as a phrase.
 
-    For each engine limit that was exceeded, the phrase has the reason given for the longest prompt.
+    For each engine limit that was exceeded, the phrase contains the reason given for the longest
+    prompt.
     """
     longest: dict[str, RequestRecord] = {}
     for life in lives:
@@ -123,11 +124,12 @@ def rejection(lives: Sequence[RequestRecord]) -> str:
 class Starvation(Verdict):
     """Clients gave up on requests that waited and would have finished in time in isolation.
 
-    ``all`` are the ids of these requests. The other fields describe the request with the longest
-    wait: it waited for ``waited`` seconds of the ``lived`` seconds until its client gave up, and
-    received ``tokens`` tokens. ``kinds`` are the seconds of waiting by reason. ``behind`` are the
-    requests that blocked it, starting with the longest blocking time. ``overtaken`` describes
-    requests that arrived later and started earlier, or is None.
+    ``all`` contains the ids of these requests. The other fields describe the request with the
+    longest wait. Its client gave up after ``lived`` seconds; during ``waited`` of them, the request
+    waited. It received ``tokens`` tokens. ``kinds`` contains the seconds of waiting by reason.
+    ``behind`` contains the requests that blocked it, starting with the longest blocking time.
+    ``overtaken`` describes the requests that arrived later and started earlier; None if there are
+    none.
     """
 
     name = "starvation"
@@ -202,10 +204,10 @@ class TimedOutRequests(Verdict):
     """Clients gave up on requests that never waited or that would have timed out in isolation as
     well.
 
-    ``all`` are the ids of these requests. The other fields describe the request with the largest
-    known shortfall. In isolation it takes ``alone`` seconds (None: more than ten times its
-    ``timeout``). When its client gave up, it needed ``lacked`` more seconds, and other requests had
-    delayed it by ``company`` seconds.
+    ``all`` contains the ids of these requests. The other fields describe the request that needed
+    the most additional time when its client gave up (``lacked`` seconds). In isolation it takes
+    ``alone`` seconds. Both are None if it takes more than ten times its ``timeout`` in isolation.
+    Other requests had delayed it by ``company`` seconds.
     """
 
     name = "timed_out"
@@ -225,9 +227,10 @@ class TimedOutRequests(Verdict):
 
 
 def find_timed_out(record: RunRecord) -> TimedOutRequests | None:
-    """Return the verdict on timed-out requests, or None if no shortfall is known.
+    """Return the verdict on timed-out requests, or None if it is unknown how much more time they
+    needed.
 
-    The example is the request with the largest shortfall.
+    The example is the request that needed the most additional time.
     """
     lives = requests_with_outcome(record, Outcome.TIMED_OUT)
     ids = tuple(life.request.id for life in lives)

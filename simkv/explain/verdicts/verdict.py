@@ -71,8 +71,8 @@ def count_phrase(ids: Sequence[int]) -> str:
 
 
 def describe_shortfall(lacked: Shortfall, timeout: float) -> str:
-    """Return a clause that states how long a request takes in isolation and how long it was
-    delayed.
+    """Return a clause that states how long a request takes in isolation and how long other requests
+    delayed it.
 
     ``timeout`` is in seconds.
     """
