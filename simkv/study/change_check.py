@@ -1,7 +1,7 @@
 """Compare two deployments on the same requests: which requests get worse, and by how much.
 
-The deployments are simulated with the same seeds and the same errors of step times. Changes are
-computed in pairs, so that common variation cancels out.
+Both deployments are simulated with the same seeds and the same errors of step times, and the
+results of each such pair of runs are compared, so that common variation cancels out.
 """
 
 from __future__ import annotations
@@ -39,10 +39,11 @@ LEAST_CHANGE_S = 0.01
 
 @dataclass(frozen=True)
 class FigureChange:
-    """Values of a metric before and after the change, as means over seeds, and the relative change.
+    """Values of a metric before and after a change of the deployment, as means over seeds, and the
+    relative difference.
 
-    ``low`` and ``high`` are the smallest and largest change over seeds and errors of step times.
-    ``worse`` is the size of the change if the metric worsens, otherwise 0.
+    ``low`` and ``high`` are the smallest and the largest difference over all seeds and errors of
+    step times. ``worse`` is the size of the change if the metric worsens, otherwise 0.
     """
 
     name: str
@@ -54,13 +55,16 @@ class FigureChange:
 
     @property
     def worse(self) -> float:
-        """Relative worsening; 0 if the metric improves."""
+        """Relative amount by which the metric gets worse; 0 if it improves."""
         return max(-self.change if METRICS[self.name].more_is_better else self.change, 0.0)
 
 
 @dataclass(frozen=True)
 class RequestChange:
-    """A request whose latency or outcome changes; latencies are in s, None without an answer."""
+    """A request whose latency or outcome changes.
+
+    ``before`` and ``after`` are its latencies in seconds (None without an answer).
+    """
 
     id: int
     before: float | None
@@ -83,8 +87,11 @@ class RequestChange:
 
 @dataclass(frozen=True)
 class ChangeCheck:
-    """Result of a comparison; ``worse`` and ``better`` are requests of the first seed, most
-    affected first."""
+    """Result of a comparison of two deployments.
+
+    ``worse`` and ``better`` contain the requests that get worse or better in the run with the first
+    seed, most affected first.
+    """
 
     figures: tuple[FigureChange, ...]
     worse: tuple[RequestChange, ...]
@@ -94,7 +101,7 @@ class ChangeCheck:
     with_errors: bool
 
     def beyond(self, tolerance: float) -> list[FigureChange]:
-        """Return the figures that worsen by more than the tolerance (a fraction)."""
+        """Return the metrics that get worse by more than ``tolerance`` (a fraction)."""
         return [one for one in self.figures if one.worse > tolerance]
 
 
@@ -108,7 +115,7 @@ def check_change(
     jobs: int | None = None,
     advance: Callable[[int, int], None] | None = None,
 ) -> ChangeCheck:
-    """Simulate both scenarios for all seeds and errors of step times.
+    """Simulate both scenarios with each seed and each error of step times, and compare the results.
 
     A request counts as worse if its end-to-end latency grows by more than ``tolerance`` (a
     fraction). Raises InputError if several seeds are given and nothing in the scenario is random,
@@ -167,8 +174,8 @@ def _job(
 def _figure_change(
     name: str, nominal: Sequence[tuple[Summary, Summary]], all_: Sequence[tuple[Summary, Summary]]
 ) -> FigureChange | None:
-    """Return the change of a metric; None if a run has no sample of the metric, or if it is always
-    0.
+    """Return the change of a metric; None if a run has no sample of the metric, or if the metric is
+    0 in all runs before the change.
     """
 
     def values(pairs: Sequence[tuple[Summary, Summary]]) -> list[tuple[float, float]]:
@@ -189,7 +196,9 @@ def _relative(before: float, after: float) -> float:
 def _requests(
     before: Mapping[str, Any], after: Mapping[str, Any], tolerance: float
 ) -> list[RequestChange]:
-    """Return the requests whose latency or outcome changes, the most worsened first."""
+    """Return the requests whose latency or outcome changes, ordered from the largest deterioration
+    to the largest improvement.
+    """
     ours = {row[0]: row for row in before["endings"]}
     found = []
     for number, outcome, latency in after["endings"]:

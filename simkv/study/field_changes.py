@@ -16,7 +16,8 @@ from simkv.scenario.scenario import Scenario
 
 
 def with_knobs(scenario: Scenario, folder: Path | None = None, /, **knobs: Any) -> Scenario:
-    """Return the scenario with some engine settings changed. Raises InputError if one is invalid.
+    """Return the scenario with some engine settings changed. Raises InputError if a new value is
+    invalid.
 
     Paths of profiles and traces are relative to ``folder``.
     """
@@ -80,7 +81,8 @@ def _plain(value: Any, *, only_set: bool = False) -> Any:
 
 
 def _with(scenario: Scenario, name: str, value: Any, folder: Path) -> Scenario:
-    """Return the scenario with a top-level field changed and validated like a scenario file.
+    """Return the scenario with a top-level field changed; the result is validated like a scenario
+    file.
 
     If the hardware changes, the defaults that the engine derives from it are computed again.
     """

@@ -1,4 +1,4 @@
-"""Run many jobs, each at most once, and store their results.
+"""Run many jobs (simulations), each at most once, and store their results.
 
 Example:
 
@@ -52,7 +52,7 @@ class JobRunner:
 
     @property
     def done(self) -> dict[str, Any]:
-        """Stored results by digest; results in a file are summaries."""
+        """Stored results by digest; if the results are stored in a file, they are summaries."""
         return self.store.done
 
     def run(
@@ -85,8 +85,8 @@ class JobRunner:
 
 @contextmanager
 def open_runner(execute: JobExecutor, file: Path | None = None) -> Iterator[JobRunner]:
-    """Yield a runner that writes each result to ``file`` at once, so that results survive a
-    crash.
+    """Yield a runner that writes each result to ``file`` as soon as it is available, so that
+    results survive a crash.
     """
     with ResultFile(file) as store:
         yield JobRunner(execute, store)
@@ -99,13 +99,16 @@ def open_pooled_runner(
     executor: Literal["local", "ray"] = "local",
     address: str | None = None,
 ) -> Iterator[JobRunner]:
-    """Yield a runner with a process pool or Ray; see ``open_executor`` and ``open_runner``."""
+    """Yield a runner that executes jobs in a process pool or on Ray; see ``open_executor`` and
+    ``open_runner``.
+    """
     with open_executor(executor, jobs, address) as execute, open_runner(execute, file) as runner:
         yield runner
 
 
 class ResultFile:
-    """File with the summaries of finished jobs; ``done`` has them by digest.
+    """File with the summaries of finished jobs; ``done`` maps the digest of each job to its
+    summary.
 
     The file is created with the first result; without a ``path``, no file is written. Incomplete
     lines, which a crash can leave, are ignored. Raises InputError if the file cannot be read or

@@ -43,8 +43,8 @@ PROFILES = PACKAGED.relative_to(PACKAGE)
 def compute_digest(scenario: Scenario, folder: Path, **more: Any) -> str:
     """Return the digest of a run of ``scenario`` with the additional settings ``more``.
 
-    Paths in the scenario are relative to ``folder``. Defaults are filled in. Raises InputError if a
-    profile or the trace is unusable.
+    Paths in the scenario are relative to ``folder``. A field that is not set has the same effect on
+    the digest as its default value. Raises InputError if a profile or the trace is unusable.
     """
     whole = {
         "code": hash_code(),
@@ -105,7 +105,9 @@ def _imports(path: Path) -> Iterator[str]:
 
 
 def _costs(costs: ReplicaCosts, folder: Path) -> str:
-    """Return a hash of a profile: of its file, or of the profile composed for the hardware."""
+    """Return a hash of a cost profile: of its file or, if there is no file, of the profile that
+    simkv composes for the hardware.
+    """
     if costs.profile is not None:
         return _contents(profile_path(costs.profile, folder))
     return _made(_Same(costs.load(folder)))

@@ -65,7 +65,7 @@ def run_seeds(
     jobs: int | None = None,
     advance: Callable[..., Any] | None = None,
 ) -> list[Summary]:
-    """Return the summaries of all seeds except the scenario's own seed.
+    """Run the scenario with all seeds except its own, and return the summary of each run.
 
     Raises InputError if nothing in the scenario is random, and RunsFailed if a run fails.
     """
@@ -99,8 +99,8 @@ def intervals_over_seeds(
 def describe_seeds(
     variant: str, result: RunResult, summaries: Sequence[Mapping[str, Any]]
 ) -> Iterator[str]:
-    """Yield a heading and one line per metric, with the spread over seeds and the error from step
-    times.
+    """Yield a heading and one line per metric, with the spread over seeds and the interval that
+    results from the error of step times.
     """
     named = "" if variant == "run" else f"{variant}, "
     yield (

@@ -32,11 +32,12 @@ class RunsFailed(Exception):
 class SimulationJob:
     """A scenario to run; paths of its files are relative to ``folder``.
 
-    ``rules`` replace the rules of the engine variant (see ``EngineSpec``). The other fields extend
-    the summary. ``limits`` adds the goodput for these latency limits (ms, with the keys ``ttft``,
-    ``tpot`` and ``e2el``, in this order). ``peak`` adds the time with the most requests in flight.
-    ``endings`` adds, for each request in order of id, its id, its outcome and the seconds from
-    arrival to last token (None if the request did not finish).
+    ``rules`` replaces the scheduling rules of the engine variant (see ``EngineSpec``). ``limits``,
+    ``peak`` and ``endings`` add metrics to the summary. ``limits`` adds the goodput for these
+    latency limits (ms, with the keys ``ttft``, ``tpot`` and ``e2el``, in this order). ``peak`` adds
+    the time with the most requests in flight. ``endings`` adds, for each request in order of id,
+    its id, its outcome and the seconds from arrival to last token (None if the request did not
+    finish).
     """
 
     scenario: Scenario
@@ -71,7 +72,7 @@ class JobResult:
 def make_job(
     scenario: Scenario, folder: Path, limits: Mapping[str, float] | None = None, **more: Any
 ) -> SimulationJob:
-    """Return the job that runs ``scenario``; ``more`` are fields of ``SimulationJob``.
+    """Return the job that runs ``scenario``; ``more`` contains further fields of ``SimulationJob``.
 
     Raises InputError if its files cannot be used.
     """
@@ -82,8 +83,8 @@ def make_job(
 def run_job(job: SimulationJob) -> JobResult:
     """Run a job and return its result; an error is returned as part of the result.
 
-    The job may have been created in another process. It fails if simkv, the profile or the trace
-    differ between the two processes, because the result would differ as well.
+    The job may have been created in another process. It fails if that process had another version
+    of simkv, of the profile or of the trace, because the result would then not belong to the job.
     """
     try:
         if job.compute_digest() != job.digest:

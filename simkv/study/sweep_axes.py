@@ -41,7 +41,8 @@ _FORMS = "LOW..HIGH:STEP, LOW..HIGH:n=COUNT or LOW..HIGH:log=COUNT"
 class ValueRange:
     """Range of values from ``low`` to ``high``, for sampling or searching.
 
-    If ``whole``, it contains integers only. If ``log``, its values are evenly spaced by logarithm.
+    If ``whole`` is true, the range contains integers only. If ``log`` is true, the logarithms of
+    its values are evenly spaced.
     """
 
     low: float
@@ -157,8 +158,8 @@ def _range(path: str, text: str, first: str, last: str, form: str | None) -> Axi
 def _between(
     low: Decimal, high: Decimal, count: int, log: bool, whole: bool, text: str
 ) -> list[float]:
-    """Return ``count`` values from ``low`` to ``high``, spaced evenly or, with ``log``, evenly by
-    logarithm.
+    """Return ``count`` values from ``low`` to ``high``, evenly spaced; with ``log``, their
+    logarithms are evenly spaced.
     """
     if not 2 <= count <= MAX_POINTS:
         raise InputError(f"--over {text}: expected a count from 2 to {MAX_POINTS:,}")
@@ -230,7 +231,9 @@ def _one_by_one(axis: Axis) -> Axis:
 
 @dataclass(frozen=True)
 class SampleSpec:
-    """Number of sampled combinations, and the method: ``lhs`` (Latin hypercube) or ``random``."""
+    """Number of combinations to sample, and the sampling method: ``lhs`` (Latin hypercube) or
+    ``random``.
+    """
 
     kind: Literal["random", "lhs"]
     size: int

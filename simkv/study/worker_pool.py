@@ -46,8 +46,8 @@ def open_executor(
     jobs: int | None = None,
     address: str | None = None,
 ) -> Iterator[Callable[..., Iterator[Any]]]:
-    """Yield a function with the arguments of ``WorkerPool.run``; all calls of the function use the
-    same workers.
+    """Yield a function that takes the arguments of ``WorkerPool.run``; all calls of the function
+    use the same workers.
 
     Raises InputError if Ray is not installed, or there is no cluster at ``address``.
     """
@@ -203,8 +203,8 @@ def run_on_ray(
 
 @contextmanager
 def _session(address: str | None, jobs: int | None) -> Iterator[Any]:
-    """Yield the module ``ray``, connected to a cluster; end the connection if this function made
-    it.
+    """Yield the module ``ray``, connected to a cluster. If this function opened the connection, it
+    closes it at the end.
     """
     try:
         import ray

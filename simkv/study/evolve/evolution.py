@@ -1,4 +1,5 @@
-"""Run a policy search: evaluate candidates, choose a winner and evaluate it on held-out trials.
+"""Run a search for a better scheduler: evaluate candidates, choose a winner and evaluate it on
+held-out trials.
 
 Example:
 
@@ -45,13 +46,14 @@ _Look = Callable[[ProgressCallback | None], None]
 
 @dataclass(frozen=True)
 class EvolutionRequest:
-    """Request for a search in ``scenarios`` for ``objectives`` with ``budget`` candidates.
+    """Request for a search for a better scheduler.
 
-    ``over`` are the settings to search, in the syntax of ``--over``. ``propose`` is a command that
-    writes schedulers. If ``over`` and ``propose`` are not given, policies are searched. With
-    ``random``, policies are sampled instead of evolved. ``train``, ``final`` and ``test`` are the
-    numbers of seeds (or time windows of a trace) for the search, the final round and the evaluation
-    of the winner.
+    The candidates, at most ``budget``, are run on ``scenarios`` and compared by the metrics in
+    ``objectives``. If ``over`` is given, settings are searched; ``over`` contains them in the
+    syntax of ``--over``. If ``propose`` is given, this command writes schedulers. If neither is
+    given, policies are searched. With ``random``, policies are sampled instead of evolved.
+    ``train``, ``final`` and ``test`` are the numbers of seeds (or time windows of a trace) for the
+    search, the final round and the evaluation of the winner.
     """
 
     scenarios: tuple[Path, ...]
@@ -74,9 +76,9 @@ class EvolutionRequest:
 class Evolution:
     """Result of a search. ``kind`` names what was searched, such as ``policies``.
 
-    If there was a final round, ``final`` has its scores, and the score in ``winner`` is from the
-    final round. There is no final round if the workload has no randomness or the budget is too
-    small.
+    If there was a final round, in which the best candidates ran on further trials, ``final``
+    contains the scores of this round, and the score in ``winner`` is from this round. There is no
+    final round if the workload has no randomness or the budget is too small.
     """
 
     name: str
@@ -106,8 +108,8 @@ class Evolution:
 
     @property
     def holds(self) -> bool:
-        """Whether there is a winner that is significantly better under all evaluation
-        conditions.
+        """Whether the search found a scheduler that is significantly better than the shipped one
+        under all evaluation conditions.
         """
         return bool(self.winner.candidate.change) and all(one.holds for one in self.evaluations)
 
@@ -232,7 +234,7 @@ FINAL_SHARE, FINALIST_SHARE = 0.1, 0.6
 
 
 def count_final_candidates(budget: int, ground: TrialSplit) -> int:
-    """Return the number of candidates for the final round; 0 if the budget is too small."""
+    """Return the number of candidates for the final round; 0 if there is no final round."""
     seats = int(budget * FINAL_SHARE)
     return seats if ground.final and seats > 1 else 0
 
@@ -242,8 +244,8 @@ def run_final(
 ) -> tuple[CandidateScore, list[CandidateScore]]:
     """Return the winner and the scores of the final round.
 
-    ``seats`` is the number of candidates in the final round; if it is 0, the winner is the best
-    candidate of the search.
+    ``seats`` is the maximum number of candidates that may run in the final round; if it is 0, the
+    winner is the best candidate of the search.
     """
     if not seats:
         return prune_policy(tournament, tournament.front()[0]), []
@@ -257,7 +259,9 @@ def run_final(
 
 
 def _best(tournament: Tournament) -> list[CandidateScore]:
-    """Return the candidates, best first; of candidates with equal results, only the shortest."""
+    """Return the scores of the candidates, the best first; if several candidates have equal
+    results, only the shortest is returned.
+    """
     found: dict[object, CandidateScore] = {}
     tried = [one for key, one in tournament.standings.items() if key != SHIPPED.key and not one.why]
     for one in sorted(tried, key=lambda one: (one.score, one.candidate.parts)):

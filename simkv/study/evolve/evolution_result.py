@@ -1,6 +1,7 @@
 """Result of a policy search: its summary as text, its files, and its data for Python.
 
-The summary reports the winner, its effect, its evaluation and its cost to requests.
+The summary reports the winner, its effect, its evaluation, and which requests become slower with
+it.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ _CONSTANT = {
 def write_evolution(found: Evolution, folder: Path) -> list[str]:
     """Write ``candidates.csv``, ``evolve.md`` and ``winner.yaml``; return their names.
 
-    ``winner.yaml`` has the shipped scheduler and the winner as variants of the first trial; files
-    of profiles and schedulers are copied to the same directory.
+    ``winner.yaml`` is the scenario of the first trial, with the shipped scheduler and the winner as
+    variants. The files of profiles and schedulers are copied to the same directory.
     """
     write_rows(folder / "candidates.csv", candidate_rows(found))
     write_text(folder / "evolve.md", "\n".join(summarize_evolution(found)) + "\n")
@@ -69,8 +70,8 @@ def write_evolution(found: Evolution, folder: Path) -> list[str]:
 def candidate_rows(found: Evolution) -> list[dict[str, Any]]:
     """Return one row per candidate, the shipped scheduler first.
 
-    ``final`` is the score in the final round. The metrics come from the search, or from the final
-    round if the candidate ran only in the final round.
+    The column ``final`` contains the score in the final round. The metrics come from the search or,
+    if the candidate ran only in the final round, from that round.
     """
     final = {one.candidate.key: one for one in found.final}
     tried = final | {one.candidate.key: one for one in found.standings}
@@ -114,12 +115,14 @@ class EvolutionResult:
 
     @property
     def holds(self) -> bool:
-        """Whether the winner is significantly better under all evaluation conditions."""
+        """Whether the winner is significantly better than the shipped scheduler under all
+        evaluation conditions.
+        """
         return self.evolution.holds
 
     @cached_property
     def candidates(self) -> pd.DataFrame:
-        """Rows of candidates.csv, one per candidate."""
+        """Table with the rows of candidates.csv, one per candidate."""
         return pd.DataFrame(candidate_rows(self.evolution))
 
     def __str__(self) -> str:
@@ -217,7 +220,9 @@ def describe_candidate(one: CandidateScore, hooks: Sequence[PolicyHook]) -> list
 
 
 def describe_policy(rule: str, hooks: tuple[PolicyHook, ...]) -> list[str]:
-    """Return lines of text for a policy: one per hook, and the meaning of its variables."""
+    """Return lines of text for a policy: one line per hook (decision that a policy can make), and
+    the meaning of the variables.
+    """
     lines, used = [], dict[str, str]()
     known = {hook.name: hook for hook in hooks}
     for name, expression in parse_policy(rule, hooks).items():
@@ -268,7 +273,9 @@ def _judged(found: Evolution) -> list[str]:
 
 
 def describe_evaluation(judged: WinnerEvaluation) -> list[str]:
-    """Return lines of text for the evaluation of the winner under one condition."""
+    """Return lines of text for the evaluation of the winner under one condition, such as another
+    request rate.
+    """
     name = judged.condition.description
     if judged.why:
         return [f"{name}: cannot be run: {judged.why}"]

@@ -49,8 +49,8 @@ class Proposer:
     folder: Path
 
     def request(self, told: str, number: int) -> Path:
-        """Run the command with the text ``told`` as its stdin, store its output, and return the
-        file.
+        """Run the command with the text ``told`` on stdin, store its output as a file, and return
+        the path of the file.
 
         Raises InputError if the command fails or prints nothing.
         """
@@ -103,9 +103,10 @@ def propose(
 
 
 def make_code_candidate(file: Path, trial: TrialScenario) -> Candidate | str:
-    """Return a candidate with the scheduler in a file and the engine's settings that it supports.
+    """Return a candidate with the scheduler in ``file``; it keeps the engine settings of the trial
+    that the scheduler supports.
 
-    If the file is invalid, return the reason instead.
+    If the file is invalid, return the reason as text instead.
     """
     try:
         config = build_custom_spec(PROPOSED_NAME, str(file), file.parent).config
@@ -124,7 +125,9 @@ def make_code_candidate(file: Path, trial: TrialScenario) -> Candidate | str:
 
 
 def _broken_law(candidate: Candidate, tournament: Tournament) -> str:
-    """Return the scheduler law that a proposal violates in the first trial, or an empty string."""
+    """Return a text about the scheduler law (an invariant that every scheduler must satisfy) that a
+    proposal violates in the first trial; empty if there is none.
+    """
     trial = tournament.trials[0]
     try:
         scenario = candidate.apply_to(trial)
@@ -151,7 +154,7 @@ def _file(candidate: Candidate) -> Path:
 def _letter(
     tournament: Tournament, last: CandidateScore | None, number: int, budget: int
 ) -> list[str]:
-    """Return the text for the program, as lines."""
+    """Return the text that the external program receives, as lines."""
     lines = [
         f"# Proposal {number} of {budget}",
         "Write one Python file with a scheduler class for simkv (from simkv.custom import",

@@ -41,10 +41,11 @@ HOOK_PROBABILITY = 0.4
 
 
 class PolicyGenerator:
-    """Samples, crosses and mutates policies for a set of hooks, with one random stream.
+    """Samples, crosses and mutates policies for a set of hooks, with its own random stream.
 
-    DEAP uses Python's global random generator. Within the context, the global generator continues
-    the stream of this object; on exit, its previous state is restored.
+    A hook is a decision that a policy can make. The object is a context manager: the library DEAP
+    uses Python's global random generator, which continues the stream of this object within the
+    context; on exit, its previous state is restored.
     """
 
     def __init__(self, hooks: Sequence[PolicyHook], seed: int) -> None:
@@ -183,14 +184,15 @@ def _text(tree: Sequence[Any]) -> str:
 
 
 def simplify(text: str) -> str:
-    """Return the expression with constants folded and neutral operations removed."""
+    """Return the expression with constant parts computed and operations without effect removed."""
     return ast.unparse(ast.fix_missing_locations(_Simplest().visit(ast.parse(text, mode="eval"))))
 
 
 def simplify_for_hook(text: str, sort: HookResult) -> str:
-    """Return a shorter expression with the same effect at a hook with this kind of result.
+    """Return a shorter expression that has the same effect at a hook.
 
-    For example, scaling does not change an order.
+    ``sort`` is the kind of result that the hook needs. For example, if the result orders requests,
+    scaling it has no effect.
     """
     node = ast.parse(text, mode="eval").body
     value = _value(node)
@@ -206,7 +208,7 @@ def simplify_for_hook(text: str, sort: HookResult) -> str:
 
 
 def _within(node: ast.expr) -> ast.expr | None:
-    """If the expression only shifts or scales an operand by a constant, return the operand, else
+    """Return the operand if the expression only shifts or scales it by a constant; otherwise
     None.
     """
     if not isinstance(node, ast.BinOp):

@@ -25,7 +25,8 @@ def tune(
     name: str,
     advance: ProgressCallback | None = None,
 ) -> None:
-    """Try settings until the study ``name`` in ``store`` contains ``budget`` trials.
+    """Try combinations of settings until the study ``name`` in the file ``store`` contains
+    ``budget`` trials.
 
     Raises InputError if Optuna is not installed.
     """

@@ -84,9 +84,10 @@ def sample_policies(
 def prune_policy(
     tournament: Tournament, winner: CandidateScore, most: int = MAX_DUPLICATES
 ) -> CandidateScore:
-    """Remove unneeded decisions of the winning policy and return its score.
+    """Remove decisions from the winning policy if its score does not get worse without them, and
+    return the score of the result.
 
-    ``most`` limits the number of runs.
+    ``most`` limits the number of policies that are tried.
     """
     lines = str(dict(winner.candidate.change).get("engine.rule", "")).splitlines()
     for line in lines[:most] if len(lines) > 1 else []:
@@ -100,7 +101,7 @@ def prune_policy(
 
 @dataclass
 class _Search:
-    """Common part of both search methods; a search tries at most ``budget`` policies and no policy
+    """Common part of both search methods. A search tries at most ``budget`` policies, and no policy
     twice.
     """
 
@@ -122,7 +123,9 @@ class _Search:
         return self._new(count, iter(self.generator.sample, None))
 
     def children(self, population: Sequence[_Individual]) -> list[_Individual]:
-        """Return new policies bred from ``population``, which is sorted from best to worst."""
+        """Return new policies made from those in ``population`` by crossover and mutation;
+        ``population`` is sorted from best to worst.
+        """
         return self._new(GENERATION_SIZE, self._breed(population))
 
     def _breed(self, population: Sequence[_Individual]) -> Iterator[PolicyTrees]:

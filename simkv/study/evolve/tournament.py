@@ -1,4 +1,7 @@
-"""Evaluate candidates on trials and rank them relative to the shipped scheduler."""
+"""Evaluate candidates on trials, and rank them relative to the shipped scheduler.
+
+The shipped scheduler is the engine's scheduler without any change.
+"""
 
 from __future__ import annotations
 
@@ -56,10 +59,11 @@ SHIPPED = Candidate()
 class CandidateScore:
     """Losses of a candidate relative to the shipped scheduler.
 
-    ``losses`` has a row per trial that was run and a column per goal. ``left_out`` is, for each of
-    these trials, the fraction of requests that the candidate leaves unserved in excess of the
-    shipped scheduler. ``trials`` is the number of all trials; trials that were not run count as
-    equal to the shipped scheduler. ``why`` is the reason if the candidate could not be run.
+    A loss is the fraction by which a metric is worse than with the shipped scheduler. ``losses``
+    has a row per trial that was run and a column per goal. ``left_out`` states, for each of these
+    trials, by how much the fraction of unserved requests is higher than with the shipped scheduler.
+    ``trials`` is the number of all trials; in trials that were not run, the candidate counts as
+    equal to the shipped scheduler. If the candidate could not be run, ``why`` is the reason.
     """
 
     candidate: Candidate
@@ -127,7 +131,9 @@ class Tournament:
     def summaries(
         self, candidates: Sequence[Candidate], trials: Sequence[TrialScenario]
     ) -> list[list[dict[str, Any]] | str]:
-        """Return, for each candidate, the summaries of all trials, or the reason of its failure."""
+        """Return, for each candidate, the summaries of all trials or, if the candidate fails, the
+        reason.
+        """
         jobs: list[list[SimulationJob] | str] = []
         for candidate in candidates:
             try:
@@ -170,9 +176,10 @@ class Tournament:
     ) -> list[CandidateScore]:
         """Evaluate candidates and return their scores; earlier results are reused.
 
-        Unless ``thorough``, there are up to three rounds: on the first trial, on the first trial of
-        each scenario, and on all trials. A candidate does not advance if it has not improved any
-        goal so far, or if ``HEAT_SURVIVORS`` other candidates beat it on the trials that it ran.
+        Unless ``thorough``, there are up to three rounds: the candidates run first on the first
+        trial, then on the first trial of each scenario, and then on all trials. A candidate does
+        not advance if it has not improved any goal so far, or if ``HEAT_SURVIVORS`` other
+        candidates beat it on the trials that it ran.
         """
         left = list({one.key: one for one in candidates if one.key not in self.standings}.values())
         every = len(self.trials)
@@ -214,8 +221,8 @@ class Tournament:
         )
 
     def _shipped(self, goal: FigureGoal, trial: int) -> float | None:
-        """Return the shipped scheduler's value in a trial; if the trial has none, the mean over the
-        other trials.
+        """Return the shipped scheduler's value of a metric in a trial or, if the trial has no
+        value, the mean over the other trials.
         """
         values = [one[goal.figure] for one in self.standings[SHIPPED.key].values]
         known = [value for value in values if value is not None]
@@ -229,8 +236,8 @@ class Tournament:
 
 
 def _figures(summary: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return the metrics of a run; if it served no request, only the metrics of unserved
-    requests.
+    """Return the metrics of a run; if the run served no request, return only the metrics about
+    unserved requests.
     """
     found = compute_objective_figures(summary)
     return (

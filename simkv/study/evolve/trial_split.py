@@ -41,8 +41,9 @@ class TrialScenario:
 
 @dataclass(frozen=True)
 class EvaluationCondition:
-    """A condition under which the winner is evaluated, with the held-out trials changed
-    accordingly.
+    """A condition under which the winner is evaluated, such as another request rate.
+
+    ``trials`` contains the held-out trials with this change.
     """
 
     description: str
@@ -157,8 +158,8 @@ def _sized(trial: TrialScenario, by: float) -> Scenario:
 
 
 def _paced(trial: TrialScenario, by: float) -> Scenario:
-    """Return the scenario at ``by`` times its request rate; random arrivals are sampled at the new
-    rate.
+    """Return the scenario with ``by`` times its request rate; if arrivals are random, they are
+    sampled at the new rate.
     """
     workload = trial.scenario.workload
     changed: dict[str, Any] = {}

@@ -26,11 +26,12 @@ MIN_TIME_CHANGE = 0.05
 
 @dataclass(frozen=True)
 class Improvement:
-    """Gain in one goal relative to the shipped scheduler, as a fraction; the mean over trials.
+    """Improvement of one goal relative to the shipped scheduler, as a fraction, averaged over
+    trials.
 
-    ``low`` to ``high`` is the 95 % interval of the mean by Student's t; None for a single trial.
-    ``shipped`` and ``evolved`` are the mean values of the metric with the shipped scheduler and the
-    winner; None if the metric is missing in a trial.
+    ``low`` and ``high`` are the ends of the 95 % interval of the mean by Student's t; None for a
+    single trial. ``shipped`` and ``evolved`` are the mean values of the metric with the shipped
+    scheduler and with the winner; None if the metric is missing in a trial.
     """
 
     goal: FigureGoal
@@ -53,10 +54,10 @@ class Improvement:
 
 @dataclass(frozen=True)
 class WinnerEvaluation:
-    """Result of evaluating the winner under one condition: its gain in each goal.
+    """Result of evaluating the winner under one condition: its improvement in each goal.
 
-    ``unserved`` are the numbers of unserved requests with the shipped scheduler and the winner.
-    ``why`` is the reason if the winner could not be run.
+    ``unserved`` contains the numbers of unserved requests with the shipped scheduler and with the
+    winner. ``why`` is the reason if the winner could not be run.
     """
 
     condition: EvaluationCondition
@@ -66,10 +67,9 @@ class WinnerEvaluation:
 
     @property
     def holds(self) -> bool:
-        """Whether at least one goal is surely better, no goal is surely worse, and no more requests
-        are unserved.
-
-        Fewer unserved requests also count as better.
+        """Whether the winner is better than the shipped scheduler: at least one goal is surely
+        better or fewer requests are unserved, and neither the goals nor the number of unserved
+        requests get worse.
         """
         before, after = self.unserved
         better = after < before or any(gain.surely_better for gain in self.gains)
@@ -103,8 +103,8 @@ def evaluate_winner(
     limits: Mapping[str, float],
     runner: JobRunner,
 ) -> tuple[list[WinnerEvaluation], list[RequestClassCost]]:
-    """Evaluate the winner under all conditions; return the results, and its effect by request class
-    under the first condition.
+    """Evaluate the winner under all conditions; return the results, and its effect on each class of
+    requests under the first condition.
     """
     found: list[WinnerEvaluation] = []
     costs: list[RequestClassCost] = []

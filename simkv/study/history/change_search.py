@@ -23,9 +23,10 @@ class SkippedRevision:
 
 @dataclass(frozen=True)
 class HistoryChange(Generic[Found]):
-    """Two revisions with different states, where no revision between them has a result.
+    """A change of the result between two revisions.
 
-    ``before`` and ``after`` are indices; the revisions between them were skipped.
+    ``before`` and ``after`` are the indices of the revisions. All revisions between them were
+    skipped, so one of them may have caused the change.
     """
 
     before: int
@@ -41,7 +42,9 @@ class HistoryChange(Generic[Found]):
 
 @dataclass(frozen=True)
 class HistorySearch(Generic[Found]):
-    """Results, and reasons of skipped revisions, by index; and the changes in order."""
+    """Result of a search: the results by revision index, the skipped revisions by index, and the
+    changes in order.
+    """
 
     results: dict[int, Found]
     skipped: dict[int, SkippedRevision]
@@ -54,10 +57,12 @@ def find_changes(
     state: Callable[[Found], str],
     samples: int = 2,
 ) -> HistorySearch[Found]:
-    """Return the changes of ``state`` among revisions 0 to ``count - 1``.
+    """Return the changes of a result among the revisions 0 to ``count - 1``.
 
-    ``samples`` revisions, including both ends, are run first; every pair of neighbors with
-    different states is bisected. A change that is undone between two neighbors is not detected.
+    ``state`` returns the property of a result that is compared. ``samples`` revisions, including
+    the first and the last, are run first. If the states of two successive samples differ, the
+    revisions between them are bisected. If the states are equal, a change between them that is
+    undone later is not detected.
     """
     results: dict[int, Found] = {}
     skipped: dict[int, SkippedRevision] = {}
@@ -88,10 +93,10 @@ def find_changes(
 
 
 def _between(low: int, high: int) -> Iterator[int]:
-    """Yield all indices between two others, in an order that needs few runs to leave a long stretch
-    of unusable revisions.
+    """Yield all indices between two others, in the order in which to try them.
 
-    The order is the middle, then the indices at distances 1, 2, 4, … from it, then the rest.
+    The first index is the middle; the indices at the distances 1, 2, 4, … from it follow, then the
+    rest. If many successive revisions cannot be run, few runs are needed to find one that can.
     """
     middle, seen = (low + high) // 2, set[int]()
     distances = [0] + [2**power for power in range((high - low).bit_length())]

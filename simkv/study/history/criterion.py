@@ -1,4 +1,4 @@
-"""Criteria for a change of a scenario's result between two revisions."""
+"""Criteria by which the results of two revisions count as different."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Commits of a local clone, and a temporary worktree to check them out.
 
-No command changes the user's files or uses the network: hooks are disabled, and an object that a
-partial clone lacks is an error.
+No git command changes the user's files or uses the network: hooks are disabled, and an object that
+is missing in a partial clone leads to an error.
 """
 
 from __future__ import annotations
@@ -77,10 +77,10 @@ def merge_base(repository: Path, one: Commit, other: Commit) -> Commit:
 
 
 def list_commits(repository: Path, old: Commit, new: Commit) -> list[Commit]:
-    """Return ``old`` and the commits after it up to ``new``, on the line of first parents.
+    """Return ``old`` and the commits after it up to ``new``, following first parents only.
 
-    ``old`` is an ancestor of ``new``. If it is not on this line, return the commits that descend
-    from ``old``.
+    ``old`` must be an ancestor of ``new``. If first parents do not lead from ``new`` to ``old``,
+    return ``old`` and all ancestors of ``new`` that descend from ``old``.
     """
     span = f"{old.hash}..{new.hash}"
     found = _commits(repository, "--reverse", "--first-parent", span)
@@ -142,7 +142,9 @@ def _commits(repository: Path, *words: str) -> list[Commit]:
 
 
 def _git(folder: Path, *words: str) -> str:
-    """Return the output of a git command. Raises InputError with its last line if it fails."""
+    """Return the output of a git command. If it fails, raises InputError with the last line of its
+    output.
+    """
     # A hook sets variables such as GIT_DIR, which would select another repository.
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:

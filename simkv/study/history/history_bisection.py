@@ -69,7 +69,7 @@ def bisect_commits(
 ) -> Bisection[Commit]:
     """Find the change between two commits; either may be the older one.
 
-    If they are on different branches, the change is on the branch whose result differs from the
+    If the commits are on different branches, the branch is searched whose result differs from the
     result of their merge base.
     """
     ends = _Ends(good, bad, run, when, tolerance)

@@ -18,9 +18,9 @@ from simkv.schedulers.engine_registry import list_variants
 def parse_releases(text: str, engine: str, package: str, folder: Path) -> list[str]:
     """Return the releases of ``LOW..HIGH``, or the releases of a comma-separated list.
 
-    The range consists of the releases that simkv knows, the releases in ``folder``, and both ends
-    if they have three components. If ``LOW`` is newer than ``HIGH``, the order is reversed. Raises
-    InputError if there are fewer than two.
+    A range contains the releases that simkv knows, the releases in ``folder``, and both ends if
+    their version numbers have three components. If ``LOW`` is newer than ``HIGH``, the order is
+    reversed. Raises InputError if there are fewer than two releases.
     """
     if ".." not in text:
         found = [plain_release(name.strip()) or name.strip() for name in text.split(",")]

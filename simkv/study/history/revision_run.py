@@ -34,7 +34,9 @@ DIED = "engine died"
 
 @dataclass(frozen=True)
 class RevisionResult:
-    """Metrics of a run, and its expectations as pairs of a text and whether it holds."""
+    """Metrics of a run, and its expectations: pairs of a text and a Boolean, which states whether
+    the expectation holds.
+    """
 
     figures: RunFigures
     expectations: tuple[tuple[str, bool], ...]
@@ -47,10 +49,10 @@ class RevisionResult:
 
 @dataclass(frozen=True)
 class ScenarioRunner:
-    """Run one variant of a scenario on revisions, each once; ``store`` has earlier results.
+    """Run one variant of a scenario on several revisions; each revision is run at most once.
 
-    ``ignored`` is a directory whose files differ between revisions and therefore do not identify a
-    run.
+    ``store`` contains earlier results. Files that the scenario names identify a run, except those
+    in the directory ``ignored``, which differ between revisions.
     """
 
     document: YamlDocument

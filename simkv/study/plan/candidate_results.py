@@ -1,4 +1,6 @@
-"""Results of candidates under the conditions of a plan, and the runs that are still needed."""
+"""Results of candidates (values of the planned setting) under the conditions of a plan, and the
+runs that are still needed.
+"""
 
 from __future__ import annotations
 
@@ -35,14 +37,15 @@ class CandidateResults:
     def verdict(self, candidate: int, conditions: Sequence[PlanCondition]) -> bool | None:
         """Return whether the candidate meets all objectives under all conditions.
 
-        The result is False if the candidate fails under any condition that was run; otherwise it is
-        None if some conditions were not run.
+        The result is False if the candidate fails under any condition that was run. If it does not
+        fail and some conditions were not run, the result is None.
         """
         found = [self.holds(candidate, condition) for condition in conditions]
         return False if False in found else None if None in found else True
 
     def missing(self, candidate: int, conditions: Sequence[PlanCondition]) -> list[PlanCondition]:
-        """Return the conditions under which the candidate must be run next to obtain a verdict.
+        """Return the conditions under which the candidate must be run next to determine whether it
+        meets all objectives.
 
         A run with a replica failure requires the corresponding run without a failure first.
         """
@@ -64,7 +67,8 @@ class CandidateResults:
 
 @dataclass(frozen=True)
 class PlanQuestion:
-    """The question which candidate is the first to meet the objectives under all ``conditions``.
+    """A question to answer by runs: which candidate is the first that meets the objectives under
+    all ``conditions``?
 
     The search starts at candidate ``hint``, if given.
     """
@@ -75,7 +79,9 @@ class PlanQuestion:
 
     @property
     def known(self) -> dict[int, bool]:
-        """Verdicts of all candidates that have a verdict."""
+        """Candidates for which the results are sufficient, with whether they meet the objectives
+        under all conditions.
+        """
         verdicts = {
             candidate: self.results.verdict(candidate, self.conditions)
             for candidate in range(len(self.results.case.candidates))
@@ -106,7 +112,8 @@ def answer_questions(
     exhaustive: bool = False,
     advance: ProgressCallback | None = None,
 ) -> None:
-    """Run candidates until all questions have answers; each batch contains runs for all questions.
+    """Run candidates until all questions are answered; the runs for all questions are executed
+    together in batches.
 
     ``advance`` is called with the number of finished runs and the total. Raises RunsFailed.
     """
@@ -123,7 +130,7 @@ def run_candidates(
     runner: JobRunner,
     advance: ProgressCallback | None = None,
 ) -> None:
-    """Run candidates under conditions and store the results. Raises RunsFailed."""
+    """Run candidates under the given conditions and store the results. Raises RunsFailed."""
     jobs = {}
     for board, candidate, condition in wanted:
         calm = board.summaries.get((candidate, condition.without_failure))

@@ -10,10 +10,10 @@ interrupted search resumes with the same steps.
         known |= {probe: meets(probe) for probe in probes}
     find_edge(known)
 
-A larger cache may starve a request that a smaller cache served, so the results need not be
-monotone. Therefore a candidate that meets the objectives counts only if the next ``neighbours``
-candidates meet them, too. The same number of candidates before it is also tried; if one of these
-contradicts monotonicity, the number of neighbours doubles.
+The results need not be monotone: a request may starve with a larger cache although it is served
+with a smaller one. Therefore a candidate that meets the objectives counts only if the next
+``neighbours`` candidates meet them, too. The same number of candidates before it is also tried. If
+the results of these neighbours are not monotone, the number of neighbours doubles.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ def next_probes(
 ) -> tuple[int, ...]:
     """Return the candidates, out of ``count``, to try next; empty when the search has ended.
 
-    The search brackets the answer, bisects and checks the neighbours. The ends of the bracket may
-    lie outside the candidates: the position before the first candidate counts as failing, and the
-    position after the last candidate as meeting the objectives. With a ``hint``, the search starts
-    at this candidate and continues in growing strides: for hint 0 with 0, then 1 and 3, then 7 and
-    15.
+    The search finds an interval that contains the answer, bisects it and checks the neighbours of
+    the answer. The ends of the interval may lie outside the candidates: the position before the
+    first candidate counts as failing, and the position after the last candidate as meeting the
+    objectives. With a ``hint``, the search starts at this candidate and continues in growing
+    strides. For example, with the hint 0, it tries candidate 0, then 1 and 3, then 7 and 15.
     """
     if not known:
         if hint is None:
@@ -105,17 +105,15 @@ def _spread(count: int) -> list[int]:
 
 
 def _upwards(known: KnownAnswers, count: int) -> tuple[int, ...]:
-    """Return the next candidates above the known candidates, in growing strides; all known
-    candidates fail.
-    """
+    """Return the next candidates above the known candidates, which all fail, in growing strides."""
     highest, stride = max(known), max(known) - min(known) + 1
     steps = {min(highest + stride, count - 1), min(highest + 3 * stride, count - 1)}
     return tuple(sorted(steps - {highest}))
 
 
 def _downwards(known: KnownAnswers) -> tuple[int, ...]:
-    """Return the next candidates below the known candidates, in growing strides; no known candidate
-    fails.
+    """Return the next candidates below the known candidates, none of which fails, in growing
+    strides.
     """
     lowest, stride = min(known), max(known) - min(known) + 1
     return tuple(sorted({max(lowest - stride, 0), max(lowest - 3 * stride, 0)}))

@@ -1,4 +1,4 @@
-"""Make a capacity plan: find the answer, its uncertainty and its binding objectives.
+"""Make a capacity plan: find the answer, its uncertainty, and the objectives that determine it.
 
 Example:
 
@@ -28,12 +28,12 @@ from simkv.study.plan.rate_cliff import RateResult, cliff
 
 @dataclass(frozen=True)
 class ObjectiveStatus:
-    """An objective at the answer of a plan: its worst ``value``, and the ``slack`` to its limit.
+    """An objective, evaluated for the candidate that is the answer of a plan.
 
-    ``slack`` is a fraction of the limit. ``value_before`` and ``slack_before`` are the values for
-    the candidate before the answer, which fails the objectives. The objective binds if
-    ``slack_before`` is negative; ``by_failure`` is true if it is negative only in runs with a
-    replica failure.
+    ``value`` is the worst value of the metric, and ``slack`` its distance from the limit, as a
+    fraction of the limit. ``value_before`` and ``slack_before`` are the same for the candidate
+    before the answer, which fails at least one objective. The objective binds if ``slack_before``
+    is negative; ``by_failure`` is true if it is negative only in runs with a replica failure.
     """
 
     objective: Objective
@@ -51,13 +51,15 @@ class ObjectiveStatus:
 
 @dataclass(frozen=True)
 class CapacityPlan:
-    """Result of a plan. Answers are indices of candidates; ``value`` converts them to settings.
+    """Result of a plan. Answers are indices of candidates; ``value`` converts an index to the value
+    of the setting.
 
-    ``answers`` are the answers for the individual seeds, and ``by_error`` is the range of answers
-    within the profile's error. ``isolated_answers`` are candidates that meet the objectives
-    although a later candidate in ``failing`` does not. ``held_back`` has three results for the
-    held-out scenario: whether the answer also meets its objectives, the answer of a plan made for
-    this scenario, and the results of the runs.
+    ``answer`` is the first candidate that meets all objectives. ``answers`` contains the answers
+    for the individual seeds, and ``by_error`` the range of answers if step times are faster or
+    slower by the profile's error. ``isolated_answers`` contains candidates that meet the objectives
+    although a later candidate, which is in ``failing``, does not. ``held_back`` contains three
+    results for the held-out scenario: whether the answer also meets its objectives, the answer of a
+    plan made for this scenario, and the results of the runs.
     """
 
     prepared: PreparedPlan
@@ -73,7 +75,7 @@ class CapacityPlan:
     held_back: tuple[bool, int | None, CandidateResults] | None
 
     def value(self, candidate: int | None) -> Number | None:
-        """Return the value of the planned setting for a candidate, given by its index."""
+        """Return the value of the planned setting for the candidate with this index."""
         return None if candidate is None else self.prepared.case.candidates[candidate]
 
     @property
@@ -86,7 +88,7 @@ class CapacityPlan:
 
     @property
     def by_seed(self) -> AnswerRange:
-        """Range of the answers for the individual seeds."""
+        """Range of the answers that are found with each seed separately."""
         return find_answer_range(self.answers)
 
     @property
@@ -99,7 +101,7 @@ class CapacityPlan:
 def make_plan(
     prepared: PreparedPlan, runner: JobRunner, advance: ProgressCallback | None = None
 ) -> CapacityPlan:
-    """Make a plan; runs whose results are stored are not repeated. Raises RunsFailed.
+    """Make a plan. If the result of a run is stored, the run is not repeated. Raises RunsFailed.
 
     ``advance`` is called with the number of finished runs and the total of the current batch.
     """
@@ -174,7 +176,7 @@ def make_plan(
 def _held(
     objective: Objective, board: CandidateResults, answer: int | None, prepared: PreparedPlan
 ) -> ObjectiveStatus:
-    """Return the status of an objective at the answer or, without an answer, at the last
+    """Return the status of an objective for the answer or, without an answer, for the last
     candidate.
     """
     last = len(prepared.case.candidates) - 1

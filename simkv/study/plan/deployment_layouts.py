@@ -31,11 +31,11 @@ LeftOut = Callable[[str], None]
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """A deployment without its number of replicas, and the results for the tried numbers of
-    replicas.
+    """A deployment whose number of replicas is not determined yet, and the results for the numbers
+    that were tried.
 
-    The candidates of its plan are numbers of replicas, or of decode replicas if there are
-    ``prefill`` replicas.
+    The candidates are the possible numbers of replicas or, if there are ``prefill`` replicas, of
+    decode replicas.
     """
 
     prepared: PreparedPlan
@@ -55,12 +55,14 @@ class Layout:
 
     @property
     def scenario(self) -> Scenario:
-        """Scenario with the first candidate."""
+        """Scenario with the smallest number of replicas."""
         return self.prepared.case.scenario(0)
 
     @property
     def place(self) -> str:
-        """GPU, variant and other values of ``--over`` that distinguish layouts; may be empty."""
+        """GPU, variant and other values of ``--over`` that distinguish this layout from others; may
+        be empty.
+        """
         words = self.prepared.label.split()
         kept = [word for word in words if not word.startswith(f"{TP}=")]
         return " ".join(word.removeprefix("hardware.gpu=") for word in kept)
@@ -76,10 +78,12 @@ class Layout:
 def prepare_layouts(
     document: YamlDocument, request: PlanRequest, tp_given: bool, left_out: LeftOut
 ) -> tuple[list[Layout], tuple[int, ...]]:
-    """Return a layout per GPU and tensor parallel size, and the tokens per step to try.
+    """Return a layout for each GPU and tensor parallel size, and the numbers of tokens per step to
+    try.
 
-    ``--over`` may set both kinds of values. With ``tp_given``, only the tensor parallel size of the
-    scenario is tried. Layouts that do not fit are reported to ``left_out``. Raises InputError.
+    The user can set these sizes and numbers with ``--over``. With ``tp_given``, only the tensor
+    parallel size of the scenario is tried. Layouts that do not fit are reported to ``left_out``.
+    Raises InputError.
     """
     for name in ("held_back", "exhaustive", "cliff", "largest"):
         if getattr(request, name):
@@ -100,7 +104,9 @@ def prepare_layouts(
 
 
 def _step_tokens(axes: dict[str, str]) -> tuple[int, ...]:
-    """Remove the axis of tokens per step, and return its values or the default values."""
+    """Remove the axis with the numbers of tokens per step from ``axes``, and return its values;
+    without such an axis, return the default values.
+    """
     for path, text in axes.items():
         section, _, name = path.partition(".")
         if section == "engine" and name in ("max_num_batched_tokens", "chunked_prefill_size"):
@@ -118,8 +124,8 @@ def with_step_tokens(layout: Layout, tokens: int) -> Layout:
 def split_layout(layout: Layout, prefill: int, decode: int, bandwidth: float) -> Layout:
     """Return a layout with ``prefill`` prefill replicas and up to ``decode`` decode replicas.
 
-    All replicas equal those of ``layout``. ``bandwidth`` is in GB/s per GPU. Raises InputError if
-    the engine cannot transfer KV, or the size of the KV is unknown.
+    All replicas have the same configuration as those of ``layout``. ``bandwidth`` is in GB/s per
+    GPU. Raises InputError if the engine cannot transfer KV, or the size of the KV is unknown.
     """
     section = layout.scenario.hardware
     if section is None:

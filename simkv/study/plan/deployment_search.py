@@ -4,12 +4,13 @@ The search narrows in four stages. Stages 1 to 3 use the first seed:
 
 1. For each GPU and tensor parallel size, find the least number of replicas by bisection.
 2. Repeat this with other numbers of tokens per step, starting at the number found.
-3. Split the least number of GPUs into prefill and decode replicas of the same size, with one
-   more replica if that is not enough.
-4. Run the deployments on the Pareto front of tok/s per GPU and TPOT with all seeds. Those that
-   miss an objective leave the front, until all deployments on it meet the objectives.
+3. Split the least number of GPUs into prefill and decode replicas of the same size, with one more
+   replica if that is not enough.
+4. Run the deployments on the Pareto front of tok/s per GPU and TPOT with all seeds. Deployments
+   that miss an objective are removed from the front, until all deployments on it meet the
+   objectives.
 
-More replicas are assumed to do better, so neighbours of an answer are not tried.
+More replicas are assumed to give better results, so candidates next to an answer are not checked.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ NEGLIGIBLE = 0.01
 
 @dataclass(frozen=True)
 class PlannedDeployment:
-    """A layout with a number of (decode) replicas, by the index of its candidate.
+    """A layout with a number of replicas (or decode replicas), which the index ``candidate`` gives.
 
     ``tok_s_per_gpu`` is the output throughput per GPU, ``tpot_ms`` the mean TPOT and ``ttft_ms``
     the P99 TTFT, each as the mean over the simulated seeds; they are None without a sample.
@@ -67,12 +68,12 @@ class PlannedDeployment:
 
     @property
     def name(self) -> str:
-        """Replicas and their tensor parallel size as text."""
+        """Numbers of replicas and their tensor parallel size as text."""
         return self.layout.describe(self.replicas)
 
     def covers(self, other: PlannedDeployment, tolerance: float) -> bool:
-        """Return whether this deployment is worse by at most ``tolerance`` in tok/s per GPU and in
-        TPOT.
+        """Return whether this deployment is at least as good as ``other`` in tok/s per GPU and in
+        TPOT, or worse by at most the fraction ``tolerance``.
         """
         assert self.tpot_ms is not None
         assert other.tpot_ms is not None
@@ -184,7 +185,9 @@ def _split_closer(base: Layout, tried: Sequence[Layout], bandwidth: float) -> li
 
 
 def _least(layout: Layout, default: int | None = None) -> Any:
-    """Return the index of the smallest number of replicas that meets the objectives."""
+    """Return the index of the smallest number of replicas that meets the objectives with the first
+    seed.
+    """
     known = PlanQuestion(layout.results, layout.prepared.seed_conditions(0)).known
     found = find_edge(known, 0)
     return default if found is None else found
@@ -198,9 +201,10 @@ def _total(base: Layout) -> int:
 
 
 def _rank(layout: Layout) -> tuple[float, float, float]:
-    """Return a key that sorts the layout with the fewest replicas first, then by TPOT.
+    """Return a sort key: layouts that need the fewest GPUs come first, then layouts with a low
+    TPOT.
 
-    Layouts that never meet the objectives are last, in order of the margin by which they miss.
+    Layouts that never meet the objectives come last, in the order of how far they miss them.
     """
     found = _least(layout)
     if found is None:
@@ -248,7 +252,7 @@ _SPENT = ("makespan_s", "total_input_tokens", "total_output_tokens")
 
 
 def _mean(runs: Sequence[Summary], name: str) -> float | None:
-    """Return the mean of a metric; None if a run has no sample."""
+    """Return the mean of a metric over the runs; None if a run has no sample of it."""
     values = [figure(run, name) for run in runs]
     known = [value for value in values if value is not None]
     return math.fsum(known) / len(known) if known and len(known) == len(values) else None
@@ -282,7 +286,9 @@ def _confirm_front(
 
 
 def _has_new_miss(layout: Layout) -> bool:
-    """Return whether the least number of replicas of the first seed misses with another seed."""
+    """Return whether the number of replicas that suffices with the first seed misses an objective
+    with another seed.
+    """
     return layout.results.verdict(_least(layout), layout.prepared.nominal) is False
 
 

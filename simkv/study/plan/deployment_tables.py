@@ -14,8 +14,8 @@ from simkv.study.plan.plan_summary import describe_objectives
 def deployment_rows(search: DeploymentSearch) -> list[dict[str, Any]]:
     """Return a row per deployment that was simulated; missing numbers are None.
 
-    ``meets`` is None if only the first seed was simulated and the deployment meets the objectives
-    with it.
+    ``meets`` states whether the deployment meets the objectives. It is None if they are met with
+    the first seed and no other seed was simulated.
     """
     on_front = [(one.layout, one.candidate) for one in search.front]
     return [
@@ -103,7 +103,9 @@ def describe_layout(one: PlannedDeployment) -> str:
 
 
 def _compare_splits(search: DeploymentSearch) -> list[str]:
-    """Return a line that compares the best split with the best deployment without one."""
+    """Return a line that compares the best deployment with separate prefill and decode replicas
+    with the best one without.
+    """
     splits, whole = (
         [one for one in search.deployments if one.meets is not False and split(one)]
         for split in (lambda one: one.layout.prefill, lambda one: not one.layout.prefill)

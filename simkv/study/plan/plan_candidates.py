@@ -1,4 +1,6 @@
-"""Candidates of a plan: variants of a scenario, each under several conditions."""
+"""Candidates of a plan: a scenario with different values of one setting, each run under several
+conditions.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,8 @@ Number = int | float
 class PlanCondition:
     """Condition under which a candidate is run.
 
-    ``side`` is the side of the profile's error (None: no error), ``failing`` is true if one replica
-    fails, and ``repeat`` is the index of the seed.
+    ``side`` states whether steps are faster or slower by the profile's error (None: neither),
+    ``failing`` is true if one replica fails, and ``repeat`` is the index of the seed.
     """
 
     side: ErrorSide | None = None
@@ -48,13 +50,14 @@ class PlanCondition:
 
 @dataclass(frozen=True)
 class PlanCandidates:
-    """A variant of a scenario with one setting, ``knob``, at each of the ``candidates``.
+    """A variant of a scenario, with the setting ``knob`` at each of the values ``candidates``.
 
-    ``candidates`` are the values in search order: later values should do better. ``limits`` (ms)
-    are the goodput limits. ``factors`` are the factors on step durations for the profile's error;
-    if ``own_error``, the error of the profile itself is used, which also grows outside its range.
-    With ``survive``, runs record the time at which a failure would be worst. ``option`` is the
-    command option in which the setting was given.
+    The values are in search order: later values should give better results. ``limits`` contains the
+    latency limits (ms) of the goodput. ``factors`` contains the factors by which the profile's
+    error makes step durations shorter or longer. With ``own_error``, the error in the profile
+    itself is used instead, which grows outside the range of the profile. With ``survive``, runs
+    record the time at which a failure would be worst. ``option`` is the command option in which the
+    setting was given.
     """
 
     document: YamlDocument
@@ -95,7 +98,8 @@ class PlanCandidates:
     ) -> SimulationJob:
         """Return the job that runs a candidate under a condition.
 
-        If the condition has a failure, ``calm`` is the summary of the run without a failure.
+        If the condition includes a replica failure, ``calm`` is the summary of the same run without
+        a failure.
         """
         scenario = self.with_condition(self.scenario(candidate), condition)
         if condition.failing:
@@ -108,7 +112,7 @@ class PlanCandidates:
         return make_job(scenario, self.folder, self.limits, peak=self.survive)
 
     def with_condition(self, scenario: Scenario, condition: PlanCondition) -> Scenario:
-        """Return the scenario with the seed and the step durations of a condition."""
+        """Return the scenario, changed to the seed and the step durations of a condition."""
         scenario = reseed_scenario(scenario, condition.repeat)
         if condition.side is None:
             return scenario
@@ -146,8 +150,8 @@ def parse_candidates(text: str, largest: bool) -> tuple[str, tuple[Number, ...]]
 def select_variants(
     document: YamlDocument, overrides: Sequence[str], wanted: Sequence[str]
 ) -> list[str]:
-    """Return the variants of a scenario file for which to plan; all variants if ``wanted`` is
-    empty.
+    """Return the variants of a scenario file for which to make a plan; all variants if ``wanted``
+    is empty.
 
     Raises InputError for an unknown name.
     """

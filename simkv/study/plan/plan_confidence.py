@@ -20,9 +20,10 @@ from simkv.metrics.fidelity import mark_step_times
 
 @dataclass(frozen=True)
 class AnswerRange:
-    """Range of answers, as indices of candidates from ``low`` to ``high``.
+    """Range of the answers of several plans, from ``low`` to ``high``.
 
-    None means no answer and counts as larger than all candidates.
+    An answer is the index of a candidate. None means that no candidate is sufficient, and counts as
+    larger than all indices.
     """
 
     low: int | None
@@ -30,7 +31,7 @@ class AnswerRange:
 
 
 def find_answer_range(answers: Sequence[int | None]) -> AnswerRange:
-    """Return the range of some answers; None (no answer) counts as larger than all candidates."""
+    """Return the range of some answers (see ``AnswerRange``)."""
     known = [answer for answer in answers if answer is not None]
     low = min(known, default=None)
     return AnswerRange(low, max(known) if len(known) == len(answers) and known else None)
@@ -47,21 +48,23 @@ def coverage_of_range(repeats: int) -> float:
 
 
 def bound_violated_share(repeats: int, confidence: float = 0.95) -> float:
-    """Return the upper bound on the fraction of seeds that violate an objective.
+    """Return an upper bound on the fraction of seeds that violate an objective.
 
-    All ``repeats`` seeds that were simulated met the objective. The bound is the upper end of the
-    one-sided Clopper-Pearson interval.
+    The ``repeats`` seeds that were simulated all met the objective. The bound is the upper end of
+    the one-sided Clopper-Pearson interval.
     """
     return float(1.0 - (1.0 - confidence) ** (1.0 / repeats))
 
 
 @dataclass(frozen=True)
 class ProfileError:
-    """Error of a profile: factors on step durations by side and kind of step.
+    """Error of a profile's step durations.
 
-    ``note`` describes the source of the factors. ``factors`` is empty if no error is known. ``own``
-    is true if the error is the profile's own, which grows outside its range. ``mark`` is the basis
-    of the step times with their typical error, such as ``composed ±11 %``.
+    ``factors`` contains, for each kind of step, the factors by which its duration may be shorter
+    (``faster``) and longer (``slower``); it is empty if no error is known. ``note`` describes the
+    source of the factors. ``own`` is true if the error is stated in the profile, and false if the
+    user gave it; only the former grows outside the range of the profile's data. ``mark`` is a label
+    with the origin of the step times and their typical error, such as ``composed ±11 %``.
     """
 
     factors: dict[ErrorSide, dict[StepKind, float]]
@@ -71,10 +74,11 @@ class ProfileError:
 
 
 def find_profile_error(profile: CostProfile, given: float | None) -> ProfileError:
-    """Return the profile's own error, or the relative error ``given`` by the user.
+    """Return the relative error ``given`` by the user or, if it is None, the error that the profile
+    states.
 
-    The profile's own error is also used for the intervals in ``simkv.metrics.fidelity``. The error
-    has the same direction in all steps.
+    The error in the profile is also used for the intervals in ``simkv.metrics.fidelity``. All steps
+    are assumed to be faster together, or slower together.
     """
     sides: tuple[ErrorSide, ...] = ("faster", "slower")
     if given is not None:

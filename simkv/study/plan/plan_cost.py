@@ -26,9 +26,9 @@ from simkv.scenario.yaml_document import YamlDocument, read_document
 class PlanCost:
     """Cost of ``gpus`` GPUs, in the currency of the price table.
 
-    ``per_hour`` is the cost per hour. The other two fields are the costs per million output tokens,
-    and per million prompt and output tokens, at the throughput of the run; None if no request was
-    served.
+    ``per_hour`` is the cost per hour. The other two fields are the cost per million output tokens
+    and the cost per million prompt and output tokens, at the throughput of the run; None if no
+    request was served.
     """
 
     gpu: str
@@ -69,8 +69,8 @@ class Prices(NamedTuple):
 def find_prices(prices: str | None, given: Iterable[str]) -> Prices | None:
     """Return the prices of ``FILE`` or ``FILE#NAME``, combined with prices given as ``GPU=PRICE``.
 
-    The latter take precedence. Returns None if no prices are given. Raises InputError for invalid
-    prices.
+    ``GPU=PRICE`` takes precedence over the file. Returns None if no prices are given. Raises
+    InputError for invalid prices.
     """
     direct = parse_prices(given)
     if prices is None:

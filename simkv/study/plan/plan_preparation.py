@@ -36,8 +36,9 @@ REPEATS = 6
 class PreparedPlan:
     """A checked request for a plan of one variant, with everything that the plan needs.
 
-    ``repeats`` is 1 if the workload has no randomness. ``price`` is the price per hour of one
-    ``gpu``. ``point`` has the values of the settings in ``each`` for this plan.
+    ``repeats`` is the number of seeds; it is 1 if the workload has no randomness. ``price`` is the
+    price per hour of one ``gpu``. If the request has several plans, ``point`` states the values of
+    the settings in ``each`` for this plan.
     """
 
     name: str
@@ -73,8 +74,8 @@ class PreparedPlan:
         return (calm, replace(calm, failing=True)) if self.request.survive else (calm,)
 
     def side_conditions(self, side: ErrorSide) -> tuple[PlanCondition, ...]:
-        """Return the conditions of all seeds, with step times faster or slower by the profile's
-        error.
+        """Return the conditions for all seeds, with steps faster or slower (``side``) by the
+        profile's error.
         """
         return tuple(
             one for repeat in range(self.repeats) for one in self.seed_conditions(repeat, side)

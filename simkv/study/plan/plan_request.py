@@ -21,7 +21,8 @@ from simkv.study.sweep_axes import format_assignment
 class PlanRequest(PlanSection):
     """A plan request; missing or empty fields are taken from the scenario's ``plan`` section.
 
-    ``held_back`` are overrides that define a held-out scenario, on which the answer is checked.
+    ``held_back`` contains overrides of scenario fields that define a held-out scenario, on which
+    the answer is checked.
     """
 
     model_config = ConfigDict(strict=False)
@@ -95,7 +96,9 @@ class PlanRequest(PlanSection):
         return str(given)
 
     def with_defaults(self, section: PlanSection, folder: Path) -> PlanRequest:
-        """Return the request, completed with the ``plan`` section of a file in ``folder``."""
+        """Return the request; fields that are not given are taken from ``section``, the ``plan``
+        section of a scenario file in ``folder``.
+        """
         asked, said = _given(self), _given(section)
         if asked.keys() & {"smallest", "largest"}:
             said = {name: said[name] for name in said if name not in ("smallest", "largest")}

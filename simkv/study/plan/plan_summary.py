@@ -27,13 +27,13 @@ def describe_plan(plan: CapacityPlan) -> list[str]:
 
 
 def describe_objectives(objectives: Iterable[Objective]) -> str:
-    """Return objectives as text, with a mark at the default ones."""
+    """Return objectives as text; default objectives, which the user did not give, are marked."""
     return "; ".join(f"{one}{' (default)' if one.assumed else ''}" for one in objectives)
 
 
 def _fidelity(plan: CapacityPlan) -> list[str]:
-    """Return the notes and the accuracy that ``simkv run`` reports for the answer with the first
-    seed.
+    """Return the notes and the accuracy that ``simkv run`` would report for the answer with the
+    first seed.
     """
     last = len(plan.prepared.case.candidates) - 1
     tried = last if plan.answer is None else plan.answer

@@ -21,10 +21,11 @@ from simkv.study.sweep.sweep_table import flatten_figures, make_typed_frame
 def evaluations(plan: CapacityPlan) -> pd.DataFrame:
     """Return one row per run of the search, in order of the planned setting.
 
-    The columns are ``variant``, the setting, ``repeat``, ``side`` (of the profile's error),
-    ``failing`` (whether one replica failed), ``holds``, ``misses`` (the violated objectives), the
-    metrics of summary.json and metrics derived from them. ``held_back`` marks runs of the held-out
-    scenario.
+    The columns are ``variant``, the planned setting, ``repeat`` (the index of the seed), ``side``
+    (whether steps were faster or slower by the profile's error), ``failing`` (whether one replica
+    failed), ``holds`` (whether all objectives were met), ``misses`` (the violated objectives), the
+    metrics of summary.json and metrics derived from them. ``held_back`` is true for runs of the
+    held-out scenario.
     """
     rows = _evaluated(plan.results, held_back=False)
     if plan.held_back:
@@ -33,7 +34,7 @@ def evaluations(plan: CapacityPlan) -> pd.DataFrame:
 
 
 def _labelled(plan: CapacityPlan, row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row that also has the values of the settings in ``each``, if the request has several
+    """Return a row with the values of the settings in ``each`` added, if the request has several
     plans.
     """
     return {"over": plan.prepared.point, **row} if plan.prepared.point else row

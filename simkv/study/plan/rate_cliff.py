@@ -90,10 +90,10 @@ def cliff(
 ) -> list[RateResult]:
     """Run a candidate at other request rates; return an empty list if the workload has no rate.
 
-    The rate increases until an objective fails. If an objective already fails at the scenario's
-    rate, the rate decreases until all objectives hold. The two sides of the profile's error are
-    tried separately, but only up to the rate at which an objective first fails without the error.
-    Raises RunsFailed.
+    The rate is increased until an objective fails. If an objective already fails at the scenario's
+    rate, the rate is decreased until all objectives are met. The same is done with steps that are
+    faster and with steps that are slower by the profile's error, but only up to the rate at which
+    an objective first fails without this error. Raises RunsFailed.
     """
     base = case.scenario(candidate)
     if scale_rate(base, 1.0) is None:

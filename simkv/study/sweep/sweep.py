@@ -47,8 +47,9 @@ MAX_SHOWN_ERRORS = 50
 class SweepRun:
     """A run of a sweep, which is a row of its table.
 
-    ``point`` is the number of its combination of settings (``knobs``). ``variant_knobs`` are the
-    settings that the variant itself defines, with the variant's values.
+    ``knobs`` is the combination of settings, and ``point`` the number of this combination.
+    ``variant_knobs`` contains the settings that the variant itself defines, with the values of the
+    variant.
     """
 
     point: int
@@ -101,10 +102,10 @@ def build_sweep(
 ) -> Sweep:
     """Build and check all runs of a sweep over ``axes`` without running them.
 
-    ``overrides`` apply to all runs, before the axes. Without a ``sample``, all combinations are
-    included. Every combination is run with each variant (only with the listed variants if there is
-    an axis ``variants``), and ``repeats`` times if its workload is random. Raises one InputError
-    with all errors.
+    ``overrides`` apply to all runs and are replaced by values of ``axes`` for the same setting.
+    Without a ``sample``, all combinations are included. Every combination is run with each variant
+    (only with the listed variants if there is an axis ``variants``), and ``repeats`` times if its
+    workload is random. Raises one InputError with all errors.
     """
     document = read_document(path)
 
@@ -204,7 +205,8 @@ def run_sweep(
 ) -> dict[str, Summary]:
     """Run the jobs that have no stored result; return the summaries of all jobs by digest.
 
-    Equal combinations are run once. Raises RunsFailed at the end if some runs failed.
+    If several combinations result in the same job, it is run once. Raises RunsFailed at the end if
+    some runs failed.
     """
     failed = runner.run([run.job for run in sweep.runs], advance)
     if failed:

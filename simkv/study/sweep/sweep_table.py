@@ -23,9 +23,10 @@ def build_sweep_table(sweep: Sweep, summaries: Mapping[str, Summary]) -> pd.Data
     metrics.
 
     The metrics are taken from summary.json; nested metrics have dotted names, such as
-    ``e2e_ms.p99``. If no request has a latency, for example because no request finished, its cell
-    is empty, because 0 would be the best value. ``step_times`` is the basis and the typical error
-    of the step times. A setting that a variant defines itself has the variant's value.
+    ``e2e_ms.p99``. If a latency has no value, for example because no request finished, its cell is
+    empty, because 0 would be the best value. ``step_times`` is the origin and the typical error of
+    the step times. If a variant itself defines a setting of the sweep, the cell has the value of
+    the variant.
     """
     rows = [
         {
@@ -44,7 +45,9 @@ def build_sweep_table(sweep: Sweep, summaries: Mapping[str, Summary]) -> pd.Data
 
 
 def _mark(summary: Summary) -> str:
-    """Return the basis and the typical error of the step times of a run."""
+    """Return the origin and the typical error of the step times of a run, as a label such as
+    ``composed ±11 %``.
+    """
     fidelity = summary["fidelity"]
     errors = {kind: StepError(**error) for kind, error in fidelity["step_errors"].items()}
     return mark_step_times(fidelity["basis"], errors)
@@ -63,8 +66,8 @@ def list_knobs(frame: pd.DataFrame) -> list[str]:
 
 
 def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested values by dotted names; a list of strings becomes one text with a line per
-    string.
+    """Return nested values as a flat mapping with dotted names; a list of strings becomes one text
+    with a line per string.
     """
     flat: dict[str, Any] = {}
     for name, value in values.items():
@@ -79,7 +82,7 @@ def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def flatten_figures(summary: Summary) -> dict[str, Any]:
-    """Return the metrics of a variant by dotted names.
+    """Return the metrics of a variant as a flat mapping with dotted names.
 
     A latency without any sample is None. A list of strings becomes one text with a line per string.
     """

@@ -1,5 +1,5 @@
-"""Analyze variations of a scenario: the smallest failing workload, the setting at which the verdict
-flips, the best change.
+"""Analyze variations of a scenario to find the smallest workload that still shows a problem, the
+value of a setting at which the verdict changes, or the change that helps most.
 
 Each analysis runs many variations and compares the results: ``workload_shrinking`` removes
 requests, ``verdict_bisection`` varies one setting, and ``whatif`` tries one change at a time.

@@ -34,11 +34,11 @@ CHOSEN_SHARE_CANDIDATES = (0.8, 0.9, 0.95)
 
 @dataclass(frozen=True)
 class Change:
-    """A single change of ``field`` from ``before`` to ``after``.
+    """A change of one field (``field``) from the value ``before`` to the value ``after``.
 
-    ``kind`` is ``rule`` for a field of the variant's rules (see ``EngineSpec``), ``knob`` for a
-    setting of the engine, and ``memory`` for the size of the KV cache, whose change may require
-    other hardware.
+    ``kind`` is ``rule`` for a scheduling rule of the engine variant (see ``EngineSpec``), ``knob``
+    for a setting of the engine, and ``memory`` for the size of the KV cache, whose change may
+    require other hardware.
     """
 
     kind: ChangeKind
@@ -48,8 +48,8 @@ class Change:
 
     @property
     def limits(self) -> bool:
-        """Whether the change is one of several limits tried for a setting that is not limited
-        now.
+        """Whether the change sets a limit that has no value in the scenario; several values are
+        tried for such a limit.
         """
         among = type(self.after) is int and self.after in LIMIT_CANDIDATES
         return among and not self.before and self.kind != "rule"
@@ -62,7 +62,8 @@ class Change:
 def generate_changes(
     scenario: Scenario, folder: Path, wanted: Callable[[Change], bool] = lambda _: True
 ) -> Iterator[tuple[Change, SimulationJob | InputError]]:
-    """Yield every ``wanted`` change with its job, or with the engine's reason for rejecting it.
+    """Yield every change for which ``wanted`` returns true, with the job that tries it or, if the
+    engine rejects it, with the error.
 
     Changes affect only the engine, because a change of the workload is not a fix. Paths are
     relative to ``folder``.
@@ -112,7 +113,7 @@ def _too_long(scenario: Scenario) -> list[Request]:
 
 def length_cause(scenario: Scenario) -> str | None:
     """Return a description of the limit that the longest prompt exceeds, such as ``prompt 20,000 >
-    max_model_len 8,192``, or None.
+    max_model_len 8,192``; None if no prompt exceeds a limit.
     """
     prompts = [request.prompt_tokens for request in _too_long(scenario)]
     engine = scenario.engine
@@ -160,8 +161,8 @@ def _rules(engine: EngineConfig) -> Iterator[tuple[Change, Any]]:
 def _given(scenario: Scenario) -> Iterator[str | None]:
     """Yield settings that must not be changed, because the workload requires them.
 
-    Requests with adapters need adapter support, and drafts are not enabled unless the workload
-    states an acceptance rate.
+    Requests with LoRA adapters need adapter support, and speculative decoding cannot be enabled
+    unless the workload states an acceptance rate.
     """
     spec, workload = find_engine_spec(scenario.engine), scenario.workload
     yield spec.lora
@@ -173,7 +174,9 @@ def _given(scenario: Scenario) -> Iterator[str | None]:
 def _knobs(
     engine: EngineConfig, kept: Collection[str | None]
 ) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """Yield the settings of an engine except ``kept``, each with reasonable other values."""
+    """Yield the settings of an engine except those in ``kept``, each with other values that are
+    worth trying.
+    """
     hints, named = get_type_hints(type(engine)), sources(type(engine))
     for knob in fields(engine):
         if knob.name not in kept:
@@ -217,9 +220,10 @@ def _values_of_unset(kinds: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _same_memory(engine: EngineConfig, knob: str, value: int) -> dict[str, int]:
-    """Return the number of blocks that keeps the capacity in tokens if ``knob`` is the block size.
+    """If the setting ``knob`` is the block size, return the number of blocks with which the cache
+    has the same capacity in tokens.
 
-    The result is empty for any other setting.
+    The result is a mapping of setting names to values; it is empty for any other setting.
     """
     spec = find_engine_spec(engine)
     if knob != spec.block or spec.memory_in_tokens:

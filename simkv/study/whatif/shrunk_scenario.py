@@ -1,4 +1,6 @@
-"""Write a shrunk scenario as a new file, suitable for a bug report."""
+"""Write a shrunk scenario, from which unnecessary requests were removed, as a new file for a bug
+report.
+"""
 
 from __future__ import annotations
 
@@ -121,7 +123,9 @@ def _word(value: Any) -> str:
 
 
 def _beside(path: str, out: Path | None) -> str:
-    """Return a path relative to the folder of ``out``, or unchanged if ``out`` is None."""
+    """Return a path relative to the folder of ``out``; if ``out`` is None, return the path
+    unchanged.
+    """
     return path if out is None else Path(os.path.relpath(path, out.parent.resolve())).as_posix()
 
 

@@ -1,4 +1,4 @@
-"""Evaluate many scenarios, each once, in several processes if that is faster.
+"""Evaluate many scenarios, each only once; use several processes if that is faster.
 
 Example:
 
@@ -115,12 +115,13 @@ class _Memory:
 
 
 class Evaluator:
-    """Evaluate jobs, each once.
+    """Evaluate jobs (simulations); equal jobs are run only once.
 
-    ``workers`` affects only the duration, not the results. Paths of profiles are relative to
-    ``folder``. Worker processes are started if the pending jobs would take longer than
-    ``POOL_PAYS`` seconds. ``runs`` is the number of distinct jobs; if it would exceed
-    ``most_runs``, TooManyRuns is raised. ``tick`` is called after every run.
+    ``workers`` is the number of processes; it affects only the duration, not the results. Paths of
+    profiles are relative to ``folder``. Worker processes are started if the pending jobs would take
+    longer than ``POOL_PAYS`` seconds in one process. ``runs`` is the number of different jobs so
+    far; if it would exceed ``most_runs``, TooManyRuns is raised. ``tick`` is called after every
+    run.
 
     Use the evaluator as a context manager, which ends its processes.
     """
@@ -156,12 +157,14 @@ class Evaluator:
 
     @property
     def runs(self) -> int:
-        """Number of distinct jobs requested so far."""
+        """Number of different jobs requested so far."""
         return len(self._asked)
 
     @property
     def expected(self) -> int | None:
-        """Number of distinct jobs after the current batch, or None outside of a batch."""
+        """Total number of different jobs that will have been requested when the current batch ends;
+        None if no batch is running.
+        """
         return len(self._asked | self._batch) if self._batch else None
 
     def job(self, scenario: Scenario, rules: Any = None) -> SimulationJob:
@@ -196,7 +199,7 @@ class Evaluator:
     def stream(self, jobs: Iterable[SimulationJob]) -> Iterator[RunFigures]:
         """Yield the result of each job in order, until the caller stops.
 
-        Worker processes may run later jobs early, which affects only the duration.
+        Worker processes may run jobs before their results are requested.
         """
         left = iter(jobs)
         while group := list(islice(left, self._workers)):
@@ -207,8 +210,8 @@ class Evaluator:
                 yield self.evaluate(job)
 
     def _pays(self, jobs: int, *, likely_more: bool = False) -> bool:
-        """Return whether worker processes would be faster, estimated from the duration of the last
-        run.
+        """Return whether the jobs would finish earlier in worker processes, estimated from the
+        duration of the last run.
         """
         if self._workers < 2 or jobs < 2 or self._seconds < self.POOL_LEAST:
             return False

@@ -76,7 +76,7 @@ class TriedValue:
 
 @dataclass(frozen=True)
 class Flip:
-    """Two neighbouring values with different states."""
+    """Two neighbouring values between which the verdict or the condition changes."""
 
     low: TriedValue
     high: TriedValue
@@ -84,7 +84,8 @@ class Flip:
 
 @dataclass(frozen=True)
 class Flips:
-    """The values that were tried, in ascending order, and the flips among them.
+    """The values that were tried, in ascending order, and the places where the verdict flips
+    (changes) between them.
 
     ``values`` is the number of possible values and ``sampled`` the number of values in the first
     grid. ``complete`` is false if the limit on runs was reached before every flip was narrowed down

@@ -54,13 +54,13 @@ JUDGEMENT_ORDER: tuple[Judgement, ...] = (
 class Effect:
     """Effect of a change on the run.
 
-    ``newly_finished`` and ``newly_failed`` are request ids. ``faster`` and ``slower`` are the ids
-    of requests that finish in both runs and take at least 5 % less time (``faster``) or more time
-    (``slower``) with the change. ``e2e_ratio`` is the mean E2E latency of requests that finish in
-    both runs, divided by the mean without the change (1 if there are none). ``latency_ratio`` is a
-    geometric mean of latency ratios, each with the change over without it. It covers the latencies
-    of the run that count in the rank, and the mean E2E ratio of the requests. ``sentence``
-    describes the effect.
+    ``newly_finished`` and ``newly_failed`` contain the ids of requests that finish only with the
+    change, or only without it. ``faster`` and ``slower`` contain the ids of requests that finish in
+    both runs and take at least 5 % less time, or 5 % more time, with the change. ``e2e_ratio`` is
+    the mean E2E latency with the change, divided by the mean without it, over the requests that
+    finish in both runs (1 if there are none). ``latency_ratio`` is the geometric mean of such
+    ratios over the latencies of the run by which changes are ranked, and over the mean ratio of the
+    requests' E2E latencies. ``sentence`` describes the effect.
     """
 
     change: Change
@@ -76,7 +76,7 @@ class Effect:
 
     @property
     def is_mixed(self) -> bool:
-        """Whether many requests get worse compared with the number that get better."""
+        """Whether many requests get worse, compared with the number of requests that get better."""
         worse = len(self.slower) + len(self.newly_failed)
         return worse > MAX_SLOWER_SHARE * (len(self.faster) + len(self.newly_finished))
 
@@ -85,10 +85,10 @@ class Effect:
 class WhatIfResult:
     """The changes that were tried, the best first; ``by`` is the metric to rank by, or None.
 
-    ``refused`` are changes that the engine rejects, with the reason. ``skipped`` are limits that
-    were not tried, because the number of served requests had decreased twice in a row as the limit
-    was tightened. ``cause`` is the limit that the longest prompt exceeds, or None. ``best`` is the
-    first effect that fixes or helps, or None.
+    ``refused`` contains the changes that the engine rejects, with the reason. ``skipped`` contains
+    values of limits that were not tried, because the two preceding, less strict values had already
+    decreased the number of served requests. ``cause`` describes the limit that the longest prompt
+    exceeds, or is None. ``best`` is the first effect that fixes the problem or helps, or None.
     """
 
     base: RunFigures
@@ -105,7 +105,7 @@ class WhatIfResult:
         return next(helpful, None)
 
     def with_judgement(self, *judgements: Judgement) -> list[Effect]:
-        """Return the effects with one of these judgements, in order."""
+        """Return the effects that have one of these judgements, in order."""
         return [effect for effect in self.effects if effect.judgement in judgements]
 
 
@@ -117,10 +117,11 @@ def run_whatif(
     also: Iterable[tuple[Change, SimulationJob]] = (),
     wanted: Callable[[Change], bool] = lambda _: True,
 ) -> WhatIfResult:
-    """Try every ``wanted`` single change and the changes in ``also``, and rank them.
+    """Try every single change for which ``wanted`` returns true, and the changes in ``also``, and
+    rank them.
 
-    Changes are ranked ``by`` a metric of ``summary.json`` or, without it, by finished requests and
-    E2E latency.
+    ``by`` is the metric of ``summary.json`` by which changes are ranked; without it, they are
+    ranked by finished requests and latency.
     """
     base = evaluator.evaluate(evaluator.job(scenario))
     tried: list[tuple[Change, SimulationJob]] = []
@@ -149,7 +150,7 @@ def run_whatif(
 def _by_turns(
     tried: list[tuple[Change, SimulationJob]], base: RunFigures, evaluator: Evaluator
 ) -> dict[Change, RunFigures]:
-    """Return the results by change.
+    """Run the changes in ``tried``, and return the result of each.
 
     The values of a limit are tried one by one, the least strict first. If the number of served
     requests decreases twice in a row, stricter values are skipped.
@@ -211,8 +212,8 @@ def evaluate_change(
 def _latency_ratio(base: RunFigures, figures: RunFigures, e2e_ratios: list[float]) -> float:
     """Return the geometric mean of the ratios of latencies with and without the change.
 
-    All requests together have the weight of one latency of the run. Returns 1 if there are no
-    latencies.
+    In this mean, the E2E latencies of all requests together have the same weight as one latency of
+    the run. Returns 1 if there are no latencies.
     """
     pairs = [(base[name], figures[name]) for name in RANKED_LATENCIES]
     logs = [log(after / before) for before, after in pairs if before > 0 and after > 0]
@@ -255,8 +256,8 @@ def _judge(base: RunFigures, figures: RunFigures, ratio: float, by: str | None) 
 
 
 def _fail_otherwise(base: RunFigures, figures: RunFigures) -> bool:
-    """Return whether the number of finished requests does not increase and some kind of failure
-    becomes more frequent.
+    """Return whether some kind of failure becomes more frequent while the number of finished
+    requests does not increase.
     """
     if figures["finished"] > base["finished"]:
         return False
@@ -274,8 +275,8 @@ def _compare(
 
 
 def _ranked(effects: list[Effect], by: str | None) -> list[Effect]:
-    """Return effects, best first: by the metric ``by`` or, without it, by finished requests,
-    judgement, fraction of slower requests, and latency.
+    """Return the effects, the best first: ordered by the metric ``by`` or, without it, by finished
+    requests, judgement, fraction of slower requests, and latency.
     """
     if by is not None:
         sign = -1 if METRICS[by].more_is_better else 1
@@ -294,8 +295,8 @@ def _last(value: float) -> tuple[bool, float]:
 
 
 def _by_latency(effects: list[Effect]) -> list[Effect]:
-    """Rank effects near the shortest latency by simplicity of the change, then all others by
-    latency.
+    """Return the effects, the best first: those with nearly the shortest latency by simplicity of
+    the change, then all others by latency.
 
     Equally simple changes are ordered by the longest stall (in classes of 20 %), then by the number
     of preemptions.
@@ -331,7 +332,9 @@ def _told(
     slower: tuple[int, ...],
     by: str | None,
 ) -> str:
-    """Describe the effect on the run, such as ``24 starved -> 0``, or the latencies that change."""
+    """Return a text about the effect on the run, such as ``24 starved -> 0``, or about the
+    latencies that change.
+    """
     if figures == base:
         return "changes nothing"
     parts = [f"{by} {_shown(base[by])} -> {_shown(figures[by])}"] if by is not None else []

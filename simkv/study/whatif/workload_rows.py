@@ -71,7 +71,9 @@ def _row(r: Request, timeout: float | None) -> ListedRequest:
 
 
 def _shared(r: Request) -> dict[str, Any]:
-    """Return the row's fields for the shared prefix of a prompt, in their shortest form."""
+    """Return the fields of a row that describe the shared prefix of its prompt, in their shortest
+    form.
+    """
     match r.segments:
         case ():
             return {}
@@ -106,9 +108,9 @@ def _beginning(segments: Sequence[tuple[str, int, int]], tokens: int) -> list[tu
 
 
 def renumber_rows(rows: Sequence[ListedRequest], numbers: Sequence[int]) -> list[ListedRequest]:
-    """Number rows from 0 and rename the streams in their segments accordingly.
+    """Number rows from 0, and adapt the segments of prompts that refer to other rows.
 
-    ``numbers`` are the current numbers of the rows.
+    ``numbers`` contains the current numbers of the rows.
     """
     new = {str(number): str(index) for index, number in enumerate(numbers)}
 
@@ -129,9 +131,8 @@ def renumber_rows(rows: Sequence[ListedRequest], numbers: Sequence[int]) -> list
 
 @dataclass(frozen=True)
 class WorkloadDraft:
-    """A candidate for the shrunk scenario: rows with their original numbers, and a scenario.
-
-    The scenario provides all fields except the workload.
+    """A candidate for the shrunk scenario: rows (requests) with their original numbers, and a
+    scenario that provides all fields except the workload.
     """
 
     scenario: Scenario
@@ -179,7 +180,8 @@ def round_arrivals(digits: int | None) -> Callable[[ListedRequest], ListedReques
     """Return a function that rounds arrivals down to ``digits`` decimals; if ``digits`` is None, it
     sets them to 0.
 
-    An arrival stays unchanged if rounding would make it neither earlier nor shorter to write.
+    An arrival is not changed if rounding would neither make it earlier nor shorten its decimal
+    form.
     """
 
     def change(row: ListedRequest) -> ListedRequest:

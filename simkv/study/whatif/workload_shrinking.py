@@ -50,12 +50,13 @@ ONE_BY_ONE = 100
 class ShrunkScenario:
     """A shrunk scenario, and the original.
 
-    ``scenario`` is ``original`` with a listed workload; ``numbers`` are the original ids of its
-    requests. ``count_before_simplifying`` is the number of requests that sufficed with the original
-    engine and lengths; ``knobs`` are the settings (name, before, after) that were changed after
-    that. ``served_in_isolation`` is true if each request, before and after shrinking, is served in
-    isolation without the verdict. ``minimal`` is true if the verdict disappears when any one
-    request is removed; it is false if the limit on runs was reached first.
+    ``scenario`` is the scenario ``original`` with fewer and simpler requests, which are listed one
+    by one; ``numbers`` contains their original ids. ``count_before_simplifying`` is the number of
+    requests that sufficed with the original engine and lengths. ``knobs`` contains the settings
+    that were changed after that (name, before, after). ``served_in_isolation`` is true if every
+    request, before and after shrinking, is served in isolation without the verdict. ``minimal`` is
+    true if the verdict disappears when any one request is removed; it is false if the limit on runs
+    was reached first.
     """
 
     original: Scenario
@@ -80,9 +81,9 @@ def shrink(
 ) -> ShrunkScenario:
     """Return the smallest scenario found that still shows the verdict ``wanted``.
 
-    If ``knobs``, sizes of the engine are also reduced, unless ``wanted`` also appears with large
-    sizes. Costs, timeouts and the variant stay. ``tell`` receives progress lines. Raises InputError
-    if the scenario does not show ``wanted``.
+    With ``knobs``, sizes of the engine are also reduced, unless ``wanted`` also appears with large
+    sizes. Costs, timeouts and the variant do not change. ``tell`` receives progress lines. Raises
+    InputError if the scenario does not show ``wanted``.
     """
     rows = list_requests(scenario, evaluator.folder)
     draft = WorkloadDraft(scenario, tuple(rows), tuple(rows.values()))
@@ -136,7 +137,7 @@ def _knob_changes(before: Scenario, after: Scenario) -> tuple[tuple[str, Any, An
 
 @dataclass
 class _Search:
-    """The best draft so far, and the steps that reduce it."""
+    """The smallest scenario found so far (the draft), and the steps that reduce it."""
 
     draft: WorkloadDraft
     wanted: RunCondition
@@ -228,7 +229,7 @@ class _Search:
         return not self.victims or bool(self.victims & _victims(self.wanted, draft, figures))
 
     def simplify(self, knobs: bool) -> None:
-        """Simplify the engine and the rows in rounds until nothing changes."""
+        """Simplify the engine and the requests in rounds until nothing changes."""
         while True:
             before = self.draft
             if knobs:
@@ -240,11 +241,12 @@ class _Search:
                 return
 
     def _unless_others(self, steps: Callable[[], Iterable[Callable[[], object]]]) -> None:
-        """Take all steps that cannot shift the verdict to other requests.
+        """Apply all steps of simplification after which the verdict cannot shift to other requests.
 
-        The verdict could shift if, after the removal of one request, it would affect none of the
-        requests that it affected before. The check needs one run per request, so it is made once
-        after all steps; if it fails, the steps are taken and checked one by one.
+        The verdict can shift if one request can be removed so that the verdict then affects none of
+        the requests that it affected before. Checking this needs one run per request, so it is
+        checked once after all steps. If the verdict can shift, the steps are applied and checked
+        one by one.
         """
         before = self.draft
         for step in steps():
@@ -259,10 +261,10 @@ class _Search:
                 self.draft = before
 
     def _others_instead(self, before: WorkloadDraft) -> bool:
-        """Return whether the verdict shifts to other requests if one request is removed.
+        """Return whether one request can be removed so that the verdict shifts to other requests.
 
-        The result is False if the draft is still ``before``, or has more rows than the check allows
-        (``ONE_BY_ONE``).
+        The result is False without a check if the draft equals ``before``, or if it has more than
+        ``ONE_BY_ONE`` requests.
         """
         if self.draft == before or not self.victims or len(self.draft.rows) > ONE_BY_ONE:
             return False
@@ -282,7 +284,9 @@ class _Search:
         self.remove_requests()
 
     def _try(self, draft: WorkloadDraft) -> bool:
-        """Adopt ``draft`` if it shows ``wanted`` and its requests can be served in isolation."""
+        """Adopt ``draft`` if it shows the verdict ``wanted`` and its requests can be served in
+        isolation. Return whether it was adopted.
+        """
         if draft == self.draft:
             return False
         self.report(f"{len(self.draft.rows)} requests, simplifying")
@@ -302,8 +306,8 @@ class _Search:
             self._try(self.draft.with_rows(change, [index]))
 
     def _least(self, high: int, make: Callable[[int], WorkloadDraft | None], low: int = 1) -> None:
-        """Find by bisection the smallest value whose draft is accepted, assuming that acceptance is
-        monotone.
+        """Find by bisection the smallest value from ``low`` to ``high`` whose draft can be adopted,
+        assuming that all larger values can be adopted as well.
         """
         value = low
         while low < high:
@@ -411,7 +415,9 @@ class _Search:
             self._shorter_alone(name, index, getattr(row, name))
 
     def _shorter_alone(self, name: str, index: int, length: int) -> None:
-        """Shorten one row; if it cannot be shortened by a quarter, leave it unchanged."""
+        """Shorten the field ``name`` of one request as far as possible; if it cannot be shortened
+        by a quarter, leave it unchanged.
+        """
         make = partial(self._with_length, name, [index])
         quarter_less = length * 3 // 4
         if not self._try(make(1)) and 1 < quarter_less < length and self._try(make(quarter_less)):
