@@ -24,11 +24,12 @@ from simkv.core.request import Request
 
 
 class Dependency(NamedTuple):
-    """The requests whose answers a request waits for, and the delay after the last of them.
+    """The requests whose answers a request waits for, and the delay after the last answer.
 
-    ``before`` are ids of requests. ``think_time`` and ``tool_time`` are in seconds; the delay is
-    their sum. With ``first_wins``, the request waits for the first answer only, and the other
-    requests, with those that only they wait for, are cancelled when that answer is complete.
+    ``before`` contains the ids of these requests. ``think_time`` and ``tool_time`` are in seconds;
+    the delay is their sum. With ``first_wins``, the request waits for the first answer only. When
+    that answer is complete, the other requests in ``before`` are cancelled, together with requests
+    that are needed only by them.
     """
 
     before: tuple[int, ...]
@@ -46,7 +47,7 @@ def find_sessions(after: Mapping[int, Dependency]) -> dict[int, int]:
     """Return the session of each request that waits for another request or for which another
     request waits.
 
-    The session is identified by one of its requests that waits for no other request.
+    The number of a session is the id of one of its requests that waits for no other request.
     """
     parents: dict[int, int] = {}
 
@@ -70,8 +71,8 @@ class Clients:
 
     ``after`` maps each dependent request to the requests that it waits for, and the delay. Requests
     not in ``after`` arrive at their own times. ``max_concurrency`` limits the requests in flight,
-    and ``max_sessions`` the sessions in progress; a session ends when none of its requests is due,
-    waits in the client or is in flight.
+    and ``max_sessions`` the sessions in progress; a session ends when none of its requests has a
+    known future arrival, waits in the client or is in flight.
     """
 
     def __init__(
@@ -155,7 +156,7 @@ class Clients:
     def ended(self, number: int, now: float, answered: bool = True) -> None:
         """Record that request ``number`` ended at ``now`` (s), with or without an answer.
 
-        Without an answer, the client does not continue its session.
+        If it ended without an answer, the requests that wait for the answer are not sent.
         """
         self._in_flight.discard(number)
         self._ended.add(number)
@@ -176,12 +177,16 @@ class Clients:
         self._count(number, -1)
 
     def take_cancelled(self) -> list[int]:
-        """Return the requests in flight that were cancelled since the last call, to disconnect."""
+        """Return the requests in flight that were cancelled since the last call; their clients
+        disconnect.
+        """
         leaving, self._leaving = self._leaving, []
         return [number for number in leaving if number in self._in_flight]
 
     def _cancel(self, branches: Iterable[int]) -> None:
-        """Cancel requests that no other request needs, and those that only they wait for."""
+        """Cancel those of the requests that no other request waits for any more, and the requests
+        that are needed only by them.
+        """
         for number in branches:
             if number in self._ended or number in self.cancelled or self._is_needed(number):
                 continue
@@ -209,8 +214,8 @@ class Clients:
         return True
 
     def _count(self, number: int, change: int) -> None:
-        """Change the number of requests of a session in progress; at the end of a session, start
-        the next one.
+        """Change the number of unfinished requests of the session to which request ``number``
+        belongs; if the session ends, start the next one.
         """
         if self.max_sessions is None:
             return
@@ -222,7 +227,9 @@ class Clients:
                 self._queue.append(self._held.popleft())
 
     def queued(self, number: int) -> float:
-        """Return the client queue time: seconds between arrival at the client and sending."""
+        """Return the client queue time: the seconds from the arrival of a request at the client
+        until it was sent.
+        """
         return self.sent[number] - self.arrived[number]
 
     @property

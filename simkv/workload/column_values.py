@@ -1,5 +1,5 @@
-"""Parsers for the fields of traces: for a whole column at once, or for one field with an error
-message.
+"""Parsers for the fields of traces. One kind parses a whole column at once; the other parses one
+field and gives the reason if it is invalid.
 """
 
 from __future__ import annotations

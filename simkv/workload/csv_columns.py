@@ -18,9 +18,10 @@ MAX_FIELD_CHARACTERS = 1 << 26
 
 @dataclass(frozen=True)
 class CsvTable:
-    """Rows of a CSV file: columns by their names in the file, and the line number of each row.
+    """Rows of a CSV file: columns by name, and the line of each row.
 
-    ``others`` are the names of unused columns, and ``numbers`` the row numbers in the file.
+    ``lines`` contains the line numbers, and ``numbers`` the row numbers in the file. ``others``
+    contains the names of columns that are not used.
     """
 
     columns: dict[str, ColumnArray]
@@ -43,8 +44,8 @@ def open_csv(
     """Yield the columns of a CSV file with a header: all of ``needed``, and the existing columns of
     ``also``.
 
-    Column names are case-insensitive; the next line has the number ``line``. Raises InputError if a
-    needed column is missing or a requested column is duplicated.
+    Column names are case-insensitive. ``line`` is the number of the next line. Raises InputError if
+    a needed column is missing or a requested column is duplicated.
     """
     line, header = read_header(lines, line)
     wanted = {**needed, **(also or {})}
@@ -65,9 +66,8 @@ def open_csv(
 
 
 def read_header(lines: Iterable[str], number: int = 1) -> tuple[int, list[str]]:
-    """Return the CSV fields of the first non-empty line, and the number of the line after it.
-
-    The result is a pair: the line number, then the fields.
+    """Return the number of the line after the first non-empty line, and the CSV fields of the first
+    non-empty line.
     """
     for line in lines:
         number += 1
@@ -86,8 +86,8 @@ def csv_tables(
 ) -> Iterator[CsvTable]:
     """Yield the columns ``wanted`` of a CSV file whose next line has the number ``line``.
 
-    Columns missing from the header are left out. Bad rows are reported to ``source``. A row is one
-    line; with ``quoted``, quoted fields may span several lines.
+    Columns that the header does not contain are left out. Invalid rows are reported to ``source``.
+    A row is one line; with ``quoted``, quoted fields may span several lines.
     """
     csv.field_size_limit(MAX_FIELD_CHARACTERS)
     places = {name: header.index(name) for name in wanted if name in header}

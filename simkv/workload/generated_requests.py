@@ -1,4 +1,4 @@
-"""Generated requests: arrival processes, with the options of ``vllm bench serve``.
+"""Generated requests: arrival processes, with the same options as ``vllm bench serve``.
 
 Each sampled quantity (gaps, prompts, outputs, ...) has its own random stream, so a change to one
 setting does not change the other quantities.
@@ -61,10 +61,10 @@ class ArrivalProcess(StrictModel):
     between arrivals follow a gamma distribution with the mean 1 / rate and the shape
     ``burstiness``: 1 is a Poisson process, smaller values are burstier, larger values are smoother,
     and ``.inf`` gives equal gaps. With ``gaps: weibull``, they follow a Weibull distribution with
-    the same shape. Arrivals are then scaled so that the last arrival is exactly at n / rate, unless
-    ``rescale`` is false. With ``ramp_up_strategy``, the rate changes from ``ramp_up_start_rps`` at
-    the first request to ``ramp_up_end_rps`` at the last request, linearly or exponentially, and
-    arrivals are not scaled.
+    this shape. Unless ``rescale`` is false, all arrival times are then scaled so that the last of n
+    requests arrives exactly at n / rate. With ``ramp_up_strategy``, the rate changes from
+    ``ramp_up_start_rps`` at the first request to ``ramp_up_end_rps`` at the last request, linearly
+    or exponentially, and arrivals are not scaled.
     """
 
     request_rate: Rate | None = None
@@ -134,7 +134,7 @@ class ArrivalProcess(StrictModel):
         return random.gamma(shape, 1 / shape, count)
 
     def _ramp(self, count: int) -> Floats:
-        """Return the rate (1/s) for each request, between the start rate and the end rate."""
+        """Return the rate (1/s) at each request; it changes from the start rate to the end rate."""
         start, end = self.ramp_up_start_rps, self.ramp_up_end_rps
         assert start is not None
         assert end is not None
@@ -145,7 +145,9 @@ class ArrivalProcess(StrictModel):
 
 
 class SharedPrefixes(RequestFields):
-    """Requests that may begin with a shared prefix, sampled for each request."""
+    """Requests that may begin with a shared prefix; the group that shares the prefix is sampled for
+    each request.
+    """
 
     prefix_groups: Annotated[
         int | None,

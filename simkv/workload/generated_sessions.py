@@ -42,11 +42,13 @@ MAX_TURNS = 1000
 class SessionCall:
     """A request of a session, before it has a number and a time.
 
-    ``new`` and ``output`` are token counts. ``before`` are the positions in the session of the
-    calls that it waits for. ``history`` are the positions of the calls whose prompts (True) or
-    answers (False) it repeats, in order. ``rewritten`` is the number of tokens of a compacted
-    context. ``agent`` is -1 for the main agent, otherwise the position of the sub-agent's first
-    call. With ``first_wins``, the call waits for the first answer only.
+    ``new`` is the number of new prompt tokens, and ``output`` the number of output tokens.
+    ``before`` contains the positions in the session of the calls that this call waits for.
+    ``history`` contains the positions of the calls whose new prompt tokens (True) or answers
+    (False) its prompt repeats, in order. ``rewritten`` is the number of tokens of a compacted
+    context. ``agent`` is -1 for the main agent; for a sub-agent, it is the position of the
+    sub-agent's first call. With ``first_wins``, the call waits only for the first answer to any
+    call in ``before``.
     """
 
     new: int
@@ -61,16 +63,18 @@ class SessionCall:
 class SubAgents(StrictModel):
     """Sub-agents that a turn starts; the next turn waits for all of them.
 
-    Each has a context of its own: ``prefix_tokens`` that all sub-agents share, then its own turns.
-    The next turn's prompt contains the last answer of each. With ``first_wins``, it starts after
-    the first last answer and contains only that one.
+    Each sub-agent has its own context: ``prefix_tokens`` tokens that all sub-agents share, then its
+    own turns. The prompt of the next turn of the main agent contains the last answer of each
+    sub-agent. With ``first_wins``, the next turn starts when the first sub-agent ends, and its
+    prompt contains only the last answer of this one.
     """
 
     count: LengthDistribution
     """Number of sub-agents that a turn starts: a number or a distribution."""
     every: Count = 1
-    """Number of turns between two starts of sub-agents; 1 starts sub-agents after each turn except
-    the last."""
+    """Interval, in turns, at which sub-agents are started; with 1, each turn except the last starts
+    sub-agents.
+    """
     turns: LengthDistribution = 1
     """Number of turns per sub-agent."""
     prompt_tokens: LengthDistribution
@@ -83,8 +87,9 @@ class SubAgents(StrictModel):
     """System and tool prompt that all sub-agents of all sessions share."""
     first_wins: bool = False
     """Whether the next turn waits only for the first sub-agent that ends. The others are cancelled
-    at that time: their clients disconnect. The last answers of sub-agents that start together then
-    have the same length, that of the shortest."""
+    at that time: their clients disconnect. The last answers of all sub-agents that start together
+    then have the same length, which is the shortest of the sampled lengths.
+    """
 
 
 class Sessions(SharedPrefixes, ArrivalProcess):
@@ -94,8 +99,8 @@ class Sessions(SharedPrefixes, ArrivalProcess):
     seconds after the previous answer. The first prompt is the shared prefix, if any, and
     ``prompt_tokens`` new tokens. Each later prompt is the previous prompt, its answer, and
     ``prompt_tokens`` new tokens. A session ends early if prompt and answer would exceed
-    ``max_model_len``. With ``compact_at``, a prompt longer than this is replaced by the shared
-    prefix, ``compact_to`` rewritten tokens and the new tokens.
+    ``max_model_len``. With ``compact_at``, a prompt of more than ``compact_at`` tokens is replaced
+    by the shared prefix, ``compact_to`` rewritten tokens and the new tokens.
     """
 
     num_sessions: Count
@@ -233,8 +238,8 @@ class Sessions(SharedPrefixes, ArrivalProcess):
     def _started(
         self, session: int, turn: int, count: int, position: int
     ) -> tuple[list[SessionCall], tuple[int, ...]]:
-        """Return the calls of the sub-agents that precede ``turn``, and the last call of each
-        sub-agent.
+        """Return the calls of the sub-agents that precede ``turn``, and the position of the last
+        call of each sub-agent.
 
         The first call gets ``position`` in the session; the turn before it is at ``position - 1``.
         """

@@ -90,7 +90,9 @@ class LogNormal(StrictModel):
 
 
 class Zipf(StrictModel):
-    """Lengths from ``low`` to ``high``; the k-th length has the weight ``k ** -exponent``."""
+    """Lengths from ``low`` to ``high``. The frequency of the k-th of these lengths is proportional
+    to ``k ** -exponent``.
+    """
 
     distribution: Literal["zipf"]
     low: Tokens = 1
@@ -98,7 +100,9 @@ class Zipf(StrictModel):
     high: Tokens
     """Longest length."""
     exponent: Annotated[float, Field(ge=0, le=10)] = 1.0
-    """Exponent by which the frequency decreases with length; 0 gives a uniform distribution."""
+    """Exponent that determines how fast the frequency decreases from ``low`` to ``high``; 0 gives a
+    uniform distribution.
+    """
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:

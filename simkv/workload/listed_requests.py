@@ -33,7 +33,9 @@ class RequestFields(StrictModel):
     max_tokens: Tokens | None = None
     """Maximum number of output tokens that the client requests (default: the output length)."""
     priority: int = 0
-    """Priority; smaller values are more urgent if the policy of the engine uses priorities."""
+    """Priority; smaller values are more urgent. It has an effect only if the scheduling policy of
+    the engine uses priorities.
+    """
     has_images: bool = False
     """Whether the prompt has images; mistral.rs batches such requests separately."""
     ignore_eos: bool = False
@@ -50,8 +52,9 @@ class RequestFields(StrictModel):
     only). SGLang then runs no mixed batches, and reuses cached tokens only before this index."""
     retention: Annotated[float, Field(gt=0, le=MAX_SECONDS)] | None = None
     """Seconds for which the client asks to retain the cached KV of a request after its end, for
-    engines with ``request_retention``. In ``sessions``, only requests that a later turn repeats ask
-    for it."""
+    engines with ``request_retention``. In ``sessions``, only requests whose prompt a later turn
+    repeats ask for it.
+    """
     prefix_group: Annotated[
         str | None,
         Field(description="Name of a group. All requests of the group start with the same tokens."),
@@ -87,7 +90,9 @@ class RequestFields(StrictModel):
         lora: str | None = None,
         acceptance: DraftAcceptance | None = None,
     ) -> Request:
-        """Build request ``number``; ``segments`` identify its prompt if it shares tokens."""
+        """Build the request with the id ``number``. If its prompt shares tokens with others,
+        ``segments`` describes the prompt.
+        """
         if self.prefix_group is not None and not segments:
             segments = shared_prefix(self.prefix_group, self.prefix_tokens, number, prompt)
         return Request(
@@ -118,7 +123,7 @@ def make_acceptance(rates: AcceptanceRates | None, seed: int) -> DraftAcceptance
 
 
 def acceptance_fields(request: Request) -> dict[str, Any]:
-    """Return the acceptance fields of a listed request for the draft acceptance of ``request``."""
+    """Return the fields of a listed request that describe the draft acceptance of ``request``."""
     if request.acceptance is None:
         return {}
     rates, seed = request.acceptance.rates, request.acceptance.seed

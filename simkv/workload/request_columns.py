@@ -30,7 +30,7 @@ _PIECE = re.compile(r"([^:]+):(?:([0-9]{1,12})-)?([0-9]{1,12})")
 
 
 class NameTable:
-    """Bidirectional mapping between names and numbers, in order of first use."""
+    """Bidirectional mapping between names and numbers; names are numbered in order of first use."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -45,10 +45,12 @@ class NameTable:
 
 @dataclass(slots=True)
 class PromptPieces:
-    """Leading pieces of prompts: row ``i`` has the pieces ``first[i]`` to ``first[i + 1]``.
+    """Beginnings of prompts, composed of pieces that several prompts can share.
 
-    A piece consists of the tokens ``start`` to ``end`` of the stream that ``kind`` and ``value``
-    identify. Prompt tokens beyond the pieces are unique to the prompt.
+    The prompt of row ``i`` begins with the pieces ``first[i]`` to ``first[i + 1]`` (exclusive). A
+    piece consists of the tokens ``start`` to ``end`` (exclusive) of a stream, which is a sequence
+    of tokens identified by ``kind`` and ``value``. Prompt tokens after the pieces are unique to the
+    prompt.
     """
 
     first: Ints
@@ -80,7 +82,7 @@ class PromptPieces:
 
     @staticmethod
     def none(count: int) -> PromptPieces:
-        """Return ``count`` rows without pieces."""
+        """Return the pieces of ``count`` prompts that share no tokens."""
         return PromptPieces.of([()] * count)
 
     def take(self, rows: Ints) -> PromptPieces:
@@ -103,7 +105,7 @@ class PromptPieces:
         return PromptPieces(np.concatenate([*first, offsets[-1:]]), *columns)
 
     def has_row_references(self) -> bool:
-        """Return whether any piece refers to tokens of another row."""
+        """Return whether any piece consists of tokens of another row."""
         return bool((self.kind >= OUTPUT_STREAM).any())
 
     def by_row(self) -> Iterator[list[tuple[int, int, int, int]]]:
@@ -116,21 +118,22 @@ class PromptPieces:
 
 
 def _starts(counts: npt.ArrayLike) -> Ints:
-    """Return the start offset of each part, given the lengths of the parts, followed by the end of
-    the last part.
+    """Return the start offset of each part, given the lengths of the parts; the last element is the
+    end of the last part.
     """
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
 @dataclass(slots=True)
 class RequestRows:
-    """Requests as columns of equal length.
+    """Requests as columns of equal length; a row is a request.
 
-    ``arrival`` (s) is on the trace's own clock, NaN if missing. A ``max_tokens`` of 0 means the
-    output length; ``timeout`` (s), ``think_time`` (s), ``tool_time`` (s) and ``acceptance`` are NaN
-    if missing; ``session``, ``lora`` and ``client`` are numbers or -1; ``number`` is the index of
-    the row in its file. ``waits_for`` has tuples of the numbers of rows whose answers a row waits
-    for. A column that is None has these defaults in every row.
+    ``arrival`` (s) is on the trace's own clock. ``arrival``, ``timeout`` (s), ``think_time`` (s),
+    ``tool_time`` (s) and ``acceptance`` are NaN if missing. A ``max_tokens`` of 0 means the output
+    length. ``session``, ``lora`` and ``client`` are numbers that stand for names, or -1 if missing.
+    ``number`` is the index of the row in its file. ``waits_for`` contains, for each row, the
+    numbers of the rows whose answers it waits for. A column that is None has the value for missing
+    data in every row.
     """
 
     arrival: Floats
@@ -197,7 +200,7 @@ class RequestRows:
         return RequestRows(**columns) if columns else RequestRows(*EMPTY_COLUMNS)
 
     def by_arrival(self) -> RequestRows:
-        """Return the rows in order of arrival; the sort is stable."""
+        """Return the rows in order of arrival; rows with equal arrival times keep their order."""
         if is_sorted(self.arrival):
             return self
         return self.take(np.argsort(self.arrival, kind="stable"))
@@ -233,7 +236,9 @@ def make_tuples(values: Sequence[tuple[int, ...]]) -> npt.NDArray[np.object_]:
 
 
 def has_row_references(rows: RequestRows) -> bool:
-    """Return whether any row refers to tokens of another row, or waits for another row."""
+    """Return whether the prompt of any row contains tokens of another row, or any row waits for
+    another row.
+    """
     waits = rows.waits_for is not None and any(rows.waits_for)
     return waits or (rows.pieces is not None and rows.pieces.has_row_references())
 
@@ -244,10 +249,10 @@ def is_sorted(values: Floats) -> bool:
 
 
 def stream_name(kind: int, value: int, names: Sequence[str]) -> str:
-    """Return the stream name of a piece.
+    """Return the name of the stream that a piece is part of.
 
-    A stream without a name is called ``h<id>`` (a block identified by its hash), ``o<row>`` (output
-    of a row) or ``u<row>`` (prompt of a row).
+    Streams without a name of their own are called ``h<id>`` (a block identified by its hash),
+    ``o<row>`` (output of a row) or ``u<row>`` (prompt of a row).
     """
     return names[value] if kind == NAMED_STREAM else f"{_PREFIX[kind]}{value}"
 

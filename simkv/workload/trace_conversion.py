@@ -14,7 +14,9 @@ from simkv.workload.trace_reader import TraceReader, sort_by_arrival
 
 
 class _Again(Exception):
-    """Raised if a trace has more columns than expected, or must be read as a whole."""
+    """Raised if the conversion must start again, because the trace has more columns than expected
+    or must be read as a whole.
+    """
 
     def __init__(self, columns: Sequence[str], whole: bool) -> None:
         super().__init__()
@@ -26,7 +28,8 @@ def convert_trace(reader: TraceReader, out: Path) -> int:
 
     A few thousand rows are processed at a time. Only a trace that is unordered, or whose prompts
     refer to other rows, is loaded into memory as a whole. The file is written completely or not at
-    all. Raises InputError if the trace cannot be read, is empty, or the file cannot be written.
+    all. Raises InputError if the trace is empty or cannot be read, or if the file cannot be
+    written.
     """
     with atomic_file(out) as new:
 

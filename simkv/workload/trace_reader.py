@@ -95,7 +95,9 @@ def select_rows(parts: Iterable[RequestRows], source: TraceSource) -> Iterator[R
 def _window(
     parts: Iterable[RequestRows], source: TraceSource
 ) -> Iterator[tuple[RequestRows, Floats]]:
-    """Yield the rows in the selected time span, each with its random number from 0 to 1."""
+    """Yield the rows in the selected time span, each with a random number from 0 to 1, by which
+    rows are sampled.
+    """
     wanted = source.selection
     draws = make_random_stream(wanted.seed)
     origin: float | None = None
@@ -178,7 +180,9 @@ class Trace:
         return not len(self.rows) or not np.isnan(self.rows.arrival[0])
 
     def after(self) -> dict[int, Dependency]:
-        """Return the requests that each dependent request waits for, and its delays (s)."""
+        """Return, for each request that waits for others, which requests it waits for and its
+        delays (s).
+        """
         rows = self.rows
         after: dict[int, Dependency] = {}
         if rows.waits_for is None and (rows.session is None or rows.think_time is None):
@@ -324,7 +328,7 @@ def read_trace(
 def cached_trace(path: Path, selection: Selection | None = None, format: str = "auto") -> Trace:
     """Return a trace as ``read_trace`` does, cached, and with the request limit of scenarios.
 
-    The cache helps because the variants of a scenario usually share one trace.
+    The result is cached because the variants of a scenario usually use the same trace.
     """
     stamps = tuple((p.stat().st_mtime_ns, p.stat().st_size) for p in [path] if p.exists())
     return _cached(path.resolve(), stamps, selection or Selection(), format)
@@ -336,7 +340,9 @@ def _cached(path: Path, _stamps: object, selection: Selection, format: str) -> T
 
 
 def sort_by_arrival(parts: Sequence[RequestRows], source: TraceSource) -> RequestRows:
-    """Return all rows in order of arrival, with row references renumbered to that order."""
+    """Return all rows in order of arrival; references to other rows are changed to the new row
+    numbers.
+    """
     return (
         renumber_rows(shift_to_zero(RequestRows.concat(parts).by_arrival()), source)
         if parts
@@ -345,8 +351,8 @@ def sort_by_arrival(parts: Sequence[RequestRows], source: TraceSource) -> Reques
 
 
 def shift_to_zero(rows: RequestRows) -> RequestRows:
-    """If the earliest arrival is negative, as in an unordered file, shift all arrivals so that it
-    is 0.
+    """If the earliest arrival time is negative, as in an unordered file, shift all arrival times so
+    that the earliest is 0.
     """
     first = rows.arrival[0] if len(rows) else 0.0
     return rows.with_arrival(rows.arrival - first) if first < 0 else rows
@@ -355,7 +361,8 @@ def shift_to_zero(rows: RequestRows) -> RequestRows:
 def renumber_rows(rows: RequestRows, source: TraceSource) -> RequestRows:
     """Replace row numbers of the file in pieces and ``waits_for`` with indices into ``rows``.
 
-    Pieces of rows that were not selected become named streams, and no row waits for them.
+    If a piece belongs to a row that was not selected, it becomes part of a named stream. A row no
+    longer waits for rows that were not selected.
     """
     if not has_row_references(rows):
         return rows

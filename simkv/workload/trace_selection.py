@@ -13,12 +13,13 @@ from simkv.core.errors import InputError
 class Selection:
     """Selected requests of a trace, and their replay speed.
 
-    The selection has three steps: the ``duration`` seconds from ``start`` on, by the trace's clock;
-    a ``sample`` with random ``seed``, which is either a fraction (a float up to 1.0) or a number of
-    requests (an int); and the first ``limit`` remaining requests. After the selection, ``start``
-    becomes time 0 and arrivals are sped up by ``rate_scale``. ``seed`` is also the seed of a
-    generated trace. A row that cannot be read is an error; with ``skip_bad``, it is left out and
-    counted.
+    The selection has three steps. First, requests are selected that arrive in the ``duration``
+    seconds from ``start`` on, by the trace's clock. Second, some of these requests are sampled with
+    the random ``seed``; ``sample`` is either their fraction (a float up to 1.0) or their number (an
+    int). Third, only the first ``limit`` of the remaining requests are used. After the selection,
+    ``start`` becomes time 0, and all arrival times are divided by ``rate_scale``. ``seed`` is also
+    the seed of a generated trace. A row that cannot be read is an error; with ``skip_bad``, it is
+    left out and counted.
     """
 
     start: float = 0.0

@@ -29,8 +29,9 @@ BATCH_ROWS = 4096
 class Tally:
     """Counts of rows read and left out, with reasons.
 
-    ``failed`` rows are requests that failed in the recorded system; ``bad`` rows cannot be read.
-    ``first`` has, for each reason, the line of the first row left out. ``notes`` are remarks about
+    ``rows`` is the number of rows read. ``failed`` contains, by reason, the number of requests that
+    failed in the recorded system, and ``bad`` the number of rows that cannot be read. ``first``
+    contains, for each reason, the line of the first row left out. ``notes`` contains remarks about
     the trace for the user.
     """
 
@@ -58,7 +59,9 @@ class Tally:
 
 
 class TraceSource:
-    """A trace during reading: its path, selection, name tables and row counts."""
+    """A trace that is being read: its path, the selected rows, the tables of names, and the counts
+    of rows.
+    """
 
     def __init__(
         self,
@@ -81,8 +84,8 @@ class TraceSource:
     def bad(self, line: int, column: str, what: str, path: Path | None = None) -> None:
         """Raise an error for an invalid row or, with ``skip_bad``, count it.
 
-        ``what`` states the expected and the found value, with "; found " between them. ``path`` is
-        the file of the row in a folder.
+        ``what`` states the expected value and the value found, with "; found " between them. If the
+        trace is a directory, ``path`` is the file that contains the row.
         """
         if not self.selection.skip_bad:
             raise InputError(

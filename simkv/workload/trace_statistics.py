@@ -38,8 +38,9 @@ QUANTILES = (0.5, 0.9, 0.99)
 class ServiceTime(NamedTuple):
     """Assumed time for which a request holds its KV, used to estimate peak demand.
 
-    A request prefills at ``prefill_rate`` tokens per s and takes ``tpot`` s for each output token,
-    without waiting. It holds the KV of prompt and output for the whole time, and no KV is shared.
+    A request never waits. Its prompt is computed at ``prefill_rate`` tokens per second, and each
+    output token takes ``tpot`` seconds. The request holds the KV of prompt and output for the whole
+    time, and no KV is shared.
     """
 
     prefill_rate: float = 10_000.0
@@ -93,14 +94,18 @@ class LengthHistogram:
 
 
 class BinnedAmounts:
-    """Amounts by time bin; the width of the bins doubles when a trace does not fit."""
+    """Sums of amounts by time bin; if a trace is longer than all bins together, the width of the
+    bins is doubled.
+    """
 
     def __init__(self) -> None:
         self.width = 1.0
         self.values = np.zeros(BINS)
 
     def add(self, times: Floats, amounts: npt.NDArray[Any] | None = None) -> None:
-        """Count ``times`` (s), or add ``amounts`` at these times."""
+        """Add ``amounts`` at ``times`` (s) to the bins; without ``amounts``, add 1 for each
+        time.
+        """
         if not len(times):
             return
         last = float(times.max())
@@ -118,11 +123,10 @@ class BinnedAmounts:
 
 
 class PrefixSharing:
-    """Number of leading prompt tokens shared with earlier prompts, which is the hit rate of an
-    unlimited cache.
+    """Counts leading prompt tokens that also occurred in earlier prompts.
 
-    The pieces of prompts are stored in a trie; the common prefix of two prompts ends where their
-    streams differ.
+    Their fraction of all prompt tokens is the hit rate of an unlimited cache. The pieces of prompts
+    are stored in a trie; the common prefix of two prompts ends where their pieces differ.
     """
 
     def __init__(self) -> None:
@@ -134,8 +138,8 @@ class PrefixSharing:
         self.known = False
 
     def add(self, rows: RequestRows) -> Ints:
-        """Add prompts; return, for each, the number of leading tokens shared with earlier
-        prompts.
+        """Add prompts; return, for each prompt, the number of leading tokens that also occurred in
+        earlier prompts.
         """
         if rows.pieces is None:
             self.tokens += int(rows.prompt_tokens.sum())
@@ -201,8 +205,8 @@ def _merged(pieces: list[tuple[int, int, int, int]]) -> list[tuple[int, int, int
 
 
 class PeakDemand:
-    """Peak number of requests and KV blocks in flight, computed by a sweep over arrivals and
-    departures.
+    """Peak numbers of requests in flight and of the KV blocks that they hold, computed from all
+    arrivals and departures in order of time.
     """
 
     def __init__(self, service: ServiceTime, block_size: int) -> None:
@@ -278,7 +282,9 @@ class TraceStatistics:
         self.demand.add(rows)
 
     def _note_sharing(self, rows: RequestRows, shared: Ints) -> None:
-        """Record the fraction of tokens that occurred before for some of the rows, for the plot."""
+        """Record the fraction of prompt tokens that had occurred before, at some of the rows, for
+        the plot.
+        """
         marks = np.arange(len(rows) - 1, -1, -REQUESTS_PER_POINT)[::-1]
         tokens = self.sharing.tokens - rows.prompt_tokens.sum() + np.cumsum(rows.prompt_tokens)
         hits = self.sharing.hit_tokens - shared.sum() + np.cumsum(shared)

@@ -45,7 +45,7 @@ AcceptanceRates = Annotated[
 
 
 def make_random_stream(seed: int, *purpose: int) -> np.random.Generator:
-    """Return a random stream that depends only on ``seed`` and ``purpose``."""
+    """Return a random number generator that depends only on ``seed`` and ``purpose``."""
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=purpose)))
 
 

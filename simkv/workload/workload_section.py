@@ -113,7 +113,7 @@ class Workload(StrictModel):
     max_concurrency: Count | None = None
     """Maximum number of requests in flight; further requests wait in the client."""
     max_sessions: Count | None = None
-    """Maximum number of sessions in progress; the next session starts when one ends."""
+    """Maximum number of sessions in progress; further sessions start when others end."""
     session_deadline: FiniteRate | None = None
     """Time limit in seconds from the first request of a session to its last answer. Sessions that
     exceed it are counted in ``sessions`` of ``summary.json``; they are not cancelled."""
@@ -129,7 +129,7 @@ class Workload(StrictModel):
     start: Time = 0.0
     """Seconds to skip at the beginning of the trace."""
     duration: FiniteRate | None = None
-    """Seconds of the trace to replay."""
+    """Length in seconds of the part of the trace to replay."""
     rate_scale: FiniteRate = 1.0
     """Factor that multiplies the request rate of the trace."""
     limit: Count | None = None
@@ -139,7 +139,9 @@ class Workload(StrictModel):
     seed: Seed = 0
     """Random seed for the sample, and for the arrivals if ``request_rate`` is set."""
     skip_bad: bool = False
-    """Whether to skip and count rows that cannot be read."""
+    """Whether to skip rows that cannot be read, and report their number; otherwise, such a row is
+    an error.
+    """
     request_rate: Rate | None = None
     """Requests per second, in place of the arrival times of the trace; .inf sends all requests at
     once.
@@ -237,14 +239,16 @@ def generate_requests(workload: Workload, timeout: float | None) -> list[Request
 def _requests(
     workload: Workload, timeout: float | None
 ) -> tuple[list[Request], dict[int, Dependency]]:
-    """Return the requests with their acceptance rates, and the dependencies between requests."""
+    """Return the requests, with acceptance rates of draft tokens, and the dependencies between
+    requests.
+    """
     requests, after = _sent(workload, timeout)
     return list(_with_acceptance(workload, requests)), after
 
 
 def _with_acceptance(workload: Workload, requests: Sequence[Request]) -> Iterable[Request]:
-    """Return the requests with acceptance rates, taken from the request, the trace or the
-    workload.
+    """Return the requests with acceptance rates of draft tokens, which come from the request, the
+    trace or the workload.
     """
     column = workload.loaded.rows.acceptance if workload.trace is not None else None
     if workload.acceptance is None and column is None:

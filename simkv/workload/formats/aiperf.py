@@ -36,7 +36,7 @@ _MS = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3, "sec": 1e3}
 
 
 def _outcome(record: dict[str, Any]) -> str | None:
-    """Return the reason to leave out a request, or None."""
+    """Return the reason why a request is left out; None if it is not left out."""
     metadata = record["metadata"]
     if metadata.get("benchmark_phase", "profiling") != "profiling":
         return "from the warm-up"

@@ -138,8 +138,8 @@ _SYNTHETIC = ("random", "random-ids", "sonnet", "prefix_repetition", "generated-
 class BenchCommand:
     """Workload section of a benchmark's command line.
 
-    ``used``, ``ignored`` and ``not_modelled`` are the options as given; ``not_modelled`` also has
-    reasons.
+    ``used``, ``ignored`` and ``not_modelled`` contain the options as the user gave them;
+    ``not_modelled`` also contains reasons.
     """
 
     workload: dict[str, Any]
@@ -148,7 +148,9 @@ class BenchCommand:
     not_modelled: tuple[str, ...]
 
     def summary(self) -> list[str]:
-        """Return one line per kind of options without effect."""
+        """Return up to two kinds of lines about options without effect: one for options that do not
+        affect the load, and one for each option that simkv does not model.
+        """
         lines = (
             [f"ignored (no effect on the load): {', '.join(self.ignored)}"] if self.ignored else []
         )
@@ -286,7 +288,7 @@ class _Numbers:
         return value if math.isinf(value) or not value.is_integer() else int(value)
 
     def ratio(self) -> tuple[float, float]:
-        """Return the range ratios of inputs and outputs."""
+        """Return the two values of ``--random-range-ratio``: for prompts and for outputs."""
         text = str(self.values.get("--random-range-ratio", "0.0"))
         try:
             value = json.loads(text)
@@ -299,7 +301,9 @@ class _Numbers:
 
 
 def _random(number: _Numbers, tool: str) -> dict[str, Any]:
-    """Return the length distributions of the dataset ``random``, after a shared prefix."""
+    """Return the length distributions of the dataset ``random``, including the length of a shared
+    prefix.
+    """
     default = 128 if tool == "vllm" else 1024
     shared = number("--random-prefix-len", 0)
     prompt = number("--input-len", number("--random-input-len", number("--random-input", 1024)))
@@ -313,8 +317,8 @@ def _random(number: _Numbers, tool: str) -> dict[str, Any]:
 
 
 def _around(length: int, ratio: float, shared: int = 0) -> Any:
-    """Return a distribution of lengths from ``1 - ratio`` to ``1 + ratio`` times ``length``, plus
-    shared tokens.
+    """Return a distribution of lengths from ``1 - ratio`` to ``1 + ratio`` times ``length``;
+    ``shared`` is added to each length.
     """
     if not ratio:
         return length + shared
@@ -326,7 +330,7 @@ def _around(length: int, ratio: float, shared: int = 0) -> Any:
 
 def _up_to(length: int, ratio: float, shared: int = 0) -> Any:
     """Return a distribution of lengths from ``ratio`` times ``length`` to ``length``, as in
-    SGLang's benchmark.
+    SGLang's benchmark; ``shared`` is added to each length.
     """
     low = max(int(length * ratio), 1)
     if low >= length:

@@ -2,11 +2,11 @@
 
 Times are in us. A request is sent at ``send_time_us``, or at ``arrival_time_us`` if
 ``send_time_us`` is 0. Prompts in a ``prefix_group`` begin with ``prefix_length`` shared tokens,
-which ``input_tokens`` does not include; without a group, ``server_input_tokens`` is the true count
-if present. If the header has ``session_context_growth: accumulate``, ``input_tokens`` counts only
-the tokens that a round adds to the prompt and output of the previous round
-(github.com/inference-sim/inference-sim, sim/workload/tracev2.go, replay.go, fixed_accumulate.go).
-Rows whose ``status`` is not ``ok`` are left out and counted.
+which ``input_tokens`` does not include. For a prompt without a group, ``server_input_tokens``, if
+present, is the number of prompt tokens. If the header has ``session_context_growth: accumulate``,
+``input_tokens`` counts only the tokens that a round adds to the prompt and output of the previous
+round (github.com/inference-sim/inference-sim, sim/workload/tracev2.go, replay.go,
+fixed_accumulate.go). Rows whose ``status`` is not ``ok`` are left out and counted.
 """
 
 from __future__ import annotations
@@ -99,7 +99,9 @@ def _split(lines: Iterator[str]) -> tuple[str, Iterator[str]]:
 
 
 def _accumulates(source: TraceSource, text: str, path: Path | None) -> bool:
-    """Return whether the header declares that a session's prompts include its earlier rounds."""
+    """Return whether the header declares that each prompt of a session includes the earlier rounds
+    of the session.
+    """
     # imported here because it is slow to import and few inputs have a header
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError

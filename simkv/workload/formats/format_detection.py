@@ -69,8 +69,8 @@ def detect_format(
 ) -> tuple[TraceFormat, Path]:
     """Return the format of a trace, and the file or directory that holds the requests.
 
-    With ``columns`` (see ``make_mapped_format``), the file is a custom log. Raises InputError if
-    the file is missing or its format is unknown.
+    If ``columns`` is given (see ``make_mapped_format``), the file is a custom log. Raises
+    InputError if the file is missing or its format is unknown.
     """
     path = _data(path)
     if columns:

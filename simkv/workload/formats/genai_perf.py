@@ -85,7 +85,7 @@ def _row(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _brings(output: Any) -> bool:
-    """Return whether a response contains text, not only the end of the stream."""
+    """Return whether a response contains text; the response that only ends the stream does not."""
     text = output if isinstance(output, str) else json.dumps(output)
     return bool(text.strip()) and "[DONE]" not in text
 

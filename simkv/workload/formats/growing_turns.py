@@ -33,7 +33,9 @@ def extend_context(pieces: Sequence[Piece], number: int, own: int, output: int) 
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """The last turn of a session: its line, its prompt and answer as pieces, and their tokens."""
+    """The last turn of a session that was read: its line, its prompt and answer as pieces, and
+    their number of tokens.
+    """
 
     turn: int
     line: int
@@ -42,10 +44,10 @@ class _Turn:
 
 
 class GrowingTurns:
-    """Adds the prefixes of turns to the rows of a log.
+    """Adds to each row of a log, which is a turn of a session, the prefix that its prompt repeats.
 
-    Rows of a session must be in order of their turns. Without arrival times, a turn arrives after
-    the answer of the previous turn and its own think time (default: 0).
+    The rows of a session must be in the order of their turns. Without arrival times, a turn arrives
+    when its think time (default: 0) has passed after the answer of the previous turn.
     """
 
     def __init__(self, source: TraceSource) -> None:
@@ -55,7 +57,7 @@ class GrowingTurns:
     def extend(self, rows: RequestRows, table: CsvTable, turns: ColumnArray) -> RequestRows:
         """Return the rows with their prefixes; report rows that do not continue their session.
 
-        ``turns`` are the turns of the rows of ``table``.
+        ``turns`` contains the number of the turn of each row in ``table``.
         """
         where = {int(number): index for index, number in enumerate(table.numbers)}
         fine = np.ones(len(rows), np.bool_)
@@ -84,7 +86,9 @@ class GrowingTurns:
 
 
 def _find_fault(before: _Turn | None, turn: int, prompt: int) -> tuple[str, str] | None:
-    """Return the column and the reason why a row cannot continue its session, or None."""
+    """If a row cannot continue its session, return the invalid column and the reason; otherwise
+    None.
+    """
     if before is None:
         return None
     if turn <= before.turn:

@@ -1,11 +1,11 @@
 """Reader of LLMServingSim's workloads and its captures of real vLLM runs (JSON lines).
 
-A workload line is a request (``input_toks, output_toks, arrival_time_ns``, optional
-``input_tok_ids``) or a session (``session_id, arrival_time_ns, sub_requests``); each call of a
-session starts ``tool_duration_ns`` after the previous call ends. A capture line has
-``arrival_time`` in s on a wall clock; the first row is time 0. Prompts with token ids are
-identified by the hash chain of their 16-token blocks (github.com/casys-kaist/LLMServingSim,
-workloads/README.md, bench/README.md).
+A line of a workload is a request (``input_toks, output_toks, arrival_time_ns``, optional
+``input_tok_ids``) or a session (``session_id, arrival_time_ns, sub_requests``). Each request of a
+session starts ``tool_duration_ns`` after the previous one ends. A capture line has ``arrival_time``
+in s on a wall clock; the first row is time 0. If a prompt has token ids, it is identified by its
+blocks of 16 tokens; the hash of a block covers all tokens up to its end
+(github.com/casys-kaist/LLMServingSim, workloads/README.md, bench/README.md).
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ BLOCK_TOKENS = 16
 
 
 class _Chain:
-    """Assign ids to blocks of tokens; an id identifies the tokens of a block and all tokens before
-    them.
+    """Assign ids to blocks of tokens. Two blocks have the same id if their tokens and all tokens
+    before them are equal.
     """
 
     def __init__(self) -> None:

@@ -1,10 +1,12 @@
-"""Reader of custom logs (CSV or JSON lines) whose columns are mapped as ``ours=theirs``.
+"""Reader of custom logs (CSV or JSON lines); the user maps simkv's column names to those of the
+log, as ``ours=theirs``.
 
 simkv trace convert log.csv out.csv --columns arrival=ts,prompt_tokens=in,output_tokens=out
 
-With ``session`` and ``turn``, the rows are turns of sessions, and each prompt repeats the prompt
-and the answer of the turn before (see ``growing_turns``). ``ttft`` is the measured TTFT in seconds:
-it is checked and summarized in a note, to be compared with the TTFT of a run.
+If the columns ``session`` and ``turn`` are mapped, the rows are turns of sessions, and each prompt
+repeats the prompt and the answer of the previous turn (see ``growing_turns``). ``ttft`` is the
+measured TTFT in seconds. It is checked, and a note summarizes it for a comparison with the TTFT of
+a simulated run.
 
 Columns that are not mapped are read if they have simkv's names. ``arrival`` may be seconds on any
 clock, or wall-clock times such as ``2026-05-01T12:00:00.25Z``; wall-clock times are converted to
@@ -146,8 +148,8 @@ def _renamed(
 
 
 def _our_name(name: str, theirs: Mapping[str, str], columns: Mapping[str, str]) -> str:
-    """Return simkv's name of a column; a simkv name that is mapped from another column gets a
-    suffix.
+    """Return simkv's name of a column. If an unmapped column has a name to which another column is
+    mapped, it gets a suffix.
     """
     ours = theirs.get(name.casefold())
     if ours is not None:

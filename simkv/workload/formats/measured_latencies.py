@@ -15,10 +15,11 @@ from simkv.workload.trace_source import TraceSource
 def read_measured_latencies(path: Path, source: TraceSource | None = None) -> pd.DataFrame:
     """Return one row per served request, in the order of the file.
 
-    Columns: arrival_s, prompt_tokens, output_tokens; ttft_ms, tpot_ms, e2e_ms, queue_ms as measured
-    (NaN if missing); and queued_s, the start of TTFT and E2E, if the format records this time.
-    Formats with a ``table`` may add start_s (since 1970), request (its id), max_tokens, prefill_ms,
-    gave_up_s, and requests without an answer (output_tokens 0).
+    The columns are arrival_s, prompt_tokens and output_tokens; ttft_ms, tpot_ms, e2e_ms and
+    queue_ms as measured (NaN if missing); and, if the format records it, queued_s, the time from
+    which TTFT and E2E are counted. Formats with a ``table`` may add the columns start_s (since
+    1970), request (its id), max_tokens, prefill_ms and gave_up_s. They may also add rows for
+    requests without an answer, whose output_tokens is 0.
 
     ``source`` is an open source for the file; by default a new one is opened. Raises InputError if
     the file cannot be used or its format has no measured times.
@@ -65,8 +66,8 @@ def read_measured_latencies(path: Path, source: TraceSource | None = None) -> pd
 
 
 def _records(source: TraceSource, path: Path) -> list[tuple[int, dict[str, object]]]:
-    """Return pairs of line number and object of a JSON lines file, at the indices of
-    ``RequestRows.number``.
+    """Return the line number and the object of each non-empty line in a JSON lines file.
+    ``RequestRows.number`` is an index in this list.
     """
     with source.text(path) as lines:
         texts = list(enumerate(lines, start=1))

@@ -1,4 +1,4 @@
-"""Reader of Mooncake traces and other traces of this form: JSON lines with hash ids of prompt
+"""Reader of Mooncake traces and other traces in this format: JSON lines with hash ids of prompt
 blocks.
 
 Each line has ``timestamp`` in ms, ``input_length``, ``output_length``, and ``hash_ids``, one per
@@ -32,7 +32,9 @@ BLOCK_SIZES = (512, 16, 32, 64, 128, 256, 1024)
 
 
 class BlockCheck:
-    """Check of lengths and hash ids; infers the block size from the first rows."""
+    """Checks the lengths and hash ids of each row, and infers the block size from the first
+    rows.
+    """
 
     def __init__(self) -> None:
         self.possible = list(BLOCK_SIZES)

@@ -78,9 +78,10 @@ def _without_duplicates(source: TraceSource, rows: Sequence[_Row]) -> dict[str, 
 
 
 def _sort(source: TraceSource, rows: dict[str, _Row]) -> list[tuple[_Row, float]]:
-    """Return the rows and their earliest arrivals (s), each row after the rows that it waits for.
+    """Return the rows, each after the rows that it waits for, and their earliest arrival times (s).
 
-    Rows that wait for each other, or for requests that are not in the trace, are reported.
+    Rows that wait for each other, or for requests that are not in the trace, are reported as
+    invalid.
     """
     arrivals: dict[str, float] = {}
     sorter = TopologicalSorter({name: row.wait_for for name, row in rows.items()})

@@ -87,7 +87,9 @@ def _table(source: TraceSource, spans: Iterable[Span]) -> pd.DataFrame:
 
 
 def rows_from_spans(source: TraceSource, read: pd.DataFrame) -> RequestRows:
-    """Return the answered requests of a table from ``read_request_table``."""
+    """Return the requests with an answer as rows; ``read`` returns the table of all requests, as
+    ``read_request_table`` does.
+    """
     rows = RequestRows(
         arrival=read["arrival_s"].to_numpy(np.float64),
         prompt_tokens=read["prompt_tokens"].to_numpy(np.int64),

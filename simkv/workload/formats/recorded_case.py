@@ -2,10 +2,10 @@
 
 The columns are ``arrival_s``, ``prompt_tokens``, ``output_tokens``; measured results are not read.
 ``shared_prefix_tokens``, if present, is the length of a prefix shared by all prompts. If a column
-``stage`` exists, only the prompts of one stage share their prefix: guidellm samples a new prefix
-for each stage, so the first prompt of each stage was computed completely. A file
-``prefix_blocks.jsonl[.gz]`` in the same directory lists the full 16-token blocks of each prompt:
-``{"id": 0, "hash_ids": [0, 1]}``.
+``stage`` exists, only prompts of the same stage share a prefix. The reason is that guidellm samples
+a new prefix for each stage, so the real server computed the first prompt of each stage completely.
+A file ``prefix_blocks.jsonl[.gz]`` in the same directory lists the full 16-token blocks of each
+prompt: ``{"id": 0, "hash_ids": [0, 1]}``.
 """
 
 from __future__ import annotations

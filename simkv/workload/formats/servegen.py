@@ -8,8 +8,8 @@ start -> field -> a Python dict literal of probabilities).
 As in ServeGen, the gaps of a client in a window are sampled from its distribution and scaled to
 fill the window, so that the rate is exact. Unlike in ServeGen, the prompt length and the output
 length of a request are sampled independently (ServeGen uses the same quantile for both). Each
-combination of client, window and sampled quantity has its own random stream, so a later start or a
-removed client does not change the other requests.
+combination of client, window and sampled quantity has its own random stream. Therefore, the
+requests do not change if the trace is read from a later start, or if another client is removed.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ MAX_MEMBER_BYTES = 1 << 28
 
 @dataclass(frozen=True)
 class RateWindow:
-    """Time window of a client from ``start`` to ``end`` (s), with its rate (1/s) and the
-    distribution of gaps.
+    """Time window of a client from ``start`` to ``end`` (s), with the request rate (1/s) and the
+    distribution of the gaps between requests.
     """
 
     index: int
@@ -61,8 +61,10 @@ class RateWindow:
 
 @dataclass
 class ServegenClient:
-    """A client with its rate windows and its length distributions; the distributions are unparsed
-    text, by start time.
+    """A client with its rate windows and its length distributions.
+
+    ``lengths`` contains pairs of a start time and the distributions that apply from then on, as
+    unparsed text.
     """
 
     number: int
@@ -74,7 +76,7 @@ class ServegenClient:
         self._parsed: dict[tuple[int, str], tuple[Ints, Floats] | None] = {}
 
     def length_distribution(self, field: str, time: float) -> tuple[Ints, Floats] | None:
-        """Return the lengths and their cumulative probabilities at ``time``, or None.
+        """Return the lengths that apply at ``time``, and their cumulative probabilities.
 
         A window without lengths uses the lengths of the nearest earlier window; if no earlier
         window has lengths, it uses the nearest later one. The result is None if the file has no

@@ -3,17 +3,19 @@
 ``prompt_tokens`` and ``output_tokens`` are required. Optional columns: ``arrival`` (s, from 0; a
 trace without it has lengths only), ``max_tokens``, ``priority`` (smaller is more urgent),
 ``timeout`` (s), ``ignore_eos`` and ``has_images`` (0 or 1), ``lora`` (adapter name), ``client``
-(name of the client), ``acceptance`` (acceptance rate of each draft token after the earlier ones
-were accepted, 0 to 1), ``session``, ``think_time`` (s after the end of the session's previous
-request; empty: at its arrival), ``tool_time`` (s in addition), ``waits_for`` (rows whose answers
-the request waits for, in place of the session's previous request: numbers of earlier rows,
-separated by blanks; the first is 0), and ``prefix``: the beginning of the prompt as pieces
+(name of the client), ``acceptance`` (probability from 0 to 1 that a draft token is accepted if all
+earlier ones were accepted), ``session``, ``think_time`` (seconds from the end of the session's
+previous request until this request arrives; if empty, the request arrives at its ``arrival``),
+``tool_time`` (seconds in addition to the think time), ``waits_for`` (rows whose answers the request
+waits for, in place of the session's previous request: numbers of earlier rows, separated by blanks;
+the first row is 0), and ``prefix``. ``prefix`` describes the beginning of the prompt as pieces
 ``stream:end`` or ``stream:start-end``, separated by blanks.
 
-Equal positions in the same stream are equal tokens. ``h<number>`` is a block identified by its
-hash, ``o<row>`` and ``u<row>`` are the output and the own prompt tokens of that row (the first is
-0). Any other name is an independent stream; in a name, all characters except letters, digits and
-``_.-~`` are written as %XX. Tokens after the last piece are unique to the prompt.
+A stream is a sequence of tokens; the same position in the same stream is always the same token. The
+stream ``h<number>`` is a block identified by its hash. ``o<row>`` contains the output of a row, and
+``u<row>`` the prompt tokens that only this row has (the first row is 0). Any other name is an
+independent stream; in a name, all characters except letters, digits and ``_.-~`` are written as
+%XX. Tokens after the last piece are unique to the prompt.
 """
 
 from __future__ import annotations
@@ -168,7 +170,9 @@ def note_unknown(source: TraceSource, names: Iterable[str]) -> None:
 
 
 def _in_seconds(source: TraceSource, arrivals: ColumnArray) -> ColumnArray:
-    """Return arrivals in seconds; times since 1970 in ms, us or ns are recognized by their size."""
+    """Return arrivals in seconds. Large numbers are times since 1970; whether they are in ms, us or
+    ns is inferred from their size.
+    """
     least = arrivals.min() if len(arrivals) else 0.0
     for unit, begin, per_second in _EPOCH_UNITS:
         if least >= begin:
@@ -211,7 +215,9 @@ def rows_from_table(source: TraceSource, table: CsvTable) -> RequestRows:
 
 
 def _waits_for_earlier(source: TraceSource, table: CsvTable) -> Flags:
-    """Return which rows wait only for earlier rows; report the others."""
+    """Return a mask of the rows that wait only for earlier rows; report the other rows as
+    invalid.
+    """
     fine = np.ones(len(table.lines), np.bool_)
     for row, before in enumerate(table.columns.get("waits_for", ())):
         number = int(table.numbers[row])
@@ -242,8 +248,8 @@ SIMKV = TraceFormat("simkv", "simkv's own traces (CSV)", _known, _rows)
 def used_columns(rows: RequestRows, already: Sequence[str] = ()) -> list[str]:
     """Return the columns that a file with these rows needs, in the order of ``COLUMN_PARSERS``.
 
-    These are the columns in ``already``, the lengths, and all columns with a value that is not the
-    default.
+    These are the columns in ``already``, the lengths, and all columns in which some value is not
+    the default.
     """
     return [
         name
@@ -270,8 +276,8 @@ def write_file(
 ) -> int:
     """Write a trace as CSV and return the number of rows.
 
-    The file is gzip-compressed if ``path`` ends in .gz. ``columns`` are the columns to write;
-    ``source`` has the names of sessions and streams.
+    The file is gzip-compressed if ``path`` ends in .gz. ``columns`` contains the names of the
+    columns to write; ``source`` has the names of sessions and streams.
     """
     with ExitStack() as stack:
         raw: IO[bytes] = stack.enter_context(path.open("wb"))

@@ -75,7 +75,7 @@ def _rows(source: TraceSource) -> Iterator[RequestRows]:
 
 
 def _of_batch(source: TraceSource, batch: Any, names: Sequence[str]) -> RequestRows:
-    """Return the rows of a Parquet batch, validated as CSV rows are."""
+    """Return the rows of a Parquet batch, validated in the same way as the rows of a CSV file."""
     first, count = source.tally.rows, batch.num_rows
     source.tally.rows += count
     columns: dict[str, ColumnArray] = {}
@@ -98,8 +98,8 @@ def _texts(column: Any) -> list[str]:
 
 
 def _is_good(source: TraceSource, row: int, name: str, text: str, tell: bool) -> bool:
-    """Return whether a value is valid; an error message gives the row number, counted from 1, as
-    the line.
+    """Return whether a value is valid. In error messages, the row number, counted from 1, takes the
+    place of the line number.
     """
     try:
         COLUMN_PARSERS[name]([text])

@@ -23,7 +23,9 @@ class FileHead:
     names: frozenset[str]
 
     def has(self, *names: str) -> bool:
-        """Return whether the file has all of these columns or keys, ignoring case."""
+        """Return whether the file has all of these columns or keys; upper and lower case are
+        equal.
+        """
         return {name.casefold() for name in names} <= self.names
 
 
@@ -45,9 +47,10 @@ class MeasuredLatencies:
 class TraceFormat:
     """A trace format: how to detect it and how to read it.
 
-    ``measured`` reads the latencies of a request from its record, if the format has latencies; it
-    raises ValueError with ``column: expected; found …``. If the records of a format are not lines,
-    ``table`` returns all requests at once instead (see ``read_measured_latencies``).
+    If the format has latencies, ``measured`` reads the latencies of a request from its record; for
+    an invalid record, it raises ValueError with ``column: expected; found …``. If the records of a
+    format are not lines, the format has ``table`` instead, which returns all requests at once (see
+    ``read_measured_latencies``).
     """
 
     name: str

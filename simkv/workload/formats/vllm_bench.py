@@ -1,8 +1,9 @@
 """Reader of ``vllm bench serve --save-result --save-detailed``: a JSON object of parallel lists.
 
-``input_lens`` and ``output_lens`` are in tokens. ``start_times`` in s are the send times (with
-``--max-concurrency``, after the wait in the client); the first request sent is time 0. Requests
-with an entry in ``errors`` are left out and counted. ``ttfts`` and ``itls`` are in s.
+``input_lens`` and ``output_lens`` are in tokens. ``start_times`` contains the times (s) at which
+requests were sent (with ``--max-concurrency``, after they waited in the client); the first of them
+is time 0. Requests with an entry in ``errors`` are left out and counted. ``ttfts`` and ``itls`` are
+in s.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def _appended(source: TraceSource, text: str) -> list[Any]:
 
 
 def _of_result(source: TraceSource, result: Any) -> RequestRows:
-    """Return the requests with an answer."""
+    """Return the requests in ``result`` that have an answer."""
     rows = _columns(source, result)
     assert rows.number is not None
     good = rows.number.tolist()
