@@ -1,4 +1,5 @@
-"""Step costs: the duration of a step in seconds, with its valid range, error and source.
+"""Step costs: the duration of an engine step in seconds, with its valid range, its error and the
+source of the data.
 
 ``cost_profile`` defines cost profiles, which are JSON files, and ``simulated_executor`` defines the
 executor that uses them. ``attention_table`` and ``attention_grid`` evaluate attention times.

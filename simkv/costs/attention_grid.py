@@ -74,7 +74,7 @@ class GridCost:
     def ahead(self, load: StepLoad, steps: int) -> list[float]:
         """Return the durations in seconds of the next ``steps`` decode steps.
 
-        Each step adds one token to the context of every sequence in ``load``.
+        After each step, the context of every sequence in ``load`` is one token longer.
         """
         xs, ys = self._grid.decode_context, self._line(load.decode_seqs)
         mean = load.decode_context / load.decode_seqs

@@ -4,11 +4,12 @@ A measured batch has one prefill of a given length, which follows a given number
 (its KV length), and a number of decodes of equal context. A step is converted to an equivalent
 batch:
 
-- all decodes get the mean context, which keeps the total KV read;
-- several prefills become one prefill with the same number of tokens. Its KV length is chosen so
+- All decodes get the mean context, so the total amount of KV read stays the same.
+- Several prefills become one prefill with the same number of tokens. Its KV length is chosen so
   that the number of attention pairs stays the same. Several short prompts have fewer pairs than one
-  prefill without KV. The part of their cost that exceeds the cost of the shortest measured prefill
-  is then scaled in proportion to the pairs.
+  prefill without KV, so no KV length is possible for them. In this case, the cost of the shortest
+  measured prefill is used, plus the remaining cost of the one prefill, scaled down in proportion to
+  the pairs.
 
 Interpolation is linear on all four axes. The authors of LLMServingSim report errors of 9 to 14 %
 for logarithmic interpolation of these tables (commit 5daddb2). If the table has no mixed batches,
@@ -52,7 +53,7 @@ class AttentionRow(FrozenModel):
 
 
 class AttentionSlice(FrozenModel):
-    """Measured batches with the same number of prefill tokens and decodes."""
+    """Measured batches with equal numbers of prefill tokens and equal numbers of decodes."""
 
     prefill_tokens: Count
     decode_seqs: Count
@@ -67,20 +68,22 @@ class AttentionSlice(FrozenModel):
 
 
 class SkewCorrection(FrozenModel):
-    """Additional cost of decodes of unequal length, as LLMServingSim corrects it.
+    """Additional cost of decodes of unequal length, computed as in LLMServingSim.
 
-    The correction interpolates between the time at the mean context and the time at the longest
-    context. The position between the two times (the share; 0: mean, 1: longest) is looked up in a
-    table with five keys. The first key is the number of prefill tokens (nearest measured value on a
-    logarithmic scale). The other keys are buckets: of the number of decodes, of the mean context
-    (from 0 for the shortest context to 1 for the longest), of the longest context, and of the KV
-    length of the prefill. ``default`` applies to combinations without a measured share. The upper
-    edge of a bucket belongs to the bucket.
+    The correction interpolates between two times: the attention time if all decodes had the mean
+    context, and the time if all had the longest context. The result lies at a measured fraction of
+    the distance between the two times (0: time at the mean context; 1: time at the longest
+    context). This fraction is looked up in a table with five keys. The first key is the number of
+    prefill tokens; the nearest measured value on a logarithmic scale is used. The other keys are
+    intervals (buckets): of the number of decodes, of the mean context relative to the shortest (0)
+    and the longest context (1), of the longest context, and of the KV length of the prefill. The
+    upper edge of a bucket belongs to the bucket. ``default`` is the fraction for combinations that
+    were not measured.
 
-    LLMServingSim itself requires an exact match of the prefill tokens, which few engine steps have.
-    In mixed steps, LLMServingSim therefore uses its default instead of the measured shares: 0.05
-    instead of 0.3 with 16 decodes, and 0.05 instead of -0.01 with 128 decodes (RTX PRO 6000,
-    Llama-3.1-8B).
+    LLMServingSim itself uses a measured fraction only if the number of prefill tokens matches
+    exactly. Few engine steps match, so in most mixed steps LLMServingSim uses its default: 0.05
+    instead of the measured 0.3 with 16 decodes, and 0.05 instead of -0.01 with 128 decodes (RTX PRO
+    6000, Llama-3.1-8B).
     """
 
     default: float
@@ -93,7 +96,9 @@ class SkewCorrection(FrozenModel):
 
 
 class AttentionTable(FrozenModel):
-    """Measured attention times (s) of a step over all layers, and the skew correction."""
+    """Measured attention times (s) of a step over all layers, and the correction for decodes of
+    unequal length (``skew``).
+    """
 
     slices: list[AttentionSlice] = Field(min_length=1)
     skew: SkewCorrection | None = None
@@ -211,7 +216,7 @@ class AttentionCost:
 
 
 class _SkewShares:
-    """Bucket lookup for the skew correction."""
+    """Lookup of the fraction that the correction for decodes of unequal length uses."""
 
     def __init__(self, skew: SkewCorrection) -> None:
         self._skew = skew
@@ -219,7 +224,9 @@ class _SkewShares:
         self._prefills = sorted({key[0] for key in self._shares if key[0]})
 
     def __call__(self, load: StepLoad, mean: float) -> float:
-        """Return the share of the time at the longest context, from 0 (mean context only) to 1."""
+        """Return the fraction of the distance from the time at the mean context (0) to the time at
+        the longest context (1).
+        """
         skew, tokens = self._skew, load.prefill_tokens
         before = max(load.prefill_pairs - tokens * (tokens + 1) / 2, 0.0) / max(tokens, 1)
         rate = (mean - load.shortest) / (load.longest - load.shortest)
@@ -233,7 +240,9 @@ class _SkewShares:
         return self._shares.get(key, skew.default)
 
     def _nearest(self, tokens: int) -> int:
-        """Return the measured number of prefill tokens with the nearest logarithm; 0 stays 0."""
+        """Return the measured number of prefill tokens that is nearest to ``tokens`` on a
+        logarithmic scale; 0 stays 0.
+        """
         if not tokens or not self._prefills:
             return tokens
         return min(self._prefills, key=lambda measured: abs(log2(measured / tokens)))

@@ -49,7 +49,7 @@ Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 def _without_swaps(data: Any) -> Any:
-    """Remove swapping costs from profiles measured with simkv 0.2."""
+    """Remove the costs of swapping, which only profiles measured with simkv 0.2 contain."""
     if not isinstance(data, dict) or not isinstance(data.get("terms"), list):
         return data
     terms = [
@@ -75,12 +75,12 @@ class CostTerm(FrozenModel):
     """A term of a step's cost, in seconds.
 
     The term is a function of one ``feature`` of the step: a number of sequences, tokens or context
-    tokens, or ``steps``, which is always 1. Further features: ``slots`` (tokens after padding for
-    CUDA graphs), ``group_tokens`` (tokens of all data-parallel ranks that step in lockstep),
-    ``emits`` (sequences with a sampled token), ``prefill_mean`` (mean number of tokens that a
-    prefill token attends to), ``decode_mean`` (mean context of the decodes), ``decode_tail``
-    (longest decode context minus the mean), ``mixed_decode_seqs`` (number of decodes in a step that
-    also has prefills).
+    tokens, or ``steps``, which is always 1. Further features: ``slots`` (number of tokens after
+    padding to the size of a CUDA graph), ``group_tokens`` (tokens of all data-parallel ranks that
+    step in lockstep), ``emits`` (number of sequences for which a token is sampled),
+    ``prefill_mean`` (mean number of tokens that a prefill token attends to), ``decode_mean`` (mean
+    context of the decodes), ``decode_tail`` (longest decode context minus the mean),
+    ``mixed_decode_seqs`` (number of decodes in a step that also has prefills).
 
     The function has one of three forms: ``seconds`` per unit, linear ``pieces``, or a ``table`` of
     measured ``[value, seconds]`` pairs with linear interpolation. ``when`` restricts the term to
@@ -124,8 +124,8 @@ class StepError(FrozenModel):
     def lasting(self) -> float:
         """Relative error of the mean duration of many steps.
 
-        Random errors of individually measured steps cancel out in the mean. What remains is the
-        bias and the statistical uncertainty of the bias.
+        Random errors of single steps cancel out in the mean. The bias and its statistical
+        uncertainty remain.
         """
         if not self.points:
             return self.p95
@@ -133,10 +133,10 @@ class StepError(FrozenModel):
 
 
 class ErrorSource(FrozenModel):
-    """A source of error of step times, such as kernels that nobody measured.
+    """A reason for errors of step times, such as kernels that were not measured.
 
-    ``ends`` maps a kind of step to the ends of log(real / predicted) that contain 90 % of real
-    times if this source is the only one.
+    ``ends`` maps a kind of step to an interval of log(real / predicted). If no other reason
+    applies, the interval contains 90 % of the real times.
     """
 
     name: str
@@ -144,14 +144,16 @@ class ErrorSource(FrozenModel):
 
 
 class FitQuality(FrozenModel):
-    """Quality of the fit of the terms.
+    """Quality of the fit of the cost terms to measurements.
 
     ``rms_s`` is the root mean square error in seconds over ``points`` measurements. ``held_out``
     maps a kind of step to the errors on steps excluded from the fit. ``beyond`` maps a feature to
-    the relative step error added per doubling of the feature outside the range. It was measured by
-    extrapolating to excluded data at the ends of the range. ``unmeasured_kernels`` are kernels of
-    the engine whose times were replaced by those of another kernel. ``sources`` are the sources of
-    error of composed costs; they replace ``held_out`` in intervals.
+    the relative step error that is added for each doubling of the feature outside the range. This
+    error was measured by extrapolating to excluded data at the ends of the range.
+    ``unmeasured_kernels`` are kernels that the engine runs but that were not measured; the times of
+    another kernel are used instead. ``sources`` are the reasons for errors of costs that were
+    composed from the times of single operators. If ``sources`` is not empty, intervals are computed
+    from it instead of from ``held_out``.
     """
 
     points: int
@@ -164,11 +166,12 @@ class FitQuality(FrozenModel):
 
 
 class CostProfile(FrozenModel):
-    """Step costs of an engine, model and GPU, with their basis, range and sources.
+    """Step costs of an engine, model and GPU, with the kind of data they are based on, their range
+    and the sources of the data.
 
     The step time is the sum of the ``terms``, plus the time from the ``attention`` table or the
-    ``grid`` if present. The sum of the terms in ``floor`` is the host time to launch a step while
-    the GPU runs; no step is shorter than this time.
+    ``grid`` if present. The sum of the terms in ``floor`` is the time that the host needs to launch
+    a step while the GPU runs; no step is shorter than this time.
 
     ``graph_sizes`` are the token counts of captured CUDA graphs. A step is padded to the next size
     (``slots``); steps larger than the last size are not padded.
@@ -262,8 +265,7 @@ class StepCost:
         return max(seconds, self._host(load)) if self._floor else seconds
 
     def head(self, load: StepLoad) -> float:
-        """Return the part of a step's time (s) that produces its sampled tokens: output head and
-        sampler.
+        """Return the time (s) of the output head and the sampler, which is a part of the step time.
 
         Returns 0 if the profile does not separate this part.
         """
@@ -272,8 +274,8 @@ class StepCost:
     def ahead(self, load: StepLoad, steps: int) -> list[float] | None:
         """Return the durations in seconds of the next ``steps`` decode steps.
 
-        Each step adds one token to the context of every sequence. Returns None if the profile
-        requires that each step is evaluated separately.
+        After each step, the context of every sequence is one token longer. Returns None if the
+        profile requires that each step is evaluated separately.
         """
         if not (self._by_batch_only and isinstance(self._attention, GridCost)):
             return None
@@ -302,11 +304,11 @@ class StepCost:
         return self._sum(load) + self._attention(load)
 
     def linear_decode_cost(self, seqs: int) -> tuple[float, float]:
-        """Return the base cost of a decode step (s), and the cost per context token (s).
+        """Return two costs of a decode step: the base cost (s), and the cost per context token (s).
 
         ``seqs`` is the number of decoded sequences; the step samples one token for each. The base
-        excludes attention from a table or grid. The cost per token is valid only if ``linear`` is
-        true.
+        cost does not include the attention time from a table or grid. The cost per token is valid
+        only if ``linear`` is true.
         """
         base = self._by_batch.get(seqs)
         if base is None:
@@ -329,9 +331,11 @@ class StepCost:
 
 
 def merge_tables(terms: Sequence[CostTerm]) -> list[CostTerm]:
-    """Merge tables with the same ``feature`` and ``when`` into one table with the same sum.
+    """Merge the tables of terms with the same ``feature`` and ``when`` into one table with the same
+    sum.
 
-    Composed profiles have many tables, and every step looks up each table.
+    Merging saves time, because every step looks up each table, and composed profiles have many
+    tables.
     """
     groups: dict[object, list[CostTerm]] = {}
     for number, term in enumerate(terms):

@@ -13,7 +13,9 @@ FeatureFunction = Callable[[float], float]
 
 
 class TermFunction:
-    """Term of the step cost: ``form(feature value)`` in seconds, for steps selected by ``when``."""
+    """A term of the step cost: for steps selected by ``when``, the seconds ``form(value of the
+    feature)``.
+    """
 
     def __init__(self, feature: str, when: str, form: FeatureFunction) -> None:
         self.feature = feature
@@ -43,10 +45,11 @@ def sum_terms(
 def compute_feature(load: StepLoad, feature: str, graph_sizes: Sequence[int] = ()) -> float:
     """Return the value of a feature of one step.
 
-    ``graph_sizes`` are the token counts of captured CUDA graphs; ``slots`` and ``group_tokens``
-    depend on them. If all data-parallel ranks in lockstep run a CUDA graph, every rank is padded to
-    the graph size of the largest rank. If one rank exceeds the largest graph, no rank runs a graph
-    (vLLM 0.19.0, ``_synchronize_dp_ranks`` in ``vllm/v1/worker/dp_utils.py``).
+    ``graph_sizes`` are the token counts of captured CUDA graphs, which ``slots`` and
+    ``group_tokens`` depend on. If every data-parallel rank that runs in lockstep fits into a CUDA
+    graph, all ranks are padded to the graph size of the largest rank. If one rank exceeds the
+    largest graph, no rank runs a graph (vLLM 0.19.0, ``_synchronize_dp_ranks`` in
+    ``vllm/v1/worker/dp_utils.py``).
     """
     if feature == "steps":
         return 1
@@ -72,9 +75,10 @@ def compute_feature(load: StepLoad, feature: str, graph_sizes: Sequence[int] = (
 
 
 def _padded(tokens: int, most: int, graph_sizes: Sequence[int]) -> int:
-    """Return ``tokens`` padded to a CUDA graph size.
+    """Return ``tokens`` padded to the size of a CUDA graph.
 
-    ``most`` is the largest number of tokens of any rank in lockstep, which sets the graph size.
+    ``most`` is the number of tokens of the largest rank in lockstep, which determines the graph
+    size.
     """
     if not graph_sizes or tokens > graph_sizes[-1]:
         return tokens
@@ -88,9 +92,10 @@ def make_linear(slope: float) -> FeatureFunction:
 
 
 def make_piecewise_linear(pieces: Sequence[tuple[float, float, float]]) -> FeatureFunction:
-    """Return a piecewise linear function; each piece is (largest x, base, slope).
+    """Return a piecewise linear function.
 
-    The largest x of the last piece must be infinite.
+    Each piece is a tuple of the largest x, the base and the slope. The largest x of the last piece
+    must be infinite.
     """
 
     def form(x: float) -> float:
@@ -106,7 +111,9 @@ def make_interpolated(xs: Sequence[float], ys: Sequence[float]) -> FeatureFuncti
 
 
 def memoize(form: FeatureFunction) -> FeatureFunction:
-    """Return ``form`` with a cache of results, because token counts repeat often."""
+    """Return ``form`` with a cache of its results; a cache helps because the same token counts
+    occur often.
+    """
     said: dict[float, float] = {}
 
     def keeping(x: float) -> float:

@@ -26,8 +26,8 @@ class FrontEndCosts:
 
 
 class PackagedFrontEnd(NamedTuple):
-    """Costs of the releases of an engine from ``since`` on, and of gpt-oss models on these
-    releases.
+    """Costs of an engine's releases from ``since`` on, and separate costs for gpt-oss models on
+    these releases.
     """
 
     engine: str

@@ -41,10 +41,10 @@ def compute_held_out_errors(
 ) -> dict[str, StepError]:
     """Return the relative errors of step times, by kind of step (decode, prefill or mixed).
 
-    Each measured batch is excluded in turn and predicted by interpolation between its two
-    neighbors, along each axis on which it has two. ``rest`` returns the time of a step without
-    attention (s). Such an interpolation spans two intervals of the table; the error within one
-    interval is smaller. The result is empty if no batch has two neighbors.
+    Each measured batch is excluded in turn. Its time is predicted by linear interpolation between
+    its two neighbors, separately along each axis on which it has two neighbors. ``rest`` returns
+    the time of a step without attention (s). The interpolation spans two intervals of the table, so
+    the error within one interval is smaller. The result is empty if no batch has two neighbors.
     """
     measured = _measured(table)
 
@@ -69,11 +69,11 @@ _AXES: tuple[tuple[Feature, ...], ...] = (
 def compute_extrapolation_errors(
     table: AttentionTable, rest: Callable[[StepLoad], float]
 ) -> dict[Feature, float]:
-    """Return the relative step error per doubling of a feature outside the range (90th percentile),
-    by feature.
+    """Return the relative step error for each doubling of a feature outside the range, by feature.
 
-    The error is measured at the end of each line along an axis: its last value is extrapolated from
-    the two values before it. ``rest`` returns the time of a step without attention (s).
+    The error is measured along each axis of the table: the last value of each line of measurements
+    is extrapolated from the two values before it. The result is the 90th percentile of these
+    errors. ``rest`` returns the time of a step without attention (s).
     """
     measured = _measured(table)
     found: dict[Feature, float] = {}

@@ -40,7 +40,8 @@ def extrapolate(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
 
     If there is only one point, its value is returned for every ``x``. Below the first point, the
     first segment is extrapolated. Above the last point, the slope is the mean slope between half of
-    the last x and the last x; a mean is needed because the time of a matrix product grows in steps.
+    the last x and the last x. The mean is used because the time of a matrix product grows in steps,
+    so the slope of a single segment is unreliable.
     """
     if len(xs) == 1:
         return ys[0]

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 
 class OffloadLink:
-    """Link that copies KV in both directions, concurrently with engine steps.
+    """Link that copies KV between two kinds of memory, in both directions, while engine steps run.
 
     Copies in one direction run one after another; the two directions are independent. Between GPU
     and host memory, this is the behavior of vLLM 0.33.0 (``SingleDirectionOffloadingHandler`` in
     ``vllm/v1/kv_offload/cpu/gpu_worker.py``). Between host memory and disk, it approximates many
     threads that share the link.
 
-    ``bandwidth`` is in bytes per second towards the GPU, ``back`` in the other direction (default:
-    the same). ``latency`` in seconds is added to each copy. The values are not calibrated, and
-    copies do not slow down steps in the simulation.
+    ``bandwidth`` is in bytes per second towards the GPU, and ``back`` is the bandwidth in the other
+    direction (default: the same). ``latency`` in seconds is added to each copy. The values are not
+    calibrated, and copies do not slow down steps in the simulation.
     """
 
     def __init__(

@@ -35,9 +35,9 @@ GPU_COUNTS = (1, 2, 4, 8, 16)
 class KnownCost:
     """Available step costs: a packaged profile, or a model and a GPU with composed costs.
 
-    ``name`` is empty for composed costs. ``fits`` is the minimum number of GPUs that hold the model
-    in its published number format, or None if unknown. ``error`` describes the error of step times
-    on steps excluded from the fit.
+    ``name`` is empty for composed costs. ``fits`` is the minimum number of GPUs that can hold the
+    model in its published number format, or None if unknown. ``error`` is a text about the error of
+    step times on steps that the fit did not use.
     """
 
     name: str
@@ -49,7 +49,7 @@ class KnownCost:
 
 
 def find_known_costs(words: Sequence[str] = ()) -> list[KnownCost]:
-    """Return all available costs whose names contain all ``words``, ignoring case and order."""
+    """Return all costs whose description contains all ``words``, ignoring case and order."""
     wanted = [_squeezed(word) for word in words]
     found: list[KnownCost] = []
     for name in packaged_profiles():
@@ -70,7 +70,9 @@ def find_known_costs(words: Sequence[str] = ()) -> list[KnownCost]:
 
 
 def find_cost_basis(gpu: Gpu) -> str:
-    """Return the basis of costs on this GPU: measured operators if installed, or the data sheet."""
+    """Return the kind of data that costs on this GPU are based on: measured operators if installed,
+    or the data sheet.
+    """
     tables = find_installed_tables()
     measured = tables and gpu.system and _measured(tables, gpu.system)
     return "composed of measured operators" if measured else DATA_SHEET_BASIS
@@ -83,8 +85,8 @@ def _measured(tables: Path, system: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def find_min_gpus(model: Architecture, gpu: Gpu) -> int | None:
-    """Return the smallest number of GPUs (1, 2, 4, 8 or 16) that holds the model and KV for 8,192
-    tokens.
+    """Return the smallest number of GPUs (1, 2, 4, 8 or 16) that can hold the model and the KV of
+    8,192 tokens.
 
     Returns None if 16 GPUs are too few.
     """
@@ -102,7 +104,7 @@ def find_min_gpus(model: Architecture, gpu: Gpu) -> int | None:
 
 
 def _combined(wanted: Sequence[str]) -> Iterator[KnownCost]:
-    """Yield the costs of pairs of model and GPU whose composed profile is packaged with simkv."""
+    """Yield the composed costs whose profile is packaged with simkv."""
     for one in combinations():
         hardware = one.hardware
         if one.path is None:
@@ -133,7 +135,7 @@ def _has(wanted: Sequence[str], *texts: str) -> bool:
 
 
 def _parts(text: str) -> Iterator[str]:
-    """Yield a text and each of its words; with these, ``llama 70b`` matches ``llama-3.1-70b``."""
+    """Yield a text and each of its words, so that ``llama 70b`` matches ``llama-3.1-70b``."""
     yield text
     yield from text.split()
 

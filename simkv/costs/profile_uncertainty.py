@@ -1,11 +1,11 @@
 """Uncertainty of a profile over a whole run, and its growth outside the profile's range.
 
-The uncertainty has named sources (``ErrorSource``), which are independent: on each side of the
-interval the squares of their ends add up. A metric of a run depends on many steps. If the errors
-were measured on single steps on the same device (basis ``measured``), they cancel out except for
-their bias. If they come from other devices or configurations, all steps have the same error.
-Outside the range, an error per doubling is added, which was measured by extrapolating to excluded
-data at the ends of the range.
+The uncertainty has named sources (``ErrorSource``). They are independent, so the squares of their
+interval ends are added, separately for the lower and the upper end. A metric of a run depends on
+many steps. If the errors of single steps were measured on the same device (basis ``measured``),
+they cancel out except for their bias. If they come from other devices or configurations, all steps
+are assumed to have the same error. Outside the range, an error is added for each doubling of a
+feature. This error was measured by extrapolating to excluded data at the ends of the range.
 """
 
 from __future__ import annotations
@@ -37,9 +37,8 @@ MAX_UNKNOWN_SHARE = 0.05
 class OutOfRangeMargin:
     """Additional relative error of a step outside the range of its profile.
 
-    The error is 0 inside the range. Outside, it grows with each doubling of a feature by
-    ``FitQuality.beyond``. If several features are outside, their errors add up as independent
-    errors.
+    The error is 0 inside the range. Outside, it grows by ``FitQuality.beyond`` with each doubling
+    of a feature. If several features are outside, their errors are combined as independent errors.
     """
 
     def __init__(self, profile: CostProfile) -> None:
@@ -64,11 +63,11 @@ class OutOfRangeMargin:
 def error_ends(
     errors: Mapping[str, StepError], runs: float = 0.0, *, lasting: bool = False
 ) -> dict[str, tuple[float, float]]:
-    """Return the ends of log(real / predicted) by kind of step.
+    """Return an interval of log(real / predicted) for each kind of step.
 
-    Of 100 real steps, 95 lie between the ends. ``lasting`` instead makes the mean of many steps lie
-    between them. A kind of step without measured error uses the error of all steps or, if that is
-    missing, the largest error. ``runs`` is the relative variation between runs and hosts.
+    The interval contains 95 of 100 real steps. With ``lasting``, it contains the mean duration of
+    many steps instead. A kind of step without a measured error uses the error of all steps or, if
+    that is missing, the largest error. ``runs`` is the relative variation between runs and hosts.
     """
     worst = max(errors.values(), key=lambda error: error.p95)
     found: dict[str, tuple[float, float]] = {}
@@ -80,7 +79,9 @@ def error_ends(
 
 
 def combine_ends(ends: Iterable[tuple[float, float]]) -> tuple[float, float]:
-    """Combine the ends of independent sources of error: add their squares on each side."""
+    """Combine the intervals of independent sources of error: add the squares of the lower ends and
+    of the upper ends.
+    """
     lows, highs = zip(*ends, strict=True)
     return -hypot(*lows), hypot(*highs)
 
@@ -99,7 +100,9 @@ def find_sources(profile: CostProfile) -> list[ErrorSource]:
 
 
 def compute_scales(sources: Sequence[ErrorSource], side: ErrorSide) -> dict[StepKind, float]:
-    """Return the factor on step times, by kind of step, for one side of the interval."""
+    """Return the factor that step times are multiplied by for one end of the interval, by kind of
+    step.
+    """
     index = 0 if side == "faster" else 1
     return {
         kind: exp(combine_ends([source.ends[kind] for source in sources])[index])
@@ -108,19 +111,20 @@ def compute_scales(sources: Sequence[ErrorSource], side: ErrorSide) -> dict[Step
 
 
 def compute_profile_scales(profile: CostProfile, side: ErrorSide) -> dict[StepKind, float]:
-    """Return the factor on step times, by kind of step, for one ``side`` of the profile's error
-    (faster or slower).
+    """Return the factor that step times are multiplied by for one end of the profile's error, by
+    kind of step.
 
-    The factors apply to steps within the range of the profile.
+    ``side`` selects the end (faster or slower). The factors apply to steps within the range of the
+    profile.
     """
     return compute_scales(find_sources(profile), side)
 
 
 def make_scaled_executor(profile: CostProfile, side: ErrorSide) -> Callable[[Executor], Executor]:
-    """Return a function that wraps an executor and scales its steps by the profile's error.
+    """Return a function that wraps an executor and makes all its steps faster or slower by the
+    profile's error.
 
-    ``side`` selects whether steps become faster or slower. Raises InputError if the profile has no
-    error estimate.
+    ``side`` selects faster or slower. Raises InputError if the profile has no error estimate.
     """
     if not profile.fit.held_out:
         raise InputError(
@@ -131,7 +135,7 @@ def make_scaled_executor(profile: CostProfile, side: ErrorSide) -> Callable[[Exe
 
 
 def doublings(value: float, low: float, high: float) -> float:
-    """Return the number of doublings between ``value`` and the nearest end of the range.
+    """Return how often the nearest end of the range must be doubled or halved to reach ``value``.
 
     The result is 0 inside the range; above a range that ends at 0, it is infinite.
     """
@@ -141,10 +145,11 @@ def doublings(value: float, low: float, high: float) -> float:
 
 
 def unknown_share(profile: CostProfile, outside: Mapping[Feature, float], busy: float) -> float:
-    """Return the fraction of busy time in steps that are outside the range in features without a
-    known error.
+    """Return the fraction of the busy time in which a step was outside the range and the resulting
+    error is unknown.
 
-    ``outside`` maps a feature to the seconds outside its range; ``busy`` is in seconds.
+    ``outside`` maps a feature to the total seconds of steps outside its range; ``busy`` is in
+    seconds.
     """
     unknown = [s for feature, s in outside.items() if feature not in profile.fit.beyond]
     return max(unknown, default=0.0) / busy if busy else 0.0

@@ -18,7 +18,7 @@ MIN_VECTOR_STEPS = 16
 
 
 def advance_load(load: StepLoad, steps: int) -> StepLoad:
-    """Return the load of a decode step that runs ``steps`` steps after ``load``.
+    """Return the load of the decode step that runs ``steps`` steps after ``load``.
 
     The same sequences decode; the context of each grows by one token per step.
     """
@@ -50,19 +50,19 @@ class SimulatedExecutor:
     least one feature outside the range.
 
     ``loading`` has two times in seconds: to copy a LoRA adapter from host memory to the GPU, and to
-    read it from disk into host memory before that. Both times delay the step, because the engine's
-    thread loads adapters one after another (vLLM 0.33.0, ``_apply_adapters`` in
-    ``vllm/lora/worker_manager.py``).
+    read it from disk into host memory before that. Both times delay the step, because the thread
+    that runs the steps also loads the adapters, one after another (vLLM 0.33.0, ``_apply_adapters``
+    in ``vllm/lora/worker_manager.py``).
 
     Verification of a draft token costs as much as a decode without context: one more row in the
-    matrix products and one sampled token. The duration of a drafter pass is the fraction
-    ``drafting`` of a step in which the model decodes the same sequences. These costs are not
+    matrix products and one sampled token. The duration of a drafter pass is ``drafting`` times the
+    duration of a step in which the model decodes the same sequences. These costs are not
     calibrated.
 
-    If ``layers`` is not 0, the drafter is one more layer of a model with that number of layers
-    (multi-token prediction). The duration of a pass is then one layer's part of a step plus the
-    whole output head. The first pass computes all tokens of the step, and each further pass one
-    token per sequence (``propose`` in vllm/v1/spec_decode).
+    If ``layers`` is not 0, it is the number of layers of the model, and the drafter is one
+    additional layer (multi-token prediction). The duration of a pass is then the time of one layer
+    plus the time of the whole output head. The first pass computes all tokens of the step, and each
+    further pass computes one token per sequence (``propose`` in vllm/v1/spec_decode).
     """
 
     def __init__(
@@ -154,8 +154,8 @@ class SimulatedExecutor:
     def alone(self, prompt_tokens: int, output_tokens: int) -> float:
         """Return the seconds that a request takes in isolation, from its start to its last token.
 
-        The result is the time of one prefill and of decodes at batch size 1 with the mean context
-        length.
+        The result is the time of one prefill and of all decode steps at batch size 1. Each decode
+        step is counted with the mean context length.
         """
         first = self._cost(
             StepLoad(1, prompt_tokens, 0, 0, 0, count_attention_pairs(prompt_tokens, 0), 1)

@@ -17,18 +17,19 @@ Floats = npt.NDArray[np.float64]
 class StepLoad(NamedTuple):
     """Amount of work in a step.
 
-    ``prefill_seqs`` sequences compute ``prefill_tokens`` tokens on top of ``prefill_context``
-    tokens of earlier KV; all are totals over the sequences. ``decode_seqs`` sequences compute one
-    token each and read ``decode_context`` tokens of KV in total. ``prefill_pairs`` is the number of
-    attention pairs (prefill token, attended token). ``emits`` is the number of sequences for which
-    the step samples a token. ``shortest`` and ``longest`` are the smallest and largest KV length of
-    a decode; they are 0 unless the executor needs them (``compute_step_load``).
+    ``prefill_seqs`` sequences compute ``prefill_tokens`` tokens, which follow ``prefill_context``
+    tokens whose KV was computed earlier. ``decode_seqs`` sequences compute one token each and read
+    ``decode_context`` tokens of KV. All token counts are totals over the sequences.
+    ``prefill_pairs`` is the number of attention pairs (prefill token, attended token). ``emits`` is
+    the number of sequences for which the step samples a token. ``shortest`` and ``longest`` are the
+    smallest and largest KV length of a decode; they are 0 unless the executor needs them
+    (``compute_step_load``).
 
-    If ``group_ranks`` data-parallel ranks step together, they compute ``group_tokens`` tokens in
-    total, and each rank computes at most ``group_most`` tokens; 0 means a single engine. Before the
-    step, ``lora_copies`` adapters are copied to the GPU; ``lora_reads`` of these are first read
-    from disk. Decodes verify ``draft_tokens`` in addition to their own tokens, and the drafter runs
-    ``draft_passes`` times after the step.
+    If ``group_ranks`` data-parallel ranks run their steps together, they compute ``group_tokens``
+    tokens in total, and each rank computes at most ``group_most`` tokens; 0 means a single engine.
+    Before the step, ``lora_copies`` adapters are copied to the GPU; ``lora_reads`` of these are
+    first read from disk. Decodes verify ``draft_tokens`` in addition to their own tokens, and the
+    drafter runs ``draft_passes`` times after the step.
     """
 
     prefill_seqs: int
@@ -50,7 +51,8 @@ class StepLoad(NamedTuple):
 
 
 def count_attention_pairs(tokens: int, context: int) -> int:
-    """Return the number of attention pairs of a prefill of ``tokens`` on top of ``context`` tokens.
+    """Return the number of attention pairs of a prefill of ``tokens`` tokens that follow
+    ``context`` tokens.
 
     Each token attends to the context, to earlier tokens of the prefill, and to itself.
     """
@@ -60,9 +62,9 @@ def count_attention_pairs(tokens: int, context: int) -> int:
 def compute_step_load(batch: Batch, *, spread: bool = False) -> StepLoad:
     """Return the amount of work in a batch.
 
-    In a mixed batch, a sequence that computes one token on top of KV counts as a decode. Draft
-    tokens are not counted in this comparison. With ``spread``, the shortest and longest decode
-    context are computed too, which iterates over all sequences.
+    In a mixed batch, a sequence counts as a decode if it has KV and computes one token, not
+    counting draft tokens. With ``spread``, the shortest and longest decode context are computed
+    too. This takes more time, because it iterates over all sequences.
     """
     load = _computed(batch)
     if batch.drafted:
@@ -108,8 +110,9 @@ def _own(batch: Batch, i: int, tokens: int) -> int:
 
 
 def _with_drafts(load: StepLoad, batch: Batch, drafted: DraftedTokens) -> StepLoad:
-    """Add the draft tokens that decodes verify; the token counts of prefills already include draft
-    tokens.
+    """Add the draft tokens that decodes verify.
+
+    The token counts of prefills already include draft tokens.
     """
     prefill = {
         i
@@ -130,20 +133,22 @@ class Executor(Protocol):
         """Run a step with this amount of work and return its duration in seconds."""
 
     def forecast_steps(self, load: StepLoad, steps: int) -> Sequence[float] | Floats:
-        """Return the durations in seconds of up to ``steps`` decode steps after a decode-only step.
+        """Return the durations in seconds of up to ``steps`` decode steps that follow a decode-only
+        step.
 
-        Forecast steps count as run only when they are reported to ``ran``. An executor that cannot
-        forecast returns an empty sequence; the engine then calls ``run`` for each step.
+        The executor counts forecast steps as run only when the engine reports them to ``ran``. An
+        executor that cannot forecast returns an empty sequence; the engine then calls ``run`` for
+        each step.
         """
 
     def ran(self, load: StepLoad, seconds: Sequence[float]) -> None:
-        """Record that forecast steps after ``load`` have run.
+        """Record that steps which were forecast after ``load`` have run.
 
-        ``seconds`` are the durations of the first ``len(seconds)`` of these steps.
+        ``seconds`` contains the durations of these steps, from the first one on.
         """
 
     def idle(self) -> float:
-        """Return the duration in seconds of a scheduler pass with nothing to run."""
+        """Return the duration in seconds of a scheduler pass in which no request can run."""
 
 
 class SpreadExecutor(Executor, Protocol):

@@ -9,8 +9,9 @@ from simkv.core.errors import InputError
 
 
 class ConfigFields:
-    """The fields of a ``config.json`` that describe a decoder's layers; ``where`` names the file in
-    error messages.
+    """The fields of a ``config.json`` that describe the layers of a decoder.
+
+    ``where`` is the name of the file in error messages.
     """
 
     def __init__(self, config: Mapping[str, Any], where: str) -> None:

@@ -10,5 +10,5 @@ __all__ = ["ExecutionSettings", "GraphMode", "find_execution_settings"]
 
 
 def find_execution_settings(config: EngineConfig) -> ExecutionSettings:
-    """Return the execution settings of a config, which the engine's specification derives."""
+    """Return the execution settings that the engine's specification derives from a config."""
     return find_engine_spec(config).setting(config)

@@ -1,7 +1,7 @@
 """Read architectures from a Hugging Face ``config.json``.
 
 Only fields that determine shapes are read. An unknown model type, or a field that changes the
-layers in an unsupported way, raises an InputError that names it.
+layers in an unsupported way, raises an InputError that names the type or the field.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class HostLink(FrozenModel):
 
     @property
     def said(self) -> str:
-        """Name, latency, bandwidth and source of the link, as text."""
+        """Name, latency, bandwidth and source of the link as text."""
         return (
             f"{self.name}, {1e6 * self.latency:g} us and {self.bandwidth / 1e9:g} GB/s "
             f"({self.source})"
@@ -47,9 +47,9 @@ class HostLink(FrozenModel):
     def times(self, collective: str, ranks: int) -> list[tuple[int, float]]:
         """Estimate the duration of a ring collective on ``ranks`` GPUs, for each size in ``SIZES``.
 
-        Returns pairs of size (bytes) and duration (s). An all-reduce sends all data around the ring
-        twice, and its size is the size of the whole message. For other collectives, the size is the
-        data of one GPU.
+        Returns pairs of a size (bytes) and a duration (s). The size is the whole message for an
+        all-reduce, and the data of one GPU for other collectives. An all-reduce sends all data
+        around the ring twice.
         """
         trips = 2 * (ranks - 1) / ranks if collective == "all_reduce" else float(ranks - 1)
         return [(size, self.latency + trips * size / self.bandwidth) for size in SIZES]

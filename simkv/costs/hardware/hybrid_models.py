@@ -3,8 +3,9 @@
 A ``config.json`` specifies the kinds of layers by a period (Jamba), by a list of names or a letter
 pattern (Granite 4, Nemotron-H), or by layer numbers (Bamba, Kimi Linear). Every layer of Falcon-H1
 has both attention and Mamba. Llama 4 has a flag per layer: layers with rotary positions attend
-within chunks. Gemma 4 has fewer and wider heads in layers without a sliding window. State shapes
-follow ``get_mamba_state_shape_from_config`` of vLLM 0.33.0 (``vllm/model_executor/models``).
+within chunks. In Gemma 4, layers without a sliding window have fewer and wider heads than the other
+layers. State shapes follow ``get_mamba_state_shape_from_config`` of vLLM 0.33.0
+(``vllm/model_executor/models``).
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ def _jamba(fields: ConfigFields) -> list[LayerParts]:
 
 
 def _granite(fields: ConfigFields) -> list[LayerParts]:
-    """Return the layers of Granite 4: Mamba-2 and attention; either all layers have experts or none
-    has.
+    """Return the layers of Granite 4: Mamba-2 and attention. Either all layers have experts or none
+    do.
     """
     mlp: Mlp = DenseMlp(fields.number("shared_intermediate_size"))
     if experts := fields.number("num_local_experts", default=0, least=0):
@@ -84,10 +85,10 @@ def _falcon(fields: ConfigFields) -> list[LayerParts]:
 
 
 def _nemotron(fields: ConfigFields) -> list[LayerParts]:
-    """Return the layers of Nemotron-H: Mamba-2, attention and ungated MLPs are separate layers in
-    its config.
+    """Return the layers of Nemotron-H.
 
-    This function counts an MLP layer as part of the layer before it.
+    In its config, Mamba-2, attention and ungated MLPs are separate layers. This function counts an
+    MLP layer as part of the layer before it.
     """
     if fields.config.get("moe_latent_size"):
         raise fields.field_error("moe_latent_size", "not supported: it changes the layers")
@@ -174,8 +175,10 @@ def _gemma4(fields: ConfigFields) -> list[LayerParts]:
 
 
 def _kimi_linear(fields: ConfigFields) -> list[LayerParts]:
-    """Return the layers of Kimi Linear: Kimi Delta Attention, and latent attention in the listed
-    layers, numbered from 1.
+    """Return the layers of Kimi Linear.
+
+    The listed layers, numbered from 1, have latent attention. All other layers have Kimi Delta
+    Attention.
     """
     told = fields.config.get("linear_attn_config")
     if not isinstance(told, dict) or not isinstance(told.get("full_attn_layers"), list):

@@ -86,8 +86,8 @@ class KvCapacity:
 
     ``usable`` is the memory that the engine may use, ``activations`` the peak memory of the largest
     step, and ``outside`` the memory outside torch. ``block_bytes`` is the size of a block of
-    ``block_size`` tokens, which covers all layers with KV or, if there are several layer groups,
-    one group.
+    ``block_size`` tokens. A block covers all layers with KV or, if there are several layer groups,
+    the layers of one group.
     """
 
     hardware: Hardware
@@ -161,8 +161,9 @@ def _sizing(setting: ExecutionSettings) -> KvSizing:
 
 
 def _release(setting: ExecutionSettings) -> str:
-    """Return the release whose constants apply; ``NEWER`` if the engine always uses the newest
-    constants.
+    """Return the release whose constants apply to an engine's memory use.
+
+    The result is ``NEWER`` if the engine always uses the newest constants.
     """
     by_release = _sizing(setting) == "measured by release"
     return setting.release if by_release and find_version(setting.release) else NEWER
@@ -176,9 +177,9 @@ def _since(table: Mapping[str, float], release: str) -> float:
 def _static_share(hardware: Hardware, setting: ExecutionSettings) -> float:
     """Return the default of ``mem_fraction_static`` as SGLang 0.5 computes it.
 
-    The computation is in ``_handle_gpu_memory_settings``. It uses the chunk size of the whole
-    server, although each rank of data-parallel attention processes only a part of it, and it uses
-    the total number of GPUs as the tensor-parallel size.
+    SGLang computes it in ``_handle_gpu_memory_settings``. It uses the chunk size of the whole
+    server, although each rank of data-parallel attention processes only a part of it. It uses the
+    total number of GPUs as the tensor-parallel size.
     """
     memory = hardware.gpu.memory_bytes / MIB
     release = setting.release if find_version(setting.release) else NEWER
@@ -201,7 +202,7 @@ def _static_share(hardware: Hardware, setting: ExecutionSettings) -> float:
 
 
 def _prefill_graphs(most: int) -> list[int]:
-    """Return the sizes of SGLang's prefill graphs in tokens, up to ``most``.
+    """Return the sizes of SGLang's prefill graphs in tokens, up to ``most`` tokens.
 
     Source: ``generate_prefill_cuda_graph_batch_sizes``.
     """
@@ -274,8 +275,8 @@ def kv_groups(hardware: Hardware, block_size: int = 16) -> list[int | str]:
 
 
 def can_checkpoint_states(hardware: Hardware) -> bool:
-    """Return whether all kernels with a recurrent state can save the state inside a prefill chunk,
-    as Mamba-2's can.
+    """Return whether all kernels with a recurrent state can save the state in the middle of a
+    prefill chunk, as the kernels of Mamba-2 can.
     """
     kinds = [part.attention for part in hardware.architecture.layers]
     states = [kind for kind in kinds if isinstance(kind, Recurrent)]

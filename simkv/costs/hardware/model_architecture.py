@@ -15,9 +15,10 @@ class Gqa:
     """Grouped-query attention: ``heads`` query heads share ``kv_heads`` KV heads of size
     ``head_dim``.
 
-    A token attends to the last ``window`` tokens, or to all tokens if ``window`` is 0. With
-    ``chunked``, a token attends only to tokens after the last multiple of ``window``, as in Llama
-    4. With ``output_gate``, the query projection also computes an output gate, as in Qwen3.5.
+    A token attends to the last ``window`` tokens, or to all tokens if ``window`` is 0. If
+    ``chunked`` is true, the context is divided into chunks of ``window`` tokens, and a token
+    attends only to earlier tokens of its chunk, as in Llama 4. With ``output_gate``, the query
+    projection also computes an output gate, as in Qwen3.5.
     """
 
     heads: int
@@ -73,8 +74,8 @@ class Mla:
         return self.shared_weights(hidden) + self.split_weights(hidden)
 
     def shared_weights(self, hidden: int) -> int:
-        """Return the number of parameters that are replicated on every tensor-parallel GPU: the
-        latent projections and the indexer.
+        """Return the number of parameters of the latent projections and the indexer, which every
+        tensor-parallel GPU replicates.
         """
         down = hidden * (self.q_lora_rank + self.latent_width)
         if not self.sparse:
@@ -95,7 +96,8 @@ class GatedDeltaNet:
 
     ``conv`` is the width of the short convolution over keys, queries and values. If ``gate_rank``
     is set, the output gate and the per-channel decay are computed by projections of this low rank
-    (Kimi Delta Attention). Otherwise the gate has a full projection, and each head has one decay.
+    (Kimi Delta Attention). If it is not set, the gate has a full projection, and each head has one
+    decay.
     """
 
     k_heads: int
@@ -237,7 +239,7 @@ Mlp = DenseMlp | MoeMlp
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """``count`` layers of one kind, at any position in the model."""
+    """A group of ``count`` equal layers, which may be at any positions in the model."""
 
     count: int
     attention: Attention
@@ -246,8 +248,9 @@ class LayerSpec:
 
 @dataclass(frozen=True)
 class PublishedFormats:
-    """Number formats of the published weights; a field that is None means the format of
-    ``weights``.
+    """Number formats of the published weights.
+
+    If a field is None, these weights have the format in ``weights``.
     """
 
     weights: FormatName = "bf16"

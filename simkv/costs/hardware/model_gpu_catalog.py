@@ -103,7 +103,7 @@ class Model(_Named):
 
     @property
     def flops_per_pair(self) -> int:
-        """FLOP of attention, over all layers, of one token to one other token."""
+        """FLOP of attention between one token and one other token, over all layers."""
         return 4 * self.layers * self.heads * self.head_dim
 
 
@@ -182,8 +182,9 @@ def models() -> tuple[Model, ...]:
 
 
 def _plain(entry: _Entry, known: Architecture) -> Model | None:
-    """Return a model of the catalog as a ``Model``; None if its layers differ or ``Model`` cannot
-    describe them.
+    """Return a model of the catalog as a ``Model``.
+
+    The result is None if the layers of the model differ or if ``Model`` cannot describe them.
     """
     part, attention = known.layers[0], known.layers[0].attention
     if len(known.layers) > 1 or not isinstance(attention, Gqa) or attention.window:
@@ -277,11 +278,11 @@ def find_architecture(name: str) -> Architecture:
 
 
 def find_gpu(name: str) -> Gpu:
-    """Return the GPU with this name; if there is none, the GPU whose words all occur in the name
-    (``NVIDIA H100 80GB``).
+    """Return the GPU with this name.
 
-    If several GPUs match, the one with the most words is returned. Raises InputError if none
-    matches.
+    If no GPU has exactly this name, the result is a GPU with a name whose words all occur in
+    ``name``, as in ``NVIDIA H100 80GB``. If several GPUs match, the one with the most words is
+    returned. Raises InputError if none matches.
     """
     for gpu in gpus():
         if _squeezed(name) in {_squeezed(known) for known in (gpu.name, *gpu.also)}:
@@ -315,8 +316,8 @@ def known_gpu(name: str) -> Gpu | None:
 
 
 def _all_names(item: _Named) -> set[str]:
-    """Return the normalized names of a model, also without ``meta``, ``instruct``, ``chat`` and
-    ``hf``.
+    """Return the normalized names of a model, and the names without ``meta``, ``instruct``,
+    ``chat`` and ``hf``.
     """
     names = {_squeezed(known) for known in (item.name, *item.also)}
     shorter = {re.sub(r"^meta(?=llama)|(?:instruct|chat)?(?:hf)?$", "", name) for name in names}

@@ -81,7 +81,8 @@ def kv_bytes(attention: Attention, hardware: Hardware) -> float:
 
 
 def state_bytes(attention: Attention, hardware: Hardware) -> float:
-    """Return the bytes of a sequence's recurrent state per layer and GPU; 0 for attention with
-    KV.
+    """Return the bytes of a sequence's recurrent state per layer and GPU.
+
+    The result is 0 for attention that stores KV.
     """
     return attention.state_bytes(hardware.tp) if isinstance(attention, Recurrent) else 0.0

@@ -41,7 +41,7 @@ class ModelShape:
 
     @property
     def step_weights(self) -> int:
-        """Number of parameters that every step reads: all, including the output head, except the
+        """Number of parameters that every step reads; it includes the output head but not the
         embedding.
         """
         attention = self.hidden * self.qkv_width + self.heads * self.head_dim * self.hidden
@@ -59,9 +59,9 @@ class ModelShape:
 def _published(
     name: str, hub: str, rope_theta: float, norm_eps: float, *, qkv_bias: bool = False
 ) -> ModelShape:
-    """Return the shape of a catalog model.
+    """Return the shape of a model in the catalog.
 
-    The arguments other than ``name`` are fields that the catalog lacks.
+    The arguments other than ``name`` are values that the catalog does not contain.
     """
     m = find_model(hub)
     sizes = (m.layers, m.hidden, m.heads, m.kv_heads, m.head_dim, m.intermediate, m.vocab)

@@ -26,7 +26,8 @@ class Hardware:
 
     Number formats: ``weights`` for dense MLPs, ``attention`` for attention projections, ``experts``
     for experts, and ``kv`` for the KV cache. Embedding, output head, router and norms have 16 bits
-    per number. ``kernels`` are the kernels that switches of the server select (``KernelSwitch``).
+    per number. ``kernels`` are the kernels that were selected with options of the server
+    (``KernelSwitch``).
     """
 
     gpu: Gpu

@@ -1,10 +1,10 @@
 """Calibration of composed costs: factors and additional seconds for some configurations.
 
-``constants.json`` lists rules. A rule applies to some GPU systems, an engine, a range of its
-releases, a number format of the experts or another property of a ``Configuration``, and states the
-``source`` of its values. The factors of all rules that apply are multiplied and their seconds are
-added. If no rule applies, costs are unchanged.
-``apply_constants`` applies the constants to a composed profile.
+``constants.json`` lists rules. The conditions of a rule are a set of GPU systems, an engine, a
+range of its releases, a number format of the experts, or another property of a ``Configuration``.
+``source`` states where the values of the rule come from. The factors of all rules that apply are
+multiplied and their seconds are added. If no rule applies, costs are unchanged. ``apply_constants``
+applies the constants to a composed profile.
 """
 
 from __future__ import annotations
@@ -47,11 +47,12 @@ TERM_CONSTANTS: dict[str, Literal["products", "experts", "collectives"]] = {
 
 
 class CostConstants(FrozenModel):
-    """Factors for operator times and for whole steps, and additional seconds.
+    """Factors for operator times and for whole steps, and seconds that are added to steps.
 
-    ``prefill`` and ``decode`` scale whole steps with and without prefills. ``prefill_step_s`` is
-    added to a step with prefills, ``step_s`` to every step, and ``seq_s`` to a step for each of its
-    sequences. ``front_s`` is the time until the engine core receives a request.
+    ``prefill`` scales steps with prefills, and ``decode`` scales steps without prefills.
+    ``prefill_step_s`` is added to each step with prefills, ``step_s`` to every step, and ``seq_s``
+    to a step for each of its sequences. ``front_s`` is the time until the engine core receives a
+    request.
     """
 
     products: Factor = 1.0
@@ -116,8 +117,9 @@ def rules() -> tuple[ConstantsRule, ...]:
 
 
 def find_constants(hardware: Hardware, setting: ExecutionSettings) -> CostConstants:
-    """Return the combined constants of all rules that apply; without such a rule, they change
-    nothing.
+    """Return the combined constants of all rules that apply.
+
+    If no rule applies, the constants change nothing.
     """
     found = CostConstants()
     for rule in rules():
@@ -127,9 +129,7 @@ def find_constants(hardware: Hardware, setting: ExecutionSettings) -> CostConsta
 
 
 def apply_constants(profile: CostProfile, constants: CostConstants) -> CostProfile:
-    """Return ``profile`` with the constants applied; if they change nothing, return the same
-    object.
-    """
+    """Return ``profile`` with the constants applied, or itself if they change nothing."""
     if constants == CostConstants():
         return profile
     terms = [scaled for term in profile.terms for scaled in _scaled(term, constants)]
@@ -155,8 +155,10 @@ def _grid(grid: AttentionGrid, constants: CostConstants) -> AttentionGrid:
 
 
 def _scaled(term: CostTerm, constants: CostConstants) -> Iterable[CostTerm]:
-    """Return the scaled term; if the factors of the kinds of step differ, return one term for each
-    kind.
+    """Return the term multiplied by the factor of the step.
+
+    If prefill steps and decode steps have different factors, one term is returned for each kind of
+    step.
     """
     if term.table is None:  # host time is not scaled as an operator
         return [term]

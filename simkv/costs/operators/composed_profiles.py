@@ -1,9 +1,10 @@
 """Packaged profiles, composed from operator tables, for users without these tables.
 
 ``packaged.json`` lists the hardware. ``make profiles`` writes the profiles with the default
-settings of vLLM, using only the tables of the package aiconfigurator-core. It removes points whose
-removal changes a time by at most ``TOLERANCE``. Hardware without tables needs no file, because its
-profile is estimated from the data sheet on request.
+settings of vLLM, using only the tables of the package aiconfigurator-core. It removes points from
+the tables of a profile if interpolation without them changes no time by more than ``TOLERANCE``.
+Hardware without operator tables needs no file, because its profile is estimated from the data sheet
+on request.
 """
 
 from __future__ import annotations
@@ -78,8 +79,8 @@ def composed_profile_path(hardware: Hardware) -> Path:
 def load_composed_profile(hardware: Hardware, setting: ExecutionSettings) -> CostProfile | None:
     """Return the packaged profile for this hardware, or None if there is none.
 
-    ``setting`` determines the CUDA graphs and the host time of the result. If the engine runs
-    kernels that differ from the profile's, ``fit.unmeasured_kernels`` lists them.
+    ``setting`` determines the CUDA graphs and the host time of the result. If the engine runs other
+    kernels than those in the profile, ``fit.unmeasured_kernels`` lists them.
     """
     path = composed_profile_path(hardware)
     if not path.is_file() or hardware.interconnect != hardware.gpu.interconnect():
@@ -108,8 +109,9 @@ def load_composed_profile(hardware: Hardware, setting: ExecutionSettings) -> Cos
 
 
 def thin_profile(profile: CostProfile) -> CostProfile:
-    """Return the profile with fewer points in its tables; interpolation errors stay within
-    ``TOLERANCE``.
+    """Return the profile with fewer points in its tables.
+
+    Interpolation between the remaining points reproduces the removed points within ``TOLERANCE``.
     """
     terms = [
         term.model_copy(update={"table": _thin(term.table)}) if term.table else term

@@ -52,10 +52,11 @@ def compose(
     *,
     measured: bool = True,
 ) -> CostProfile:
-    """Compose a cost profile; its ``range`` covers the attention tables, and its error is unknown.
+    """Compose a cost profile from the times of single operators.
 
-    ``source`` describes where the operator times come from. ``measured`` is False if they were
-    estimated from the data sheet.
+    The ``range`` of the profile covers the attention tables. Its error is unknown. ``source``
+    describes where the operator times come from. ``measured`` is False if they were estimated from
+    the data sheet.
     """
     parts = _parts(operators, hardware, setting)
     grid = attention_grid(operators, hardware)
@@ -93,7 +94,7 @@ def build_profile_name(hardware: Hardware) -> str:
 
 
 def describe_layout(hardware: Hardware) -> str:
-    """Describe parallelism and number formats, such as ``tp 4, fp8, KV bf16``."""
+    """Describe the parallelism and the number formats as text, such as ``tp 4, fp8, KV bf16``."""
     said = [f"tp {hardware.tp}"]
     said += [f"dp {hardware.dp}"] if hardware.dp > 1 else []
     said += [f"ep {hardware.ep}"] if hardware.ep > 1 else []

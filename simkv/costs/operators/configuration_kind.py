@@ -42,12 +42,12 @@ class Configuration:
 
     @property
     def class_name(self) -> str:
-        """The engine with the kind of MLP."""
+        """Name of the engine and the kind of MLP, such as ``vllm dense``."""
         return f"{self.backend} {self.mlp}"
 
     @property
     def pair(self) -> str:
-        """The model and the GPU with their engine and number formats."""
+        """Description of the engine, the model, the GPU and the number formats as text."""
         return f"{self.backend}, {self.model} on {self.gpu}, {self.weights} {self.experts}"
 
 

@@ -1,11 +1,11 @@
 """Sources of error of composed costs: which sources apply, and how much each adds to an interval.
 
 Predicted times differ from measured times for several reasons, such as unmeasured kernels or an
-unmeasured model. The width of a source consists of the two ends of log(measured / predicted) that
-contain 90 % of the measurements if no other source applies. The sources are independent, so each
-end of an interval is the root of the sum of the squared ends of the sources. ``error_sources.json``
-has the widths, which ``make calibrate-silicon`` fits to predictions of held-out measurements, and
-the measured configurations.
+unmeasured model. The width of a source of error is an interval of log(measured / predicted) that
+contains 90 % of the measurements if no other source applies. The sources are independent, so each
+end of a combined interval is the root of the sum of the squared ends of the sources.
+``error_sources.json`` contains the widths and the measured configurations. ``make
+calibrate-silicon`` fits the widths to predictions of held-out measurements.
 """
 
 from __future__ import annotations
@@ -43,8 +43,10 @@ STEP_KINDS = {"prefill": 0, "mixed": 0, "decode": 1}
 
 @dataclass(frozen=True)
 class MeasuredPair:
-    """A measured configuration: first and last measured release of the engine, and the error of its
-    costs (TTFT, TPOT) relative to the error of its class.
+    """First and last engine release on which a configuration was measured, and its error.
+
+    ``scale`` is the error of the configuration's costs (for TTFT and for TPOT) divided by the error
+    of all configurations with the same engine and kind of MLP.
     """
 
     releases: tuple[str, str]
@@ -53,15 +55,15 @@ class MeasuredPair:
 
 @dataclass(frozen=True)
 class Measured:
-    """All measured configurations."""
+    """All configurations that were measured, with their ``MeasuredPair``."""
 
     pairs: Mapping[Configuration, MeasuredPair]
 
     def beyond(self, kind: Configuration, release: str) -> int:
-        """Return the number of releases between ``release`` and the measured releases.
+        """Return the number of releases between ``release`` and the nearest measured release.
 
-        The measured releases are the releases of this configuration or, if there are none, of this
-        GPU family or of the engine. The result is 0 if a release is unknown.
+        The measured releases are those of the same configuration or, if there are none, of this GPU
+        family or of the engine. The result is 0 if a release is unknown.
         """
         part = ENGINES[kind.backend].release_part if kind.backend in ENGINES else 1
         engine = [(o, p.releases) for o, p in self.pairs.items() if o.backend == kind.backend]
@@ -76,7 +78,7 @@ class Measured:
 
 
 def find_release_range(names: Iterable[str]) -> tuple[str, str]:
-    """Return the first and the last release; empty names if none is known."""
+    """Return the first and the last release in ``names``; both are empty if no release is known."""
     known = sorted(filter(find_version, names), key=parse_version)
     return (known[0], known[-1]) if known else ("", "")
 
@@ -84,10 +86,11 @@ def find_release_range(names: Iterable[str]) -> tuple[str, str]:
 def applicable_sources(
     measured: Measured, kind: Configuration, release: str, *, kernels: bool
 ) -> dict[str, tuple[float, float]]:
-    """Return the sources of error of a configuration, with factors on the squares of their widths.
+    """Return the sources of error of a configuration, and how much each width must be increased.
 
-    ``kernels`` states that some kernels of the release were not measured on this GPU. The factors
-    are for TTFT and TPOT. The result is empty if nothing was measured with this engine.
+    For each source, the result has two factors, for TTFT and for TPOT. The square of the width is
+    multiplied by the factor. ``kernels`` states that some kernels of the release were not measured
+    on this GPU. The result is empty if nothing was measured with this engine.
     """
     if all(other.backend != kind.backend for other in measured.pairs):
         return {}
@@ -104,10 +107,11 @@ def applicable_sources(
 
 
 def new_model_factor(measured: Measured, kind: Configuration) -> float:
-    """Return the factor on the squares of all widths for a model that was not measured.
+    """Return the factor by which the squares of all widths increase for a model that was not
+    measured.
 
-    The widths were measured on n models. Their squares are larger by 1 / n for another model, as
-    for the prediction of another value from the mean of n values.
+    The widths were measured on n models. For another model, the squares are larger by 1 / n. This
+    is the usual factor if a new value is predicted from the mean of n values.
     """
     if kind in measured.pairs:
         return 1.0
@@ -116,11 +120,11 @@ def new_model_factor(measured: Measured, kind: Configuration) -> float:
 
 
 def protocol_factor(concurrency: int) -> float:
-    """Return the factor on the square of the width of ``protocol``.
+    """Return the factor for the square of the width of ``protocol``.
 
-    The source applies where it is unknown how often the clients repeated their requests. All
-    clients start at once, so the mean TTFT contains a burst of unknown weight, which grows with the
-    number of clients.
+    This source of error applies if it is unknown how often the clients repeated their requests. All
+    clients start at once, so the mean TTFT includes an initial burst. The share of this burst in
+    the mean is unknown, and its effect grows with the number of clients.
     """
     return math.log1p(concurrency / 64) ** 2
 
@@ -129,8 +133,8 @@ def protocol_factor(concurrency: int) -> float:
 class ErrorSources:
     """Content of ``error_sources.json``.
 
-    ``widths`` maps a source to the ends of log(measured / predicted) for TTFT and TPOT. ``typical``
-    is the median absolute error as a share of the half-width, for both.
+    ``widths`` maps each source of error to the ends of log(measured / predicted), for TTFT and for
+    TPOT. ``typical`` is the median absolute error divided by half the width, for TTFT and for TPOT.
     """
 
     measured: Measured
@@ -151,7 +155,8 @@ class ErrorSources:
         }
 
     def find(self, kind: Configuration, release: str, *, kernels: bool) -> list[ErrorSource]:
-        """Return the sources of error of a configuration with their ends by kind of step.
+        """Return the sources of error of a configuration, each with its interval ends by kind of
+        step.
 
         The result is empty if nothing was measured with this engine.
         """
@@ -199,10 +204,11 @@ def packaged_sources() -> ErrorSources:
 def add_error_sources(
     profile: CostProfile, hardware: Hardware, setting: ExecutionSettings
 ) -> CostProfile:
-    """Return a composed profile with the sources of its error.
+    """Return a composed profile with its sources of error.
 
-    The profile is unchanged if no configuration of this engine was measured. Data-sheet estimates
-    and collectives over a link that was not measured have the error of data-sheet estimates.
+    The profile is unchanged if no configuration of this engine was measured. If the profile is
+    estimated from the data sheet, or if it uses a link that was not measured, the error of
+    data-sheet estimates is one of the sources.
     """
     kind = classify_configuration(hardware, setting)
     packaged = packaged_sources()
@@ -231,7 +237,7 @@ def add_error_sources(
 
 
 def _describe(sources: Sequence[ErrorSource]) -> str:
-    """Return the sources as text with the contribution of each, such as ``model -20 to +34 %
+    """Return text with the interval of each source of error, such as ``model -20 to +34 %
     (prefill), ...``.
     """
     parts = []
@@ -249,9 +255,9 @@ def _percent(ends: tuple[float, float]) -> str:
 def describe_error(
     hardware: Hardware, setting: ExecutionSettings, *, data_sheet: bool = False
 ) -> str:
-    """Describe the step error on this hardware in a few words; empty if it is unknown.
+    """Describe the error of step times on this hardware in a few words; empty if it is unknown.
 
-    ``data_sheet`` states that the GPU has no operator tables.
+    ``data_sheet`` states that there are no operator tables for the GPU.
     """
     bare = CostProfile.model_construct(
         fit=FitQuality(points=0, held_out=estimate_errors() if data_sheet else {})
@@ -266,9 +272,9 @@ def describe_error(
 
 
 def _link_estimate(hardware: Hardware) -> Mapping[str, StepError]:
-    """Return the error of estimated collectives; empty if they are measured or absent.
+    """Return the error of steps whose collectives were estimated from the data sheet.
 
-    The result is the error of a whole step estimated from the data sheet.
+    The result is empty if the collectives were measured or if there are none.
     """
     measured = hardware.gpus == 1 or hardware.interconnect == hardware.gpu.interconnect()
     return {} if measured else estimate_errors()

@@ -1,10 +1,10 @@
-"""Kernels that an engine's release runs on a GPU, and the operator tables that measure them.
+"""Kernels that a release of an engine runs on a GPU, and the operator tables that measure them.
 
-``kernels.json`` has two parts. ``rules`` select the name of a kernel by operator, number format,
-engine, release, GPU and switches of the server; the first rule that applies decides. ``kernels``
-lists for each name the tables that measure the kernel, in order of preference. A kernel without
-tables was not measured. If no rule applies, simkv uses the table whose version is nearest to the
-release, with its kernel.
+``kernels.json`` has two parts. ``rules`` contains the name of a kernel for an operator, number
+format, engine, release, GPU and options of the server; the first rule that applies decides.
+``kernels`` lists for each name the tables that measure the kernel, in order of preference. A kernel
+without tables was not measured. If no rule applies, simkv uses the table whose version is nearest
+to the release, whatever kernel that table measured.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class KernelRule(FrozenModel):
     """Conditions under which an engine runs a kernel; a condition that is None always holds.
 
     ``releases`` and ``capability`` (compute capability of the GPU) are ranges that include the
-    first value and exclude the second. ``model`` is a part of the model's name. ``switch`` is one
-    of ``Hardware.kernels``. ``source`` states where the rule comes from.
+    first value and exclude the second. ``model`` must occur in the name of the model. ``switch``
+    must be one of ``Hardware.kernels``. ``source`` states where the rule comes from.
     """
 
     operator: Operator

@@ -7,15 +7,16 @@ precedence: if an earlier root contains rows for a lookup, later roots are not u
 
 ``clean_rows`` and the lookups clean the rows as follows:
 
-1. A row that is faster than the GPU's peak allows (with tolerance ``SLACK``) is removed. 2. Among
-the backend's versions that contain the shape, the first one at or after the engine's
-   release is used, otherwise the last one before it. (Kernels change: experts in 0.24 take half
-   the time of 0.19.) If the engine's kernel is known (``kernel_table.py``), only its rows are used.
+1. A row that is faster than the GPU's peak allows (with tolerance ``SLACK``) is removed.
+2. Among the versions that contain the shape, the first one at or after the engine's release is
+   used; if there is none, the last one before it. (Kernels change: experts in 0.24 take half the
+   time of 0.19.) If the engine's kernel is known (``kernel_table.py``), only its rows are used.
 3. If a matrix product or sparse attention takes more than ``HOST_BOUND`` times as long as the
-   fastest row of the same shape in any table, the host was the bottleneck of the measurement,
-   and the fastest row is used instead. For experts and all-reduces, a table whose median exceeds
-   this ratio is replaced as a whole.
-4. A batch never costs more than a larger one, because it could be padded (``make_nondecreasing``).
+   fastest row of the same shape in any table, the host was the bottleneck of the measurement.
+   In this case, the fastest row is used. For experts and all-reduces, a table whose median
+   exceeds this ratio is replaced as a whole.
+4. A batch never costs more than a larger batch, because it could be padded to the larger size
+   (``make_nondecreasing``).
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def find_installed_tables() -> Path | None:
 
 @dataclass(frozen=True)
 class TableStore:
-    """Operator tables of a GPU ``system``, for a ``release`` of an engine's ``backend``."""
+    """Operator tables of a GPU (``system``), for one ``release`` of an engine (``backend``)."""
 
     roots: tuple[Path, ...]
     system: str
@@ -72,14 +73,14 @@ class TableStore:
     seen: set[Path] = field(default_factory=set, compare=False)
 
     def has(self, table: str) -> bool:
-        """Return whether the backend has this table."""
+        """Return whether the engine has this table."""
         return bool(self._files(table, self.backend))
 
     def rows(self, table: str, where: RowFilter, *, anyone: bool = False) -> pd.DataFrame | None:
-        """Return the rows that match ``where``, from all versions of the backend, or None.
+        """Return the rows that match ``where``, from all versions of the engine's table, or None.
 
-        ``anyone`` selects the other backends instead. The column ``rank`` is smallest for the
-        preferred version.
+        With ``anyone``, the tables of the other engines are used instead. The column ``rank`` is
+        smallest for the preferred version.
         """
         import pandas as pd
 
@@ -115,8 +116,8 @@ class TableStore:
         return [] if found is None else sorted(found[column].unique().tolist())
 
     def _rank(self, version: str) -> float:
-        """Return the sort key of a version: the engine's release first, then newer versions, then
-        older ones.
+        """Return the sort key of a version: the engine's release comes first, then newer versions,
+        then older versions.
         """
         own, wanted = version_key(version), version_key(self.release)
         distance = sum(1e-3**i * (a - b) for i, (a, b) in enumerate(zip(own, wanted, strict=True)))
@@ -162,11 +163,11 @@ def clean_rows(
     keys: Sequence[str],
     fastest: Callable[[pd.DataFrame], pd.Series[float]] | None = None,
 ) -> dict[Any, float]:
-    """Return the time in seconds for each combination of values of ``keys``, after rules 1 to 3 of
-    the module.
+    """Return the time in seconds for each combination of values of ``keys``, cleaned by rules 1 to
+    3 of this module.
 
-    Rule 1 applies if ``fastest`` is given, which returns the time (ms) of each row at the GPU's
-    peak rate. Rule 3 applies if ``others``, the rows of other tables, are given.
+    Rule 1 applies if ``fastest`` is given: a function that returns the time (ms) of each row at the
+    GPU's peak rate. Rule 3 applies if ``others`` is given: the rows of other tables.
     """
     found, elsewhere = (
         {} if rows is None else _least(_possible(rows, fastest), keys) for rows in (own, others)
@@ -178,11 +179,11 @@ def clean_rows(
 
 
 def select_plausible_curve(own: Sequence[Curve], others: Sequence[Curve]) -> Curve:
-    """Return the first curve of ``own`` that is not implausibly slow (rule 3 of the module).
+    """Return the first curve of ``own`` that is plausible by rule 3 of this module.
 
-    ``own`` is in order of preference. For each point of a curve, its time is divided by the fastest
-    time of all curves at this point. The curve is plausible if the median of these ratios is at
-    most ``HOST_BOUND``. If no curve is plausible, the fastest curve is returned.
+    ``own`` is in order of preference. For each point of a curve, the time is divided by the fastest
+    time of all curves at this point. A curve is plausible if the median of these ratios is at most
+    ``HOST_BOUND``. If no curve is plausible, the fastest curve is returned.
     """
     every = [*own, *others]
     for curve in own:

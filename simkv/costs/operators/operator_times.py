@@ -43,7 +43,10 @@ class DeltaNetShape:
 
 
 class OperatorTimes(Protocol):
-    """Durations of operators on one GPU; ``notes`` lists substitutes for missing measurements."""
+    """Durations of operators on one GPU.
+
+    ``notes`` lists the operators whose times were taken from other measurements or estimates.
+    """
 
     notes: dict[str, None]
     points: int
@@ -67,15 +70,15 @@ class OperatorTimes(Protocol):
     def mla_prefill(self, attention: Mla, hidden: int, form: str, kv: str) -> Lookup:
         """Return the duration of one layer's multi-head latent attention (MLA) for prompts.
 
-        The arguments of the result are the number and length of prompts. Sparse attention includes
-        the projections.
+        The result is a function of the number of prompts and their length. For sparse attention,
+        the duration includes the projections.
         """
 
     def mla_decode(self, attention: Mla, hidden: int, form: str, kv: str) -> Lookup:
         """Return the duration of one layer's multi-head latent attention (MLA) for decodes.
 
-        The arguments of the result are the number and context of decodes. Sparse attention includes
-        the projections.
+        The result is a function of the number of decodes and their context. For sparse attention,
+        the duration includes the projections.
         """
 
     def absorbed(self, attention: Mla) -> Curve:
@@ -100,7 +103,7 @@ class OperatorTimes(Protocol):
         """Return the duration of a collective over ``gpus`` GPUs of ``numbers`` 16-bit values per
         token.
 
-        The argument of the result is the total number of tokens of all GPUs.
+        The result is a function of the total number of tokens of all GPUs.
         """
 
     def elementwise(self, nbytes: float) -> Curve:

@@ -22,15 +22,17 @@ class Curve:
         return interpolate(self.xs, self.ys, x)
 
     def times(self, factor: float) -> Curve:
-        """Return the curve scaled by ``factor``."""
+        """Return the curve with all values multiplied by ``factor``."""
         return Curve(self.xs, tuple(factor * y for y in self.ys))
 
     def of(self, per_x: float) -> Curve:
-        """Return the curve as a function of another variable, whose value times ``per_x`` is x."""
+        """Return the curve as a function of another variable; x is that variable multiplied by
+        ``per_x``.
+        """
         return Curve(tuple(x / per_x for x in self.xs), self.ys)
 
     def at_least(self, seconds: float) -> Curve:
-        """Return the curve with values of at least ``seconds``."""
+        """Return the curve with all values below ``seconds`` raised to ``seconds``."""
         return Curve(self.xs, tuple(max(y, seconds) for y in self.ys))
 
 
@@ -50,7 +52,8 @@ def sum_curves(curves: Iterable[Curve]) -> Curve:
 def make_nondecreasing(points: Mapping[float, float]) -> dict[float, float]:
     """Lower the y of each point to the minimum over this point and all points with larger x.
 
-    A larger size cannot be faster, because a smaller size could be padded to it.
+    A smaller size cannot take longer than a larger one, because it could be padded to the larger
+    size.
     """
     found: dict[float, float] = {}
     least = float("inf")

@@ -63,7 +63,7 @@ def compose_from_tables(
     tables: Sequence[Path] = (),
     constants: CostConstants | None = None,
 ) -> CostProfile | None:
-    """Compose the profile from operator tables; None if no table has matrix products of this
+    """Compose the profile from operator tables; None if no table contains matrix products on this
     GPU.
     """
     package = find_installed_tables()
@@ -100,8 +100,7 @@ def estimate_from_data_sheet(
     """Estimate the profile from the GPU's data sheet.
 
     ``shares`` are the fractions of the data sheet's rates that operators reach. The error of the
-    profile was measured by comparing such estimates with operator tables, for GPUs that have
-    tables.
+    profile is the error of such estimates for GPUs that have operator tables.
     """
     operators = Roofline(hardware.gpu, hardware.interconnect, shares)
     changed = find_constants(hardware, setting) if constants is None else constants

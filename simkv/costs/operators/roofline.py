@@ -36,8 +36,8 @@ CURVE_TOKENS = (
 
 
 class Efficiency(FrozenModel):
-    """Fractions of the data sheet's rates that operators reach, and their constant times in
-    seconds.
+    """Fractions of the data sheet's rates that operators reach, and the constant time of each
+    operator in seconds.
     """
 
     gemm_flops: float
@@ -81,9 +81,9 @@ def efficiency() -> Efficiency:
 
 
 def estimate_errors() -> dict[str, StepError]:
-    """Return the errors of data-sheet estimates for measured GPUs, by kind of step.
+    """Return the errors of data-sheet estimates for the measured GPUs, by kind of step.
 
-    Each GPU is estimated with the fractions reached on the other GPUs.
+    For each GPU, the estimate uses the fractions that operators reached on the other GPUs.
     """
     return _seen().left_out
 
@@ -147,7 +147,7 @@ class Roofline:
         )
 
     def _sparse_products(self, attention: Mla, hidden: int, form: str) -> Curve:
-        """Return the time of the projections that are part of the times of sparse attention."""
+        """Return the time of the projections, which measured times of sparse attention include."""
         if not attention.sparse:
             return Curve((1.0,), (0.0,))
         return self.gemm(form, attention.weights(hidden) // hidden, hidden)

@@ -109,10 +109,10 @@ def _prefills(folder: Path, model: Model, tp: int) -> pd.DataFrame:
 
 
 def _decodes(folder: Path, model: Model, tp: int) -> tuple[pd.DataFrame, int]:
-    """Return the table of decode times, and the number of KV heads if it exceeds the maximum in the
-    tables.
+    """Return the table of decode times, and the number of KV heads per GPU if the tables do not
+    contain it.
 
-    The number is per GPU; it is 0 if the tables contain it.
+    The number is 0 if the tables contain it.
     """
     heads, kv_heads = model.heads // tp, max(model.kv_heads // tp, 1)
     path = folder / "generation_attention_perf.parquet"

@@ -2,11 +2,11 @@
 
 A bundle (``meta.yaml`` and ``tp<N>/*.csv``, plain or gzip-compressed) has the times in us of one
 layer's kernels: by tokens per step (``dense``), by sampled sequences (``per_sequence``), and for
-attention on four axes (see ``costs.attention_table``). ``skew_fit`` has the additional time for
-decodes of unequal length. The time of a step is the sum over all layers
+attention on four axes (see ``costs.attention_table``). ``skew_fit`` has the additional time of
+decodes with unequal context length. The time of a step is the sum over all layers
 (github.com/casys-kaist/LLMServingSim, commit 5daddb2, serving/core/trace_generator.py). As in
-LLMServingSim, the skew correction applies only if the bundle enables it, and a bucket without a
-measurement uses the bundle's default.
+LLMServingSim, this additional time is used only if the bundle enables it. Combinations that were
+not measured use the bundle's default.
 
 The tables contain kernels only: no host time and no gaps between kernels. If the engine's CUDA
 graphs are known, ``sources/launch_overhead.py`` adds the host time of steps without a graph.
@@ -18,9 +18,10 @@ collectives come from ``hardware/gpus.json``, as measured on the GPU, or from a 
 because hosts with the same GPUs may have different links.
 
 The experts of a mixture of experts (``moe.csv``, by tokens and activated experts) are assumed to be
-selected uniformly. Their times include the router's matrix product, but not the selection of
-experts, which the profiler made. The ranks of an expert-parallel group exchange their tokens: each
-rank computes its own experts for the tokens of all ranks that selected them.
+selected uniformly. Their times include the router's matrix product but not the selection of
+experts, because the profiler selected the experts itself. The ranks of an expert-parallel group
+exchange their tokens: each rank computes its own experts for the tokens of all ranks that selected
+them.
 """
 
 from __future__ import annotations
@@ -174,8 +175,8 @@ def _dense(tables: Path, layout: Sharding) -> list[CostTerm]:
 
 
 def _collectives(gpu: str, layout: Sharding) -> tuple[list[CostTerm], str]:
-    """Return the cost terms of the collectives, and a note that names their source or states that
-    times are missing.
+    """Return the cost terms of the collectives, and a note about their source and about missing
+    times.
     """
     wanted = _wanted(layout)
     known = known_gpu(gpu)
@@ -281,8 +282,9 @@ def _check_whole(path: Path, frame: pd.DataFrame, needed: Sequence[str]) -> None
 def _terms(
     path: Path, frame: pd.DataFrame, column: str, feature: Feature, counts: Mapping[str, int]
 ) -> list[CostTerm]:
-    """Return one cost term per kernel, by the values of ``column``; ``counts`` has the number of
-    runs of each kernel per step.
+    """Return one cost term for each kernel, by the values of ``column``.
+
+    ``counts`` has the number of runs of each kernel per step.
     """
     terms = []
     for layer, rows in frame.groupby("layer"):

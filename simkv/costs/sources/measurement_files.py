@@ -35,8 +35,8 @@ def read_table(
     """Read columns of a CSV file (also gzip-compressed) or Parquet file and validate their values.
 
     ``rows`` selects the rows to validate and return; the result keeps the original row numbers as
-    its index. Numbers must be finite and not negative. Raises InputError, which names file, line
-    and column.
+    its index. Numbers must be finite and not negative. Raises InputError that names the file, the
+    line and the column.
     """
     check_input(path, most=MAX_TABLE_BYTES)
     try:
@@ -80,7 +80,7 @@ def _checked(path: Path, column: pd.Series[Any], kind: ColumnKind) -> pd.Series[
 
 
 def check_prefills_and_decodes(path: Path, prefills: object, decodes: object) -> None:
-    """Raise InputError if an attention table lacks prefills without decodes, or decodes without
+    """Raise InputError if an attention table has no prefills without decodes or no decodes without
     prefills.
     """
     for some, what in ((prefills, "a prefill"), (decodes, "decodes")):

@@ -66,7 +66,7 @@ def operators_profile(
 
     ``sizes`` are the numbers of tokens at which the terms were measured. ``build_attention_table``
     describes the columns of ``prefills`` and ``decodes``. ``source`` describes where the data come
-    from and names everything that was not measured.
+    from and lists everything that was not measured.
     """
     ranges: dict[Feature, tuple[float, float]] = {
         "tokens": (min(sizes), max(sizes)),

@@ -29,7 +29,7 @@ class ModelTraits:
     layers. ``max_num_batched_tokens`` and ``block_size`` are settings of the engine.
     ``flops_per_token`` is the FLOP per computed token without attention, or 0 if it is unknown. For
     a mixture of experts, ``expert_share`` is the fraction of all weights that belongs to experts,
-    and ``chosen`` the fraction of the experts that a token uses.
+    and ``chosen`` is the fraction of the experts that a token uses.
     """
 
     kv_bytes_per_token: int
@@ -85,11 +85,15 @@ def read_isolated_requests(
 ) -> IsolatedRequests:
     """Read the rows of one ``stage`` of a request table, without the first request of the run.
 
-    The first request is excluded because the engine is not warmed up. Required columns:
-    prompt_tokens, output_tokens, prefill_ms, ttft_ms, e2e_ms, queue_ms. Optional columns: arrival_s
-    (default: the first row is the first request), stage (default: all rows belong to the stage) and
-    shared_prefix_tokens, which are cache hits if ``caching`` is True. Raises InputError if columns
-    are missing, or if rows are invalid or too few.
+    The first request is excluded because the engine is not warmed up. Required columns are
+    prompt_tokens, output_tokens, prefill_ms, ttft_ms, e2e_ms and queue_ms. Three columns are
+    optional:
+
+    - arrival_s; without it, the first row is the first request.
+    - stage; without it, all rows belong to the stage.
+    - shared_prefix_tokens: number of tokens that are cache hits if ``caching`` is True.
+
+    Raises InputError if columns are missing, or if rows are invalid or too few.
     """
     columns = ("prompt_tokens", "output_tokens", "queue_ms", "prefill_ms", "ttft_ms", "e2e_ms")
 

@@ -124,7 +124,7 @@ def fit_cost_coefficients(
 def compute_non_attention_seconds(
     tokens: Floats, prices: CostCoefficients, shape: ModelTraits
 ) -> Floats:
-    """Compute the durations in seconds of steps with prefills, without attention.
+    """Compute the durations in seconds of steps with prefills, without the time of attention.
 
     ``tokens`` contains the number of tokens of each step.
     """
@@ -197,7 +197,7 @@ def fit_single_request_profile(
     model: str,
     on: str,
 ) -> CostProfile:
-    """Return a cost profile fitted to isolated requests; ``on`` names the GPU.
+    """Return a cost profile fitted to isolated requests; ``on`` is the name of the GPU.
 
     The errors in the profile are leave-one-out errors of the prefill and of the mean decode step of
     each request.
@@ -302,8 +302,8 @@ def _kept(alone: IsolatedRequests, rows: npt.NDArray[np.bool_]) -> IsolatedReque
 
 
 def _predicted(alone: IsolatedRequests, shape: ModelTraits, p: CostCoefficients) -> Floats:
-    """Return the predicted duration in seconds of each request's prefill, in chunks of the token
-    budget.
+    """Return the predicted duration in seconds of each request's prefill, which is split into
+    chunks of the token budget.
     """
     return _chunked(alone, shape, p.decode_step + p.token, p.prefill_step, p.token, p.pair)
 

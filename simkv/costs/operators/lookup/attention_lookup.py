@@ -41,8 +41,9 @@ def lookup_prefill(
 ) -> tuple[Lookup, str, bool] | None:
     """Return the attention time of prompts by batch and length; None if it was not measured.
 
-    The second value is a note if the time was measured with a similar shape or another engine, else
-    empty. The third value is True if the time was measured with ``kernel``.
+    The second value is a note if the time was measured with a similar shape or with another engine;
+    it is empty in all other cases. The third value is True if the time was measured with
+    ``kernel``.
     """
     found = _nearest(store, "context_attention", shape, kv, kernel)
     if found is None:
@@ -106,9 +107,9 @@ def _nearest(
 ) -> tuple[Gqa, pd.DataFrame, str, bool] | None:
     """Return the most similar measured shape, its rows, a note, and whether the kernel is known.
 
-    The tables of the kernel, of the engine and of other engines are searched, in this order. If one
-    of them contains the shape itself, it is used. Otherwise the most similar shape of the first
-    existing table is used. The result is None if no table exists.
+    Three groups of tables are searched in this order: tables of the kernel, of the engine, and of
+    other engines. The first group that contains the shape itself is used. If none does, the most
+    similar shape of the first group with any table is used. The result is None if no table exists.
     """
     for dtype in ("bfloat16",) if kv == "bf16" else ("fp8", "bfloat16"):
         where = {"kv_cache_dtype": dtype}

@@ -12,10 +12,10 @@ class BatchLengthPlane:
     """Duration in seconds for ``batch`` sequences of ``length`` tokens, interpolated from measured
     ``points``.
 
-    Interpolation is linear in both variables. Above the largest batch, the duration is proportional
-    to the batch. Above the longest length, the duration is proportional to ``work(length)``: the
-    context of a decode, or the attention pairs of a prompt. The duration never decreases with batch
-    or length.
+    Interpolation is linear in both variables. Above the largest measured batch, the duration is
+    proportional to the batch. Above the longest measured length, the duration is proportional to
+    ``work(length)``: the context of a decode, or the number of attention pairs of a prompt. The
+    duration never decreases with batch or length.
     """
 
     def __init__(

@@ -14,9 +14,10 @@ from simkv.costs.operators.piecewise_curve import Curve, make_curve, make_nondec
 def lookup_all_reduce(store: TableStore, gpus: int, *, graph: bool) -> Curve | None:
     """Return the time (s) of an all-reduce by the number of 16-bit values; None if not measured.
 
-    ``graph`` selects launches in a CUDA graph. A table in which most times are implausibly slow is
-    replaced, because it was measured on a host with slow links. (For L40S, the bandwidth with four
-    GPUs is only a fifth of the bandwidth with two GPUs in two thirds of the versions.)
+    ``graph`` selects launches in a CUDA graph. If most times in a table are implausibly slow,
+    another table is used, because the slow one was measured on a host with slow links. (Example: in
+    two thirds of the versions for L40S, the bandwidth with four GPUs is only a fifth of that with
+    two GPUs.)
     """
     own = _curves(store, gpus, graph=graph, anyone=False)
     if not own:
@@ -27,8 +28,8 @@ def lookup_all_reduce(store: TableStore, gpus: int, *, graph: bool) -> Curve | N
 def _curves(store: TableStore, gpus: int, *, graph: bool, anyone: bool) -> list[Curve]:
     """Return one curve for each version of the table, in order of preference.
 
-    If the table has no launches of the requested kind (inside or outside a CUDA graph), the other
-    kind is used.
+    If no launch of the requested kind (in a CUDA graph or not) was measured, the other kind is
+    used.
     """
     rows = store.rows("custom_allreduce", {"num_gpus": gpus}, anyone=anyone)
     if rows is None:

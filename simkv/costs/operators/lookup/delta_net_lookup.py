@@ -19,8 +19,8 @@ def lookup_delta_net(
     measured.
 
     In the phase ``context``, tokens are the tokens of one prompt; in ``generation``, they are the
-    number of decodes. The times of all kernels of the phase are summed, using the fastest kernel of
-    each kind at every number of tokens.
+    number of decodes. The result is the sum of the times of the convolution and of the recurrence.
+    For each of the two and for each number of tokens, the fastest kernel counts.
     """
     rows = store.rows("gdn", {"phase": phase})
     if rows is None:

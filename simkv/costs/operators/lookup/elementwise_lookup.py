@@ -20,7 +20,9 @@ def lookup_elementwise(store: TableStore) -> Curve | None:
 
 
 def _thin(curve: Curve) -> Curve:
-    """Remove points whose x is less than 20 % above the last remaining point."""
+    """Return points of the curve whose x values differ by at least 20 %; remove the points between
+    them.
+    """
     kept = {curve.xs[0]: curve.ys[0], curve.xs[-1]: curve.ys[-1]}
     last = curve.xs[0]
     for x, y in zip(curve.xs, curve.ys, strict=True):

@@ -29,8 +29,8 @@ def lookup_gemm(
     The second value is True if the time was measured with ``kernel``, or if ``kernel`` is None.
 
     Times are interpolated bilinearly in ``n`` and ``k``, because the numbers of operations and
-    bytes are bilinear, and extrapolated beyond the measured ``n`` and ``k``. ``flops`` is the peak
-    rate of the format.
+    bytes are bilinear functions of ``n`` and ``k``. Beyond the measured values, times are
+    extrapolated. ``flops`` is the peak rate of the format.
     """
     for table in kernel.tables if kernel else ():
         of_kernel = select_kernel(

@@ -1,9 +1,10 @@
 """Durations of multi-head latent attention (MLA), dense and sparse.
 
-vLLM's tables cover the whole module and include host time: with one sequence it takes 95 us,
-although the matrix products and the attention core take only 45 us. For all engines, the core is
-therefore read from SGLang's tables ``context_mla`` and ``generation_mla``, and the projections from
-the tables of matrix products. Sparse attention was measured only together with its projections.
+The times in vLLM's tables cover the whole module and include host time: with one sequence, the time
+is 95 us, although the matrix products and the attention core take only 45 us. For all engines, the
+core is therefore read from SGLang's tables ``context_mla`` and ``generation_mla``, and the
+projections from the tables of matrix products. Sparse attention was measured only together with its
+projections.
 """
 
 from __future__ import annotations

@@ -33,9 +33,10 @@ class MeasuredOperators:
     """Operator times from the measured tables in ``store``; missing times come from ``sheet``.
 
     ``sheet`` estimates times from the data sheet. ``kernels`` are the engine's kernels, as
-    ``find_kernels`` returns them. ``notes`` lists the operators that were estimated or substituted;
-    ``points`` is the number of operators found in the tables. ``unmeasured`` are the kernels for
-    which the times of another kernel were used.
+    ``find_kernels`` returns them. ``notes`` lists the operators whose times were estimated or were
+    taken from a similar measurement. ``points`` is the number of operators found in the tables.
+    ``unmeasured`` are the kernels that were not measured, for which the times of another kernel are
+    used.
     """
 
     def __init__(
@@ -64,10 +65,10 @@ class MeasuredOperators:
         return self._or(found, f"products in {form}", lambda: self._sheet.gemm(form, n, k))
 
     def _checked(self, kernel: Kernel | None, found: tuple[Any, ...] | None) -> Any:
-        """Return a lookup result without its last value.
+        """Return a lookup result without its last value, which states whether the engine's kernel
+        was measured.
 
-        The last value states whether the engine's kernel was measured; if not, the kernel is
-        recorded.
+        If the kernel was not measured, it is added to ``unmeasured``.
         """
         if kernel is not None and not (found and found[-1]):
             self.unmeasured[kernel.name] = None
@@ -172,7 +173,9 @@ class MeasuredOperators:
 
     @property
     def _own_link(self) -> bool:
-        """Whether the interconnect is the default one, as in the measurements of the tables."""
+        """Whether the interconnect is the default one of the GPU, on which the tables were
+        measured.
+        """
         return self._sheet.link == self._sheet.gpu.interconnect()
 
     def _or(self, found: T | None, what: str, estimate: Callable[[], T]) -> T:
@@ -204,10 +207,12 @@ def _looked_up(
 
 
 def _weight_only(wide: Curve, ratio: float) -> Curve:
-    """Return the time of a product whose weights have ``ratio`` of the bytes and are dequantized.
+    """Return the time of a matrix product whose weights are stored in a small format and converted
+    to 16 bits.
 
-    A compute-bound product takes as long as with 16-bit weights. Any other product takes ``ratio``
-    times that duration, and at least the time to read the weights.
+    ``ratio`` is the size of the weights divided by their size in 16 bits. If computation limits the
+    product, it takes as long as with 16-bit weights. If memory bandwidth limits it, it takes
+    ``ratio`` times that duration, and at least the time to read the weights.
     """
     read = wide.ys[0]
     return Curve(

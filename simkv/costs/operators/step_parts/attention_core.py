@@ -153,7 +153,8 @@ def _gqa_share(kind: Gqa, tp: int) -> Gqa:
 
 
 def _prefill(operators: OperatorTimes, hardware: Hardware, kind: Gqa | Mla) -> tuple[Lookup, int]:
-    """Return the time of one layer and the maximum number of tokens that a token attends to.
+    """Return the attention time of prompts in one layer, and the maximum number of tokens that a
+    token attends to.
 
     The maximum is 0 if there is no limit.
     """
@@ -176,12 +177,13 @@ def _decode(operators: OperatorTimes, hardware: Hardware, kind: Gqa | Mla) -> Lo
 
 
 def _prompt(look: Lookup, window: int, tokens: float, mean: float) -> float:
-    """Return the time of ``tokens`` tokens that attend to ``mean`` tokens each, on average.
+    """Return the attention time of ``tokens`` tokens that attend to ``mean`` tokens each, on
+    average.
 
-    ``mean`` determines the length of an equivalent prompt. If this length is at most ``tokens``,
-    the tokens are treated as prompts of this length. Otherwise the tokens are treated as a chunk
-    that follows cached tokens, which takes as long as a prompt with the same number of (query, key)
-    pairs.
+    In a prompt of n tokens, a token attends to (n + 1) / 2 tokens on average, so ``mean``
+    determines a prompt length. If this length is at most ``tokens``, the tokens are treated as
+    prompts of this length. If it is larger, the tokens are treated as a chunk that follows cached
+    tokens. Such a chunk takes as long as a prompt with the same number of (query, key) pairs.
     """
     length = 2 * mean - 1
     if length <= tokens:

@@ -1,4 +1,5 @@
-"""Host time of a step that is not hidden behind the GPU, and lower bounds of the step time.
+"""Host time that adds to the step time because it does not overlap with the work of the GPU, and
+lower bounds of the step time.
 
 ``host.json`` lists the durations with their sources.
 """
@@ -21,12 +22,12 @@ HOST_TIMES_PATH = Path(__file__).parents[1] / "host.json"
 
 
 class HostTime(FrozenModel):
-    """Host time of an engine in seconds: per step, per sequence, and per layer launched without a
-    graph.
+    """Host time of an engine in seconds: per step, per sequence, and per layer that is launched
+    without a CUDA graph.
 
     If ``asynchronous`` is None, the values apply to synchronous and asynchronous scheduling. The
-    launches of layers with a mixture of experts overlap with the work of the GPU, so
-    ``mixture_layer_s`` only limits the time per layer from below.
+    host launches layers with a mixture of experts while the GPU works, so ``mixture_layer_s`` is
+    not added to the step time. It is only a lower bound of the time per layer.
     """
 
     engine: str
@@ -46,11 +47,10 @@ def host_times() -> tuple[HostTime, ...]:
 
 
 class HostTerms(NamedTuple):
-    """Cost terms of the host: ``on_top`` is added to the GPU's time, and ``floor`` is the minimum
-    step time.
+    """Cost terms of the host.
 
-    The step takes at least the sum of the terms in ``floor``. ``sources`` states where the values
-    come from.
+    The terms in ``on_top`` are added to the GPU's time. A step takes at least the sum of the terms
+    in ``floor``. ``sources`` states where the values come from.
     """
 
     on_top: list[CostTerm]

@@ -10,7 +10,7 @@ from simkv.costs.operators.piecewise_curve import Curve
 
 @dataclass(frozen=True)
 class StepPart:
-    """Time in seconds as a function (``curve``) of a step feature, in the steps that ``when``
+    """Time in seconds as a function (``curve``) of a step feature, for the steps that ``when``
     selects.
 
     Parts with equal name, feature and ``when`` are added to form one term.
