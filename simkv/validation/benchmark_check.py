@@ -1,9 +1,9 @@
 """Predict the results of load generators, and calibrate step times with them.
 
 Predictions use the launch line of the server and the GPU's name. A calibration fits four numbers:
-the factors on decode and prefill step times, the latency of the API server, and its time per
-request. To estimate the error of a calibration, each file is predicted with a calibration to all
-other files.
+the factors that decode and prefill step times are multiplied by, the latency of the API server, and
+its time per request. To estimate the error of a calibration, each file is predicted with a
+calibration to all other files.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ LATENCY_UNIT_S, REQUEST_UNIT_S = 0.05, 0.01
 
 
 class ComparedFigure(NamedTuple):
-    """A metric as measured and as predicted, with the interval of the prediction (None if
-    unknown).
+    """A metric of a benchmark: the measured value, the predicted value, and the interval of the
+    prediction (None if unknown).
     """
 
     name: str
@@ -107,7 +107,7 @@ def check_benchmark(
 
 
 def _causes(result: RunResult, benchmark: BenchmarkResult, notes: Sequence[str]) -> list[str]:
-    """Return likely reasons for the errors, the most likely first."""
+    """Return likely reasons for the errors; the most likely reason comes first."""
     unfinished = result.summary["requests"] - result.summary["finished"]
     found = [result.fidelity.note] if result.fidelity.note else []
     if unfinished:
@@ -119,7 +119,9 @@ def _causes(result: RunResult, benchmark: BenchmarkResult, notes: Sequence[str])
 
 
 class Calibration(NamedTuple):
-    """Fitted numbers: factors on step times, and times of the API server in seconds."""
+    """Fitted numbers: the factors that step times are multiplied by, and two times of the API
+    server in seconds.
+    """
 
     decode: float
     prefill: float
@@ -127,7 +129,7 @@ class Calibration(NamedTuple):
     request_s: float
 
     def apply(self, scenario: Scenario) -> Scenario:
-        """Return the scenario with these numbers."""
+        """Return the scenario with these fitted numbers."""
         given = scenario.front_end if isinstance(scenario.front_end, FrontEndSection) else None
         front_end = (given or FrontEndSection()).model_copy(
             update={"latency_ms": 1e3 * self.latency_s, "request_ms": 1e3 * self.request_s}
@@ -146,10 +148,10 @@ class CalibrationCase(NamedTuple):
 def fit_calibration(
     cases: Sequence[CalibrationCase], advance: Callable[[], Any] = lambda: None
 ) -> Calibration:
-    """Return the calibration that fits the mean latencies of all cases best (least squares of
-    relative errors).
+    """Return the calibration with the smallest errors of the mean latencies over all cases.
 
-    With one case, only the factors are fitted. ``advance`` is called after each simulation.
+    The fit minimizes the squares of the relative errors. With one case, only the factors are
+    fitted. ``advance`` is called after each simulation.
     """
     from scipy.optimize import least_squares
 
@@ -207,8 +209,10 @@ def _first_guess(
     calibration: Callable[[np.ndarray[Any, Any]], Calibration],
     advance: Callable[[], Any],
 ) -> np.ndarray[Any, Any]:
-    """Return start values: scale decodes by the error of TPOT and prefills by the error of TTFT,
-    twice.
+    """Return start values for the fit of the factors.
+
+    The decode factor is multiplied by the median ratio of measured to predicted TPOT, and the
+    prefill factor by that of TTFT. This is repeated once with the corrected factors.
     """
     values = np.ones(4)
     for _ in range(2):
@@ -224,7 +228,9 @@ def _first_guess(
 
 
 def predict_figures(case: CalibrationCase, calibration: Calibration) -> list[ComparedFigure]:
-    """Return the metrics to fit, as predicted for a case with a calibration."""
+    """Predict the metrics that a calibration is fitted to, for a case with the given
+    calibration.
+    """
     scenario = calibration.apply(case.scenario)
     run = simulate_scenario(scenario, build_replica_specs(scenario, Path()))
     summary = summarize(run.record)

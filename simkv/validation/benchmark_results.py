@@ -2,8 +2,8 @@
 
 read_benchmark(Path("result.json")) # vllm bench serve, guidellm, aiperf, SGLang, ...
 
-Files with single requests are replayed as traces. Files that contain only metrics, such as the
-block that ``vllm bench serve`` prints, are replayed with requests of equal lengths.
+Files that contain single requests are replayed as traces. Files that contain only metrics, such as
+the block that ``vllm bench serve`` prints, are replayed with requests of equal lengths.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class BenchmarkResult:
     """Result of a load generator.
 
     ``figures`` are named as in ``summary.json``. ``load`` are options of a scenario (fields of
-    ``ScenarioOptions``). ``model`` is the model's name, if the file states it. ``notes`` state the
-    information that the file lacks.
+    ``ScenarioOptions``). ``model`` is the model's name, if the file states it. ``notes`` list the
+    information that the file does not contain.
     """
 
     path: Path
@@ -68,8 +68,9 @@ class BenchmarkResult:
 
 
 def read_benchmark(path: Path) -> BenchmarkResult:
-    """Read the result of a load generator. Raises InputError, which names the file and the
-    fault.
+    """Read the result of a load generator.
+
+    Raises InputError that names the file and the fault.
     """
     if not path.exists():
         raise InputError(f"{path}: does not exist; expected the result of a load generator")
@@ -205,7 +206,7 @@ def _whole(path: Path, summary: Mapping[str, Any], name: str) -> int:
 
 
 def _arrivals(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the rate and the concurrency of the client."""
+    """Return the request rate and the concurrency of the client."""
     found: dict[str, Any] = {}
     if rate := _positive(summary, "request_rate"):
         found["request_rate"] = rate

@@ -1,7 +1,7 @@
-"""Confidence intervals of errors by bootstrap.
+"""Confidence intervals of errors, computed by bootstrap.
 
-Consecutive steps are correlated, so blocks of steps are resampled. If a run has only a few repeats,
-all possible samples of the repeats are enumerated.
+Consecutive steps are correlated, so blocks of steps are resampled instead of single steps. If a run
+has only a few repeats, all possible samples of the repeats are enumerated.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ BOOTSTRAP_SAMPLES, MIN_BLOCKS, CONFIDENCE = 200, 4, 0.95
 def step_error_intervals(
     errors: npt.NDArray[np.float64], seed: int = 0
 ) -> dict[str, ConfidenceInterval]:
-    """Return intervals of the median and P95 of the absolute errors and of the bias.
+    """Return confidence intervals of three statistics: the median and the P95 of the absolute
+    errors, and the bias.
 
-    ``errors`` are relative and in the order of the steps. Blocks are circular (Politis and Romano
-    1992), so that every step is sampled equally often; the number of blocks is about equal to their
-    length. The result is empty for a single step. With few steps the interval of P95 is too low,
-    because no sample exceeds the largest error.
+    ``errors`` contains the relative errors in the order of the steps. A block that reaches the end
+    of the run continues at its start (circular blocks, Politis and Romano 1992), so that every step
+    is sampled equally often. The number of blocks is about equal to the length of a block. The
+    result is empty for a single step. With few steps, the interval of P95 is too low, because no
+    sample exceeds the largest error.
     """
     count = len(errors)
     if count < 2:
@@ -62,7 +64,7 @@ def _between(values: npt.NDArray[np.float64], below: float) -> ConfidenceInterva
 
 
 def mean_interval(values: Sequence[float]) -> ConfidenceInterval | None:
-    """Return the interval of the mean of several repeats; None for a single repeat."""
+    """Return the confidence interval of the mean over several repeats; None for a single repeat."""
     count = len(values)
     if count < 2:
         return None
@@ -77,8 +79,9 @@ def mean_interval(values: Sequence[float]) -> ConfidenceInterval | None:
 
 
 def _ways(drawn: Sequence[int]) -> float:
-    """Return the number of different orders of a sample of repeats; a sample may contain a repeat
-    several times.
+    """Return the number of different orders in which a sample of repeats can be drawn.
+
+    A sample may contain the same repeat several times.
     """
     counts = [drawn.count(one) for one in set(drawn)]
     return factorial(len(drawn)) / prod(map(factorial, counts))

@@ -13,11 +13,12 @@ JUDGED_MODEL = "profile"
 
 @dataclass(frozen=True)
 class FigureComparison:
-    """A metric of a run, and its value with each cost model.
+    """A metric of a real run, and its simulated value with each cost model.
 
-    If the run was repeated, ``real`` is the mean and ``repeats`` lists all values. ``name`` is the
-    name of a metric (``makespan_s``), or of a metric and a statistic (``ttft_ms.p99``).
-    ``interval`` is the range of the simulated value within the profile's own error.
+    If the run was repeated, ``real`` is the mean over the runs and ``repeats`` contains all values.
+    ``name`` is the name of a metric (``makespan_s``), or of a metric and a statistic
+    (``ttft_ms.p99``). ``interval`` contains the simulated values that are possible within the error
+    of the profile.
     """
 
     name: str
@@ -37,7 +38,7 @@ class FigureComparison:
 
     @property
     def predicted(self) -> float:
-        """Value simulated with the evaluated profile."""
+        """Value simulated with the profile that is being evaluated."""
         return self.simulated[JUDGED_MODEL]
 
     @property
@@ -49,20 +50,23 @@ class FigureComparison:
 
     @property
     def noise(self) -> float | None:
-        """Largest relative difference between two repeats (A/A); None without repeats."""
+        """Largest relative difference between two repeats of the run; None without repeats."""
         if len(self.repeats) < 2:
             return None
         difference = relative_error(max(self.repeats), min(self.repeats))
         return float("inf") if difference is None else difference
 
     def error(self, model: str = JUDGED_MODEL) -> float | None:
-        """Return the relative error of a cost model; None if only the real value is 0."""
+        """Return the relative error of a cost model; None if the real value is 0 and the simulated
+        value is not.
+        """
         return relative_error(self.simulated[model], self.real)
 
     def error_interval(self, model: str = JUDGED_MODEL) -> tuple[float, float] | None:
-        """Return the 95 % interval of a cost model's relative error over resampled repeats.
+        """Return the 95 % interval of a cost model's relative error, computed by resampling the
+        repeats.
 
-        None with fewer than two runs, or if a measured value is 0.
+        The result is None with fewer than two runs, or if a measured value is 0.
         """
         ends = mean_interval(self.repeats)
         if ends is None or not ends[0]:
@@ -72,14 +76,17 @@ class FigureComparison:
 
     @property
     def error_pct(self) -> float:
-        """Error of the evaluated profile in percent; infinite if only the real value is 0."""
+        """Error of the evaluated profile in percent; infinite if the real value is 0 and the
+        simulated value is not.
+        """
         error = self.error()
         return float("inf") if error is None else 100 * error
 
 
 def relative_error(found: float, real: float) -> float | None:
-    """Return the relative error of ``found``: 0 if both values are 0, None if only ``real`` is
-    0.
+    """Return the relative error of ``found``.
+
+    The result is 0 if both values are 0, and None if only ``real`` is 0.
     """
     if real == 0.0:
         return 0.0 if found == 0.0 else None

@@ -1,8 +1,9 @@
-"""Compare the packaged incidents (the "zoo") between simkv's port of a release and an engine's own
-code.
+"""Compare simkv's port of a release with an engine's own code, on the packaged incidents (the
+"zoo").
 
 Each variant of an incident that the code can run is simulated twice with the same workload and
-settings: with the port of a release (by default the newest), and with the code in a source.
+settings: with the port of a release (by default the newest), and with the engine's code in a source
+(a checkout or a wheel).
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ Judgement = Literal["better", "worse", "mixed", "unchanged", "not run"]
 
 @dataclass(frozen=True)
 class FigureDifference:
-    """A metric with the newest release and with the source; NaN without a value."""
+    """A metric of a run with the newest release and of a run with the engine's own code; NaN
+    without a value.
+    """
 
     name: str
     before: float
@@ -51,7 +54,9 @@ class FigureDifference:
 
     @property
     def change(self) -> float:
-        """Relative change; infinite if the first value is 0."""
+        """Relative change from the first to the second value; infinite if only the first value is
+        0.
+        """
         if self.before == self.after:
             return 0.0
         return (self.after - self.before) / abs(self.before) if self.before else inf
@@ -63,10 +68,10 @@ class FigureDifference:
 
 @dataclass(frozen=True)
 class SourceComparison:
-    """Results of a variant of an incident with the newest release and with the source.
+    """Results of a variant of an incident with the newest release and with the engine's own code.
 
-    ``differences`` are metrics whose change exceeds the tolerance. ``refused`` is the reason why
-    there is no result for the source.
+    ``differences`` are metrics whose change exceeds the tolerance. ``refused`` is the reason if
+    there is no result.
     """
 
     incident: str
@@ -78,14 +83,18 @@ class SourceComparison:
 
     @property
     def is_regression(self) -> bool:
-        """Whether all requests were served with the release but not with the source."""
+        """Whether all requests were served with the release but not with the engine's own code."""
         if self.before is None or self.after is None:
             return False
         return self.before.verdict in SERVED_VERDICTS and self.after.verdict not in SERVED_VERDICTS
 
     @property
     def judgement(self) -> Judgement:
-        """Result of the comparison; verdicts are compared before metrics."""
+        """Result of the comparison: better, worse, mixed, unchanged or not run.
+
+        If all requests are served in only one of the two runs, this decides; the metrics are
+        compared only if it does not.
+        """
         if self.before is None or self.after is None:
             return "not run"
         served = [one.verdict in SERVED_VERDICTS for one in (self.before, self.after)]
@@ -97,7 +106,7 @@ class SourceComparison:
         return "mixed" if len(worse) > 1 else "worse" if True in worse else "better"
 
     def as_json(self) -> dict[str, Any]:
-        """Return the comparison as JSON values."""
+        """Return the comparison as a dictionary for JSON."""
         return {
             "incident": self.incident,
             "variant": self.variant,
@@ -109,8 +118,10 @@ class SourceComparison:
         }
 
     def as_check(self) -> ExpectationCheck:
-        """Return the comparison as an expectation: an incident whose requests were all served must
-        stay so.
+        """Return the comparison as a check of an expectation.
+
+        The check fails if all requests were served with the release but not with the engine's own
+        code.
         """
         found = self.after.summary if self.after else f"not run: {self.refused}"
         expected = f"verdict as in the newest release ({self.before and self.before.summary})"
@@ -125,12 +136,12 @@ def compare_incidents(
     advance: Callable[[int, int], None] | None = None,
     release: str | None = None,
 ) -> list[SourceComparison]:
-    """Return the comparison of each variant of ``incidents``; the incidents must use the engine of
-    the source.
+    """Compare each variant of ``incidents``; the incidents must use the engine whose code is
+    compared.
 
     Variants that differ only in their release are compared once. ``jobs`` is the maximum number of
     processes; None means one per core. ``advance`` is called with the number of finished runs and
-    of all runs. ``release`` is the release of the port; None means the newest.
+    the total number of runs. ``release`` is the release whose port is used; None means the newest.
     """
     pairs: list[tuple[PackagedIncident, str, SimulationJob | str, SimulationJob | str]] = []
     for incident in incidents:
@@ -164,7 +175,7 @@ def compare_incidents(
 
 
 def _job(load: Callable[[], Scenario], folder: Path) -> SimulationJob | str:
-    """Return the job that runs a scenario, or the reason why it cannot be loaded."""
+    """Return the job that runs a scenario, or the reason why the scenario cannot be loaded."""
     try:
         return make_trial_job(load(), folder)
     except InputError as error:
@@ -183,7 +194,9 @@ def _compared(
 
 
 def find_source_engine(source: str) -> str:
-    """Return the engine whose code is in ``source``. Raises InputError if there is none."""
+    """Return the name of the engine whose code is in ``source``. Raises InputError if there is
+    none.
+    """
     for name in NATIVE_ENGINES:
         try:
             locate(name, source)
@@ -200,7 +213,9 @@ def find_source_engine(source: str) -> str:
 
 
 def find_release(engine: str, source: str) -> str:
-    """Return the release whose port has the rules nearest to the version of a source."""
+    """Return the release whose port has the rules nearest to the version of the code in
+    ``source``.
+    """
     version = find_source(engine, source, Path()).version
     return NATIVE_ENGINES[engine].variant_of(version)
 
@@ -245,7 +260,7 @@ def render_comparisons(
 ) -> Iterator[RenderableType]:
     """Yield the table of the comparisons, the reasons for missing results, and a summary.
 
-    ``release`` is the release of the port; None means the newest.
+    ``release`` is the release whose port was used; None means the newest.
     """
     port = f"port of {release}" if release else "newest release"
     ran = [row for row in rows if row.before and row.after]

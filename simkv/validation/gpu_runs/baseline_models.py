@@ -1,17 +1,20 @@
-"""Simple cost models for comparison with a profile, which must be better than these.
+"""Simple cost models for comparison with a profile, whose errors should be smaller than theirs.
 
     models = fit_baselines(training, profile)
     models["tokens only"].seconds(loads)
 
-All are fitted to steps of the same campaign as the profile and judged on the same runs:
+All models in this table are fitted to steps of the same measurement campaign as the profile and
+evaluated on the same runs:
 
 constant step   the same time for every step
-tokens only     a line over the tokens of a step
-five prices     prices per step, prefill token, pair of prefill tokens, decode, and token of context
+tokens only     a linear function of the number of tokens of a step
+five prices     the sum of five costs: per step, prefill token, pair of prefill tokens, decode, and
+                token of context
 random forest   on the features of Vidur: tokens, decodes and their mean context, prefills
 
-Not fitted: ``roofline``, weights, KV and FLOPs over the two ceilings of the device; and
-``composed``, the costs that ``hardware: {gpu, model}`` gives, from public operator tables.
+Two models are not fitted. ``roofline`` divides the bytes of weights and KV and the FLOPs by the
+peak rates of the device. ``composed`` uses the costs that a scenario with ``hardware: {gpu,
+model}`` gets from public operator tables.
 """
 
 from __future__ import annotations
@@ -60,9 +63,7 @@ TREES, DEPTH = 250, 16
 
 
 class TrainingStep(NamedTuple):
-    """A measured step with its duration in seconds; the simple cost models are fitted to such
-    steps.
-    """
+    """A measured step with its duration in seconds, to which the simple cost models are fitted."""
 
     load: StepLoad
     seconds: float
@@ -70,8 +71,9 @@ class TrainingStep(NamedTuple):
 
 @dataclass(frozen=True)
 class CostModel:
-    """A function that predicts the seconds of steps; ``profile`` is None if it cannot be used in a
-    simulation.
+    """A function that predicts the durations of steps in seconds.
+
+    ``profile`` is the same cost model as a profile, or None if it cannot be used in a simulation.
     """
 
     seconds: Callable[[Sequence[StepLoad]], Sequence[float]]
@@ -87,7 +89,8 @@ def profile_model(profile: CostProfile) -> CostModel:
 def fit_baselines(steps: Sequence[TrainingStep], profile: CostProfile) -> dict[str, CostModel]:
     """Fit all models to ``steps`` by least squares of relative errors, and return them by name.
 
-    The result is empty without steps. The forest is missing if scikit-learn is not installed.
+    The result is empty if there are no steps. It has no random forest if scikit-learn is not
+    installed.
     """
     if not steps:
         return {}
@@ -145,9 +148,10 @@ def _columns(loads: Iterable[StepLoad], features: Sequence[Feature]) -> Floats:
 
 
 def read_training(folder: Path, profile: CostProfile) -> list[TrainingStep]:
-    """Return the steps of the calibration campaign that ``profile`` was fitted to.
+    """Return the measured steps of the calibration campaign that ``profile`` was fitted to.
 
-    The result is empty if the folder has no campaign. Raises InputError if the campaign is damaged.
+    The result is empty if the folder contains no campaign. Raises InputError if its files are
+    damaged.
     """
     paths = folder / "passes.csv", folder / "samples.csv"
     if not all(path.is_file() for path in paths):
@@ -172,8 +176,10 @@ def read_training(folder: Path, profile: CostProfile) -> list[TrainingStep]:
 
 
 def with_host(steps: Sequence[TrainingStep], profile: CostProfile) -> list[TrainingStep]:
-    """Return steps that were measured without a host, with the profile's host time added or
-    overlapped.
+    """Return steps that were measured without a host, with the host time of the profile included.
+
+    If the profile overlaps host time with GPU time, a step takes the longer of both times. If it
+    does not, the host time is added.
     """
     host = profile.floor or [term for term in profile.terms if term.name.startswith("host")]
     nothing = CostTerm(name="nothing", feature="steps", seconds=1e-9)
@@ -201,9 +207,10 @@ def roofline(
 ) -> CostProfile:
     """Return the step costs of a device that reaches its peak bytes/s and FLOP/s, without overhead.
 
-    The time of a step is the time to read the weights or to multiply by them, whichever is longer,
-    plus the times of the KV reads of decodes and of the FLOPs of prefill attention. The times are
-    added because kernels run one after another.
+    The time of a step is a sum of three times: the time of the weights, the time of the KV reads of
+    decodes, and the time of prefill attention. The time of the weights is the time to read them or
+    to multiply by them, whichever is longer. The times are added because kernels run one after
+    another.
     """
     weights = shape.step_weights * itemsize / bytes_per_s
     multiplied = shape.step_weights - shape.vocab * shape.hidden  # without the output head
@@ -236,8 +243,9 @@ SAME_SHAPE = {"llama-3-8b": "Llama-3.1-8B"}
 
 @lru_cache(maxsize=4)
 def composed(gpu: str, model: str) -> CostProfile | None:
-    """Return the cost profile of ``hardware: {gpu, model}``; None if the catalog lacks the GPU or
-    the model.
+    """Return the cost profile that a scenario with ``hardware: {gpu, model}`` uses.
+
+    The result is None if the catalog lacks the GPU or the model.
     """
     from simkv.costs.hardware.model_gpu_catalog import known_gpu
     from simkv.scenario.hardware_section import HardwareSection

@@ -1,14 +1,15 @@
 """Compare a real run with the simulation at three levels, to locate the source of an error.
 
-L0  the simulation, given the run's own step times, makes the same decisions; both use the same
-    scheduler, so this tests the connection of scheduler, clock, clients and device
-L1  the profile's step times against the measured ones, for the run's own decisions
-L2  a free simulation with the profile, against the run
+L0  The simulation uses the recorded step times of the run and must make the same decisions. Both
+    use the same scheduler, so this tests how scheduler, clock, clients and device are connected.
+L1  The step times of the profile are compared with the measured ones, for the decisions of the run.
+L2  The simulation uses the step times of the profile and makes its own decisions. Its metrics are
+    compared with those of the run.
 
 Other cost models (see baseline_models.py) and repeats of the scenario are compared as well, because
 an error below the difference between two real runs is not significant. Every error has a 95 %
-interval over resampled steps or runs. The interval of a metric is the interval that every
-simulation with the profile prints; it is scored by its width and by whether it contains the value
+interval over resampled steps or runs. The predicted interval of a metric is the interval that every
+simulation with the profile prints. It is scored by its width and by whether it contains the value
 of the run.
 """
 
@@ -62,14 +63,15 @@ FIGURES = (
 
 @dataclass(frozen=True)
 class Validation:
-    """Results of a comparison: L0 in ``verdict``, L1 by cost model and kind of step, and L2 by
-    metric.
+    """Results of a comparison: L0 in ``verdict``, L1 in ``steps`` by cost model and kind of step,
+    and L2 in ``figures`` by metric.
 
     ``step_ends`` are the 95 % intervals of the L1 errors in ``steps``. ``stalls`` are the steps of
-    each run that L1 excludes. ``same_victims`` has, for each cost model, the number of requests
-    preempted in the run and in the simulation, divided by the number preempted in at least one of
-    them. ``over_composed`` has P10, median and P90 of the ratio of measured to composed step times,
-    by kind of step.
+    each run that L1 excludes, because they took unusually long. ``same_victims`` has a fraction for
+    each cost model: the number of requests that were preempted both in the run and in the
+    simulation, divided by the number that were preempted in at least one of them. ``over_composed``
+    has P10, median and P90 of the measured step times divided by the times composed from public
+    operator tables, by kind of step.
     """
 
     verdict: Agreement
@@ -89,9 +91,9 @@ def validate_run(
 ) -> Validation:
     """Compare ``profile`` and ``baselines`` with a run and its repeats (``again``).
 
-    The comparison uses the steps of all these runs, without stalls, and the means of their metrics.
-    The roofline of the device and the composed costs of its catalog entry are also evaluated, if
-    they are known.
+    The comparison uses the steps of all these runs, except stalled steps, and the means of their
+    metrics. Two more cost models are evaluated if they are known: the roofline of the device, and
+    the costs composed from operator tables of the same GPU and model.
     """
     runs = [run, *again]
     models = {
@@ -131,7 +133,9 @@ def validate_run(
 
 
 def _unfitted_models(run: GpuRun, profile: CostProfile) -> dict[str, CostModel]:
-    """Return the roofline, if the device's peak rates were measured, and the composed costs."""
+    """Return the roofline, if the peak rates of the device were measured, and the composed costs,
+    if they are known.
+    """
     found = {}
     if packaged := composed(profile.gpu, profile.model):
         found["composed"] = profile_model(packaged)
@@ -147,7 +151,8 @@ def _unfitted_models(run: GpuRun, profile: CostProfile) -> dict[str, CostModel]:
 def measured_over_composed(
     steps: Sequence[tuple[StepLoad, float]], gpu: str, model: str
 ) -> dict[str, tuple[float, float, float]]:
-    """Return P10, median and P90 of the ratio of measured to composed step times, by kind of step.
+    """Return P10, median and P90 of the measured step times divided by the composed step times, by
+    kind of step.
 
     The result is empty if the catalog lacks the GPU or the model.
     """
@@ -168,10 +173,9 @@ def measured_over_composed(
 def figure_intervals(
     scenario: Scenario, profile: CostProfile, nominal: RunRecord
 ) -> dict[str, tuple[float, float]]:
-    """Return the interval of each metric that results from the profile's held-out error; empty if
-    this error is unknown.
+    """Return the interval of each metric that results from the profile's error on held-out steps.
 
-    Metrics without finite bounds are missing.
+    The result is empty if this error is unknown. It does not contain metrics without finite bounds.
     """
     if not profile.fit.held_out:
         return {}
@@ -195,11 +199,10 @@ def figure_intervals(
 class IntervalScore:
     """Score of the intervals of several metrics; it combines coverage and width.
 
-    Of ``figures`` real values, ``held`` lie in their interval; ``useful`` is the number of these
-    whose interval is also at most ``USEFUL_WIDTH`` wide. Widths are relative to the real value.
-    ``score`` is the mean interval score of Gneiting and Raftery (2007): the width of an interval,
-    plus 40 times the distance between the interval and a real value outside it. Lower scores are
-    better.
+    Of ``figures`` real values, ``held`` lie in their interval. Of these, ``useful`` have an
+    interval that is at most ``USEFUL_WIDTH`` wide. Widths are relative to the real value. ``score``
+    is the mean interval score of Gneiting and Raftery (2007): the width of an interval, plus 40
+    times the distance between the interval and a real value outside it. Lower scores are better.
     """
 
     figures: int
@@ -215,7 +218,7 @@ USEFUL_WIDTH, LEVEL = 0.2, 0.95
 
 
 def score_intervals(figures: Sequence[FigureComparison]) -> IntervalScore | None:
-    """Score the intervals of all metrics that are not 0; None if there are none."""
+    """Score the intervals of all metrics whose real value is not 0; None if there are none."""
     found = [(f.interval, f.real) for f in figures if f.interval and f.real]
     if not found:
         return None
@@ -229,7 +232,7 @@ def score_intervals(figures: Sequence[FigureComparison]) -> IntervalScore | None
 
 
 def figures_of(record: RunRecord) -> dict[str, float]:
-    """Return the compared metrics of a run; NaN for a latency without a sample."""
+    """Return the metrics of a run that are compared; NaN for a latency without a sample."""
     found: dict[str, Any] = summarize(record)
     found["peak_blocks"] = _peak_blocks(record)
     values = {name: figure(found, name) for name in FIGURES}
@@ -241,8 +244,8 @@ def _peak_blocks(record: RunRecord) -> float:
 
 
 class SteadyStep(NamedTuple):
-    """A step that did not stall, with its batch composition, its duration in seconds, and whether
-    it preempted.
+    """A step that did not stall: its batch composition, its duration in seconds, and whether a
+    request was preempted in it.
     """
 
     load: StepLoad
@@ -265,7 +268,10 @@ def steady_steps(runs: Sequence[GpuRun]) -> list[SteadyStep]:
 
 
 def _step_errors(steps: Sequence[SteadyStep], model: CostModel) -> list[tuple[str, float]]:
-    """Return the relative errors of predicted step times, once per kind that a step belongs to."""
+    """Return the relative errors of predicted step times by kind of step.
+
+    A step that belongs to several kinds is counted once for each.
+    """
     found = []
     predicted = model.seconds([step.load for step in steps]) if steps else []
     for (load, seconds, preempting), cost in zip(steps, predicted, strict=True):

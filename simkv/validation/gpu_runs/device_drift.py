@@ -17,8 +17,8 @@ MAX_DRIFT = 0.02
 
 
 class Sentinel(NamedTuple):
-    """Duration of the sentinel step in seconds, its Unix time, and the name of the run that
-    follows.
+    """A measurement of the fixed step: its duration in seconds, its Unix time, and the name of the
+    run that follows it.
     """
 
     unix_s: float
@@ -27,7 +27,7 @@ class Sentinel(NamedTuple):
 
 
 def note_sentinel(folder: Path, before: str, seconds: float) -> None:
-    """Append a sentinel measurement to ``folder/sentinels.csv``."""
+    """Append a measurement of the fixed step to ``folder/sentinels.csv``."""
     path = folder / "sentinels.csv"
     new = not path.exists()
     with path.open("a", newline="", encoding="utf-8") as file:
@@ -38,7 +38,7 @@ def note_sentinel(folder: Path, before: str, seconds: float) -> None:
 
 
 def read_sentinels(folder: Path) -> list[Sentinel]:
-    """Return all sentinel measurements in order; an empty list if there is no file.
+    """Return all measurements of the fixed step in order; an empty list if there is no file.
 
     Raises InputError for a damaged file.
     """
@@ -56,7 +56,9 @@ def read_sentinels(folder: Path) -> list[Sentinel]:
 
 
 def drift_lines(sentinels: Sequence[Sentinel]) -> Iterator[str]:
-    """Yield one or two sentences about the drift; none if there are fewer than two measurements."""
+    """Yield one or two sentences about the drift; nothing if there are fewer than two
+    measurements.
+    """
     if len(sentinels) < 2:
         return
     first = sentinels[0].seconds

@@ -70,8 +70,8 @@ def draw_steps(judged: Sequence[JudgedTrial], profiles: Mapping[str, CostProfile
 
 
 def draw_figures(judged: Sequence[JudgedTrial]) -> Figure:
-    """Plot the relative error of each metric in each trial, with the difference between repeated
-    runs.
+    """Plot the relative error of each metric in each trial, together with the difference between
+    repeated runs.
     """
     figure = Figure(figsize=(WIDTH, 1.6 + 1.4 * len(judged)))
     grid = figure.subplots(len(judged), 1, squeeze=False, sharex=True)[:, 0]

@@ -86,11 +86,11 @@ def _plain(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class ModelScore:
-    """Step errors of a cost model over all trials, and the number of trials in which the profile is
-    better.
+    """Step errors of a cost model over all trials.
 
     ``median`` and ``p95`` are the median and P95 of the relative step errors of a trial, averaged
-    over the trials. The profile wins a trial if its median error is smaller.
+    over the trials. ``wins`` is the number of trials in which the median error of the profile is
+    smaller than that of this model.
     """
 
     median: float
@@ -100,7 +100,7 @@ class ModelScore:
 
 
 def compare_models(judged: Sequence[JudgedTrial], profile: str) -> dict[str, ModelScore]:
-    """Return the score of each cost model over the trials of a profile."""
+    """Return the score of each cost model over all trials that ``profile`` predicts."""
     errors = [one.found.steps for one in judged if one.trial.profile == profile]
     models = [m for m in (errors[0] if errors else {}) if all(m in found for found in errors)]
     return {
@@ -230,7 +230,7 @@ def _summary(judged: Sequence[JudgedTrial], profile: str) -> Iterator[str]:
 
 
 def _composed_lines(judged: Sequence[JudgedTrial]) -> Iterator[str]:
-    """Yield the table of the ratios of measured to composed step times."""
+    """Yield the table of the measured step times divided by the composed step times."""
     yield ""
     rows = [
         [one.trial.name, kind, *(f"{ratio:.2f}" for ratio in ratios)]
@@ -274,7 +274,7 @@ def _between(ends: ConfidenceInterval | None) -> str:
 
 
 def _stall_lines(judged: Sequence[JudgedTrial]) -> Iterator[str]:
-    """Yield the lines about steps excluded from L1."""
+    """Yield the lines about stalled steps, which the comparison of step times excludes."""
     found = [
         (one.trial.name, number, stall)
         for one in judged

@@ -34,11 +34,12 @@ SHORTEST_PROMPT = 24
 
 @dataclass(frozen=True)
 class PlanScale:
-    """Limits on sizes that apply to all cases.
+    """Limits on the sizes of all validation cases.
 
-    ``rows`` is the largest number of decodes of a step, ``kv_tokens`` the size of the KV pool,
-    ``context`` the longest request and ``budget`` the largest step, in tokens. Closed loops have at
-    most ``mean_context`` tokens per row. Lengths of recorded workloads are divided by ``divisor``.
+    ``rows`` is the largest number of decodes in a step, ``kv_tokens`` is the size of the KV pool,
+    ``context`` is the length of the longest request, and ``budget`` is the size of the largest
+    step. The last three are in tokens. In a closed loop, a request has at most ``mean_context``
+    tokens on average. Lengths of recorded workloads are divided by ``divisor``.
     """
 
     rows: int = 256
@@ -79,11 +80,13 @@ def scale_of(profile: CostProfile, kv_tokens: int | None = None) -> PlanScale:
 
 @dataclass(frozen=True)
 class Trial:
-    """A scenario to be served; ``beside`` names the trial for comparison.
+    """A scenario to be served on the GPU.
 
-    ``profile`` is the name of the profile that predicts it: ``profile-overlapped`` for a pipelined
-    scheduler, else ``profile``. ``predicted`` has the predicted metrics, with the names of
-    ``summary.json``, and the predicted peaks of decodes per step and of KV tokens.
+    ``beside`` is the name of another trial to which this trial is compared. ``profile`` is the name
+    of the profile that predicts the trial: ``profile-overlapped`` if the scheduler plans a step
+    while the GPU runs the previous one, or ``profile`` if it does not. ``predicted`` contains the
+    predicted metrics, named as in ``summary.json``, and the predicted maxima of decodes per step
+    and of KV tokens.
     """
 
     name: str
@@ -101,7 +104,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class LoadSizer:
-    """Choose rates and numbers of requests by simulation with the costs of a data sheet."""
+    """Choose arrival rates and numbers of requests by simulation with the costs of a data sheet."""
 
     profile: CostProfile
     seconds: float
@@ -111,7 +114,8 @@ class LoadSizer:
         """Return a scenario with ``rows`` clients; each sends its next request when its previous
         one has ended.
 
-        ``shape`` has the lengths; they are reduced if one request per client would take too long.
+        ``shape`` contains the lengths. They are reduced if one request per client would take too
+        long.
         """
         while True:
 
@@ -127,8 +131,9 @@ class LoadSizer:
             shape = shortened(shape)
 
     def burst(self, name: str, engine: JsonDict) -> Scenario:
-        """Return a scenario in which all requests arrive at once; their number is at least twice
-        the maximum batch size.
+        """Return a scenario in which all requests arrive at once.
+
+        Their number is at least twice the maximum batch size.
         """
         context = min(512, self.scale.mean_context // 4, self.scale.kv_tokens // self.scale.rows)
 
@@ -155,9 +160,10 @@ class LoadSizer:
         )
 
     def pressure(self, name: str, calm: Scenario) -> Scenario:
-        """Return the scenario ``calm`` with the largest KV cache that causes enough preemptions.
+        """Return the scenario ``calm`` with a smaller KV cache, so that enough preemptions occur.
 
-        Raises InputError if no cache size causes enough preemptions within the available time.
+        The result has the largest cache that causes the wanted number of preemptions. Raises
+        InputError if no cache size causes enough preemptions within the available time.
         """
         blocks = int(0.9 * self._figures(calm)["kv_tokens_peak"] // self.scale.block_size)
         least = self.scale.context // self.scale.block_size + 2
@@ -178,9 +184,10 @@ class LoadSizer:
         return enough
 
     def spikes(self, name: str, engine: JsonDict, window: int) -> Scenario:
-        """Return a part of a packaged trace of spikes, with its rate scaled to the capacity.
+        """Return a scenario with a part of a packaged trace of load spikes.
 
-        Different ``window`` numbers select different parts.
+        The rate of the trace is scaled to the capacity of the engine. Different ``window`` numbers
+        select different parts.
         """
         rows = trace_requests(self.scale.divisor, self.scale.context)
         engine = {**engine, "enable_prefix_caching": True}
@@ -205,6 +212,8 @@ class LoadSizer:
     def fitting_count(self, of: Callable[[int], Scenario], count: int) -> int:
         """Return the number of requests, at most ``count``, that can be served in the available
         time.
+
+        ``of`` returns the scenario for a number of requests.
         """
         while count > 6 and self._seconds(of(count)) > 1.3 * self.seconds:
             count = max(3 * count // 4, 6)
@@ -218,7 +227,7 @@ class LoadSizer:
 
 
 class ObservedExecutor(SimulatedExecutor):
-    """Executor that also records the numbers of rows of each step, and the largest value of each
+    """Executor that also records the mean number of decodes, and the largest value of each
     feature.
     """
 
@@ -246,11 +255,12 @@ class ObservedExecutor(SimulatedExecutor):
 
 
 def predict_figures(scenario: Scenario, profile: CostProfile) -> dict[str, Any]:
-    """Return the metrics of ``summary.json`` predicted by ``profile``, and the load of the run.
+    """Return the metrics of ``summary.json`` as predicted by ``profile``, and values that describe
+    the load.
 
-    ``rows_mean`` is the mean number of decodes over time, ``rows_peak`` and ``kv_tokens_peak`` are
-    the largest numbers of decodes and of KV tokens, and ``outside`` lists the features that leave
-    the profile's range.
+    ``rows_mean`` is the mean number of decodes over time. ``rows_peak`` and ``kv_tokens_peak`` are
+    the largest numbers of decodes and of KV tokens. ``outside`` lists the features that exceed the
+    range of the profile.
     """
     executor = ObservedExecutor(profile)
     record = simulate_with_profile(scenario, profile, changed=lambda _: executor).record
@@ -269,8 +279,9 @@ def predict_figures(scenario: Scenario, profile: CostProfile) -> dict[str, Any]:
 
 
 def with_prediction(case: Trial, profile: CostProfile) -> Trial:
-    """Return the trial with the metrics that the profile predicts, and with a horizon derived
-    from them.
+    """Return the trial with the metrics that the profile predicts.
+
+    The scenario's time limit (``horizon``) is derived from the predicted duration.
     """
     predicted = predict_figures(case.scenario, profile)
     horizon = round(HORIZON_FACTOR * predicted["makespan_s"] + 10.0, 3)
@@ -279,10 +290,10 @@ def with_prediction(case: Trial, profile: CostProfile) -> Trial:
 
 
 def lengths(context: int, scale: PlanScale, output: float = 0.5) -> JsonDict:
-    """Return length settings that make a running request hold about ``context`` tokens of KV on
+    """Return length settings with which a running request holds about ``context`` tokens of KV on
     average.
 
-    The prompt is three quarters of ``context``, and the output is the fraction ``output`` of it. A
+    The prompt is three quarters of ``context``, and the output is ``output`` times ``context``. A
     request never exceeds the longest context in ``scale``.
     """
     prompt, low, high = 3 * context // 4, int(output * context / 2), int(1.5 * output * context)
@@ -323,7 +334,9 @@ def with_engine(scenario: Scenario, name: str, **knobs: Any) -> Scenario:
 
 
 def with_seed(scenario: Scenario, seed: int) -> Scenario:
-    """Return the scenario with another random seed; listed requests do not change."""
+    """Return the scenario with another random seed; requests that the scenario lists do not
+    change.
+    """
     arrivals = scenario.workload.arrivals
     if arrivals is None:
         return scenario
@@ -334,7 +347,9 @@ def with_seed(scenario: Scenario, seed: int) -> Scenario:
 
 @lru_cache(maxsize=4)
 def trace_requests(divisor: int, longest: int) -> list[JsonDict]:
-    """Return the requests of the packaged trace of spikes that are shorter than ``longest``."""
+    """Return the requests of the packaged trace of load spikes that are shorter than ``longest``
+    tokens.
+    """
     path = packaged_trace("spikes.csv")
     workload = Workload.model_validate({"trace": path.name}, context={"folder": path.parent})
     rows = [listed_request(r, divisor) for r in build_clients(workload, None).requests]

@@ -35,8 +35,8 @@ class JudgedTrial:
 
     @property
     def score(self) -> IntervalScore | None:
-        """Score of the predicted intervals of the trial's metrics; None if there are no
-        intervals.
+        """Score of the predicted intervals of the trial's metrics; None if no metric has an
+        interval.
         """
         return score_intervals(self.found.figures)
 
@@ -47,11 +47,11 @@ class JudgedTrial:
 
 @dataclass(frozen=True)
 class Ranking:
-    """Ratio of a metric of trial ``case`` to the same metric of trial ``beside``, measured and
-    simulated.
+    """A metric of one trial (``case``) divided by the same metric of another trial (``beside``),
+    measured and simulated.
 
-    ``right`` is True if the measured and the simulated ratio are on the same side of 1. It is None
-    if the measured ratio differs from 1 by at most twice the noise.
+    ``right`` is True if the measured and the simulated ratio are both above 1 or both below 1. It
+    is None if the measured ratio differs from 1 by at most twice the noise.
     """
 
     case: str

@@ -1,8 +1,8 @@
 """Find steps that took far longer than other steps of the same size because the machine was
 disturbed.
 
-These steps are listed and excluded from the errors of step times. The metrics of the run include
-them.
+These steps are listed and excluded from the errors of step times. The metrics of the run still
+include them.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ MIN_STEPS = 5
 
 @dataclass(frozen=True)
 class Stall:
-    """A stall: step ``number`` of a run took ``seconds`` instead of the usual ``usual_s``.
+    """A step that took far longer than usual: step ``number`` of a run took ``seconds`` instead of
+    ``usual_s``.
 
-    ``side`` is where most of the additional time occurred: the device or its host.
+    ``side`` is where most of the additional time was spent: ``device`` or ``host``.
     """
 
     number: int
@@ -32,7 +33,10 @@ class Stall:
 
 
 def find_stalls(rows: Sequence[Mapping[str, str]]) -> list[Stall]:
-    """Return the stalls among the steps of ``passes.csv``, grouped by padded size."""
+    """Return the stalled steps in ``passes.csv``.
+
+    The usual duration is the median over the steps with the same padded size.
+    """
     of_size: dict[str, list[Mapping[str, str]]] = {}
     for row in rows:
         of_size.setdefault(row.get("size", ""), []).append(row)

@@ -1,8 +1,7 @@
-"""L0: a simulation with the recorded step times of a run must make the same decisions. Needs no
-torch.
+"""L0: a simulation with the recorded step times of a run must make the same decisions as the run.
 
-Step durations cannot cause a difference, so its cause is a bug in the loop, in a scheduler, or in
-the recording.
+The step times are the same in both, so they cannot cause a difference. A difference therefore means
+a bug in the loop, in a scheduler, or in the recording. This module does not need torch.
 """
 
 from __future__ import annotations
@@ -36,8 +35,9 @@ from simkv.workload.workload_section import build_clients
 class Agreement:
     """Comparison of the decisions of a run and its replay.
 
-    ``decisions`` is the number of decisions in the run; ``step`` is the first decision that
-    differs, with the versions of run and replay, or None if all are equal.
+    ``decisions`` is the number of decisions in the run. ``step`` is the number of the first
+    decision that differs, or None if all are equal. ``recorded`` and ``replayed`` are the two
+    versions of this decision.
     """
 
     decisions: int
@@ -47,7 +47,7 @@ class Agreement:
 
 
 class Timed(Protocol):
-    """An iteration of the engine's loop: an idle pass, or a step with its kind."""
+    """An iteration of the engine's loop: an idle pass, or a step of some kind."""
 
     @property
     def kind(self) -> str: ...
@@ -58,9 +58,10 @@ class Timed(Protocol):
 def replay_timed(
     scenario: Scenario, steps: Sequence[float], idles: Sequence[float]
 ) -> tuple[RunRecord, Recorder, str]:
-    """Simulate with recorded durations (s) of steps and idle passes.
+    """Simulate a scenario with recorded durations (s) of steps and idle passes.
 
-    Returns the record, the decisions, and the reason if the replay had to stop early.
+    Returns the record of the simulation, its decisions, and a reason if the replay had to stop
+    early.
     """
     recorder = Recorder(build_scheduler(scenario.engine), scenario.engine)
     executor = RecordedExecutor(steps, idles)
@@ -101,7 +102,7 @@ class GpuRun:
 
     ``steps`` are pairs (load, seconds). ``record`` is the record of the replay; it equals the
     record of the run if all decisions are the same according to ``verdict``. ``about`` is the
-    content of ``summary.json``, including setup, machine and peak rates; ``stalls`` are steps that
+    content of ``summary.json``, including setup, machine and peak rates. ``stalls`` are steps that
     took far longer than other steps of their size.
     """
 

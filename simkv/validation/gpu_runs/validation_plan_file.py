@@ -27,7 +27,9 @@ from simkv.validation.gpu_runs.validation_suite import OVERLAPPED, SYNCHRONOUS
 
 @dataclass(frozen=True)
 class Plan:
-    """Trials in the order of serving, the profiles by name, and the campaign's training steps."""
+    """Validation plan: the trials in the order of serving, the profiles by name, and the training
+    steps of the campaign.
+    """
 
     trials: list[Trial]
     profiles: dict[str, CostProfile]
@@ -56,7 +58,9 @@ def read_profiles(path: Path) -> tuple[dict[str, CostProfile], Path]:
 def read_campaign_training(
     profiles: Mapping[str, CostProfile], folder: Path
 ) -> dict[str, list[TrainingStep]]:
-    """Return the training steps of each profile from the campaign in ``folder``, if any."""
+    """Return the training steps of each profile from the campaign in ``folder``; empty if there is
+    none.
+    """
     return {name: read_training(folder, profile) for name, profile in profiles.items()}
 
 

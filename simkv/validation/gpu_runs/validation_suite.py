@@ -1,12 +1,13 @@
-"""Scenarios that compare a profile with a real device. Needs no torch.
+"""Scenarios that compare a profile with a real device. This module does not need torch.
 
     plan = plan_trials(profiles, scale_of(profile), 540.0, sized_by=nominal_profile(profile))
     [(trial.name, trial.predicted["rows_mean"], trial.predicted_s) for trial in plan]
 
-Cases are sized by concurrency, because decode steps with few rows all take about the same time, and
-any cost model would look accurate. Lengths are derived from a data sheet (load_sizing.py,
-nominal_costs.py), before any run and independently of the evaluated profile. The plan and the
-profile's predictions can therefore be recorded first, and a profile cannot select favorable cases.
+Each case has a given concurrency. Decode steps with few sequences all take about the same time, so
+any cost model would look accurate in cases with a low concurrency. Lengths are derived from a data
+sheet (load_sizing.py, nominal_costs.py), before any run and independently of the evaluated profile.
+The plan and the predictions of the profile can therefore be recorded first, and a profile cannot
+select favorable cases.
 """
 
 from __future__ import annotations
@@ -42,7 +43,10 @@ UNIT_STEPS = 1200
 
 @dataclass(frozen=True)
 class Case:
-    """A kind of load; the duration of its run is proportional to ``weight``."""
+    """A kind of load; the duration of its run is proportional to ``weight``.
+
+    ``stresses`` describes what the case tests.
+    """
 
     name: str
     stresses: str
@@ -87,10 +91,10 @@ def plan_trials(
 ) -> list[Trial]:
     """Return all trials in the order of serving, with the predictions of ``profiles``.
 
-    Each case has two trials with different seeds. With an overlapped profile, pipelined schedulers
-    come first and synchronous ones second. All runs together take at most ``budget_s`` seconds, by
-    the costs of ``sized_by`` and by the profiles' own predictions. Raises InputError if
-    ``budget_s`` is too short.
+    Each case has two trials with different seeds. If ``profiles`` has a profile with overlapped
+    host time, trials with a pipelined scheduler precede trials with a synchronous one. All runs
+    together take at most ``budget_s`` seconds, by the costs of ``sized_by`` and by the predictions
+    of the profiles. Raises InputError if ``budget_s`` is too short.
     """
     count = len(list(_trials(profiles)))
     units = sum(weight for _, _, weight in _trials(profiles))
@@ -112,8 +116,8 @@ def plan_trials(
 
 
 def predicted_duration(trials: Sequence[Trial], start_s: float = START_S) -> float:
-    """Return the predicted duration of serving all trials in seconds, including start-up and
-    pauses.
+    """Return the predicted duration in seconds of serving all trials, including the start-up and
+    the pauses between trials.
     """
     runs = order_trial_runs(trials, 2)
     return start_s + sum(run.trial.predicted_s + PAUSE_S for run in runs)
@@ -146,7 +150,7 @@ def _sized(
     seed: int,
     sized_by: CostProfile,
 ) -> list[Trial]:
-    """Return all trials, with cases that take ``unit`` seconds per weight."""
+    """Return all trials; each case takes its weight times ``unit`` seconds."""
     pipelined = OVERLAPPED in profiles
     vllm = _vllm(scale, pipelined=pipelined)
     weights = {case.name: case.weight for case in CASES}
@@ -201,9 +205,9 @@ def _typical_step(profile: CostProfile, scale: PlanScale) -> float:
 
 
 def _vllm(scale: PlanScale, *, pipelined: bool) -> JsonDict:
-    """Return the engine of most cases.
+    """Return the engine settings of most cases.
 
-    The engine overlaps steps if the engine of the first profile does.
+    ``pipelined`` turns on asynchronous scheduling.
     """
     return {
         "name": "vllm",

@@ -48,8 +48,8 @@ def _same(one: RecordedRun, other: RecordedRun) -> bool:
 
 
 def cross_prediction_rows(found: Sequence[CrossPrediction]) -> Iterator[list[str]]:
-    """Yield a row per prediction: errors of the means, and the number of metrics within their
-    interval.
+    """Yield a table row per prediction: the errors of the mean latencies, and the number of metrics
+    within their interval.
     """
     for one in found:
         means = [one.score.figure(m, "mean") for m in ("ttft_ms", "tpot_ms", "e2e_ms")]

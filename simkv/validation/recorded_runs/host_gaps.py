@@ -1,13 +1,14 @@
 """Host time per step, estimated from a recorded run as step time minus kernel time.
 
-A recorded run is replayed at its own pace (``replay_paced``). Between two token events, the steps
-are known; the record has their total time, and the profile the time of their kernels. Least squares
-attributes the difference to the kinds of steps:
+A recorded run is replayed at its own pace (``replay_paced``). The replay shows which steps ran
+between two recorded outputs of tokens. Their total time is recorded, and the profile gives the time
+of their kernels. Least squares divides the difference among the kinds of steps:
 
-recorded - kernels = sum over kinds of steps x host time of a step of the kind
+recorded - kernels = sum over kinds of (number of steps of the kind) x (host time of the kind)
 
-An interval is excluded if its error exceeds ``MAX_INTERVAL_ERROR`` times its shortest step. In such
-an interval, the decisions differ from the record, so that a step is missing or redundant.
+An interval between two outputs is excluded if its error exceeds ``MAX_INTERVAL_ERROR`` times its
+shortest step. In such an interval, the replay made other decisions than the recorded engine, so a
+step is missing or redundant.
 """
 
 from __future__ import annotations
@@ -46,10 +47,11 @@ DECODE_LIMITS = (8, 32, 128)
 
 @dataclass(frozen=True)
 class StepKindTimes:
-    """Mean times of the steps of one kind, in seconds.
+    """Mean times in seconds of the steps of one kind.
 
-    ``kernels`` is the mean kernel time, ``host`` the mean host time, and ``uncertainty`` the
-    standard error of ``host``. ``steps`` is the number of steps in the included intervals.
+    ``kernels`` is the mean kernel time, ``host`` is the mean host time, and ``uncertainty`` is the
+    standard error of ``host``. ``steps`` is the number of steps of this kind in all intervals that
+    were not excluded.
     """
 
     kind: str
@@ -68,8 +70,8 @@ class StepKindTimes:
 class HostTimes:
     """Host times of a recorded run by kind of step.
 
-    ``intervals`` is the number of intervals between recorded token outputs. In ``counted`` of them,
-    the replayed steps agree with the record.
+    ``intervals`` is the number of intervals between recorded token outputs. In ``counted`` of these
+    intervals, the replayed steps agree with the record.
     """
 
     case: str
@@ -113,8 +115,8 @@ def host_times(case: RecordedRun, profile: CostProfile) -> HostTimes:
 def intervals(steps: Sequence[PacedStep]) -> Iterator[TokenInterval]:
     """Yield the intervals between consecutive token outputs with known times.
 
-    Intervals in which the engine was idle, or with more than ``MAX_INTERVAL_STEPS`` steps, are left
-    out.
+    The result does not contain intervals in which the engine was idle, and intervals with more than
+    ``MAX_INTERVAL_STEPS`` steps.
     """
     since: float | None = None
     passed: list[PacedStep] = []
@@ -130,8 +132,8 @@ def intervals(steps: Sequence[PacedStep]) -> Iterator[TokenInterval]:
 
 
 def fit_host_times(every: Sequence[TokenInterval], largest: int) -> tuple[list[StepKindTimes], int]:
-    """Return the host times of each kind of step, and the number of intervals that agree with the
-    record.
+    """Return the host times of each kind of step, and the number of intervals in which the replay
+    agrees with the record.
 
     ``largest`` is the size of the largest CUDA graph in tokens.
     """
@@ -179,8 +181,10 @@ def _fitted(counts: Floats, over: Floats) -> tuple[Floats, Floats]:
 
 
 def kind_of(load: StepLoad, largest: int) -> str:
-    """Return the kind of a step: decodes by their number, prefills by whether they use a CUDA
-    graph.
+    """Return the kind of a step as text.
+
+    Decode steps are grouped by their number of decodes. Steps with prefills are grouped by whether
+    they fit into the largest CUDA graph, which has ``largest`` tokens.
     """
     if load.prefill_seqs:
         what = "mixed" if load.decode_seqs else "prefill"
@@ -221,7 +225,7 @@ HOST_TIME_COLUMNS = ("case", "kind of step", "steps", "kernels (ms)", "above the
 
 
 def step_cells(found: Sequence[HostTimes]) -> Iterator[list[str]]:
-    """Yield formatted table rows."""
+    """Yield formatted table rows with the host times of each run and kind of step."""
     for one in found:
         for kind in one.kinds:
             yield [

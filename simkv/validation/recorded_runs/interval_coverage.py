@@ -1,5 +1,5 @@
-"""Coverage of intervals: the fraction of measured metrics that lie inside them, and the widths of
-the intervals.
+"""Coverage of intervals: the fraction of measured metrics that lie inside the predicted intervals,
+and the widths of the intervals.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ STATED_COVERAGE = 90
 class Coverage:
     """Number of measured metrics, and how many of them lie in the predicted interval.
 
-    Of ``figures`` metrics with an interval, ``held`` lie in it. ``half`` is the median half-width
-    of the intervals relative to the prediction, or None. ``refused`` is the number of metrics
-    without an interval.
+    Of ``figures`` metrics with an interval, ``held`` lie in it. ``half`` is half the width of an
+    interval relative to the prediction (median over the metrics), or None. ``refused`` is the
+    number of metrics without an interval.
     """
 
     figures: int
@@ -41,8 +41,8 @@ def is_in_range(s: Score) -> bool:
 
 
 def coverage(scores: Sequence[Score]) -> Coverage:
-    """Return the interval coverage over all metrics of the given runs that exceed
-    ``MIN_FIGURE``.
+    """Return the interval coverage over the metrics of the given runs; values up to ``MIN_FIGURE``
+    are ignored.
     """
     figures = [f for s in scores for f in s.figures if f.real > MIN_FIGURE]
     given = [f for f in figures if f.interval]
@@ -60,8 +60,8 @@ def _half(f: FigureComparison) -> float:
 
 
 def coverage_rows(scores: Sequence[Score]) -> Iterator[list[str]]:
-    """Yield the rows of a table: all runs within the profile's range, all runs outside it, and each
-    run.
+    """Yield table rows for all runs within the profile's range, for all runs outside it, and for
+    each run.
     """
     parts = {
         "in range": [s for s in scores if is_in_range(s)],

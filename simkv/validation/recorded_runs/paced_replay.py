@@ -1,9 +1,9 @@
 """Replay a recorded run step by step at the pace of the record.
 
-The engine's rules decide the batches. A request becomes visible at the schedule call in which,
-according to the record, it was first scheduled. A step that emits a request's first or last token
-ends at the recorded time of that token. The record therefore gives the total time of the batches
-between two such events, and the cost profile gives the time of their kernels.
+The scheduler's rules decide the batches. A request becomes visible to the scheduler at the time at
+which it was first scheduled according to the record. A step that emits the first or last token of a
+request ends at the recorded time of that token. The record therefore gives the total time of the
+batches between two such tokens, and the cost profile gives the time of their kernels.
 """
 
 from __future__ import annotations
@@ -40,8 +40,10 @@ EARLY_ARRIVAL_S = 0.1
 
 @dataclass(frozen=True)
 class RequestEvents:
-    """Recorded times in seconds by request id: arrival at the engine core, first scheduling, first
-    and last token.
+    """Recorded times in seconds, by request id.
+
+    The times are the arrival at the engine core, the first scheduling, the first token and the last
+    token.
     """
 
     came: dict[int, float]
@@ -52,10 +54,11 @@ class RequestEvents:
 
 @dataclass(frozen=True)
 class PacedStep:
-    """A step with its ``load``; its kernels take ``kernels`` s according to the profile.
+    """A step with its ``load``; its kernels take ``kernels`` seconds according to the profile.
 
-    ``came`` is the recorded time of the step's tokens (s), or None. ``sure`` is false if the record
-    has different times for these tokens. ``after_idle`` is true if no step ran directly before it.
+    ``came`` is the recorded time in seconds at which the step's tokens were emitted, or None.
+    ``sure`` is false if the record has different times for these tokens. ``after_idle`` is true if
+    no step ran directly before this step.
     """
 
     load: StepLoad
@@ -93,10 +96,10 @@ def read_events(case: RecordedRun, requests: list[Request]) -> RequestEvents:
 
 
 def replay_paced(case: RecordedRun, profile: CostProfile, config: VllmConfig) -> list[PacedStep]:
-    """Return all steps of a recorded run, replayed at its pace.
+    """Return all steps of a recorded run, replayed at the pace of the record.
 
-    Raises InputError for a run of several ranks (the record lacks the rank of each request), and
-    for a run without times on the engine's clock.
+    Raises InputError for a run of several data-parallel ranks, because the rank of each request is
+    not recorded. Also raises InputError for a run whose times are not on the engine's clock.
     """
     ranks = case.facts.engine.data_parallel
     if ranks > 1:
@@ -114,7 +117,9 @@ def replay_paced(case: RecordedRun, profile: CostProfile, config: VllmConfig) ->
 
 
 class PacedEngine(Engine):
-    """An engine whose steps take the recorded time, if it is known."""
+    """An engine whose steps take the time in the record, or the kernel time if no time is
+    recorded.
+    """
 
     def __init__(
         self, env: simpy.Environment, scheduler: object, profile: CostProfile, events: RequestEvents
@@ -136,8 +141,8 @@ class PacedEngine(Engine):
     def schedule(self) -> Batch | None:
         """Make a decision without the requests that are scheduled later in the record.
 
-        While the engine is busy, a request counts as later only if it is later by more than half of
-        the kernel time of the last step.
+        While the engine is busy, the times may differ slightly: a request is excluded only if it is
+        later by more than half of the kernel time of the last step.
         """
         until = self.env.now + (self._lasted / 2 if self._busy() else 1e-9)
         coming = [self._events.scheduled[m.id] for m in self.inbox if isinstance(m, Request)]
@@ -150,11 +155,11 @@ class PacedEngine(Engine):
     def launch(
         self, batch: Batch, load: StepLoad, start: float, seconds: float | None = None
     ) -> float:
-        """Run a batch until the recorded time of its tokens; without such a time, until the
-        recorded decision near its predicted end.
+        """Run a batch until the recorded time of its tokens.
 
-        If no such decision is recorded either, the batch takes the kernel time that the profile
-        predicts.
+        If no time is recorded for its tokens, the batch ends at the recorded scheduling time of a
+        request that is nearest to its predicted end. If there is no such time near the predicted
+        end, the batch takes the kernel time that the profile predicts.
         """
         if not batch:
             return super().launch(batch, load, start, seconds)
@@ -169,8 +174,9 @@ class PacedEngine(Engine):
         return self._free
 
     def _near(self, end: float, within: float) -> float:
-        """Return the time of the recorded decision nearest to ``end``; if none is within ``within``
-        seconds, return ``end``.
+        """Return the recorded scheduling time that is nearest to ``end``.
+
+        If none is within ``within`` seconds, return ``end``.
         """
         place = bisect_left(self._decided, end - within)
         near = self._decided[place : place + 8]

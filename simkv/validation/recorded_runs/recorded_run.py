@@ -65,7 +65,7 @@ class _Facts(BaseModel):
 
 
 class ModelDimensions(_Facts):
-    """Dimensions of the model, which determine its costs."""
+    """Dimensions of the model, such as its number of layers, which determine its costs."""
 
     layers: int = Field(gt=0)
     q_heads: int = Field(gt=0)
@@ -84,7 +84,7 @@ class LinkFacts(_Facts):
 
 
 class EngineFacts(_Facts):
-    """Recorded part of the engine's configuration."""
+    """Settings of the engine that were recorded."""
 
     engine: str
     version: str
@@ -106,7 +106,7 @@ class EngineFacts(_Facts):
 
     @property
     def host_link(self) -> HostLink | None:
-        """Link between the GPUs, or None if it was not recorded. Raises InputError for an unknown
+        """Link between the GPUs, or None if no link was recorded. Raises InputError for an unknown
         name.
         """
         if self.link is None or isinstance(self.link, str):
@@ -126,12 +126,14 @@ class EngineFacts(_Facts):
 
     @property
     def expert_ranks(self) -> int:
-        """Number of GPUs over which the experts of a mixture-of-experts model are distributed."""
+        """Number of GPUs that the experts of a mixture of experts are distributed over."""
         return self.tensor_parallel * self.data_parallel if self.expert_parallel else 1
 
 
 class Origin(_Facts):
-    """The simulator of the project that published the record, with its errors (percent)."""
+    """The simulator of the project that published the record, with the errors of that simulator
+    (percent).
+    """
 
     simulator: str = "origin"
     published: dict[str, Any] = {}
@@ -141,10 +143,10 @@ class Origin(_Facts):
 class RunFacts(_Facts):
     """Contents of ``case.json``.
 
-    ``max_concurrency`` is the limit of closed-loop clients, which send a request when another
-    finishes; recorded arrivals then determine only the order. None means open-loop arrivals. If no
-    data on requests are public, ``measured`` has statistics, and ``arrivals`` describes the
-    requests that were sent.
+    ``max_concurrency`` is the maximum number of requests in flight if the clients send a request
+    when another finishes; the recorded arrivals then determine only the order. None means that
+    requests are sent at their recorded arrivals. If no data on single requests are public,
+    ``measured`` contains statistics, and ``arrivals`` describes the requests that were sent.
     """
 
     name: str
@@ -165,11 +167,11 @@ class RunFacts(_Facts):
 class RecordedRun:
     """A recorded run.
 
-    ``requests`` (from the file ``table``) has one row per request, in order, with its measured
-    times (ms). If ``from_queue``, TTFT and E2E count from the receipt by the engine core instead of
-    the arrival. ``scored`` marks the rows to compare; calibration rows are excluded. ``told`` has
-    the published statistics (ms) by metric name if the times of requests are not known, else it is
-    empty.
+    ``requests`` has one row per request, in order, with its measured times (ms). It was read from
+    the file ``table``. If ``from_queue``, TTFT and E2E start when the engine core receives a
+    request; if not, they start at its arrival. ``scored`` marks the rows to compare; rows that were
+    used for calibration are excluded. ``told`` contains the published statistics (ms) by metric
+    name. It is empty if the times of single requests are known.
     """
 
     folder: Path
@@ -182,12 +184,12 @@ class RecordedRun:
 
     @property
     def name(self) -> str:
-        """Name of the run in its record."""
+        """Name of the run in ``case.json``."""
         return self.facts.name
 
     @property
     def has_isolated_requests(self) -> bool:
-        """Whether some requests ran in isolation, for calibration."""
+        """Whether some requests ran in isolation, so that costs can be fitted to them."""
         return not bool(self.scored.all())
 
     @property
@@ -208,7 +210,7 @@ class RecordedRun:
 
 
 def read_recorded_run(folder: Path) -> RecordedRun:
-    """Read a recorded run. Raises InputError, which names file and field, if it is invalid."""
+    """Read a recorded run. Raises InputError that names file and field if the run is invalid."""
     path = folder / "case.json"
     try:
         facts = RunFacts.model_validate(json.loads(path.read_text(encoding="utf-8-sig")))
@@ -273,8 +275,9 @@ def _filled(name: str) -> RowPredicate:
 
 
 def find_recorded_runs(folder: Path) -> list[Path]:
-    """Return the folders of recorded runs in ``folder`` by name; if ``folder`` itself is a recorded
-    run, return only it.
+    """Return the folders of recorded runs in ``folder``, sorted by name.
+
+    If ``folder`` itself is a recorded run, return only this folder.
     """
     if (folder / "case.json").is_file():
         return [folder]

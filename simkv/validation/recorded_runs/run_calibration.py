@@ -1,4 +1,4 @@
-"""Select the costs of a recorded run, by the same rule for all runs.
+"""Select the costs of a recorded run, by the same rule for all runs. The first of these is used:
 
 1. A profile given by the user.
 2. A bundle of LLMServingSim's kernel tables for the model and GPU of the run. The bundle is named
@@ -35,9 +35,10 @@ from simkv.validation.recorded_runs.recorded_run import RecordedRun
 def calibrate_run(
     case: RecordedRun, given: Path | None = None, tables: Path | None = None
 ) -> CostProfile:
-    """Return the cost profile of a recorded run: ``given``, or the profile selected by the rule.
+    """Return the cost profile of a recorded run: ``given``, or the profile selected by the rule of
+    this module.
 
-    Bundles are also searched in ``tables``. Raises InputError if there is no source of costs.
+    Bundles are also searched for in ``tables``. Raises InputError if there is no source of costs.
     """
     if given is not None:
         return load_profile(given.name, given.parent)
@@ -116,8 +117,9 @@ def _belongs(folder: Path, case: RecordedRun) -> bool:
 
 
 def is_same_model(one: str, other: str) -> bool:
-    """Return whether two names mean the same weights or, if simkv knows the models, the same
-    shape.
+    """Return whether two names mean the same model.
+
+    They do if they mean the same weights or, for models that simkv knows, the same shape.
     """
     first, second = known_model(one), known_model(other)
     if first is not None and second is not None:
@@ -126,8 +128,9 @@ def is_same_model(one: str, other: str) -> bool:
 
 
 def _same_gpu(one: str, other: str) -> bool:
-    """Return whether two names mean the same GPU, by simkv's catalog or by the numbers in the
-    names.
+    """Return whether two names mean the same GPU.
+
+    The names are compared by simkv's catalog or, for unknown GPUs, by the numbers in them.
     """
     first, second = known_gpu(one), known_gpu(other)
     if first is not None and second is not None:

@@ -26,9 +26,10 @@ _ORIGIN = {"mean": "Mean", "p50": "Median", "p90": "P90", "p95": "P95", "p99": "
 
 @dataclass(frozen=True)
 class RequestErrors:
-    """Errors over single requests: mean and median of the absolute errors, in percent and in ms.
+    """Errors of one metric over single requests.
 
-    Errors in percent are None for times that may be zero (queueing).
+    The errors are the mean and the median of the absolute errors, in percent and in ms. Errors in
+    percent are None for times that may be zero (queueing).
     """
 
     metric: str
@@ -41,12 +42,13 @@ class RequestErrors:
 
 @dataclass(frozen=True)
 class Score:
-    """Comparison of a recorded run with its simulation, for all scored requests and by stage.
+    """Comparison of a recorded run with its simulation, for all scored requests and by stage of the
+    run.
 
     The compared values are statistics of latencies (ms), the makespan (s), and the number of
-    preemptions. ``published`` are the errors (percent) that the project of the record published for
-    its own simulator, by metric. ``fitted_to_itself`` means that the costs come from isolated
-    requests of the same run.
+    preemptions. ``published`` contains the errors (percent) by metric that the authors of the
+    record published for their own simulator. ``fitted_to_itself`` means that the costs come from
+    isolated requests of the same run.
     """
 
     case: RecordedRun
@@ -59,7 +61,9 @@ class Score:
     fitted_to_itself: bool = False
 
     def has(self, metric: str) -> bool:
-        """Return whether a metric was compared: at least one request has a recorded value."""
+        """Return whether a metric was compared, which requires a recorded value of at least one
+        request.
+        """
         return any(f.metric == metric for f in self.figures)
 
     def figure(self, metric: str, statistic: str) -> FigureComparison:
@@ -67,7 +71,10 @@ class Score:
         return next(f for f in self.figures if f.name == f"{metric}.{statistic}")
 
     def errors(self, metric: str, *statistics: str) -> list[str]:
-        """Return the signed errors in percent; empty for metrics that were not compared."""
+        """Return the signed errors of some statistics of a metric in percent.
+
+        The text is empty for statistics that were not compared.
+        """
         known = {f.name: f.error_pct for f in self.figures}
         names = [f"{metric}.{statistic}" for statistic in statistics]
         return [f"{known[name]:+.2f}" if name in known else "" for name in names]
@@ -76,10 +83,10 @@ class Score:
 def simulate_and_score(
     case: RecordedRun, profile: CostProfile, config: VllmConfig, notes: list[str]
 ) -> Score:
-    """Simulate a run and compare it; each metric has an interval from the profile's error.
+    """Simulate a recorded run and compare the result with the record.
 
-    There are no intervals if the profile's error is unknown for more than ``MAX_UNKNOWN_SHARE`` of
-    the run.
+    Each metric gets an interval, which results from simulations with the profile's error. There are
+    no intervals if the profile's error is unknown for more than ``MAX_UNKNOWN_SHARE`` of the run.
     """
     replayed = simulate_run(case, profile, config, notes)
     own = case.has_isolated_requests and profile.name.startswith(case.name)
@@ -106,7 +113,7 @@ def _ends(values: Sequence[float | None]) -> tuple[float, float] | None:
 
 
 def score(case: RecordedRun, replayed: SimulatedRun, profile: str) -> Score:
-    """Compare a simulation with the record, over the scored requests."""
+    """Compare a simulation with the record, using only the requests that are scored."""
     kept = case.scored.to_numpy()
     figures = _figures_told(case, replayed) if case.told else _figures(case, replayed, kept)
     if case.makespan_s is not None:
@@ -134,7 +141,11 @@ def _figure(name: str, measured: float, predicted: float) -> FigureComparison:
 def _figures(
     case: RecordedRun, replayed: SimulatedRun, kept: npt.NDArray[np.bool_]
 ) -> list[FigureComparison]:
-    """Return all statistics of all metrics that were recorded for some of the ``kept`` requests."""
+    """Return all statistics of all metrics that were recorded for at least one of the selected
+    requests.
+
+    ``kept`` marks the selected requests.
+    """
     found = []
     for metric in METRICS:
         both = _both(case, replayed, metric, kept)
@@ -145,7 +156,7 @@ def _figures(
 
 
 def _figures_told(case: RecordedRun, replayed: SimulatedRun) -> list[FigureComparison]:
-    """Return the published statistics with the statistics of all simulated requests."""
+    """Return the published statistics, compared with the statistics of all simulated requests."""
     found = []
     for metric in METRICS:
         times = replayed.requests[metric].dropna().to_numpy(dtype=np.float64)
@@ -189,8 +200,8 @@ def _per_request(
 
 
 def _published(origin: Origin) -> dict[str, float]:
-    """Return the errors that the project of the record published for its own simulator, by simkv's
-    metric names.
+    """Return the errors that the authors of the record published for their own simulator, by
+    simkv's metric names.
     """
     named = {
         f"{metric}.{statistic}": _number(origin.published.get(f"{theirs} {_ORIGIN[statistic]}"))

@@ -1,7 +1,7 @@
 """Simulate a recorded run from its arrivals, lengths and engine configuration.
 
-Settings that were not recorded have the defaults of the version, and the result lists these
-settings.
+Settings that were not recorded have the defaults of the engine's release, and the result lists
+these settings.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ BALANCER_S = 0.1
 
 @dataclass(frozen=True)
 class SimulatedRun:
-    """A simulated run: times (ms) per request in the record's order, and totals.
+    """A simulated run: times (ms) per request in the order of the record, and totals of the run.
 
-    ``outside`` is the fraction of busy time outside the profile's range; ``unknown`` is the
-    fraction of busy time for which the profile's error is unknown.
+    ``outside`` is the fraction of busy time in steps outside the profile's range; ``unknown`` is
+    the fraction of busy time for which the profile's error is unknown.
     """
 
     requests: pd.DataFrame
@@ -75,9 +75,10 @@ def simulate_run(
     notes: list[str],
     changed: Callable[[Executor], Executor] | None = None,
 ) -> SimulatedRun:
-    """Simulate ``case`` on an engine with this ``config``; ``notes`` are added to the result.
+    """Simulate ``case`` on an engine with this ``config``.
 
-    ``changed`` may wrap the executor. Raises InputError if the engine would reject a request.
+    ``notes`` are added to the notes of the result. ``changed`` may wrap the executor. Raises
+    InputError if the engine would reject a request.
     """
     executors: list[SimulatedExecutor] = []
     sent = [replace(r, arrival=r.arrival + profile.front_s) for r in requests_of(case)]
@@ -127,10 +128,10 @@ def _server(case: RecordedRun, make: ReplicaFactory) -> SimulatedServer:
 
 
 def engine_of(case: RecordedRun, **changed: Any) -> tuple[VllmConfig, list[str]]:
-    """Return the engine config of a recorded run with the fields ``changed``, and notes about
-    assumptions.
+    """Return the engine config of a recorded run, and notes about assumptions.
 
-    Raises InputError for an engine other than vLLM, and for an invalid configuration.
+    ``changed`` contains fields that replace recorded values. Raises InputError for an engine other
+    than vLLM, and for an invalid configuration.
     """
     setup = case.facts.engine
     if setup.engine.casefold() != "vllm":
@@ -198,10 +199,9 @@ def _not_recorded(case: RecordedRun) -> list[str]:
 
 
 def _variant(version: str) -> tuple[Any, list[str]]:
-    """Return the newest supported version that is not newer than ``version``; if there is none, the
-    oldest.
+    """Return the newest supported version that is not newer than ``version``.
 
-    Raises ValueError for an invalid version.
+    If there is none, return the oldest supported version. Raises ValueError for an invalid version.
     """
     if find_version(version) is None:
         raise ValueError(f"should be a release such as 0.19.0; found {version!r}")
@@ -215,8 +215,10 @@ def _variant(version: str) -> tuple[Any, list[str]]:
 
 
 def _blocks(case: RecordedRun) -> tuple[int, list[str]]:
-    """Return the recorded number of blocks; if it is missing, vLLM's estimate from model and GPU,
-    if they are known.
+    """Return the number of KV blocks of a recorded run, and notes.
+
+    If the number was not recorded, vLLM's number is estimated from model and GPU. If these are
+    unknown, the number is large enough for all requests at once.
     """
     setup = case.facts.engine
     if setup.num_gpu_blocks is not None:

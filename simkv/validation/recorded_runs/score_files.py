@@ -1,6 +1,6 @@
 """Write scores as CSV files: metrics, requests, and error records.
 
-``error_records.csv`` has the columns of a published comparison of simulators (``SHOWDOWN``).
+``error_records.csv`` has the columns of a published comparison of simulators (see ``SHOWDOWN``).
 """
 
 from __future__ import annotations
@@ -169,9 +169,7 @@ def showdown_rows(scores: Sequence[Score]) -> pd.DataFrame:
 
 
 def sensitivity_rows(sensitivity: dict[str, list[SensitivityScore]]) -> pd.DataFrame:
-    """Return one row per run, change and metric, with the error (%) after the change of one
-    setting.
-    """
+    """Return one row per run, change and metric, with the error (%) when one setting is changed."""
     rows = [
         {"case": name, "change": found.change, **_figure(f, None)}
         for name, all_of in sensitivity.items()

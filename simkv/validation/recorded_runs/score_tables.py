@@ -34,8 +34,10 @@ TITLES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "E2E", "queue_ms": "qu
 
 
 def render_run(found: Score, changed: Sequence[SensitivityScore]) -> Iterator[RenderableType]:
-    """Yield the tables of one run: measured and predicted values, and the errors of simkv and of
-    the project's own simulator.
+    """Yield the tables of one run: measured and predicted values, and errors.
+
+    The errors are those of simkv and those that the authors of the record published for their own
+    simulator.
     """
     yield ""
     yield Text.assemble((found.case.name, "bold"), f": {found.case.facts.model}")
@@ -90,7 +92,8 @@ def _pair(s: Score, metric: str) -> str:
 def render_all_runs(
     scores: Sequence[Score], crossed: Sequence[CrossPrediction] = ()
 ) -> Iterator[RenderableType]:
-    """Yield one table of all errors, the interval coverage, and the cross predictions.
+    """Yield three tables about all runs: the errors, the interval coverage, and the cross
+    predictions.
 
     Below the errors of simkv, the first table has the errors of the simulators of the projects that
     published the runs.
@@ -112,7 +115,7 @@ def render_all_runs(
 
 def case_rows(s: Score) -> list[list[str]]:
     """Return one row per metric with the errors of simkv, and one row with the errors of the
-    project's own simulator.
+    simulator of the record's authors.
     """
     rows = []
     origin = s.case.facts.origin_simulator.simulator

@@ -1,4 +1,4 @@
-"""Vary settings that were not recorded or cannot be known, and compare the results."""
+"""Change settings that were not recorded or cannot be known, and compare the results."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class SensitivityScore:
 
 
 def score_sensitivity(case: RecordedRun, profile: CostProfile) -> list[SensitivityScore]:
-    """Simulate the run again with one setting changed at a time, and return the score of each
-    simulation.
+    """Simulate a recorded run again, each time with one changed setting, and return the score of
+    each simulation.
     """
     found = []
     for change, fields, costs in _changes(case, profile):

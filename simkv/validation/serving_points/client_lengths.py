@@ -1,8 +1,8 @@
-"""Sample the prompt and output lengths of the benchmark's client, token for token.
+"""Sample the same prompt and output lengths as the benchmark's client.
 
 ``benchmark_serving.py`` of InferenceMAX (github.com/kimbochen/bench_serving, since 2026-01-21 in
-SemiAnalysisAI/InferenceX) seeds numpy's global generator with 0. It samples the lengths of all
-prompts first and the lengths of all outputs second, uniformly from ``int(0.8 L)`` to ``L``.
+SemiAnalysisAI/InferenceX) seeds numpy's global generator with 0. It samples first the lengths of
+all prompts and then the lengths of all outputs, uniformly from ``int(0.8 L)`` to ``L``.
 """
 
 from __future__ import annotations

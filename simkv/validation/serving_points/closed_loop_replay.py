@@ -32,13 +32,14 @@ from simkv.workload.clients import Clients, Dependency
 
 @dataclass(frozen=True)
 class ClosedLoop:
-    """Workload of a closed-loop benchmark: ``prompts`` requests, at most ``concurrency`` of them at
-    a time.
+    """Workload of a closed-loop benchmark: ``prompts`` requests, of which at most ``concurrency``
+    are in flight.
 
-    Lengths are sampled between the two fractions ``shares`` of ``isl`` and ``osl`` (tokens). One in
-    ``fresh`` prompts is new; all others are in the prefix cache. Before these requests, ``warm_up``
-    equal requests are served that are not counted. The engine first checks its queue after
-    ``cold_s`` seconds.
+    Prompt lengths are sampled between two fractions (``shares``) of ``isl`` tokens, and output
+    lengths between the same fractions of ``osl`` tokens. One in ``fresh`` prompts is new; all
+    others are in the prefix cache. Before these requests, ``warm_up`` equal requests are served,
+    which are not counted in the results. The engine first checks its queue after ``cold_s``
+    seconds.
     """
 
     isl: int
@@ -51,8 +52,8 @@ class ClosedLoop:
     cold_s: float = 0.0
 
     def warm_up_requests(self) -> list[Request]:
-        """Return the warm-up requests, which precede the counted requests and all have the same
-        prompt.
+        """Return the warm-up requests, which all have the same prompt and precede the counted
+        requests.
         """
         prompt = int(self.isl * self.shares[1])
         return [_request(number, prompt, self.osl, "cached") for number in range(self.warm_up)]
@@ -88,7 +89,8 @@ class PointReplay:
 
     ``moved`` has the derivatives of mean TTFT and mean TPOT with respect to each constant in
     ``FITTED_CONSTANTS``, in ms per unit of the constant. ``sources`` are the sources of error of
-    the step costs; ``unmeasured`` states that times of other kernels were used.
+    the step costs. ``unmeasured`` is true if the times of some kernels were replaced by those of
+    other kernels.
     """
 
     latency: Latency | None
@@ -102,11 +104,11 @@ class PointReplay:
 def replay_point(
     engine: Any, profile: CostProfile, load: ClosedLoop, ranks: int = 1, *, leaping: bool = True
 ) -> PointReplay:
-    """Simulate the workload ``load`` with the engine configuration and the step costs of
+    """Simulate the workload ``load`` with the given engine configuration and the step costs of
     ``profile``.
 
-    ``ranks`` is the number of data-parallel ranks that step in lockstep. Each rank serves the
-    requests that are routed to it.
+    ``ranks`` is the number of data-parallel ranks that run their steps in lockstep. Each rank
+    serves the requests that are routed to it.
     """
     env = simpy.Environment()
 

@@ -22,8 +22,8 @@ Floats = npt.NDArray[np.float64]
 
 
 def slopes(logs: Sequence[StepLog], lives: Sequence[RequestRecord], profile: CostProfile) -> Floats:
-    """Return the derivatives of mean TTFT (row 0) and mean TPOT (row 1) with respect to the fitted
-    constants.
+    """Return the derivatives of mean TTFT (row 0) and mean TPOT (row 1) with respect to each fitted
+    constant (columns).
 
     The unit is milliseconds per unit of the constant. If there are several ``logs``, their engines
     run in lockstep.
@@ -46,8 +46,9 @@ def slopes(logs: Sequence[StepLog], lives: Sequence[RequestRecord], profile: Cos
 
 
 def _joined(logs: Sequence[StepLog]) -> dict[str, Floats]:
-    """Return the columns of all steps; for engines in lockstep, a value is the maximum over the
-    engines.
+    """Return the columns of all steps.
+
+    For engines in lockstep, a value is the maximum over the engines.
     """
     names = ("start", "end", "prefill_seqs", "decode_seqs")
     columns = {n: np.concatenate([np.array(getattr(log, n), float) for log in logs]) for n in names}

@@ -51,16 +51,17 @@ NVIDIA_EXTRA_TOKENS = 1500
 
 @dataclass(frozen=True)
 class Recipe:
-    """Configuration of the server of a point.
+    """Configuration of the server of a measured point.
 
-    Number formats are named as in ``Hardware``. For vLLM: ``max_num_batched_tokens`` and
-    ``max_num_seqs`` (None: the release's default on the GPU). For SGLang: ``chunked_prefill_size``,
-    ``max_prefill_tokens`` and ``recv_interval``; ``mixed`` is true if running requests decode in
-    steps with prefills, and ``radix`` if prefixes are cached. ``memory_share`` is the engine's
-    fraction of GPU memory (None: as SGLang derives it). ``ep`` is the actual value if the row has
-    another value. The number of prompts is ``rounds`` times the concurrency of the client; their
-    lengths are between the two fractions ``shares`` of the stated lengths. One in ``fresh`` prompts
-    is not in the prefix cache. ``kernels`` are the kernels that switches select. ``assumed`` lists
+    Number formats are named as in ``Hardware``. Only vLLM uses ``max_num_batched_tokens`` and
+    ``max_num_seqs``; None means the default of the release on the GPU. Only SGLang uses
+    ``chunked_prefill_size``, ``max_prefill_tokens`` and ``recv_interval``. ``mixed`` is true if
+    running requests decode in steps with prefills, and ``radix`` is true if prefixes are cached.
+    ``memory_share`` is the fraction of GPU memory that the engine uses (None: as SGLang derives
+    it). ``ep`` is the actual value if the row of the data states another value. The number of
+    prompts is ``rounds`` times the concurrency of the client. Lengths are between the two fractions
+    ``shares`` of the stated lengths. One in ``fresh`` prompts is not in the prefix cache.
+    ``kernels`` are the kernels that were selected with options of the server. ``assumed`` contains
     sentences about undocumented facts.
     """
 
@@ -141,10 +142,10 @@ def count_warm_up_requests(row: MeasuredRow) -> int:
 
 
 def cold_start_s(row: MeasuredRow, recipe: Recipe) -> float:
-    """Return the pause of the engine after the first requests arrive, in seconds.
+    """Return the duration in seconds for which the engine pauses after the first requests arrive.
 
-    Measurements show this pause on Blackwell GPUs with SGLang if the warm-up had only one request;
-    for other rows the result is 0.
+    In the measurements, SGLang pauses on Blackwell GPUs if the warm-up had only one request. For
+    other rows, the result is 0.
     """
     chunk = recipe.chunked_prefill_size
     if row.backend != "sglang" or not row.warmup.startswith("1 ") or not is_blackwell(row):

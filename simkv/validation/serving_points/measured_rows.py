@@ -2,8 +2,9 @@
 
 Required columns: id, backend, backend_version, model, system, precision, isl, osl, concurrency, tp,
 dp, ep. Optional columns: measurement, engine_found, precision_note, parallel_note, measured_on,
-image, source, protocol, warmup, suspect; ttft_ms and tpot_ms (both or neither). For each tool to
-compare with, such as ``aic``, the file may have columns ``aic_ttft_ms`` and ``aic_tpot_ms``.
+image, source, protocol, warmup, suspect. The columns ttft_ms and tpot_ms are optional too, but only
+together. For each tool to compare with, such as ``aic``, the file may have columns ``aic_ttft_ms``
+and ``aic_tpot_ms``.
 """
 
 from __future__ import annotations
@@ -41,10 +42,11 @@ class Latency(NamedTuple):
 
 @dataclass(frozen=True)
 class MeasuredRow:
-    """A measured configuration with its results. ``line`` is the line number in the file.
+    """A measured configuration with its results.
 
-    Lengths are in tokens. ``version`` is the engine's version as digits and dots, or empty. Rows
-    with the same ``measurement`` are repeated entries of one measurement.
+    ``line`` is the line number in the file. Lengths are in tokens. ``version`` is the engine's
+    version as digits and dots, or empty. Rows with the same ``measurement`` are repeated entries of
+    one measurement.
     """
 
     line: int
@@ -74,13 +76,14 @@ class MeasuredRow:
 
     @property
     def group(self) -> tuple[str, str, str]:
-        """Backend, model and GPU."""
+        """Name of the engine, model and GPU."""
         return self.backend, self.model, self.system
 
     @property
     def configuration(self) -> tuple[str | int, ...]:
-        """Requested configuration without the engine version; rows with equal configurations are
-        held out together.
+        """Requested configuration without the engine version.
+
+        If a fit excludes a row, it also excludes all rows with an equal configuration.
         """
         return (
             *(self.backend, self.model, self.system, self.precision),

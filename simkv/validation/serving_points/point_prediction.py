@@ -32,9 +32,11 @@ CLIENT_MS = 8.0
 
 @dataclass(frozen=True)
 class Prediction:
-    """Prediction of a row: ``latency`` and its interval from ``low`` to ``high`` in ms, or None.
+    """Prediction of a row.
 
-    ``why`` is the reason if there is no prediction, otherwise it contains notes.
+    ``latency`` and its interval from ``low`` to ``high`` are in ms; they are None if they are
+    unknown. If there is no prediction, ``why`` contains the reason; if there is one, it contains
+    notes.
     """
 
     row: MeasuredRow
@@ -46,8 +48,9 @@ class Prediction:
 
 @dataclass(frozen=True)
 class PointJob:
-    """A measured configuration to simulate; if ``constants`` is None, simkv's own cost constants
-    are used.
+    """A measured configuration to simulate.
+
+    If ``constants`` is None, simkv's own cost constants are used.
     """
 
     point: ServingPoint
@@ -79,8 +82,8 @@ def predict(
 ) -> list[Prediction]:
     """Return a prediction for each row, in the order of ``rows``.
 
-    ``constants`` returns cost constants for a kind of configuration, or None for simkv's own.
-    ``jobs`` is the number of processes; ``advance`` is called after each simulation.
+    ``constants`` returns the cost constants for a configuration, or None to use simkv's own
+    constants. ``jobs`` is the number of processes; ``advance`` is called after each simulation.
     """
     points = points_of(rows)
     wanted = [None if isinstance(p, str) else PointJob(p, constants(p.kind)) for p in points]

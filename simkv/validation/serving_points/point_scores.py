@@ -1,5 +1,4 @@
-"""Score predictions against measurements by group, together with the predictions of other tools for
-the same rows.
+"""Score predictions against measurements by group, and score other tools on the same measurements.
 
 Every measurement counts once, even if it is listed several times. Values are fractions, not
 percent.
@@ -30,14 +29,15 @@ OUTSIDE = 0.1
 
 @dataclass(frozen=True)
 class LatencyErrors:
-    """Errors of one metric in a group.
+    """Errors of one metric in a group of predictions.
 
-    ``mape`` is the mean absolute error over rows with a prediction; in ``strict``, a row without a
-    prediction counts as an error of 1. ``bias`` is the median of the signed error. ``coverage`` is
-    the fraction of intervals that contain the measurement, ``width`` the median half-width relative
-    to the prediction, and ``interval_score`` the mean interval score relative to the measurement
-    (see ``interval_scores``); these are None without intervals. ``anchors`` has ``mape`` and
-    ``strict`` of each other tool on the same rows.
+    ``mape`` is the mean absolute error of all rows that have a prediction. ``strict`` is the mean
+    over all rows, where a row without a prediction counts as an error of 1. ``bias`` is the median
+    of the signed error. ``coverage`` is the fraction of intervals that contain the measurement.
+    ``width`` is half the width of an interval relative to the prediction (median).
+    ``interval_score`` is the mean score of the intervals (see ``interval_scores``). These three
+    values are None without intervals. ``anchors`` has ``mape`` and ``strict`` of each other tool on
+    the same rows.
     """
 
     mape: float
@@ -51,9 +51,10 @@ class LatencyErrors:
 
 @dataclass(frozen=True)
 class GroupScore:
-    """Scores of a group of ``rows`` rows with ``measurements`` distinct measurements.
+    """Scores of a group of ``rows`` rows, which contain ``measurements`` distinct measurements.
 
-    ``answered`` is the fraction of measurements with a prediction. ``errors`` are by metric.
+    ``answered`` is the fraction of measurements with a prediction. ``errors`` contains the errors
+    by metric.
     """
 
     name: str
@@ -64,14 +65,17 @@ class GroupScore:
 
 
 def is_trusted(prediction: Prediction) -> bool:
-    """Return whether the configuration labels of a row are trusted, which means that they are not
-    marked as suspect.
+    """Return whether the configuration that a row states can be trusted: whether it is not marked
+    as suspect.
     """
     return not prediction.row.suspect
 
 
 def score_groups(predictions: Sequence[Prediction]) -> dict[str, list[GroupScore]]:
-    """Return the scores by kind of grouping; rows with suspect labels have separate groups."""
+    """Return the scores of groups of predictions, for each way to form groups.
+
+    Rows whose stated configuration is suspect have separate groups.
+    """
     measured = [p for p in predictions if p.row.measured]
     trusted = [p for p in measured if is_trusted(p)]
     groupings: dict[str, Callable[[Prediction], str]] = {
@@ -90,7 +94,10 @@ def score_groups(predictions: Sequence[Prediction]) -> dict[str, list[GroupScore
 
 
 def class_of(row: MeasuredRow) -> str:
-    """Return the name of the class of a row; accuracy targets are set per class."""
+    """Return the class of a row: the engine and the kind of model.
+
+    Accuracy targets are set for each class.
+    """
     if row.backend == "sglang":
         return "SGLang"
     try:
@@ -109,7 +116,9 @@ def _grouped(
 
 
 def score_group(name: str, predictions: Sequence[Prediction]) -> GroupScore:
-    """Return the scores of a group of predictions; every prediction must be of a measured row."""
+    """Return the scores of a group of predictions. Every row must have a measurement to compare
+    with.
+    """
     weights = weigh([p.row for p in predictions])
     answered = np.array([p.latency is not None for p in predictions])
     return GroupScore(
@@ -122,8 +131,9 @@ def score_group(name: str, predictions: Sequence[Prediction]) -> GroupScore:
 
 
 def weigh(rows: Sequence[MeasuredRow]) -> np.ndarray:
-    """Return the weight of each row; a measurement that is listed several times has a total weight
-    of 1.
+    """Return the weight of each row.
+
+    The rows of a measurement that is listed several times have a total weight of 1.
     """
     times: dict[str, int] = {}
     for row in rows:
@@ -159,10 +169,11 @@ def _errors(predictions: Sequence[Prediction], weights: np.ndarray, index: int) 
 
 
 def interval_scores(low: np.ndarray, high: np.ndarray, real: np.ndarray) -> np.ndarray:
-    """Return the interval score of each interval relative to its measurement; smaller is better.
+    """Return the score of each interval, divided by the measured value; smaller scores are better.
 
-    The score is the width of the interval plus, if the measurement lies outside, ``2 / OUTSIDE``
-    times its distance from the interval (Gneiting and Raftery 2007, section 6.2).
+    The score is the width of the interval. If the measurement lies outside the interval, ``2 /
+    OUTSIDE`` times its distance from the interval is added (Gneiting and Raftery 2007, section
+    6.2).
     """
     missed = np.maximum(low - real, 0.0) + np.maximum(real - high, 0.0)
     return np.asarray((high - low + 2.0 / OUTSIDE * missed) / real)
@@ -178,8 +189,9 @@ def _value(row: MeasuredRow, latency: Latency | None, index: int) -> float:
 
 
 def _mape(signed: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
-    """Return the mean absolute error over rows with a prediction, and the mean in which a row
-    without a prediction counts as 1.
+    """Return two mean absolute errors: over rows with a prediction, and over all rows.
+
+    In the second mean, a row without a prediction counts as an error of 1.
     """
     there = ~np.isnan(signed)
     if not there.any():
@@ -202,8 +214,8 @@ def weighted_quantile(values: np.ndarray, weights: np.ndarray, share: float) -> 
 
 @dataclass(frozen=True)
 class Noise:
-    """Median relative difference between two measurements of the same configuration, over ``pairs``
-    pairs.
+    """Relative difference between two measurements of the same configuration (median over ``pairs``
+    pairs).
     """
 
     name: str
@@ -213,7 +225,7 @@ class Noise:
 
 
 def noise(rows: Iterable[MeasuredRow]) -> list[Noise]:
-    """Return the measurement noise by engine, for pairs within one release and for pairs from
+    """Return the measurement noise by engine, separately for pairs of the same release and of
     different releases.
     """
     once = {row.measurement: row for row in rows if row.measured and not row.suspect}

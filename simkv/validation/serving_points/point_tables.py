@@ -24,7 +24,7 @@ HEAD = (
 
 
 def score_rows(scores: Sequence[GroupScore]) -> Iterator[list[str]]:
-    """Yield a row per metric of each group; all values except counts are in percent."""
+    """Yield a table row for each metric of each group; all values except counts are in percent."""
     for s in scores:
         for name in METRIC_NAMES:
             first = name == METRIC_NAMES[0]
@@ -61,7 +61,7 @@ def score_table(title: str, scores: Sequence[GroupScore]) -> Group:
 
 
 def titled(title: str, table: AdaptiveTable) -> Group:
-    """Return a table with its title."""
+    """Return a table with the given title."""
     return Group(Text(title, "italic"), table)
 
 

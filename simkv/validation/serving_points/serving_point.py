@@ -40,8 +40,8 @@ SPARE_LENGTH = 200
 class ServingPoint:
     """Simulation setup of a published measurement, which is a row of a table.
 
-    ``releases`` is the number of releases between the simulated release and the row's version.
-    ``notes`` are assumptions and deviations from the row.
+    ``releases`` is the number of releases between the simulated release and the release in the row.
+    ``notes`` list assumptions and differences from the row.
     """
 
     hardware: Hardware
@@ -53,7 +53,7 @@ class ServingPoint:
 
     @property
     def kind(self) -> Configuration:
-        """Kind of configuration, for which cost constants and error intervals are selected."""
+        """Kind of configuration, which determines the cost constants and the error intervals."""
         return classify_configuration(self.hardware, self.setting)
 
     @property
@@ -161,15 +161,17 @@ def _setting(row: MeasuredRow, recipe: Recipe) -> ExecutionSettings:
 
 
 def _async(row: MeasuredRow) -> bool:
-    """Return whether the engine overlaps steps: SGLang does since 0.4, vLLM by default since
-    0.14.
+    """Return whether the engine overlaps steps.
+
+    SGLang does since 0.4, and vLLM does by default since 0.14.
     """
     return row.backend == "sglang" or is_since(row.version or "0", "0.14")
 
 
 def graph_sizes(largest: int) -> tuple[int, ...]:
-    """Return the batch sizes with a CUDA graph: 1, 2, 4, then multiples of 8 up to 256, then
-    multiples of 16.
+    """Return the batch sizes that have a CUDA graph.
+
+    These are 1, 2, 4, then multiples of 8 up to 256, then multiples of 16.
     """
     sizes = (1, 2, 4, *range(8, 257, 8), *range(272, 1 << 14, 16))
     return tuple(size for size in sizes if size <= largest)
