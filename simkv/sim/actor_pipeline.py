@@ -37,8 +37,8 @@ from simkv.sim.step_log import QueueState
 
 
 class ReceivedTokens(NamedTuple):
-    """Number of tokens that a client has received, and the times of the first and the last one
-    (s).
+    """Number of tokens that a client has received, and the times (s) of the first and the last
+    token.
     """
 
     tokens: int
@@ -49,9 +49,9 @@ class ReceivedTokens(NamedTuple):
 class AsyncPipeline(Replica):
     """A replica whose engine, worker and token processor run concurrently.
 
-    Every run ends. If the replica halts before all requests have ended, ``record.engine_halt``
-    gives the reason: the three actors wait for each other (deadlock), the actors work but no client
-    receives another token (livelock), or the worker died.
+    If the replica halts before all requests have ended, ``record.engine_halt`` gives the reason:
+    the three actors wait for each other (deadlock), the actors work but no client receives another
+    token (livelock), or the worker died.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class AsyncPipeline(Replica):
             self.notify()
 
     def _take(self) -> Generator[simpy.Event, Any, list[Any]]:
-        """Wait for a parcel, pass it to the worker and return its tasks."""
+        """Wait for a parcel of tasks, pass it to the worker and return its tasks."""
         parcel = yield self.tasks.get()
         self._taken.succeed()
         self._decided = self._planned_at
@@ -157,7 +157,7 @@ class AsyncPipeline(Replica):
         """Sleep until an external event, then until the next poll.
 
         Polls are ``interval`` (s) apart. Polls before the event are not simulated, because they
-        would repeat the last decision without effect.
+        would only repeat the last decision.
         """
         if self._at_rest():
             why = "; ".join(self._hung_slots())
@@ -194,8 +194,9 @@ class AsyncPipeline(Replica):
         return self.manager.put(planned)
 
     def step(self) -> Message | None:
-        """Run the next step of the worker and return its message; None if the worker has no
-        work.
+        """Run the next step of the worker and return its message.
+
+        Returns None if the worker has no work.
         """
         lives = self.record.requests
         return self.worker.step(lambda i, k: k >= lives[i].request.output_tokens)
@@ -238,7 +239,7 @@ class AsyncPipeline(Replica):
         del self._new[:count]
 
     def _begin(self, work: list[Any], tasks: list[Any]) -> float:
-        """Record a step of the worker that begins now; return its duration (s)."""
+        """Record that the worker begins a step now; return the duration of the step (s)."""
         if not work:  # the message is only an acknowledgement
             self.record.idle_passes += 1
             return self.executor.idle()
@@ -286,13 +287,15 @@ class AsyncPipeline(Replica):
         return idle and self._sent == self._received_messages
 
     def _state(self) -> Hashable:
-        """Return all state that determines the further run while only the engine can act."""
+        """Return all state that determines the rest of the run while only the engine can act."""
         to_border = round(max(self._border - self.env.now, 0.0), 9)
         return self.manager.fingerprint(), self.worker.fingerprint(), to_border
 
     def state_repeats(self) -> bool:
-        """Return whether the state repeats without a new token for a client; if so, record a
-        livelock.
+        """Return whether the state repeats and no client received a token since its first
+        occurrence.
+
+        If so, record a livelock.
         """
         if not self._at_rest() or not self._watch.repeats(working=False, now=self.env.now):
             return False
@@ -300,7 +303,7 @@ class AsyncPipeline(Replica):
         return True
 
     def _check_progress(self) -> None:
-        """Halt with a livelock after too many steps without a token for any client.
+        """Halt with a livelock if no client received a token in too many steps.
 
         The limit is 1000 steps plus one step per token of the unfinished requests.
         """
@@ -321,7 +324,7 @@ class AsyncPipeline(Replica):
             )
 
     def _hung_slots(self) -> Iterator[str]:
-        """Yield, for each slot in which engine and worker wait for each other, the reason."""
+        """Yield a reason for each slot in which engine and worker wait for each other."""
         for i, seq in enumerate(self.manager.slots):
             slot = self.worker.slots.get(i)
             if seq is None:
@@ -348,8 +351,10 @@ def _disagreement(seq: Any, slot: Any) -> str:
 
 
 def pipeline_notes(record: RunRecord) -> list[str]:
-    """Return notes about clients that received a wrong number of tokens, and about a halt that
-    affected no request.
+    """Return notes about two kinds of events.
+
+    The first kind are clients that received a wrong number of tokens. The second kind is a halt
+    that affected no request.
     """
     found = [
         f"request {i} received {life.tokens} tokens, but the model emits {n}: tokens in transit "

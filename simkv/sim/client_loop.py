@@ -1,5 +1,5 @@
 # mypyc: compile
-"""Client side of a run: send requests until no event is left."""
+"""Client side of a run: send requests until no simulation event is left."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class SimulatedServer(Protocol):
     on_request_end: Callable[[RequestRecord], None] | None
 
     def submit(self, request: Request) -> None:
-        """Receive a request now."""
+        """Receive a request from a client now."""
 
     def disconnect(self, request_id: int, outcome: Outcome = Outcome.STARVED) -> None:
         """Record that the client of a submitted request has left; it ends with ``outcome``."""
@@ -41,8 +41,9 @@ def run_clients(
 ) -> RunRecord:
     """Send requests to the server, simulate until the end and return the record of the run.
 
-    ``sent`` are requests with fixed arrival times, or clients that wait for answers. The run ends
-    when no event is left, or at ``horizon`` (s). Every request in the record has an outcome.
+    ``sent`` are requests with fixed arrival times, or clients that wait for answers before they
+    send their next request. The run ends when no event is left, or at ``horizon`` (s). Every
+    request in the record has an outcome.
     """
     env = engine.env
     clients = sent if isinstance(sent, Clients) else Clients(list(sent))
@@ -58,7 +59,7 @@ def run_clients(
 
 
 def _arrive(engine: SimulatedServer, requests: Iterable[Request]) -> SimProcess:
-    """SimPy process: submit requests at their arrival times, independent of answers."""
+    """SimPy process: submit requests at their arrival times, without waiting for answers."""
     env = engine.env
     for request in sorted(requests, key=lambda request: request.arrival):
         if request.arrival > env.now:

@@ -18,9 +18,9 @@ class ExactTimeout(simpy.Event):
 
     Processes that wait for this event see the effects of all other events up to ``time``, whatever
     the order in which the events were queued. SimPy accepts only delays, and ``now + (time - now)``
-    may differ from ``time``, so this class pushes the event directly to SimPy's queue. Of two such
-    events at the same time, the event with the lower ``rank`` and all its consequences come first.
-    An event with the rank ``BEFORE`` precedes all other events of its time.
+    may differ from ``time``, so this class pushes the event directly to SimPy's queue. If two such
+    events have the same time, the event with the lower ``rank`` and all its consequences come
+    first. An event with the rank ``BEFORE`` precedes all other events of its time.
     """
 
     #: Rank of an event that precedes all other events of its time.
@@ -36,14 +36,16 @@ class ExactTimeout(simpy.Event):
         heappush(env._queue, (when, EventPriority(2 + rank), next(env._eid), self))
 
     def move(self, time: float) -> ExactTimeout:
-        """Move the processes that wait for this event to a new event at ``time``."""
+        """Move all processes that wait for this event to a new event at ``time``; return the new
+        event.
+        """
         other = ExactTimeout(self.env, time, self.rank)
         other.callbacks, self.callbacks = self.callbacks, []
         return other
 
 
 def _note(moment: simpy.Event) -> None:
-    """Record ``moment`` as the latest ``ExactTimeout`` of the present time."""
+    """Record ``moment`` as the latest ``ExactTimeout`` at the present time."""
     assert isinstance(moment, ExactTimeout)
     moment.env.__dict__["moment"] = (moment.env.now, moment.rank)
 

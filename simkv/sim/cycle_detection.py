@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable
 
 
 class CycleDetector:
-    """Detect that the state of an engine repeats without external events in between.
+    """Detect that the state of an engine repeats although no external event has occurred.
 
     The detector stores one earlier state and replaces it after 1, 2, 4, … calls (R. P. Brent, BIT
     20, 1980). It finds cycles of any length although it stores only one state, and it rarely
@@ -56,8 +56,8 @@ class CycleDetector:
         return False
 
     def silent_calls(self, alike: int) -> int:
-        """Return the number of the next calls of ``repeats`` that would neither return True nor
-        store a state.
+        """Return how often ``repeats`` can be called next without returning True or storing a
+        state.
 
         The caller guarantees that the last ``alike`` states and all following states differ from
         each other.
@@ -67,5 +67,7 @@ class CycleDetector:
         return (1 << self._count.bit_length()) - self._count - 1
 
     def skip(self, looks: int) -> None:
-        """Count ``looks`` calls of ``repeats`` that the caller omits."""
+        """Count ``looks`` calls of ``repeats`` that the caller leaves out because they would have
+        no effect.
+        """
         self._count += looks

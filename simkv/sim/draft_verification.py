@@ -1,6 +1,7 @@
 # mypyc: compile
-"""Verification of draft tokens by the model; the scheduler learns the result only when the batch
-completes.
+"""Verification of draft tokens by the model.
+
+The scheduler learns the result only when the batch completes.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from simkv.sim.run_record import RequestRecord
 def verify_drafts(
     drafted: DraftedTokens, emits: list[int], lives: dict[int, RequestRecord], left: dict[int, int]
 ) -> dict[int, int]:
-    """Return the number of accepted drafts of each request in ``emits``.
+    """Return the number of accepted draft tokens of each request in ``emits``.
 
     The numbers are also stored in ``drafted.accepted``. ``left`` is the number of tokens that each
-    request has still to emit.
+    request still has to emit.
     """
     accepted, drafts_of, padding = drafted.accepted, drafted.tokens, drafted.padding
     for i in emits:
@@ -31,5 +32,7 @@ def verify_drafts(
 
 
 def repeat_per_token(delivered: list[int], drafted: DraftedTokens) -> list[int]:
-    """Return the ids in ``delivered``, each repeated once per token that its client receives."""
+    """Return the ids in ``delivered``; each id occurs once for each token that its client
+    receives.
+    """
     return [i for i in delivered for _ in range(1 + drafted.accepted.get(i, 0))]

@@ -62,7 +62,7 @@ class Engine(Replica):
     external event ends the leap at the end of the step in which it occurs, so the results are the
     same as without leaping.
 
-    ``run`` calls ``schedule``, ``launch`` and ``finish_iteration``; a leap calls
+    ``run`` calls ``schedule``, ``launch`` and ``finish_iteration``. For a leap, it calls
     ``leapable_steps``, ``start_leap`` and ``finish_leap``. These methods are public for code that
     runs several engines in lockstep. ``in_flight`` contains the batches on the GPU, oldest first.
     """
@@ -138,7 +138,9 @@ class Engine(Replica):
                 self._end_idle_stretch(len(rest.moments) - 1)
 
     def finish_iteration(self, batch: Batch) -> NextAction:
-        """Complete the oldest batch in flight after deciding ``batch``; return the next action."""
+        """Complete the oldest batch in flight, after a newer batch was decided; return the next
+        action.
+        """
         oldest = self.in_flight.popleft()
         delivered = self._complete(oldest)
         if self._external_event or delivered:
@@ -222,8 +224,8 @@ class Engine(Replica):
     ) -> float:
         """Start a batch on the GPU and return its end (s).
 
-        It starts at ``start`` (s), or later if it waits for KV copies. The duration comes from the
-        executor, unless ``seconds`` is given.
+        The batch starts at ``start`` (s), or later if it waits for KV copies. The duration comes
+        from the executor, unless ``seconds`` is given.
         """
         if batch.moves and self.copy_engine:
             start = self.copy_engine.before(batch.moves, start if batch else self.env.now)
@@ -257,7 +259,9 @@ class Engine(Replica):
         self.in_flight.append(InFlight(batch, row, end, frozenset(last_of), group))
 
     def _note_departures(self, batch: Batch) -> None:
-        """Record the requests that left the decode group since the previous batch."""
+        """Record the requests that left the group of continuously decoding requests since the
+        previous batch.
+        """
         for i in batch.left:
             since = self.record.decoding_since(i)
             if since is None:
@@ -316,7 +320,7 @@ class Engine(Replica):
             self.record.requests[i].ensure_interruptions().dropped_rows.append(row)
 
     def _next_finish(self) -> int:
-        """Return the next step-log row in which a member of the decode group finishes.
+        """Return the next row of the step log in which a request of the decode group finishes.
 
         If there is none, return ``NO_ROW``.
         """
@@ -328,8 +332,9 @@ class Engine(Replica):
         return NO_ROW
 
     def leapable_steps(self, batch: Batch) -> int:
-        """Return the number of steps that would repeat the step just launched; 0 unless it only
-        decodes.
+        """Return how many further steps will be equal to the step that was just launched.
+
+        The result is 0 unless the step only decodes.
         """
         oldest, newest = self.in_flight[0], self.in_flight[-1]
         if not self.leaping or batch.kind != "decode" or not is_same_decision(oldest, newest):
@@ -342,8 +347,9 @@ class Engine(Replica):
         return 0 if most < 1 else self.scheduler.leap(int(most) + 1) - 1
 
     def _plan_leap(self, batch: Batch, load: StepLoad) -> Leap | None:
-        """Start a leap over repetitions of the last step and return it; None if no leap is
-        possible.
+        """Start a leap over repetitions of the last step and return it.
+
+        Returns None if no leap is possible.
         """
         steps = self.leapable_steps(batch)
         foreseen = self.executor.forecast_steps(load, steps) if steps else ()
@@ -354,9 +360,9 @@ class Engine(Replica):
     ) -> Leap:
         """Start a leap over steps with the durations ``foreseen`` (s).
 
-        ``own`` are the durations on this engine alone; they are shorter if the engine waits for a
-        slower engine in every step. The caller waits for the leap's ``wake`` and then calls
-        ``finish_leap``.
+        In lockstep, the engine may wait for a slower engine in every step. ``foreseen`` then
+        includes this time, and ``own`` contains the durations without it. The caller waits for the
+        leap's ``wake`` and then calls ``finish_leap``.
         """
         oldest, newest = self.in_flight[0], self.in_flight[-1]
         ends = step_ends(newest.end, foreseen)
@@ -399,7 +405,9 @@ class Engine(Replica):
             self.in_flight.append(InFlight(batch, row, end, frozenset(lasts.get(row, ()))))
 
     def _plan_idle_stretch(self) -> IdleStretch:
-        """Start a stretch of idle passes: all passes known to repeat the last one, and one more."""
+        """Start a stretch of idle passes: all passes that are known to repeat the last pass, and
+        one more.
+        """
         passes = 1
         most = self._watch.silent_calls(self._idle_passes) if self.leaping else 0
         if most and not any(flight.batch for flight in self.in_flight):
@@ -425,7 +433,7 @@ class Engine(Replica):
         return self.scheduler.free_blocks
 
     def catch_up(self) -> None:
-        """Advance a leap in progress to the present time; its remaining steps continue."""
+        """Advance a leap in progress to the present time; its remaining steps stay planned."""
         leap = self._leap
         if leap is None or not (done := self._completed_iterations(leap)):
             return
@@ -464,7 +472,8 @@ class Engine(Replica):
     def notify(self, *, news: bool = True) -> None:
         """Report an event; the engine makes its next decision when its present step has ended.
 
-        After a livelock of KV copies was detected, the engine reacts only to events with ``news``.
+        After a livelock of KV copies was detected, the engine reacts only to external events
+        (``news``).
         """
         if self._copy_livelock and not news:
             return
@@ -486,8 +495,8 @@ class Engine(Replica):
     def _completed_iterations(self, leap: Leap | IdleStretch) -> int:
         """Return the number of the leap's iterations that are complete by now.
 
-        An iteration that ends exactly now counts only if the current event belongs to an engine of
-        higher rank, which acts later.
+        If an iteration ends exactly now, it counts only if the current event belongs to an engine
+        of higher rank, because such engines act later.
         """
         moments, now = leap.moments, self.env.now
         if current_rank(self.env) > self.rank:
@@ -495,8 +504,8 @@ class Engine(Replica):
         return bisect_left(moments, now)
 
     def _record_halt(self, since: float) -> None:
-        """Record a deadlock or livelock: without external events, the state at ``since`` (s)
-        recurs.
+        """Record a deadlock or livelock: the state at ``since`` (s) occurs again although no
+        external event has occurred.
         """
         if self.record.engine_halt is None:
             stuck = [*self.scheduler.running_ids(), *self.scheduler.waiting_ids()]

@@ -14,13 +14,14 @@ if TYPE_CHECKING:
 
 
 class ApiServer:
-    """Processes that receive the requests of one engine and send its tokens to the clients.
+    """The processes of an API server that receive the requests of one engine and send its tokens to
+    the clients.
 
-    The event loop of a process handles requests and tokens in the order in which they occur. A
-    request therefore reaches the engine after its own work and all earlier work. A token reaches
-    its client after all work that existed when the token was computed. Several processes share the
-    work equally. ``delivered`` contains the time (s) at which the tokens of each row of the step
-    log reach their clients.
+    A process handles requests and tokens one after another, in the order in which they occur. A
+    request reaches the engine when the work for it and all earlier work is done. A token reaches
+    its client when all work that existed when the token was computed is done. Several processes
+    share the work equally. ``delivered`` contains the time (s) at which the tokens of each row of
+    the step log reach their clients.
     """
 
     def __init__(self, engine: Engine, costs: FrontEndCosts) -> None:
@@ -50,8 +51,9 @@ class ApiServer:
             self._engine.enter(life.request)
 
     def finish(self, life: RequestRecord) -> bool:
-        """Deliver the last token of a request; return True if the delivery completes at a later
-        time.
+        """Deliver the last token of a request.
+
+        Returns True if the delivery completes at a later time.
         """
         engine = self._engine
         self._process_rows(engine.env.now, inclusive=True)
@@ -69,8 +71,10 @@ class ApiServer:
             self._engine.resolve(life, Outcome.FINISHED)
 
     def forget(self, i: int) -> bool:
-        """Forget a request whose client has left; return True if the engine does not know the
-        request.
+        """Forget a request whose client has left.
+
+        Returns True if the engine need not be informed, because the request has not reached it or
+        has already left it.
         """
         ours = i in self._entering or i in self._delivering
         self._entering.discard(i)

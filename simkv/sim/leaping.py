@@ -1,5 +1,8 @@
 # mypyc: compile
-"""Work in flight of an engine: batches on the GPU, and leaps over several steps."""
+"""Work in flight of an engine: batches on the GPU, and leaps.
+
+A leap simulates several equal steps as one event.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,10 @@ from simkv.sim.clock import ExactTimeout
 class InFlight:
     """A batch on the GPU.
 
-    ``row`` is its row in the step log and ``end`` its end (s). ``finishing_ids`` are the requests
-    listed in the batch that receive their last token in it. ``group`` are the members of the decode
-    group; it is empty unless ``Engine.on_tokens`` is set.
+    ``row`` is the row of the batch in the step log, and ``end`` is the time when it ends (s).
+    ``finishing_ids`` are the requests listed in the batch that receive their last token in it.
+    ``group`` contains the requests of the decode group (requests that decode in every step); it is
+    empty unless ``Engine.on_tokens`` is set.
     """
 
     def __init__(
@@ -41,12 +45,13 @@ class InFlight:
 
 @dataclass(slots=True)
 class Leap:
-    """A stretch of equal steps in progress.
+    """Several equal steps in progress, simulated as one event.
 
-    ``load`` describes the step just launched; ``ends`` are its end and the ends of the following
-    steps (s). ``moments`` are the times at which iterations of the engine loop end, and ``wake`` is
-    the event at the last of them. If the engine waits for slower engines in lockstep, ``own`` has
-    its own durations of the following steps (s).
+    ``load`` describes the step that was just launched. ``ends`` contains the time (s) when this
+    step ends and the times when the following steps end. ``moments`` are the times at which
+    iterations of the engine loop end, and ``wake`` is the event at the last of them. If the engine
+    waits for slower engines in lockstep, ``own`` contains the durations of the following steps (s)
+    without this waiting.
     """
 
     load: StepLoad
@@ -58,10 +63,11 @@ class Leap:
 
 @dataclass(slots=True)
 class IdleStretch:
-    """Idle passes in progress, which have no effect except that they are counted.
+    """Several idle passes in progress, simulated as one event; they have no effect except that they
+    are counted.
 
-    ``moments`` are the times at which passes end; after the last of them the engine makes its next
-    decision.
+    ``moments`` are the times at which the passes end. After the last of them, the engine makes its
+    next decision.
     """
 
     moments: array[float]
@@ -78,7 +84,9 @@ def is_same_decision(oldest: InFlight, newest: InFlight) -> bool:
 
 
 def step_ends(end: float, seconds: Sequence[float] | Floats) -> array[float]:
-    """Return ``end`` and the ends of consecutive steps with these durations (s)."""
+    """Return the time ``end`` and the times when the following steps end, given the ``seconds`` of
+    each step.
+    """
     if len(seconds) < MIN_VECTOR_STEPS:
         return array("d", accumulate(seconds, initial=end))
     return array("d", np.cumsum(np.append(end, seconds)).tobytes())

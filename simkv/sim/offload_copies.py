@@ -1,6 +1,4 @@
-"""KV copies of one replica between GPU, host memory and disk, which run concurrently with its
-steps.
-"""
+"""KV copies of one replica between GPU, host memory and disk, which run while its steps run."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ class CopyEngine:
 
     As in vLLM, the worker notices a finished copy between two steps, and the scheduler learns of
     the copy with the next result. Transfers from and to a ``disk`` run on separate threads, and the
-    scheduler learns of their end before its next decision.
+    scheduler learns that they have ended before its next decision.
     """
 
     def __init__(
@@ -37,7 +35,7 @@ class CopyEngine:
         self._due: dict[int, float] = {}
 
     def before(self, moves: KvCopies, start: float) -> float:
-        """Start the copies that must precede a step planned at ``start`` (s).
+        """Start the copies that must precede a step, which is planned at ``start`` (s).
 
         The step waits for all copies whose job is in ``moves.flush``. Returns the time at which the
         step can begin (s).
@@ -53,7 +51,9 @@ class CopyEngine:
         return start
 
     def after(self, moves: KvCopies, end: float) -> None:
-        """Start to store the KV that a step has computed; the step ends at ``end`` (s)."""
+        """Start to copy the KV that a step has computed to host memory; the step ends at ``end``
+        (s).
+        """
         for move in moves.stores:
             if move.job not in moves.flush:
                 self._begin(move.job, self._link.store(move.tokens, end))
@@ -89,6 +89,9 @@ class CopyEngine:
 def attach_copy_engine(
     replica: Replica, link: OffloadLink, disk: OffloadLink | None = None
 ) -> None:
-    """Attach a copy engine with this ``link`` and ``disk`` to a replica, and count its copies."""
+    """Add a copy engine to a replica and count its copies.
+
+    ``link`` connects the GPU and host memory; ``disk`` connects host memory and a disk.
+    """
     replica.copy_engine = CopyEngine(replica.env, replica, link, disk)
     replica.record.copied = KvCopyCounts() if disk is None else KvCopyCounts(0, 0, 0, 0)

@@ -38,7 +38,9 @@ LEAVING_REASONS = {
 
 
 class QueueLimit:
-    """Apply ``admission`` to each arriving request and count the admitted requests."""
+    """Decide with ``admission`` whether to admit each arriving request, and count the admitted
+    requests.
+    """
 
     def __init__(self, admission: AdmissionCheck) -> None:
         self._admission = admission
@@ -77,10 +79,10 @@ def build_queue_limit(config: EngineConfig) -> QueueLimit | None:
 
 
 class Copier(Protocol):
-    """Interface of an object that performs the KV copies of batches concurrently with the steps."""
+    """Interface of an object that performs the KV copies of batches while the steps run."""
 
     def before(self, moves: KvCopies, start: float) -> float:
-        """Start the copies that must precede a step planned at ``start`` (s).
+        """Start the copies that must precede a step, which is planned at ``start`` (s).
 
         Returns the time at which the step can begin (s).
         """
@@ -98,13 +100,16 @@ class FrontEnd(Protocol):
         """Receive a request now; it enters the engine later."""
 
     def finish(self, life: RequestRecord) -> bool:
-        """Deliver the last token of a request; return True if the delivery completes at a later
-        time.
+        """Deliver the last token of a request.
+
+        Returns True if the delivery completes at a later time.
         """
 
     def forget(self, i: int) -> bool:
-        """Forget a request whose client has left; return True if the engine does not know the
-        request.
+        """Forget a request whose client has left.
+
+        Returns True if the engine need not be informed, because the request has not reached it or
+        has already left it.
         """
 
     def close(self) -> None:
@@ -187,8 +192,9 @@ class Replica(ABC):
         self.notify()
 
     def call_soon(self, message: Callable[[], None], *, news: bool = True) -> None:
-        """Queue a callback to run before the next decision; ``news`` has the same meaning as in
-        ``notify``.
+        """Queue a callback to run before the next decision.
+
+        ``news`` has the same meaning as in ``notify``.
         """
         self.inbox.append(message)
         self.notify(news=news)
@@ -198,14 +204,16 @@ class Replica(ABC):
         self._give_up(self.record.requests[request_id], outcome)
 
     def forget(self, request_id: int) -> None:
-        """Remove the record of an ended request to free memory. `conclude` then omits it."""
+        """Remove the record of an ended request to free memory. The record of the run then does not
+        contain the request.
+        """
         self.record.requests.pop(request_id, None)
 
     def forget_steps(self, kept: int) -> None:
         """Drop old rows of the step log to free memory.
 
-        About the last ``kept`` rows and the rows of unfinished requests remain. ``conclude`` cannot
-        be called afterwards.
+        The last ``kept`` rows and the rows of unfinished requests remain, and sometimes a few more.
+        ``conclude`` cannot be called afterwards.
         """
         log = self.record.steps
         needed = [len(log) - kept]
@@ -228,8 +236,8 @@ class Replica(ABC):
 
     @property
     def num_waiting(self) -> int:
-        """Number of requests that wait now, including requests that the scheduler has not received
-        yet.
+        """Number of requests that wait now; it includes requests that the scheduler has not
+        received yet.
         """
         new = sum(isinstance(message, Request) for message in self.inbox) if self.inbox else 0
         return self.scheduler.num_waiting + new
@@ -281,7 +289,8 @@ class Replica(ABC):
     def timeout_at(self, time: float, after: int = 0) -> ExactTimeout:
         """Return an event at ``time`` (s), after all external events of that time.
 
-        Events of replicas at equal times occur in the order of their rank plus ``after``.
+        Several replicas may have events at the same time. These occur in the order of the replica's
+        rank plus ``after``.
         """
         return ExactTimeout(self.env, time, self.rank + after)
 
@@ -293,8 +302,8 @@ class Replica(ABC):
     def notify(self, *, news: bool = True) -> None:  # noqa: ARG002
         """Report an event; the replica makes its next decision as soon as it can.
 
-        Pass ``news=False`` if the event is a consequence of the replica's own work and may repeat
-        forever.
+        Pass ``news=False`` if the event is a consequence of the replica's own work. Such events may
+        repeat forever, so they do not count as progress.
         """
         self.changed = True
         self.record.end = self.env.now
@@ -334,14 +343,14 @@ class Replica(ABC):
         """Reject a request now.
 
         If the prompt exceeds the limit named ``limit`` (or any limit if None), the reason names the
-        prompt length and the limit. Otherwise the reason is ``otherwise``.
+        prompt length and the limit. If it does not, the reason is ``otherwise``.
         """
         why = self.too_long(life.request.prompt_tokens) if self.too_long else None
         named = why is not None and (limit is None or f" {limit} " in why)
         self.resolve(life, Outcome.REJECTED, why if why and named else otherwise)
 
     def die(self, kind: str, why: str, requests: Iterable[int]) -> None:
-        """Stop permanently, because the real engine would crash on these requests."""
+        """Stop permanently, because the real engine would crash while it serves these requests."""
         self.dead = True
         held = dict(self.scheduler.blocks_held())
         self.record.engine_halt = EngineHalt(kind, self.env.now, why, sorted(set(requests)), held)
@@ -350,17 +359,19 @@ class Replica(ABC):
 
 
 def record_cut_off(record: RunRecord, request: Request) -> None:
-    """Record a request that was never sent, with the outcome cut off."""
+    """Record a request that was never sent because the run ended before; its outcome is
+    "cut off".
+    """
     life = record.arrive(request)
     life.outcome, life.reason = Outcome.CUT_OFF, "it was not sent before the run ended"
     life.ended_at = request.arrival
 
 
 def assign_outcomes(record: RunRecord, horizon: float | None) -> None:
-    """Assign an outcome to each unresolved request.
+    """Assign an outcome to each request that has none.
 
-    If a client gave up after the engine had halted, the outcome of its request becomes stalled,
-    because the halt was the cause.
+    If a client gave up after the engine had halted, the outcome of its request is changed to
+    stalled, because the halt was the cause.
     """
     stop = record.engine_halt
     for life in record.requests.values():

@@ -12,12 +12,14 @@ from simkv.workload.clients import Dependency
 def find_resumed_prefixes(
     record: RunRecord, after: Mapping[int, Dependency], block_size: int
 ) -> dict[int, ResumedPrefix]:
-    """Return the prefix that each request in ``after`` could reuse from an earlier turn.
+    """Return the prefix of each request in ``after`` whose KV an earlier turn of its session has
+    computed.
 
-    Only earlier turns in ``record`` count. They are the turns that the request waits for and, as
-    far as it does not repeat these completely, those before them: after sub-agents, an agent
-    resumes its own last turn. If several of them share a prefix with the prompt, the longest one
-    counts. The last token of a prompt is always computed. ``block_size`` is in tokens.
+    Earlier turns are the turns that the request waits for. If the request does not repeat such a
+    turn completely, the turns before it count as well, because an agent that waited for sub-agents
+    continues its own last turn. If several turns share a prefix with the prompt, the longest prefix
+    is returned. Its length is a multiple of ``block_size`` tokens, and it never contains the last
+    token of the prompt, which is always computed.
     """
     found: dict[int, ResumedPrefix] = {}
     for number, dependency in after.items():
@@ -48,7 +50,10 @@ def find_resumed_prefixes(
 
 
 def _segments(request: Request) -> tuple[Segment, ...]:
-    """Return the prompt of a request; a prompt that only later ones share has no segments."""
+    """Return the segments of a request's prompt.
+
+    A prompt without segments is returned as one segment that only later requests can share.
+    """
     return request.segments or (Segment(f"u{request.id}", 0, request.prompt_tokens),)
 
 

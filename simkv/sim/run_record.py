@@ -41,8 +41,9 @@ UNKNOWN_CAUSE = PreemptionCause(None)
 
 @dataclass(slots=True)
 class Interruptions:
-    """Events that occur only in few requests, such as preemptions; the fields are described in
-    ``RequestRecord``.
+    """Events that occur only in few requests, such as preemptions.
+
+    The docstring of ``RequestRecord`` describes the fields.
     """
 
     preempted_at: list[float] = field(default_factory=list)
@@ -56,6 +57,9 @@ class Interruptions:
 class RequestRecord:
     """The record of one request; times in seconds since the start of the run.
 
+    A row is the entry of one step in the step log. Requests that decode in every step form the
+    decode group.
+
     - ``received_at``: time at which the scheduler received the request; ``entered_at``: time at
       which the engine received it from the API server, if the API server is simulated.
     - ``preempted_at``: times at which the request lost computed KV. ``causes`` and
@@ -65,22 +69,23 @@ class RequestRecord:
     - ``bounces``: number of times that the request lost its blocks before any KV was computed in
       them.
     - ``recomputed_tokens``: number of tokens computed again.
-    - ``tokens``, ``first_token``, ``last_token``: number of tokens that reached the client, and the
-      times of the first and the last one; computed from the segments at the end of the run.
+    - ``tokens``, ``first_token``, ``last_token``: number of tokens that reached the client, and
+      the times of the first and the last token. They are computed from the segments at the end of
+      the run.
     - ``dropped_rows``: rows whose tokens were computed but discarded by the engine.
-    - ``chunks``: tokens and context of its prefill rows, of rows with drafts, and of the first row
-      of each decode segment outside the decode group.
-    - ``aside``: start times of periods in which the scheduler skipped the request, with reasons; an
-      empty reason ends a period.
-    - ``tokens_per_chunk``: tokens per chunk sent to the client; the first and the last token are
-      sent without delay.
-    - ``accepted_drafts``: pairs of a row and the number of accepted drafts emitted there;
-      ``accepted_tokens`` is the number of accepted drafts in ``tokens``.
-    - ``drafted``: whether decodes of the request verify drafts; if they do, each decode has an
-      entry in ``chunks``.
+    - ``chunks``: number of tokens and context of three kinds of rows: its prefill rows, its rows
+      with draft tokens, and the first row of each decode segment outside the decode group.
+    - ``aside``: start times of periods in which the scheduler skipped the request, with reasons.
+      An entry with an empty reason is the end of a period.
+    - ``tokens_per_chunk``: number of tokens per chunk sent to the client. The first and the last
+      token are sent without delay.
+    - ``accepted_drafts``: pairs of a row and the number of accepted draft tokens emitted there;
+      ``accepted_tokens`` is the number of accepted draft tokens in ``tokens``.
+    - ``drafted``: whether decodes of the request verify draft tokens; if they do, each decode has
+      an entry in ``chunks``.
     - ``refusal``: the limit for which the request was rejected, or None.
-    - ``loaded_tokens``: tokens of KV loaded from host memory before its first step;
-      ``disk_tokens``: number of these tokens that were first read from disk.
+    - ``loaded_tokens``: number of tokens whose KV was loaded from host memory before the first
+      step of the request; ``disk_tokens``: number of these tokens that were first read from disk.
     """
 
     request: Request
@@ -112,7 +117,9 @@ class RequestRecord:
     disk_tokens: int = 0
 
     def extra_tokens_in(self, first: int, last: int) -> int:
-        """Return the number of accepted drafts that were emitted in rows ``first`` to ``last``."""
+        """Return the number of accepted draft tokens that were emitted in rows ``first`` to
+        ``last``.
+        """
         if self.accepted_drafts is None:
             return 0
         rows, counts = self.accepted_drafts[::2], self.accepted_drafts[1::2]
@@ -147,7 +154,7 @@ class RequestRecord:
         return self.interruptions.aside if self.interruptions else []
 
     def ensure_interruptions(self) -> Interruptions:
-        """Return ``interruptions`` for writing; create it if necessary."""
+        """Return ``interruptions`` for writing, and create it if it does not exist."""
         if self.interruptions is None:
             self.interruptions = Interruptions()
         return self.interruptions
@@ -161,7 +168,8 @@ class RequestRecord:
 
 @dataclass(slots=True)
 class EngineHalt:
-    """The engine stopped permanently at ``since`` (s): it died, or its state repeats forever.
+    """A permanent stop of the engine at ``since`` (s): the engine died, or its state repeats
+    forever.
 
     ``cycle_start`` is the time at which a repeated state first occurred (s). ``held`` maps each
     request to the number of blocks that it holds.
@@ -176,7 +184,7 @@ class EngineHalt:
 
 
 class Shortfall(NamedTuple):
-    """Time that a request would have needed when its client gave up, in seconds.
+    """Time that a request still needed when its client gave up, in seconds.
 
     ``isolated_s`` is the request's duration in isolation, or None if it exceeds ten times the
     timeout. ``remaining_s`` is the part of ``isolated_s`` that was left when the client gave up.
@@ -203,8 +211,8 @@ class ResumedPrefix(NamedTuple):
 class DraftCounts:
     """Counts of draft tokens, as in vLLM's ``SpecDecodingStats``.
 
-    ``num_drafts`` is the number of rows with drafts, including padded drafts. Tokens past the end
-    of an output do not count as accepted.
+    ``num_drafts`` counts each request once for each step in which it has draft tokens, including
+    padded ones. Tokens past the end of an output do not count as accepted.
     """
 
     num_drafts: int = 0
@@ -228,15 +236,16 @@ class KvCopyCounts:
 
 
 class RunRecord:
-    """The complete record of a run, written while it runs.
+    """The complete record of a run, written while the simulation runs.
 
     ``isolated_s`` maps a request to its duration in isolation (s), if the executor knows it.
-    ``queue_heads`` has an entry for each change of the queue's head: the time, and the request with
-    the reason for its wait (None if no request waited). ``shortfalls`` has an entry for each
-    request that timed out. ``tokens_per_chunk`` is the number of tokens per chunk sent to clients.
-    ``drafting`` counts draft tokens, or is None without drafts. ``copied`` counts KV copies to and
-    from host memory, or is None without offloading. ``resumed`` has an entry for each request whose
-    prompt repeats an earlier turn. ``prefix_cache`` is true if the engine caches prefixes.
+    ``queue_heads`` has an entry for each change of the request at the head of the queue. An entry
+    contains the time, and the request with the reason why it waits (None if no request waits).
+    ``shortfalls`` has an entry for each request that timed out. ``tokens_per_chunk`` is the number
+    of tokens per chunk sent to clients. ``drafting`` counts draft tokens; it is None if there are
+    none. ``copied`` counts KV copies to and from host memory; it is None without offloading.
+    ``resumed`` has an entry for each request whose prompt repeats an earlier turn. ``prefix_cache``
+    is true if the engine caches prefixes.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -300,7 +309,7 @@ class RunRecord:
                 life.bounces += 1
 
     def set_aside(self, aside: dict[int, WaitReason], now: float) -> None:
-        """Record that from now on the scheduler skips the requests in ``aside`` and no others."""
+        """Record that from now on the scheduler skips exactly the requests in ``aside``."""
         if aside == self._aside:
             return
         for i in self._aside.keys() - aside.keys():
@@ -347,7 +356,9 @@ class RunRecord:
         return row
 
     def verified(self, drafted: DraftedTokens, delivered: Iterable[int], row: int) -> None:
-        """Record the drafts verified in ``row``, for the requests in ``delivered``."""
+        """Record the draft tokens that step-log row ``row`` verified, for the requests in
+        ``delivered``.
+        """
         counts = self.drafting = self.drafting or DraftCounts()
         for i in delivered:
             if tokens := drafted.tokens.get(i, 0):
@@ -364,8 +375,8 @@ class RunRecord:
     def repeat(self, batch: Batch, ends: array[float], free_blocks: list[int], lag: int) -> None:
         """Append rows for steps that repeat the newest step with the same batch of decodes.
 
-        ``ends`` (s) and ``free_blocks`` have one entry per new row. Each step was decided at the
-        end of the step ``lag`` rows earlier.
+        ``ends`` (s) and ``free_blocks`` have one entry per new row. Each step was decided when the
+        step ``lag`` rows earlier ended.
         """
         steps = len(ends)
         self.steps.repeat(ends, free_blocks, lag)
@@ -375,9 +386,10 @@ class RunRecord:
             life.computed += steps
 
     def leave_decode_group(self, i: int, last: int) -> int:
-        """Remove request ``i`` from the decode group after row ``last``.
+        """Remove request ``i`` from the decode group (requests that decode in every step) after row
+        ``last``.
 
-        Returns the number of steps in which the request was a member.
+        Returns the number of steps in which the request was a member of the group.
         """
         first = self._decoding_since.pop(i)
         steps = last - first + 1
@@ -388,7 +400,7 @@ class RunRecord:
         return steps
 
     def decoding(self) -> tuple[int, ...]:
-        """Return the members of the decode group."""
+        """Return the requests in the decode group."""
         return tuple(self._decoding_since)
 
     @property
@@ -397,7 +409,9 @@ class RunRecord:
         return self.steps.end if self.delivered is None else self.delivered
 
     def decoding_since(self, i: int) -> int | None:
-        """Return the row in which ``i`` joined the decode group, or None if it is not a member."""
+        """Return the row in which request ``i`` joined the decode group, or None if it is not in
+        the group.
+        """
         return self._decoding_since.get(i)
 
     def close(self, last: int) -> None:
@@ -441,7 +455,7 @@ def _count_tokens(life: RequestRecord, context: int, tokens: int) -> None:
 
 
 def emitting_rows(life: RequestRecord) -> Iterator[tuple[int, int]]:
-    """Yield ranges (first, last) of step-log rows that end with a token of the request."""
+    """Yield ranges (first, last) of step-log rows in which the request emits a token."""
     return emitting_ranges(life.segment_data)
 
 

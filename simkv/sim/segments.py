@@ -1,5 +1,7 @@
 # mypyc: compile
-"""Rows of the step log in which a request takes part, packed into flat arrays of integers."""
+"""Rows of the step log in which a request takes part, stored as flat arrays of integers
+(packed).
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,8 @@ from typing import NamedTuple
 class RowSegment(NamedTuple):
     """Consecutive rows of the step log, from ``first`` to ``last``, in which a request takes part.
 
-    ``kind`` is ``prefill`` or ``decode``. If ``emits``, a ``decode`` emits one token at the end of
-    each row, and a ``prefill`` emits one token at the end of the last row.
+    ``kind`` is ``prefill`` or ``decode``. If ``emits``, a decode emits one token in each row, and a
+    prefill emits one token in the last row.
     """
 
     kind: str
@@ -22,8 +24,10 @@ class RowSegment(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Tokens computed for a request: ``tokens`` tokens in ``row``, after ``context`` tokens that
-    have KV.
+    """Tokens computed for a request in one step.
+
+    In row ``row`` of the step log, ``tokens`` tokens were computed. The KV of the ``context``
+    tokens before them was already in the cache.
     """
 
     row: int
@@ -66,7 +70,7 @@ def first_row(spans: array[int]) -> int | None:
 
 
 def emitting_ranges(spans: array[int]) -> Iterator[tuple[int, int]]:
-    """Yield ranges (first, last) of step-log rows that end with a token of the request."""
+    """Yield ranges (first, last) of step-log rows in which the request emits a token."""
     one = iter(spans)
     for what, first, last in zip(one, one, one, strict=True):
         if what & EMITS:
@@ -88,7 +92,7 @@ def read_chunks(chunks: array[int]) -> list[Chunk]:
 
 
 def shift_rows(numbers: array[int], rows: int, places: Iterable[int]) -> array[int]:
-    """Return packed segments or chunks with all row numbers increased by ``rows``.
+    """Return packed segments or chunks with ``rows`` added to all row numbers.
 
     ``places`` are the positions of row numbers in each group of three integers.
     """

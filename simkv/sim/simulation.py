@@ -48,7 +48,7 @@ class ReplicaSpec:
 
     ``profile_name`` is the profile's name in the scenario, or the profile's own name if it was
     derived from the scenario's hardware. ``draft_layers`` is the number of layers of the model if
-    an additional layer proposes draft tokens, otherwise 0.
+    an additional layer proposes draft tokens; it is 0 if there is no such layer.
     """
 
     engine: Any
@@ -62,7 +62,8 @@ class ReplicaSpec:
 class ScenarioRun:
     """A completed run: its ``record``, the lifetimes of its replicas, and its clients.
 
-    Without a ``fleet`` there is one lifetime, and ``record`` is the record of the only engine.
+    Without a ``fleet`` section, there is one lifetime, and ``record`` is the record of the only
+    engine.
     """
 
     record: RunRecord
@@ -72,7 +73,7 @@ class ScenarioRun:
 
 
 def build_replica_specs(scenario: Scenario, folder: Path) -> list[ReplicaSpec]:
-    """Return one spec per possible replica; without a fleet, the spec of the only engine.
+    """Return the configuration of each replica that the fleet may start, or of the only engine.
 
     Profile files are resolved relative to ``folder``. Raises InputError if a profile cannot be
     used.
@@ -105,8 +106,8 @@ def simulate_scenario(
     """Simulate the scenario's workload on its replicas in a new SimPy environment.
 
     ``resolved`` is called whenever a request ends. ``scheduler`` replaces the scheduler of the only
-    engine. The duration of a step is the prediction of the cost profile, multiplied by the
-    scenario's factors; ``changed`` modifies each executor before these factors apply. ``sent``
+    engine. The duration of a step is the time that the cost profile predicts, multiplied by the
+    scenario's factors. ``changed`` modifies each executor before these factors apply. ``sent``
     replaces the workload.
     """
 
@@ -131,8 +132,9 @@ def simulate_scenario(
 
 
 def _note_resumed(run: ScenarioRun, replicas: Sequence[ReplicaSpec], sent: Clients) -> None:
-    """Record the prefixes that turns could reuse, from any replica and from the replica that served
-    them.
+    """Record the prefixes that later turns of a session could reuse.
+
+    There are two kinds: prefixes on any replica, and prefixes on the replica that served the turn.
     """
     records = [(run.record, replicas[0])]
     if run.fleet:
@@ -154,8 +156,8 @@ def simulate_with_profile(
 ) -> ScenarioRun:
     """Simulate the scenario with the step costs of ``profile`` on all replicas.
 
-    The API server takes no time unless the scenario has a ``front_end`` section.
-    ``requests`` replace the workload, if given; ``changed`` modifies each executor.
+    The API server takes no time unless the scenario has a ``front_end`` section. If ``requests``
+    are given, they replace the workload. ``changed`` modifies each executor.
     """
     spec = ReplicaSpec(scenario.engine, profile, profile.name)
     if scenario.front_end is None:
@@ -197,8 +199,9 @@ def build_replica(
     scheduler: Scheduler | None = None,
     changed: ExecutorChange | None = None,
 ) -> Replica:
-    """Build a replica of the scenario; the arguments have the same meaning as in
-    ``simulate_scenario``.
+    """Build a replica of the scenario.
+
+    The arguments have the same meaning as in ``simulate_scenario``.
     """
     chosen = scheduler or _build(spec)
     executor = build_executor(scenario, spec, changed)
@@ -225,7 +228,7 @@ def build_replica(
 
 
 def find_front_end_costs(scenario: Scenario, spec: ReplicaSpec) -> FrontEndCosts | None:
-    """Return the costs of the API server in front of a replica; None if the API server is not
+    """Return the costs of the API server in front of a replica; None if its time is not
     simulated.
     """
     said = scenario.front_end
@@ -250,10 +253,10 @@ def find_front_end_costs(scenario: Scenario, spec: ReplicaSpec) -> FrontEndCosts
 
 
 def scale_front_end(scenario: Scenario, replicas: Sequence[ReplicaSpec], factor: float) -> Scenario:
-    """Return the scenario with packaged times of the API server scaled by ``factor``.
+    """Return the scenario with packaged times of the API server multiplied by ``factor``.
 
-    Times that the scenario states are unchanged. So is a scenario without an API server, and a
-    fleet whose replicas have different times.
+    Times that the scenario states do not change. A scenario is returned unchanged if it has no API
+    server, or if its replicas have different times.
     """
     costs, *others = {find_front_end_costs(scenario, spec) for spec in replicas}
     if costs is None or others:
@@ -307,7 +310,10 @@ def _check_loras(requests: Iterable[Request], replicas: Sequence[ReplicaSpec]) -
 
 
 def check_lora(subject: str, lora: str, replicas: Sequence[ReplicaSpec]) -> None:
-    """Raise InputError if an engine cannot serve the adapter; ``subject`` begins the message."""
+    """Raise InputError if an engine cannot serve the LoRA adapter.
+
+    The error message begins with ``subject``, which says what uses the adapter.
+    """
     for spec in replicas:
         if not find_engine_spec(spec.engine).takes_loras(spec.engine):
             able = {name: e.lora for name, e in ENGINES.items() if e.lora}

@@ -1,5 +1,5 @@
 # mypyc: compile
-"""The step log: one row per step; repeated steps are stored compactly."""
+"""The step log: one row per step. Steps that repeat an earlier step are stored compactly."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ STORED_COLUMNS = (
 class StepLog:
     """Step log with one row per step; times are in seconds, all other columns are counts.
 
-    ``waiting``, ``running`` and ``free_blocks`` are the state after the step's schedule call;
+    ``waiting``, ``running`` and ``free_blocks`` are the state after the schedule call of the step;
     ``decided`` is the time of that call.
 
     A step and the steps that repeat it form a run. Only ``end`` and ``free_blocks`` are stored per
@@ -97,7 +97,7 @@ class StepLog:
     def repeat(self, ends: array[float], free_blocks: list[int], lag: int) -> None:
         """Append repetitions of the newest row, with their ``ends`` (s) and ``free_blocks``.
 
-        Each repetition was decided at the end of the row ``lag`` rows earlier.
+        Each repetition was decided when the row ``lag`` rows earlier ended.
         """
         self._lag[-1] = lag
         self.end.extend(ends)
@@ -106,7 +106,7 @@ class StepLog:
     def forget(self, rows: int) -> int:
         """Drop rows before row ``rows`` to free memory; return the number of dropped rows.
 
-        Only complete runs are dropped.
+        A row is dropped only if all rows of its run (a step and its repetitions) are dropped.
         """
         run = bisect_right(self._first, rows - self.dropped) - 1
         if run <= 0:
@@ -189,8 +189,8 @@ class StepLog:
     def _times(self, name: str, by_run: array[float], lag: array[int] | None) -> array[float]:
         """Return a column of times (s).
 
-        The first row of a run has its own value. Any other row has the end of the row ``lag`` rows
-        earlier (one row earlier if ``lag`` is None).
+        The first row of a run has its own value. The value of any other row is the end of the row
+        ``lag`` rows earlier (one row earlier if ``lag`` is None).
         """
         found: array[float] = self._unfolded.setdefault(name, array("d"))
         if (done := len(found)) < len(self.end):
@@ -203,8 +203,10 @@ class StepLog:
         return found
 
     def _missing(self, done: int) -> tuple[int, Any]:
-        """Return the run that contains row ``done``, and, for this and each later run, its number
-        of rows from ``done`` on.
+        """Return the run that contains row ``done``, and the number of remaining rows of this and
+        each later run.
+
+        Rows before ``done`` are not counted.
         """
         run = bisect_right(self._first, done) - 1
         borders = np.append(np.array(self._first[run:]), len(self.end))

@@ -212,7 +212,8 @@ def _first_guess(
     """Return start values for the fit of the factors.
 
     The decode factor is multiplied by the median ratio of measured to predicted TPOT, and the
-    prefill factor by that of TTFT. This is repeated once with the corrected factors.
+    prefill factor by the median ratio of measured to predicted TTFT. This is repeated once with the
+    corrected factors.
     """
     values = np.ones(4)
     for _ in range(2):

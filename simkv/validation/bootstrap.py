@@ -79,7 +79,7 @@ def mean_interval(values: Sequence[float]) -> ConfidenceInterval | None:
 
 
 def _ways(drawn: Sequence[int]) -> float:
-    """Return the number of different orders in which a sample of repeats can be drawn.
+    """Return the number of different orders of a sample of repeats.
 
     A sample may contain the same repeat several times.
     """

@@ -55,7 +55,7 @@ class MeasuredPair:
 
 @dataclass(frozen=True)
 class Measured:
-    """All configurations that were measured, with their ``MeasuredPair``."""
+    """Configurations that were measured, with the data about each of them."""
 
     pairs: Mapping[Configuration, MeasuredPair]
 
@@ -107,7 +107,7 @@ def applicable_sources(
 
 
 def new_model_factor(measured: Measured, kind: Configuration) -> float:
-    """Return the factor by which the squares of all widths increase for a model that was not
+    """Return a factor for the squares of all widths; it exceeds 1 for a model that was not
     measured.
 
     The widths were measured on n models. For another model, the squares are larger by 1 / n. This

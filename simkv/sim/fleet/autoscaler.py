@@ -13,8 +13,8 @@ from simkv.sim.fleet.routers import LoadSignal
 class Autoscaler:
     """Compute the number of replicas with the rule of Kubernetes' horizontal autoscaler.
 
-    The number is the sum of the metric over all replicas, divided by the target per replica. If the
-    number falls, it applies only after a delay.
+    The number is the sum of the metric over all replicas, divided by the target per replica. A
+    smaller number than before applies only after a delay.
     """
 
     def __init__(self, rule: Autoscale) -> None:

@@ -1,4 +1,4 @@
-"""Engines in lockstep: they run every forward pass together, and a pass lasts as long as on the
+"""Engines in lockstep: they run every forward pass together, and each pass takes the time of the
 slowest engine.
 
 Data-parallel ranks of a mixture-of-experts model run this way, because they exchange tokens in
@@ -23,12 +23,12 @@ from simkv.sim.leaping import Leap
 
 
 class DataParallelLockstep:
-    """Runs ``engines`` of one simulation in lockstep; their pipeline depths must be equal.
+    """Run ``engines`` of one simulation in lockstep; their pipeline depths must be equal.
 
-    Submit requests to the engines, and start this object's ``run()`` instead of theirs. The engines
-    leap together if every awake engine can leap; the leap has the smallest of their numbers of
-    steps. An arrival at any engine ends the leap of all engines. Raises ValueError if there is no
-    engine, or if the depths differ.
+    Submit requests to the engines, but start the ``run()`` of this object instead of theirs. If
+    every awake engine can skip ahead over equal steps (a leap), all do so together. The leap has as
+    many steps as the shortest of their leaps. An arrival at any engine ends the leap of all
+    engines. Raises ValueError if there is no engine, or if the depths differ.
     """
 
     def __init__(self, engines: Sequence[Engine]) -> None:
@@ -43,7 +43,7 @@ class DataParallelLockstep:
             engine.on_leap_cut = self._cut
 
     def run(self) -> SimProcess:
-        """SimPy process: the iterations of all engines."""
+        """SimPy process: run the iterations of all engines."""
         first, gpu_free = self.engines[0], 0.0
         yield first.timeout_at(first.ready)
         while True:
@@ -102,8 +102,9 @@ class DataParallelLockstep:
     def _plan_leap(
         self, decided: Sequence[tuple[Engine, Batch]], loads: Sequence[StepLoad]
     ) -> Leap | None:
-        """Start a leap of all engines if every engine can leap; return the leap of the first
-        engine, or None.
+        """Start a leap of all engines if every engine can leap.
+
+        Returns the leap of the first engine, or None.
         """
         steps = MAX_LEAP_STEPS
         ends = {(e.in_flight[0].end, e.in_flight[-1].end) for e, _ in decided}

@@ -25,11 +25,11 @@ from simkv.sim.run_record import RequestRecord, RunRecord
 
 @dataclass
 class Handover:
-    """Handover of a request from a prefill replica to a decode replica; times in seconds.
+    """Transfer of a request from a prefill replica to a decode replica; times in seconds.
 
-    ``source`` and ``target`` are the indices of the two replica lifetimes. The prompt was computed
-    at ``prefilled_at``. ``tokens`` tokens of KV were requested at ``requested_at``, when blocks for
-    them were allocated, and had arrived at ``arrived_at``.
+    ``source`` and ``target`` are the indices of the lifetimes of the two replicas. The prompt was
+    computed at ``prefilled_at``. At ``requested_at``, the decode replica allocated blocks for
+    ``tokens`` tokens of KV and requested them. They had arrived at ``arrived_at``.
     """
 
     request: Request
@@ -42,9 +42,10 @@ class Handover:
 
 
 class TransferLinks:
-    """Links for KV between replicas. Each link makes one transfer at a time, at full bandwidth.
+    """Links that copy KV between replicas. Each link makes one transfer at a time, at full
+    bandwidth.
 
-    Each prefill replica has its own link, unless all share one.
+    Each prefill replica has its own link, unless all replicas share one (``shared_link``).
     """
 
     def __init__(self, rule: KvTransfer) -> None:
@@ -52,7 +53,9 @@ class TransferLinks:
         self._free_at: dict[int, float] = {}
 
     def send(self, source: int, tokens: int, now: float) -> float:
-        """Start a transfer of ``tokens`` of KV at ``now`` (s); return its arrival time (s)."""
+        """Start a transfer of the KV of ``tokens`` tokens at ``now`` (s); return the time when it
+        arrives (s).
+        """
         link = -1 if self.rule.shared_link else source
         start = max(now, self._free_at.get(link, 0.0))
         end = start + tokens * self.rule.bytes_per_token / self.rule.bandwidth
@@ -61,18 +64,20 @@ class TransferLinks:
 
 
 def prefill_request(request: Request) -> Request:
-    """Return the request for the prefill replica: the same prompt and one output token."""
+    """Return the request that the prefill replica gets: the same prompt, but only one
+    output token.
+    """
     return replace(request, output_tokens=1, max_tokens=1)
 
 
 class DisaggregatedFleet(Fleet):
-    """Fleet in which replicas with one role prefill and replicas with another role decode.
+    """Fleet in which some replicas prefill and others decode.
 
-    ``roles`` has the role of each replica; see ``KvConnector``. A prefill replica generates one
-    token, which is discarded, as vLLM's proxy does. The request then goes to a decode replica and
-    waits there for blocks. Its blocks on the prefill replica are freed only after its KV has been
-    fetched, so a full KV cache on decode replicas delays prefills. ``handovers`` maps each
-    prefilled request to its handover.
+    ``roles`` contains the role of each replica; see ``KvConnector``. A prefill replica generates
+    one token, which is discarded, as vLLM's proxy does. The request then goes to a decode replica
+    and waits there for blocks. Its blocks on the prefill replica are freed only after its KV has
+    been fetched, so a full KV cache on decode replicas delays prefills. ``handovers`` maps each
+    prefilled request to the data about its transfer.
     """
 
     def __init__(
@@ -110,7 +115,7 @@ class DisaggregatedFleet(Fleet):
             super()._serve(lifetime)
 
     def run(self) -> SimProcess:
-        """SimPy process: run the fleet as in ``Fleet``, and refresh the loads of the decode
+        """SimPy process: run the fleet as ``Fleet`` does, and also refresh the loads of the decode
         replicas.
         """
         yield from super().run()
@@ -151,7 +156,7 @@ class DisaggregatedFleet(Fleet):
     def _fetch(self, target: ReplicaLifetime, loads: Sequence[tuple[int, int]]) -> None:
         """Start the KV transfers that a decode replica requests.
 
-        ``loads`` has pairs of a request and the number of tokens for which blocks are allocated.
+        ``loads`` contains pairs of a request and the number of tokens whose KV it loads.
         """
         for i, tokens in loads:
             handover = self.handovers[i]

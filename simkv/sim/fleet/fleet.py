@@ -37,14 +37,14 @@ RANKS_PER_REPLICA = 2
 class Fleet:
     """Replicas in one simulation, with the interface of a ``Replica`` (``submit`` and others).
 
-    ``makers`` build the engines, one per possible replica; the first ``initial`` of them exist from
-    the start (default: all). Whenever a request has ended, ``resolved()`` and
+    ``makers`` build the engines, one per possible replica. The first ``initial`` replicas exist
+    from the start (default: all). Whenever a request has ended, ``resolved()`` and
     ``on_request_end(record)`` are called.
 
-    ``in_system_s`` is the number of requests in the fleet, integrated over time; divided by the
-    length of the run, it is the mean number. ``sent`` maps each request to the indices of the
-    replica lifetimes that it was sent to, and ``served_by`` to the indices of the lifetimes whose
-    tokens its client kept.
+    A replica that fails and restarts has several lifetimes. ``sent`` maps each request to the
+    indices of the lifetimes that it was sent to, and ``served_by`` to the indices of the lifetimes
+    whose tokens its client received and did not discard. ``in_system_s`` is the number of requests
+    in the fleet, integrated over time. Divided by the length of the run, it is the mean number.
     """
 
     def __init__(
@@ -96,7 +96,9 @@ class Fleet:
 
     @property
     def routes(self) -> dict[int, str]:
-        """Replicas that each request was sent to, in order, such as ``3``, or ``3 0`` for two."""
+        """Replicas that each request was sent to, in order: ``3 0`` means first to replica 3, then
+        to replica 0.
+        """
         return {
             i: " ".join(str(self.lifetimes[place].replica) for place in places)
             for i, places in self.sent.items()
@@ -146,7 +148,7 @@ class Fleet:
         self._serving.sort(key=lambda lifetime: lifetime.replica)
 
     def _add(self, replica: int, lag: float = 0.0) -> SimProcess:
-        """SimPy process: start a replica after ``lag`` and the cold start have passed (s)."""
+        """SimPy process: wait for ``lag`` seconds and for the cold start, then start a replica."""
         self._starting.add(replica)
         yield ExactTimeout(
             self.env, self.env.now + lag + self.rules.cold_start, ExactTimeout.BEFORE
@@ -157,7 +159,7 @@ class Fleet:
             self._route_waiting()
 
     def _at(self, replica: int) -> ReplicaLifetime | None:
-        """Return the present lifetime of a replica, even if it is draining, or None."""
+        """Return the present lifetime of a replica, or None. A lifetime may be draining."""
         here = (s for s in (*self._serving, *self._draining) if s.replica == replica)
         return next(here, None)
 
@@ -183,8 +185,9 @@ class Fleet:
                 self._route_waiting()
 
     def _drain(self, lifetime: ReplicaLifetime, *, for_good: bool) -> None:
-        """Stop sending requests to a replica. If ``for_good``, the replica ends with its last
-        request.
+        """Stop sending requests to a replica.
+
+        If ``for_good``, the replica ends when its last request ends.
         """
         self._serving.remove(lifetime)
         self._draining.append(lifetime)
@@ -199,8 +202,9 @@ class Fleet:
             self.router.forget(lifetime.replica)
 
     def _scale(self) -> float:
-        """Adjust the number of replicas; until the returned time (s), only an event can change
-        it.
+        """Adjust the number of replicas.
+
+        Returns a time (s): until then, the number can change only because of an event.
         """
         current, starting = len(self._serving), len(self._starting)
         signals = [
@@ -244,7 +248,9 @@ class Fleet:
     # Arrival and end of requests.
 
     def submit(self, request: Request) -> None:
-        """Receive a request now and route it to a replica, if there is a replica."""
+        """Receive a request now and route it to a replica, or let it wait if there is no
+        replica.
+        """
         self._integrate()
         self._in_system.add(request.id)
         self._send(request)
@@ -293,7 +299,9 @@ class Fleet:
             self.lifetimes[self.sent[request_id][-1]].engine.disconnect(request_id, outcome)
 
     def forget(self, request_id: int) -> None:
-        """Remove all records of an ended request to free memory. `conclude` then omits it."""
+        """Remove all records of an ended request to free memory. The record of the run then does
+        not contain the request.
+        """
         self.served_by.pop(request_id, None)
         self._unrouted.requests.pop(request_id, None)
         for place in self.sent.pop(request_id, ()):
@@ -316,7 +324,9 @@ class Fleet:
         self._leave_if_done(lifetime)
 
     def _remove(self, life: RequestRecord) -> None:
-        """Remove an ended request from the requests in the fleet, and call the callbacks."""
+        """Remove an ended request from the requests in the fleet, and call the functions that wait
+        for its end.
+        """
         if life.request.id in self._in_system:
             self._integrate()
             self._in_system.discard(life.request.id)
@@ -378,7 +388,9 @@ class Fleet:
         return merge_records(records, lives, end, unobserved=unobserved)
 
     def _integrate_rest(self, lives: Iterable[RequestRecord]) -> None:
-        """Add the requests still in the fleet to the integral, each until its record ends."""
+        """Add the requests that are still in the fleet to the integral, each until the time when
+        its record ends.
+        """
         for life in sorted(lives, key=lambda life: life.ended_at or 0.0):
             self._integrate(max(life.ended_at or 0.0, self._counted_to))
             self._in_system.discard(life.request.id)

@@ -1,8 +1,9 @@
 """The record of a fleet, merged from the records of its replicas.
 
-The step logs are concatenated: the rows of one replica are consecutive and in time order, but the
-whole log is not in time order. Metrics computed from a request's own rows (tokens, latencies, gaps)
-are valid. Metrics that need all steps in time order must use the records of the replicas.
+The step logs are concatenated. The rows of one replica are therefore consecutive and in time order,
+but the whole log is not in time order. Metrics that are computed from the rows of a single request
+(tokens, latencies, gaps) are valid. Metrics that need all steps in time order must use the records
+of the replicas.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ def merge_records(
 ) -> RunRecord:
     """Return the record of a fleet whose run ended at ``end`` (s).
 
-    ``lives`` maps each request to the records that its client observed, in order, each with the
-    index of its run record in ``parts``. ``unobserved`` has the same form and contains records that
-    the client did not observe, whose preemptions count as well. The engine halt of the result is
-    the earliest halt of all parts. ``requests`` are the requests as sent by clients, if replicas
-    received modified ones.
+    ``lives`` maps each request to the records that its client observed, in order. Each record has
+    the index of its run record in ``parts``. ``unobserved`` has the same form. It contains records
+    that the client did not observe; their preemptions are counted as well. The engine halt of the
+    result is the earliest halt of all parts. ``requests`` are the requests as sent by clients, if
+    the replicas received modified requests.
     """
     record = RunRecord(sum(part.num_blocks for part in parts))
     for part in parts:

@@ -1,4 +1,4 @@
-"""The load of replicas as known to a router; it may be out of date."""
+"""The load of replicas as known to a router, which may be out of date."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def kv_usage(engine: Replica) -> float:
 class LoadBoard:
     """The loads that a router reads: the current loads, or the loads at the last ``refresh``.
 
-    ``engines`` returns pairs of a current engine and its replica number. If ``interval`` (s) is not
-    0, the caller must call ``refresh`` at all multiples of ``interval``.
+    ``engines`` returns pairs of a replica number and the current engine of the replica. If
+    ``interval`` (s) is not 0, the caller must call ``refresh`` at all multiples of ``interval``.
     """
 
     def __init__(
@@ -73,9 +73,10 @@ class LoadBoard:
             self._loads.setdefault(replica, Occupancy()).waiting += 1
 
     def refresh(self) -> float:
-        """Read the load of all replicas; until the returned time (s), only an event can change it.
+        """Read the load of all replicas.
 
-        During a leap, the fraction of blocks in use changes without an event.
+        Returns a time (s): until then, the loads can change only because of an event. During a
+        leap, the fraction of blocks in use changes without an event.
         """
         self._loads = {
             i: Occupancy(e.num_waiting, e.num_running, kv_usage(e) if self._reads_kv else 0.0)

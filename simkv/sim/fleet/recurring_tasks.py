@@ -21,8 +21,8 @@ class Tick:
 
 
 class RecurringTasks:
-    """Periodic tasks that do not keep a simulation running: they pause if there are no other
-    events.
+    """Periodic tasks that pause if there are no other events, so that they do not keep a simulation
+    running.
     """
 
     def __init__(self, env: simpy.Environment) -> None:
@@ -31,7 +31,9 @@ class RecurringTasks:
         self._ticks: list[Tick] = []
 
     def notify(self) -> None:
-        """Report an external event: tasks run again at the next multiple of their interval."""
+        """Report an external event; the tasks then run again at the next multiple of their
+        interval.
+        """
         for event in self._asleep:
             event.succeed()
         self._asleep.clear()
@@ -44,8 +46,8 @@ class RecurringTasks:
         """SimPy process: call ``work`` now and at all multiples of ``interval`` (s), before other
         events of that time.
 
-        ``work`` returns a time (s); until this time, a repeated call has no effect unless another
-        event occurs. Only the last of these calls is simulated.
+        ``work`` returns a time (s). Until this time, another call has no effect unless an event
+        occurs, so only the last of the calls until then is simulated.
         """
         while True:
             until, then = work(), self._next_event()

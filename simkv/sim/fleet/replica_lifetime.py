@@ -15,9 +15,10 @@ NEVER_SEEN = LoadSignal(-1, 0)
 class ReplicaLifetime:
     """Lifetime of a replica, from its start to its end, with its own engine.
 
-    It lasts from ``start`` to ``end`` (s; None if it lasts to the end of the run) and is the
-    ``index``-th lifetime of the run. ``in_flight`` is the number of unfinished requests that the
-    router sent to the replica; ``signal`` is the load when the router last read it.
+    It lasts from ``start`` to ``end`` (s); ``end`` is None if it lasts to the end of the run.
+    ``index`` is its number among all lifetimes of the run. ``in_flight`` is the number of
+    unfinished requests that the router sent to the replica; ``signal`` is the load when the router
+    last read it.
     """
 
     replica: int

@@ -84,14 +84,14 @@ class Router(Protocol):
 
 
 class _Forgets:
-    """Base class of routers that store nothing about the caches of replicas."""
+    """Base class of routers that store no information about the caches of replicas."""
 
     def forget(self, replica: int) -> None:
         """Do nothing, because the router stores nothing about caches."""
 
 
 class RoundRobinRouter(_Forgets):
-    """Choose the replica that follows the last choice in order."""
+    """Choose the replicas in turn: each choice is the replica after the previous choice."""
 
     reads_load = reads_kv = counts_own_sends = False
 
@@ -117,7 +117,7 @@ class RandomRouter(_Forgets):
 
 
 class ScoreRouter(_Forgets):
-    """Base class of routers that compare scores."""
+    """Base class of routers that compare a score of the replicas' loads."""
 
     def __init__(self, config: _Scored) -> None:
         self._weights = (config.waiting_weight, config.running_weight)
@@ -165,19 +165,21 @@ class AffinityRouter(_Forgets):
         self._abs, self._rel = config.balance_abs_threshold, config.balance_rel_threshold
 
     def fewest(self, signals: Sequence[LoadSignal]) -> LoadSignal:
-        """Return the signal of the replica with the fewest requests in flight."""
+        """Return the load of the replica with the fewest requests in flight."""
         return min(signals, key=lambda signal: signal.in_flight)
 
     def is_out_of_balance(self, most: int, fewest: int) -> bool:
-        """Return whether the difference and the ratio of two numbers of requests in flight exceed
-        their thresholds.
+        """Return whether two numbers of requests in flight are out of balance.
+
+        They are if both their difference and their ratio exceed the thresholds.
         """
         return most - fewest > self._abs and most > self._rel * fewest
 
 
 class SessionAffinityRouter(AffinityRouter):
-    """Choose a replica by session on a hash ring, so that few sessions move when replicas are added
-    or removed.
+    """Choose a replica by a hash of the session on a hash ring.
+
+    If replicas are added or removed, only few sessions move to another replica.
     """
 
     def __init__(self, config: SessionConfig, session: SessionLookup) -> None:
@@ -211,8 +213,8 @@ class SessionAffinityRouter(AffinityRouter):
 class PrefixAffinityRouter(AffinityRouter):
     """Choose the replica that already received the longest prefix of the prompt.
 
-    If this prefix is too short, the router chooses the replica that received the fewest blocks. If
-    the loads are out of balance, it chooses the replica with the fewest requests in flight.
+    If this prefix is too short, the router chooses the replica that received the fewest blocks so
+    far. If the loads are out of balance, it chooses the replica with the fewest requests in flight.
     """
 
     def __init__(self, config: CacheAwareConfig) -> None:
@@ -249,7 +251,9 @@ class PrefixAffinityRouter(AffinityRouter):
 
 
 class WeightedRouter:
-    """Chooses the replica with the highest weighted sum of scores for queue, KV and prefix."""
+    """Choose the replica with the highest weighted sum of three scores: queue length, KV usage and
+    shared prefix.
+    """
 
     def __init__(self, config: WeightedConfig) -> None:
         self._config = config
@@ -286,7 +290,9 @@ class WeightedRouter:
 
 
 def build_router(config: RouterConfig, session: SessionLookup) -> Router:
-    """Build the router of a scenario; ``session`` returns the session of a request."""
+    """Build the router of a scenario; ``session`` is a function that returns the session of a
+    request.
+    """
     match config:
         case RandomConfig():
             return RandomRouter(config)

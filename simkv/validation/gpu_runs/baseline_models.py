@@ -63,7 +63,9 @@ TREES, DEPTH = 250, 16
 
 
 class TrainingStep(NamedTuple):
-    """A measured step with its duration in seconds, to which the simple cost models are fitted."""
+    """A measured step with its duration in seconds; the simple cost models are fitted to such
+    steps.
+    """
 
     load: StepLoad
     seconds: float

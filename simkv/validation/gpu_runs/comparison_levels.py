@@ -4,7 +4,7 @@ L0  The simulation uses the recorded step times of the run and must make the sam
     use the same scheduler, so this tests how scheduler, clock, clients and device are connected.
 L1  The step times of the profile are compared with the measured ones, for the decisions of the run.
 L2  The simulation uses the step times of the profile and makes its own decisions. Its metrics are
-    compared with those of the run.
+    compared with the metrics of the run.
 
 Other cost models (see baseline_models.py) and repeats of the scenario are compared as well, because
 an error below the difference between two real runs is not significant. Every error has a 95 %

@@ -90,7 +90,7 @@ class ModelScore:
 
     ``median`` and ``p95`` are the median and P95 of the relative step errors of a trial, averaged
     over the trials. ``wins`` is the number of trials in which the median error of the profile is
-    smaller than that of this model.
+    smaller than the median error of this model.
     """
 
     median: float

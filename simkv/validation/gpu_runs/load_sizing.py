@@ -82,11 +82,10 @@ def scale_of(profile: CostProfile, kv_tokens: int | None = None) -> PlanScale:
 class Trial:
     """A scenario to be served on the GPU.
 
-    ``beside`` is the name of another trial to which this trial is compared. ``profile`` is the name
-    of the profile that predicts the trial: ``profile-overlapped`` if the scheduler plans a step
-    while the GPU runs the previous one, or ``profile`` if it does not. ``predicted`` contains the
-    predicted metrics, named as in ``summary.json``, and the predicted maxima of decodes per step
-    and of KV tokens.
+    This trial is compared with the trial named ``beside``. ``profile`` is the name of the profile
+    that predicts the trial: ``profile-overlapped`` if the scheduler plans a step while the GPU runs
+    the previous one, or ``profile`` if it does not. ``predicted`` contains the predicted metrics,
+    named as in ``summary.json``, and the predicted maxima of decodes per step and of KV tokens.
     """
 
     name: str
@@ -290,8 +289,8 @@ def with_prediction(case: Trial, profile: CostProfile) -> Trial:
 
 
 def lengths(context: int, scale: PlanScale, output: float = 0.5) -> JsonDict:
-    """Return length settings with which a running request holds about ``context`` tokens of KV on
-    average.
+    """Return length settings for requests that hold about ``context`` tokens of KV on average while
+    they run.
 
     The prompt is three quarters of ``context``, and the output is ``output`` times ``context``. A
     request never exceeds the longest context in ``scale``.

@@ -36,7 +36,7 @@ TITLES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "E2E", "queue_ms": "qu
 def render_run(found: Score, changed: Sequence[SensitivityScore]) -> Iterator[RenderableType]:
     """Yield the tables of one run: measured and predicted values, and errors.
 
-    The errors are those of simkv and those that the authors of the record published for their own
+    The tables also contain the errors that the authors of the record published for their own
     simulator.
     """
     yield ""

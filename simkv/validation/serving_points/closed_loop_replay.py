@@ -32,8 +32,8 @@ from simkv.workload.clients import Clients, Dependency
 
 @dataclass(frozen=True)
 class ClosedLoop:
-    """Workload of a closed-loop benchmark: ``prompts`` requests, of which at most ``concurrency``
-    are in flight.
+    """Workload of a closed-loop benchmark: ``prompts`` requests, with at most ``concurrency`` in
+    flight.
 
     Prompt lengths are sampled between two fractions (``shares``) of ``isl`` tokens, and output
     lengths between the same fractions of ``osl`` tokens. One in ``fresh`` prompts is new; all
@@ -89,8 +89,8 @@ class PointReplay:
 
     ``moved`` has the derivatives of mean TTFT and mean TPOT with respect to each constant in
     ``FITTED_CONSTANTS``, in ms per unit of the constant. ``sources`` are the sources of error of
-    the step costs. ``unmeasured`` is true if the times of some kernels were replaced by those of
-    other kernels.
+    the step costs. ``unmeasured`` is true if some kernels were not measured and the times of other
+    kernels were used.
     """
 
     latency: Latency | None
