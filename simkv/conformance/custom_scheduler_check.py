@@ -39,7 +39,8 @@ HASH_SEEDS = ("1", "2")
 
 @dataclass
 class CheckResult:
-    """Result of a check: the number of scenarios run and the violated law, if any.
+    """Result of a check: the number of scenarios that were run, and the violated law (invariant),
+    if any.
 
     ``counterexample`` is a scenario that violates the law, as plain data. ``knobs`` are the engine
     settings that the user fixed.
@@ -63,11 +64,12 @@ class CheckResult:
 
 
 def check_laws(file: Path, examples: int = 200, knobs: dict[str, Any] | None = None) -> CheckResult:
-    """Run random scenarios with the scheduler in ``file`` until one violates a law, then shrink
-    that scenario.
+    """Run random scenarios with the scheduler in ``file`` until one violates a law (an invariant).
 
-    The code in ``file`` is executed. ``knobs`` are engine settings that are the same in every
-    scenario. Raises InputError if the file contains no scheduler or Hypothesis is not installed.
+    This scenario is then simplified as long as it violates a law. At most ``examples`` scenarios
+    are sampled. The code in ``file`` is executed. ``knobs`` are engine settings that are the same
+    in every scenario. Raises InputError if the file contains no scheduler or if Hypothesis is not
+    installed.
     """
     try:
         import hypothesis
@@ -115,9 +117,10 @@ def check_laws(file: Path, examples: int = 200, knobs: dict[str, Any] | None = N
 
 
 def _hash_otherwise(file: Path, found: CheckResult, trees: list[dict[str, Any]]) -> None:
-    """Rerun the largest scenarios in processes with different string hash seeds.
+    """Run the largest scenarios again in processes with different string hash seeds.
 
-    A request whose outcome depends on the hash seed is stored in ``found`` as a violation.
+    If the outcome of a request depends on the hash seed, this is stored in ``found`` as a
+    violation.
     """
     crowded = sorted(trees, key=lambda tree: -len(tree["workload"]["requests"]))[:RERUN_SCENARIOS]
     scenarios = json.dumps(crowded)
@@ -159,7 +162,7 @@ def _hash_otherwise(file: Path, found: CheckResult, trees: list[dict[str, Any]])
 
 
 def run_outcomes(scenarios: str) -> str:
-    """Run scenarios and return the outcomes of all requests as JSON, with a list of texts for each
+    """Run scenarios and return the outcomes of all requests as JSON: a list of texts for each
     scenario.
 
     ``scenarios`` is a JSON array of scenarios. The results of two processes are compared to detect

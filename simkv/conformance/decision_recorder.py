@@ -26,18 +26,18 @@ from simkv.schedulers.engine_registry import find_engine_spec
 
 
 class Recorder:
-    """A scheduler that wraps ``inner``, whose configuration is ``config``, and records its
-    decisions.
+    """A scheduler that forwards all calls to ``inner`` and records its decisions.
 
-    ``lines`` has one line for each call of ``schedule``, with the fields common to all engines. The
-    queues are read at the same point of the loop as in the recordings of the engine. ``added`` maps
-    the id of a request to the index of the first call after its arrival. ``aborts`` are tuples
-    (call, phase, request id): phase 1 is before the call, phase 2 is between the call and the
-    delivery of its tokens. ``ending`` is the reason why the engine died, or None.
+    ``config`` is the configuration of ``inner``. ``lines`` has one line for each call of
+    ``schedule``, with the fields common to all engines. The queues are read at the same point of
+    the engine loop as in the recordings of the engine. ``added`` maps the id of a request to the
+    index of the first call after its arrival. ``aborts`` are tuples (call, phase, request id):
+    phase 1 is before the call, and phase 2 is between the call and the delivery of its tokens.
+    ``ending`` is the reason why the engine died, or None.
 
     With ``whole``, lines also have the fields that only this engine's recordings have. The
-    simulated engine must be built with ``leaping=False``, because skipped steps would not be
-    recorded.
+    simulated engine must be built with ``leaping=False``, because it does not record the steps that
+    it skips.
     """
 
     def __init__(self, inner: Any, config: Any, *, whole: bool = False) -> None:
@@ -132,11 +132,10 @@ class Recorder:
 
     def until_all_ended(self) -> tuple[list[RecordingLine], set[int]]:
         """Return the lines up to the end of the recording, and the ids of requests that are
-        unfinished at that point.
+        unfinished there.
 
-        A recording ends with the step in which the last request ends. If the engine's
-        ``RecordingFormat`` also records the steps that drain the pipeline, the recording ends after
-        these steps.
+        A recording ends with the step in which the last request ends. The ``RecordingFormat`` of
+        some engines also records the steps that empty the pipeline after this step.
         """
         alive = set(self.added)
         for index, line in enumerate(self.lines):
@@ -146,7 +145,9 @@ class Recorder:
         return self.lines, alive
 
     def drains(self, line: RecordingLine) -> bool:
-        """Return whether a recording in which all requests have ended continues after ``line``."""
+        """Return whether the recording continues after ``line`` although all requests have
+        ended.
+        """
         under_way = self.recording.drains and self.inner.pipeline_depth > 1
         return under_way and bool(line["scheduled"])
 
@@ -154,14 +155,15 @@ class Recorder:
 def ended_requests(line: RecordingLine) -> set[int]:
     """Return the ids of the requests that ended in a step.
 
-    They finished or were rejected in the step, or they were lost or aborted before it.
+    These are the requests that finished or were rejected in the step, and the requests that were
+    lost or aborted before it.
     """
     left = (line["finished"], line["ignored"], line.get("lost", ()), line.get("aborted", ()))
     return {i for ids in left for i in ids}
 
 
 def decision_hashes(lines: Iterable[RecordingLine]) -> list[str]:
-    """Return one hash for each line, computed over that line and all lines before it.
+    """Return one hash for each line, computed from this line and all lines before it.
 
     The hashes of two runs are equal up to the first line that differs.
     """
@@ -178,8 +180,8 @@ def write_decision_trace(
 ) -> None:
     """Write the recorded decisions to ``path`` as gzip-compressed JSON Lines.
 
-    ``stopped`` is the reason to record if requests are unfinished and the engine did not die. Equal
-    decisions give equal bytes. After an error, no partial file is left.
+    ``stopped`` is the reason that is written if requests are unfinished although the engine did not
+    die. Equal decisions give equal bytes. After an error, no partial file is left.
     """
     recorder.close()
     by_id = {request.id: request for request in requests}

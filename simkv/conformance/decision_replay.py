@@ -25,7 +25,7 @@ class Mismatch:
     """The first step at which simkv differs from a recording, with the fields that differ.
 
     ``recorded`` and ``simulated`` map the names of these fields to their values. ``step`` is "end"
-    if only the ends of the two runs differ.
+    if all steps are equal but the two runs end differently.
     """
 
     step: str
@@ -35,10 +35,10 @@ class Mismatch:
 
 @dataclass(frozen=True)
 class Conformance:
-    """Result of replaying one recording; ``difference`` is None if all steps are equal.
+    """Result of replaying one recording; ``difference`` is None if simkv reproduces the recording.
 
-    ``steps`` is the number of equal steps. ``assumed`` describes an assumption about the variant
-    that no recording confirms, or is None.
+    ``steps`` is the number of equal steps. ``assumed`` is a text about an assumption on the
+    engine's release that no recording confirms, or None.
     """
 
     name: str
@@ -72,7 +72,7 @@ def _assumed(engine: EngineSpec, trace: DecisionTrace) -> str | None:
     """Return an unconfirmed assumption about the variant of a recording, or None.
 
     Raises TraceError for an unknown variant. Variants such as ``v1-async`` or ``lpm``, which are
-    named after a configuration and not after a release, are accepted.
+    named after a configuration instead of a release, are accepted.
     """
     header, release = trace.header["variant"], trace.header["config"].get("variant")
     if release not in (None, header):
@@ -110,13 +110,13 @@ def replay_decisions(
 def compare(
     trace: DecisionTrace, simulated: Iterator[RecordingLine]
 ) -> tuple[int, Mismatch | None]:
-    """Compare a recording with simulated lines; return the number of equal leading lines and the
-    first difference, or None.
+    """Compare a recording with simulated lines.
 
-    Every recorded field must be reproduced. The two runs must also end in the same way: all
-    requests end, or the runs stop for the same kind of reason (see ``decision_trace.ending_kind``).
-    If the recording stopped at the recorder's step limit, it must be periodic from the step at
-    which simkv detects a cycle.
+    Returns the number of equal lines at the beginning, and the first difference or None. Every
+    recorded field must be reproduced. The two runs must also end in the same way: all requests end,
+    or the runs stop for the same kind of reason (see ``decision_trace.ending_kind``). If the
+    recording stopped at the recorder's step limit, its steps must repeat periodically from the step
+    on at which simkv detects a cycle.
     """
     for count, line in enumerate(trace.steps):
         ours = next(simulated, {})
@@ -130,8 +130,8 @@ def compare(
 def _compare_ends(trace: DecisionTrace, simulated: Iterator[RecordingLine]) -> Mismatch | None:
     """Return the difference between the ends of the two runs, or None.
 
-    simkv's run must end after the last recorded step or, for a truncated recording, stop for the
-    same kind of reason.
+    simkv's run must end after the last recorded step. If the recording is truncated, simkv's run
+    must stop for the same kind of reason.
     """
     truncated = trace.truncated
     recorded = {"ending": ending_kind(truncated) if truncated else ENDED}
@@ -147,7 +147,9 @@ def _compare_ends(trace: DecisionTrace, simulated: Iterator[RecordingLine]) -> M
 
 
 def _goes_round(steps: list[RecordingLine], ours: RecordingLine) -> bool:
-    """Return whether the recording is periodic from the step at which simkv detected a cycle."""
+    """Return whether the recorded steps repeat periodically from the step on at which simkv
+    detected a cycle.
+    """
     proved = ours.get("proved")
     if proved is None or proved >= len(steps):
         return False

@@ -54,16 +54,16 @@ RECORDER_LIMIT = "limit"
 def ending_kind(closing: RecordingLine) -> str:
     """Return the kind of ending that a closing line states, such as panic, livelock, lost or stall.
 
-    An unknown reason is returned unchanged.
+    If the reason is of no known kind, it is returned unchanged.
     """
     why = str(closing.get("why", ""))
     return next((kind for word, kind in _ENDINGS if word in why), why)
 
 
 def relative_times(line: RecordingLine) -> RecordingLine:
-    """Return a line with its step numbers and ticks made relative to the line itself.
+    """Return a line in which all step numbers and ticks are relative to the line itself.
 
-    Corresponding lines in two repetitions of a cycle become equal.
+    If the steps of a run repeat, the corresponding lines of two repetitions become equal.
     """
     now = line.get("tick", 0)
     moments: RecordingLine = {"step": 0, "tick": 0}
@@ -75,7 +75,7 @@ def relative_times(line: RecordingLine) -> RecordingLine:
 
 
 def _since(word: Any, now: int) -> Any:
-    """Make the tick in the name of a message relative to ``now``: ``msg57`` at tick 50 becomes
+    """Return the name of a message with its tick relative to ``now``: ``msg57`` at tick 50 becomes
     ``msg7``.
     """
     sent = isinstance(word, str) and word.startswith("msg") and word[3:].isdecimal()
@@ -87,7 +87,8 @@ class DecisionTrace:
     """A parsed recording: the header (engine, variant, config and requests) and one line per step.
 
     ``truncated`` is the closing line if the engine could not finish all requests, or None. In error
-    messages, ``name`` identifies the recording and ``where`` is the position of its header line.
+    messages, ``name`` is the name of the recording and ``where`` is the position of its header
+    line.
     """
 
     name: str
@@ -152,7 +153,8 @@ class Recording:
 
 
 def recording_files(path: Path) -> list[Path]:
-    """Return ``path`` itself, or the recording files under it if it is a directory.
+    """Return the files with recordings: ``path`` itself, or the files under it if it is a
+    directory.
 
     Raises TraceError if the directory contains no recordings.
     """
@@ -219,10 +221,10 @@ def read_trace(path: Path) -> DecisionTrace:
 
 
 def pack_traces(traces: Iterable[DecisionTrace]) -> bytes:
-    """Return the content of a gzip-compressed file with these recordings, which ``read_traces`` can
-    read.
+    """Return the content of a gzip-compressed file with these recordings.
 
-    Equal recordings give equal bytes (with the same version of zlib).
+    ``read_traces`` can read the file. Equal recordings give equal bytes (with the same version of
+    zlib).
     """
     lines = (
         line

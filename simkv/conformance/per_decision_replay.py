@@ -25,8 +25,7 @@ from simkv.native.scripted_transfers import (
 def replay_steps(
     engine: EngineSpec, header: RecordingLine, at_least: int
 ) -> Iterator[RecordingLine]:
-    """Yield the decisions of simkv's scheduler on the workload of ``header``, one line per
-    decision.
+    """Yield one line for each decision of simkv's scheduler on the workload of ``header``.
 
     The parameters have the same meaning as in ``decision_replay.replay_decisions``.
     """
@@ -84,8 +83,9 @@ def closing_line(ending: str, why: str, proved: int | None = None) -> RecordingL
 
 
 class InFlightBatches:
-    """Batches that were scheduled but not completed, oldest first, with the ids of their decode
-    groups.
+    """Batches that were scheduled but not completed, oldest first.
+
+    Each batch is stored with the ids of its decode group (requests that decode in every step).
     """
 
     def __init__(
@@ -131,7 +131,10 @@ class InFlightBatches:
 
 
 def _members(batch: Batch) -> list[int]:
-    """Return the ids of the requests in the batch's decode group that are not in ``scheduled``."""
+    """Return the ids of the batch's decode group that are not in ``scheduled``.
+
+    The decode group contains the requests that decode in every step.
+    """
     if not batch.decodes:
         return []
     listed = {i for i, _ in batch.scheduled}
@@ -147,11 +150,11 @@ def arrivals_by_step(requests: list[RecordingLine]) -> dict[int, list[RecordingL
 
 
 class ScriptedClients:
-    """Arrivals and aborts of each step, as recorded; ``alive`` has the ids of unfinished requests.
+    """Recorded arrivals and aborts of each step; ``alive`` contains the ids of unfinished requests.
 
     Aborts in the header are tuples (step, phase, id). Phase 0 is before the arrivals of the step,
-    phase 1 between the arrivals and the decision, and phase 2 between the decision and the delivery
-    of tokens.
+    phase 1 is between the arrivals and the decision, and phase 2 is between the decision and the
+    delivery of tokens.
     """
 
     def __init__(
@@ -170,7 +173,7 @@ class ScriptedClients:
         return bool(self._arrivals or self._aborts)
 
     def arrive(self, step: int) -> bool:
-        """Apply the arrivals and aborts before the decision of ``step``.
+        """Add the requests and process the aborts that precede the decision of ``step``.
 
         Returns whether there were any arrivals or aborts.
         """
@@ -182,8 +185,9 @@ class ScriptedClients:
         return self.leave(step, 1) or moved
 
     def leave(self, step: int, phase: int) -> bool:
-        """Abort the unfinished requests whose clients leave in this phase; return whether there
-        were any.
+        """Abort the unfinished requests whose clients leave in this phase.
+
+        Returns whether there were any.
         """
         left = False
         for i in self._aborts.pop((step, phase), ()):
@@ -195,8 +199,8 @@ class ScriptedClients:
 
 
 class RemainingOutput:
-    """Number of tokens that the model will still emit for each request, which schedulers do not
-    know.
+    """Number of tokens that the model will still emit for each request; schedulers do not know this
+    number.
     """
 
     def __init__(self, requests: list[RecordingLine]) -> None:
@@ -205,7 +209,7 @@ class RemainingOutput:
         self._given = dict.fromkeys(self._left, 0)
 
     def accept(self, batch: Batch) -> None:
-        """Set the numbers of draft tokens in ``batch`` that are accepted, as the recording
+        """Set how many draft tokens of each request in ``batch`` are accepted, as the recording
         specifies.
         """
         if not (drafted := batch.drafted):
@@ -218,7 +222,7 @@ class RemainingOutput:
     def ended(self, batch: Batch, members: Iterable[int] = ()) -> set[int]:
         """Return the ids of the requests that receive their last token with this batch.
 
-        ``members`` are the ids of the batch's decode group.
+        ``members`` are the ids of the batch's decode group (requests that decode in every step).
         """
         return {i for i in (*batch.emits, *members) if self._left[i] == 1 + _more(batch, i)}
 
@@ -249,7 +253,7 @@ class StallDetector:
     def after(self, step: int, moved: bool, state: Callable[[], Hashable]) -> None:
         """Check the scheduler's state after a step.
 
-        If ``moved`` is true, an event occurred or is expected, and the earlier states are
+        If ``moved`` is true, an event occurred or is expected. The states seen before are then
         discarded.
         """
         if moved:
@@ -262,8 +266,9 @@ class StallDetector:
         self._seen.clear()
 
     def repeats(self, state: Hashable) -> bool:
-        """Return whether ``state`` occurred since the last call of ``progress``; if it did not,
-        store it.
+        """Return whether ``state`` has occurred since the last call of ``progress``.
+
+        If it has not occurred, it is stored.
         """
         if state in self._seen:
             return True

@@ -147,7 +147,8 @@ class {rule}SyncScheduler(_Asks, Scheduler):
 
 
 def load_policy(file: Path) -> tuple[EngineSpec, Any, CustomCode]:
-    """Execute a policy file; return the engine built from it, the policy's class and its source.
+    """Execute a policy file; return the engine with this policy, the class of the policy and its
+    source code.
 
     Raises InputError if the file contains no policy for vLLM.
     """
@@ -201,8 +202,8 @@ def export_policy(file: Path, knobs: dict[str, Any], module: str) -> str:
 
 
 def _aliases(text: str) -> Iterator[tuple[str, str]]:
-    """Yield pairs of names of classes that are named differently in the policy file and in the
-    generated file.
+    """Yield pairs (old, new) of class names that differ between the policy file and the generated
+    file.
     """
     for node in ast.parse(text).body:
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "simkv":
@@ -249,10 +250,10 @@ def _without_imports(text: str) -> str:
 def check_export(
     file: Path, knobs: dict[str, Any], folder: Path, cases: int
 ) -> Iterator[tuple[str, Mismatch | None]]:
-    """Yield the name of each random case and its first mismatch, or None.
+    """Yield the name of each random case, and its first mismatch or None.
 
-    A mismatch is a step in which the vLLM scheduler in ``folder``, with the exported policy,
-    decides differently from the simulated one.
+    A mismatch is a step in which two schedulers decide differently: the vLLM scheduler in
+    ``folder`` with the exported policy, and the simulated scheduler.
     """
     simulated = simulated_spec(file, knobs)
     for trace in record_export(file, knobs, folder, cases):
@@ -265,7 +266,7 @@ def first_mismatch(trace: DecisionTrace, simulated: EngineSpec) -> Mismatch | No
 
 
 def simulated_spec(file: Path, knobs: dict[str, Any]) -> EngineSpec:
-    """Return a specification of vLLM with the policy in ``file``, to replay a recording."""
+    """Return a specification of vLLM that uses the policy in ``file``, to replay a recording."""
     if _is_scenario(file):
         return policy_spec(file)
     spec, of, _ = load_policy(file)
@@ -279,8 +280,8 @@ def simulated_spec(file: Path, knobs: dict[str, Any]) -> EngineSpec:
 def record_export(
     file: Path, knobs: dict[str, Any], folder: Path, cases: int
 ) -> Iterator[DecisionTrace]:
-    """Yield recordings of ``cases`` random cases with the exported policy in the vLLM of
-    ``folder``.
+    """Record ``cases`` random cases with the exported policy in the vLLM of ``folder``; yield the
+    recordings.
     """
     text = export_policy(file, knobs, file.stem)
     for number in range(cases):

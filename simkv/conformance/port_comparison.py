@@ -1,8 +1,8 @@
 """Run simkv's port and the engine's own (native) scheduler side by side and report the first
 difference.
 
-The port determines the simulation; the native scheduler receives the same calls. Decisions,
-results, queues, free blocks and blocks per request are compared after each call.
+The decisions of the port determine the simulation; the native scheduler receives the same calls.
+Decisions, results, queues, free blocks and blocks per request are compared after each call.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from simkv.sim.simulation import build_replica_specs, simulate_scenario
 
 
 class DifferentDecision(Exception):
-    """Raised at the first difference; has the step, the time (s), the subject, and the values and
-    states of the two schedulers.
+    """Raised at the first difference between the port and the native scheduler.
+
+    It has the step, the time (s), the subject, and the values and states of the two schedulers.
     """
 
     def __init__(
@@ -35,7 +36,7 @@ class DifferentDecision(Exception):
         self.values, self.states = values, states
 
     def describe(self) -> list[str]:
-        """Return the difference and the two states, as lines."""
+        """Return lines of text with the difference and the two states."""
         return [
             f"first difference at step {self.step} ({self.time:.6g} s): {self.subject}",
             f"  port:   {self.values[0]}",
@@ -49,8 +50,8 @@ class ComparedScheduler:
     """A port that repeats every call on ``native`` and raises DifferentDecision if the results
     differ.
 
-    ``features`` counts the kinds of events that occurred during the comparison, ``compared`` the
-    comparisons by subject.
+    ``features`` counts the kinds of events that occurred during the comparison, and ``compared``
+    counts the comparisons by subject.
     """
 
     def __init__(self, port: Any, native: Any, *, tabled: bool = True) -> None:
@@ -90,7 +91,9 @@ class ComparedScheduler:
             one.abort(request_id)
 
     def schedule(self) -> Batch:
-        """Return the decision, after comparing the decisions of the two schedulers."""
+        """Return the decision of the port, after comparing it with the decision of the native
+        scheduler.
+        """
         cached = _cached(self.port)
         batch: Batch = self.port.schedule()
         other: Batch = self.native.schedule()
@@ -179,13 +182,15 @@ def _copies(batch: Batch) -> Any:
 
 
 def _tables(port: Any) -> Any:
-    """Return the block tables of a port that numbers its blocks like the engine, or None."""
+    """Return the block tables of a port, or None if the port does not number its blocks like the
+    engine.
+    """
     tables = getattr(getattr(port, "memory", None), "tables", None)
     return tables.tables if tables is not None and hasattr(tables, "tables") else None
 
 
 def _cached(port: Any) -> frozenset[Any]:
-    """Return the content of a port's prefix cache: keys of blocks, or nodes of a radix tree."""
+    """Return the contents of a port's prefix cache: keys of blocks, or nodes of a radix tree."""
     memory = getattr(getattr(port, "state", port), "memory", None)
     if tree := getattr(memory, "tree", None):
         return frozenset(tree.nodes())
@@ -206,8 +211,8 @@ def _state(scheduler: Scheduler) -> str:
 def compare_with_port(scenario: Scenario, folder: Path) -> ComparedScheduler:
     """Run a scenario whose engine has a source, side by side with the port of the same release.
 
-    Returns the comparison if all decisions are equal. Raises DifferentDecision at the first
-    difference, and InputError if the scenario has a fleet.
+    Returns the schedulers and the counts of the comparison if all decisions are equal. Raises
+    DifferentDecision at the first difference, and InputError if the scenario has a fleet.
     """
     if scenario.fleet is not None:
         raise InputError("--against: does not support fleets; remove the section fleet")

@@ -1,4 +1,4 @@
-"""Number of recorded traces that simkv reproduces for each variant, from the packaged file
+"""Number of recordings that simkv reproduces for each variant, from the packaged file
 ``counts.json``.
 """
 
@@ -15,6 +15,8 @@ RecordingCounts = dict[str, dict[str, dict[str, int]]]
 
 
 def packaged_counts() -> RecordingCounts:
-    """Return the number of reproduced and of replayed traces by engine and variant."""
+    """Return two numbers by engine and variant: the recordings that simkv reproduces, and all
+    replayed recordings.
+    """
     counts: RecordingCounts = json.loads(COUNTS_FILE.read_text(encoding="utf-8"))
     return counts

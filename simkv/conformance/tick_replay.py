@@ -24,7 +24,7 @@ from simkv.sim.clock import SimProcess
 def replay_ticks(
     engine: EngineSpec, header: RecordingLine, at_least: int
 ) -> Iterator[RecordingLine]:
-    """Yield the decisions of simkv's pipeline on the workload of ``header``, one line per tick.
+    """Yield one line for each tick of simkv's pipeline on the workload of ``header``.
 
     In a tick, the pipeline receives messages, makes a decision, puts tasks into the worker's queue
     and runs a step. It may also receive messages between the decision and the put. The parameters
@@ -70,12 +70,12 @@ TICK_MARGIN_S = 0.125
 
 
 def one_step_per_tick(lag: int, gap: bool) -> Pacing:
-    """Return delays that make each of the three threads run once per tick, as in the recordings.
+    """Return delays with which each of the three threads runs once per tick, as in the recordings.
 
     A step takes one second. A tick takes one second, or 1.5 seconds with ``gap``; the additional
-    half second is the time from the decision to the put. A message of tick t is received before the
-    decision of tick t + 1 + ``lag``. With ``gap`` and a positive ``lag``, it is received before the
-    put of tick t + ``lag``.
+    half second is the time from the decision until its tasks are put into the queue. A message of
+    tick t is received before the decision of tick t + 1 + ``lag``. With ``gap`` and a positive
+    ``lag``, it is received before the tasks of tick t + ``lag`` are put into the queue.
     """
     wait = 0.5 if gap else 0.0
     tick = 1.0 + wait

@@ -1,6 +1,6 @@
 """Export a policy of ``simkv.core.policy_language`` as a scheduler class for vLLM.
 
-Such a policy makes decisions in the middle of a step, but the class needs no copy of vLLM's
+A policy of this kind makes decisions in the middle of a step, but the class needs no copy of vLLM's
 ``schedule`` method. The class replaces the waiting queue by one that evaluates to false while the
 policy does not admit the first request. Priorities are replaced by ranks while vLLM selects a
 request to preempt. The prefill threshold is set before each step.
@@ -205,7 +205,7 @@ class EvolvedSyncScheduler(_Asks, Scheduler):
 
 
 def read_policy(file: Path) -> str:
-    """Return the policy text of the last variant in a scenario file that has a policy.
+    """Return the policy text of the last variant that has a policy in a scenario file.
 
     Raises InputError if no variant has a policy for vLLM.
     """
@@ -239,7 +239,7 @@ def render_policy_class(file: Path, release: str, module: str) -> str:
 
 
 def policy_spec(file: Path) -> EngineSpec:
-    """Return a specification of vLLM with the policy of a scenario, to replay a recording."""
+    """Return a specification of vLLM that uses the policy of a scenario, to replay a recording."""
     text = read_policy(file)
 
     def build(config: Any) -> Any:

@@ -11,7 +11,9 @@ from simkv.workload.workload_base import StrictModel
 
 
 def _of_the_web(address: str) -> str:
-    """Return the address. Raises ValueError unless it begins with http:// or https://."""
+    """Return the address if it begins with http:// or https://. Raises ValueError if it
+    does not.
+    """
     parts = urlsplit(address)
     if parts.scheme not in ("http", "https") or not parts.netloc or not address.isprintable():
         raise ValueError(f"must begin with http:// or https://, got {address!r}")

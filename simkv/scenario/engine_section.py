@@ -101,19 +101,20 @@ _SOURCE: dict[str, Any] = {
 
 
 def _add_fields(fields: dict[str, Any], schema: dict[str, Any]) -> None:
-    """Add fields that a model does not declare to its schema."""
+    """Add fields to the schema of a model that does not declare them."""
     schema["properties"] |= fields
 
 
 @cache  # the engine appears in several places of a scenario
 def _models() -> dict[type[BaseModel], type[EngineConfig]]:
-    """Return the config of each engine, by its model."""
+    """Return a mapping from the model of each engine to the engine's config class."""
     return {_strict_model(engine): engine.config for engine in ENGINES.values()}
 
 
 class _CheckedByModel:
-    """Pydantic annotation that validates ``engine`` strictly and builds the config selected by
-    ``name``.
+    """Pydantic annotation that validates ``engine`` strictly.
+
+    It builds the config of the engine that ``name`` selects.
     """
 
     def __get_pydantic_core_schema__(
@@ -152,7 +153,9 @@ CUSTOM_ENGINE_SCHEMA = {
 
 
 def _own_or_known(data: Any, known: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
-    """Return a custom scheduler's config if ``data`` names one, otherwise a packaged engine's."""
+    """Return the config of the engine that ``data`` names: a custom scheduler or a packaged
+    engine.
+    """
     name = data.get("name") if isinstance(data, dict) else None
     if isinstance(name, str) and name in ENGINES and data.get("source") is not None:
         return _native(data)
@@ -179,7 +182,7 @@ def _own_or_known(data: Any, known: ValidatorFunctionWrapHandler, info: Validati
 
 
 def _native(data: dict[str, Any]) -> EngineConfig:
-    """Return the config of an engine that runs the code of a source."""
+    """Return the config of an engine that runs its own code from a source directory or package."""
     try:
         spec = build_native_spec(data)
     except InputError as error:
@@ -192,7 +195,9 @@ def _native(data: dict[str, Any]) -> EngineConfig:
 
 @lru_cache(maxsize=64)
 def _own_model(config: Any) -> type[BaseModel]:
-    """Return the model of a custom config; cached because a scheduler check requests it often."""
+    """Return the model of a custom config; cached because a check of a scheduler requests
+    it often.
+    """
     return _strict_model(config.own_spec)
 
 

@@ -59,7 +59,7 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class Bound(Section):
-    """Bound on a metric: exactly one of ``eq``, ``le``, ``ge`` and ``within``.
+    """Bound on a metric, given by exactly one of ``eq``, ``le``, ``ge`` and ``within``.
 
     ``within`` is ``[low, high]``, including both ends. Numbers count as equal within a relative or
     absolute tolerance of 1e-9.
@@ -85,7 +85,9 @@ class Bound(Section):
         return self
 
     def missed_by(self, found: float) -> float:
-        """Return the signed difference of ``found`` from the bound; 0 if the bound holds."""
+        """Return the signed distance of ``found`` from the nearest allowed value; 0 if the bound
+        holds.
+        """
         low, high = self._range()
         nearest = min(max(found, low), high)
         return 0.0 if isclose(found, nearest, rel_tol=1e-9, abs_tol=1e-9) else found - nearest
@@ -122,7 +124,7 @@ Expected = Annotated[Bound, BeforeValidator(_bare_number, json_schema_input_type
 
 
 def _with_bounds(base: type[Section], figures: Mapping[str, str]) -> Any:
-    """Return ``base`` with an optional bound on each metric; other names are errors.
+    """Return ``base`` with an optional bound on each metric; a field with another name is an error.
 
     ``figures`` maps the names of the metrics to their descriptions.
     """
@@ -149,7 +151,7 @@ else:
 class _Expectations(Section):
     """Expected results of one variant: its ``verdict``, and bounds on its metrics in summary.json.
 
-    ``request`` has expectations for single requests, by id.
+    ``request`` contains expectations for single requests, by id.
     """
 
     verdict: Annotated[VerdictName, BeforeValidator(_bare_word)] | None = None

@@ -22,8 +22,8 @@ from pydantic import BaseModel
 class FieldRole(StrEnum):
     """Role of a field: ``ABOUT`` fields describe a scenario; all other fields determine its runs.
 
-    ``WORLD`` fields are the engine's environment: workload, costs, timeouts. ``ENGINE`` fields are
-    chosen by the operator, so a fix may change them.
+    ``WORLD`` fields are the environment of the engine: workload, costs and timeouts. ``ENGINE``
+    fields are chosen by the operator of the server, so a suggested fix may change them.
     """
 
     ABOUT = "about"
@@ -39,7 +39,10 @@ EngineField = Annotated[T, FieldRole.ENGINE]
 
 @cache
 def roles(model: type[BaseModel]) -> dict[str, FieldRole]:
-    """Return the role of every field of a model. Raises TypeError unless each has exactly one."""
+    """Return the role of every field of a model.
+
+    Raises TypeError if a field has no role or several roles.
+    """
     found = {}
     for name, field in model.model_fields.items():
         given = [role for role in field.metadata if isinstance(role, FieldRole)]

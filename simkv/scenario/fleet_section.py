@@ -30,8 +30,9 @@ ReplicaCount = Annotated[int, Field(gt=0, le=MAX_REPLICAS)]
 
 
 class _Router(Section):
-    """Base class of routers; ``name`` is always serialized, even if only explicitly set fields
-    are.
+    """Base class of router settings.
+
+    ``name`` is always serialized, even if other fields are serialized only when they were set.
     """
 
     name: str
@@ -59,9 +60,10 @@ class _Scored(_Router):
     """Base class of routers that compare the load of replicas.
 
     The score of a replica is the weighted sum of four numbers: waiting requests, running requests,
-    requests ``in_flight`` (sent by the router and not finished; always up to date), and the
-    fraction of KV blocks in use. With ``count_own_sends``, each request that the router has sent
-    since the last refresh counts as waiting.
+    requests in flight, and the fraction of KV blocks in use. Requests in flight are requests that
+    the router has sent to the replica and that have not finished; the router always knows their
+    number. With ``count_own_sends``, each request that the router has sent since the last refresh
+    counts as waiting.
     """
 
     waiting_weight: Weight = 4.0
@@ -99,16 +101,16 @@ class _Affine(_Router):
     imbalanced.
 
     The fleet is imbalanced if the largest number of requests in flight on a replica exceeds the
-    smallest by more than ``balance_abs_threshold`` requests and by more than a factor of
-    ``balance_rel_threshold``.
+    smallest by more than ``balance_abs_threshold`` requests, and is more than
+    ``balance_rel_threshold`` times as large.
     """
 
     balance_abs_threshold: Weight = 64.0
-    """Threshold of load imbalance: requests in flight at the fullest replica minus requests in
-    flight at the emptiest replica."""
+    """Threshold of load imbalance: difference between the largest and the smallest number of
+    requests in flight on a replica."""
     balance_rel_threshold: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.5
-    """Threshold of load imbalance: requests in flight at the fullest replica divided by requests in
-    flight at the emptiest replica."""
+    """Threshold of load imbalance: largest number of requests in flight on a replica, divided by
+    the smallest number."""
 
 
 class SessionConfig(_Affine):
@@ -120,16 +122,18 @@ class SessionConfig(_Affine):
 
     name: Literal["session"] = "session"
     max_in_flight: Annotated[int, Field(gt=0)] | None = None
-    """Requests in flight at which a replica is full: its further requests go to the next replica on
-    the hash ring that is not full. If all are full, they stay. Default: no limit."""
+    """Number of requests in flight at which a replica is full. Further requests go to the next
+    replica on the hash ring that is not full or, if all are full, to the original replica. Default:
+    no limit."""
 
 
 class CacheAwareConfig(_Affine):
     """Send a request to the replica that has received the longest prefix of its prompt.
 
-    The prefix must be longer than the fraction ``cache_threshold`` of the prompt; otherwise the
-    replica with the fewest distinct prefixes is used. If the fleet is imbalanced, the replica with
-    the fewest requests in flight is used. Prefixes are compared in chunks of ``block_size`` tokens.
+    The prefix must be longer than ``cache_threshold`` times the prompt. If no prefix is long
+    enough, the replica with the fewest distinct prefixes is used. If the fleet is imbalanced, the
+    replica with the fewest requests in flight is used. Prefixes are compared in chunks of
+    ``block_size`` tokens.
     """
 
     name: Literal["cache_aware"] = "cache_aware"
@@ -142,10 +146,10 @@ class CacheAwareConfig(_Affine):
 class WeightedConfig(_Router):
     """Send each request to the replica with the highest weighted sum of three scores from 0 to 1.
 
-    As the scorers of llm-d's router: ``queue`` is 1 for the shortest queue of waiting requests, 0
-    for the longest and linear between; ``kv`` is the fraction of KV blocks not in use; ``prefix``
-    is the fraction of the prompt's blocks that the router has sent to the replica before. Ties are
-    broken at random.
+    The scores are those of llm-d's router. ``queue`` is 1 for the replica with the fewest waiting
+    requests, 0 for the replica with the most, and linear between them. ``kv`` is the fraction of KV
+    blocks that are not in use. ``prefix`` is the fraction of the prompt's blocks that the router
+    has already sent to the replica. Ties are broken at random.
     """
 
     name: Literal["weighted"] = "weighted"
@@ -158,7 +162,8 @@ class WeightedConfig(_Router):
     block_size: Annotated[int, Field(gt=0)] = 64
     """Tokens per block when prompts are compared."""
     count_own_sends: bool = False
-    """Count requests sent by the router as waiting until the next refresh."""
+    """Whether requests that the router has sent count as waiting until the next refresh of the
+    load."""
     seed: Seed = 0
     """Random seed for ties."""
 
@@ -185,8 +190,9 @@ AnyRouter = Annotated[
 
 
 class Outage(Section):
-    """A period in which a replica gets no new requests: from ``at`` to ``back_at`` (s), or to the
-    end of the run.
+    """A period in which a replica gets no new requests.
+
+    It lasts from ``at`` to ``back_at`` (s), or to the end of the run.
     """
 
     replica: Annotated[int, Field(ge=0)]
@@ -210,15 +216,15 @@ class Autoscale(Section):
     (waiting, running or in-flight requests) per replica equals ``target``. The number is limited by
     ``min_replicas`` and ``max_replicas``, and deviations below ``tolerance`` are ignored. A new
     replica gets requests after ``lag`` plus the fleet's ``cold_start`` (s). The number of replicas
-    is reduced only when fewer replicas have been desired for ``scale_down_after`` (s); surplus
-    replicas are then drained.
+    is reduced only if the desired number has been smaller for ``scale_down_after`` (s). The surplus
+    replicas then finish their requests and get no new ones.
 
     Source of the rule and of the defaults of interval, tolerance and scale-down:
     kubernetes/kubernetes, ``pkg/controller/podautoscaler`` (15 s, 0.1 and 300 s).
     """
 
     metric: Literal["waiting", "running", "in_flight"] = "in_flight"
-    """Requests that count as load."""
+    """Kind of requests that count as load."""
     target: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     """Target load per replica, in requests."""
     min_replicas: ReplicaCount = 1
@@ -230,9 +236,10 @@ class Autoscale(Section):
     lag: Seconds = 0.0
     """Time to provision a replica (s), in addition to its cold start."""
     tolerance: Weight = 0.1
-    """Relative deviation from the target that is ignored."""
+    """Relative deviation from the target that does not change the number of replicas."""
     scale_down_after: Seconds = 300.0
-    """Time for which fewer replicas must be sufficient before a replica is drained (s)."""
+    """Time for which a smaller number of replicas must be sufficient before a replica is drained
+    (s)."""
 
     @model_validator(mode="after")
     def _least_and_most(self) -> Self:
@@ -248,8 +255,8 @@ class KvTransfer(Section):
     """Time to transfer KV from a prefill replica to a decode replica.
 
     A transfer moves ``bytes_per_token`` bytes for each token that the target has not cached, at
-    ``bandwidth`` (bytes/s); ``latency`` (s) is added. Transfers from one replica are sequential;
-    with ``shared_link``, the transfers of all replicas are sequential.
+    ``bandwidth`` (bytes/s). ``latency`` (s) is added to each transfer. Transfers from one replica
+    are sequential; with ``shared_link``, the transfers of all replicas are sequential.
     """
 
     bytes_per_token: Annotated[int, Field(gt=0)]
@@ -266,9 +273,9 @@ class FleetSettings(Section):
     """Routing of requests, outages and scaling of replicas.
 
     The router knows the load of the replicas at the last multiple of ``refresh_interval`` (s); if
-    the interval is 0, it always knows the current load. With ``lockstep``, all replicas step
-    together and each step takes as long as on the slowest replica, as with the data-parallel ranks
-    of a mixture-of-experts model.
+    the interval is 0, it always knows the current load. With ``lockstep``, all replicas start each
+    step together, and each step takes the time of the slowest replica, as for the data-parallel
+    ranks of a mixture-of-experts model.
 
     A replica that fails loses its KV and all computed tokens. ``on_failure`` determines what
     happens to its requests: ``retry`` restarts them on another replica and discards the tokens that
@@ -303,7 +310,7 @@ class FleetSettings(Section):
     autoscale: Autoscale | None = None
     """Automatic scaling of the number of replicas with the load."""
     decode_router: AnyRouter = LeastLoadedConfig()
-    """Routing policy that selects the decode replica of a prefilled request."""
+    """Routing policy that selects the decode replica for a prefilled request."""
     kv_transfer: KvTransfer | None = None
     """Time to transfer KV from prefill to decode replicas."""
 
@@ -334,7 +341,7 @@ class ReplicaGroup(Section):
 
 
 class FleetSection(FleetSettings):
-    """Replicas behind a router: a number of equal replicas, or a list of groups."""
+    """Replicas behind a router, given as a number of equal replicas or as a list of groups."""
 
     replicas: Annotated[
         Annotated[ReplicaCount, Tag("number")]
@@ -345,7 +352,7 @@ class FleetSection(FleetSettings):
 
     @property
     def groups(self) -> list[ReplicaGroup]:
-        """Groups of replicas; one group if all replicas are equal."""
+        """Groups of replicas; a single group if all replicas are equal."""
         if isinstance(self.replicas, int):
             return [ReplicaGroup(count=self.replicas)]
         return self.replicas

@@ -61,7 +61,8 @@ class HardwareSection(Section):
     kv: KvFormatName | None = None
     """Number format of the KV cache (default: bf16)."""
     kernels: list[KernelSwitch] = Field(default=[])
-    """Kernels for mxfp4 experts that a flag of the server selects: marlin or mxfp8."""
+    """Kernels for mxfp4 experts that were selected with an option of the server: marlin or
+    mxfp8."""
     interconnect: (
         Annotated[
             Annotated[Literal["NVLink", "PCIe"], Tag("name")]
@@ -74,7 +75,7 @@ class HardwareSection(Section):
     ) = None
     """Interconnect of the GPUs: NVLink, PCIe or measured values (default: from the data sheet)."""
     gpus_per_node: Gpus | None = None
-    """Number of GPUs that the interconnect connects (default: the usual number for the GPU)."""
+    """Number of GPUs that the interconnect joins (default: the usual number for the GPU)."""
     tables: str | None = None
     """Directory with your own operator tables, relative to the scenario file. They take precedence
     over packaged tables."""
@@ -136,7 +137,7 @@ def _architecture(name: str, folder: Path) -> Architecture:
 def build_hardware(section: HardwareSection) -> Hardware:
     """Return the hardware that the section describes, with defaults for missing fields.
 
-    Raises InputError, which names the field, if the model cannot be split across the GPUs.
+    Raises InputError that names the field if the model cannot be split across the GPUs.
     """
     gpu, link = find_gpu(section.gpu), section.interconnect
     if isinstance(link, MeasuredLink):

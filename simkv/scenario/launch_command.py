@@ -20,10 +20,10 @@ _FORMATS = {"kv": "--kv-cache-dtype", "weights": "--quantization"}
 
 
 def build_launch_command(scenario: Scenario, line: LaunchLine | None = None) -> str | None:
-    """Return the command that starts one replica; None if simkv does not know it.
+    """Return the command that starts one replica; None if simkv cannot write such a command.
 
-    Settings that the launcher chooses are left out. Options of ``line`` are repeated, except the
-    options for the model and its parallelism, which come from the scenario.
+    Settings that the launcher chooses by default are left out. Options of ``line`` are repeated,
+    except the options for the model and its parallelism, which come from the scenario.
     """
     spec, hardware = find_engine_spec(scenario.engine), scenario.hardware
     server = spec.server_options
@@ -45,9 +45,10 @@ def build_launch_command(scenario: Scenario, line: LaunchLine | None = None) -> 
 
 
 def describe_launch(scenario: Scenario, line: LaunchLine | None, label: str = "") -> list[str]:
-    """Return lines with the launch command of each kind of replica; none if it is not known.
+    """Return lines of text with the launch command of each kind of replica.
 
-    ``label`` names the deployment.
+    The result is empty if simkv cannot write such a command. ``label`` is the name of the
+    deployment.
     """
     command = build_launch_command(scenario, line)
     if command is None:
@@ -65,9 +66,9 @@ def describe_launch(scenario: Scenario, line: LaunchLine | None, label: str = ""
 
 
 def _own_options(line: LaunchLine, server: LaunchOptions, scenario: Scenario) -> list[OptionUse]:
-    """Return the options of a launch line other than the model and its parallelism.
+    """Return the options of a launch line, without the options for the model and its parallelism.
 
-    Options whose number the scenario overrides are left out, too.
+    An option is also left out if the scenario sets another number than the option.
     """
     placed = (*server.model, server.tp, server.dp)
     return [
@@ -80,7 +81,7 @@ def _own_options(line: LaunchLine, server: LaunchOptions, scenario: Scenario) ->
 
 
 def _overruled(option: OptionUse, line: LaunchLine, scenario: Scenario) -> bool:
-    """Return whether the scenario has another number than the one that an option sets."""
+    """Return whether the scenario sets another number than an option of the launch line."""
     numbers = {
         path.removeprefix("engine."): line.fields.get(path)
         for path in option.fields
@@ -93,7 +94,10 @@ def _overruled(option: OptionUse, line: LaunchLine, scenario: Scenario) -> bool:
 
 
 def _model(name: str, line: LaunchLine | None) -> str:
-    """Return the model's name with its organization; if there is a launch line, the name in it."""
+    """Return the model's name with its organization.
+
+    If there is a launch line, the result is the name in it.
+    """
     if line and line.model:
         return line.model
     if "/" in name or name.endswith(".json"):
@@ -116,9 +120,9 @@ def _online_quantization(hardware: HardwareSection) -> list[str]:
 
 
 def _settings(scenario: Scenario, stated: Collection[str]) -> list[str]:
-    """Return the arguments for settings of the engine that differ from the launcher's choices.
+    """Return the arguments for engine settings that differ from the launcher's choices.
 
-    ``stated`` are fields that other arguments set.
+    ``stated`` contains the fields that other arguments set.
     """
     spec, origins = find_engine_spec(scenario.engine), scenario.origins.engine
     given = list(origins.given) if origins else []
@@ -136,7 +140,7 @@ def _settings(scenario: Scenario, stated: Collection[str]) -> list[str]:
 
 
 def _is_shorter(scenario: Scenario) -> bool:
-    """Return whether the maximum sequence length is below the model's, because the cache is
+    """Return whether the maximum sequence length was reduced below the model's because the cache is
     small.
     """
     limit = find_engine_spec(scenario.engine).length_limit(scenario.engine)

@@ -52,10 +52,11 @@ FieldLocator = Callable[[str], FieldPath]
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """Settings of an engine section: ``given`` by the user, or chosen as ``default`` by the
-    launcher.
+    """Names of the settings in an engine section, by origin.
 
-    ``source`` names the origin of the defaults. Names are in the order of the engine's config.
+    The user stated the settings in ``given``; the engine's launcher chose the settings in
+    ``default``. ``source`` is a text about the origin of the defaults. Names are in the order of
+    the engine's config.
     """
 
     given: tuple[str, ...]
@@ -67,7 +68,7 @@ class EngineSettings:
 class SettingOrigins:
     """Origins of the settings of each engine section of a scenario, by path of the section.
 
-    Origins do not affect the comparison of scenarios: scenarios with the same values are equal.
+    Scenarios that differ only in origins are equal.
     """
 
     sections: Mapping[FieldPath, EngineSettings] = field(default_factory=dict, compare=False)
@@ -79,7 +80,7 @@ class SettingOrigins:
 
 
 class UnknownSetting(InputError):
-    """Raised for a setting that cannot be determined; ``field`` is the field that requires it."""
+    """Raised for a setting that cannot be determined; ``field`` is the path of its field."""
 
     def __init__(self, field: FieldPath, why: str) -> None:
         super().__init__(why)
@@ -89,12 +90,12 @@ class UnknownSetting(InputError):
 def resolve_defaults(
     data: Any, folder: Path, *, incomplete: bool = False
 ) -> tuple[Any, SettingOrigins]:
-    """Return a scenario as plain data with all engine settings that are derived from its hardware.
+    """Return a scenario as plain data, with all engine settings that are derived from its hardware.
 
     Raises UnknownSetting if a setting is ``auto`` without hardware, if the weights do not fit into
-    memory, or if the engine refuses to start with its defaults. With ``incomplete``, these are not
-    errors, because variants or candidates complete the data. All other errors are reported by the
-    later validation.
+    memory, or if the engine would not start with its defaults. With ``incomplete``, these are not
+    errors, because variants or candidates will complete the data. All other errors are reported by
+    the later validation.
     """
     if not isinstance(data, dict):
         return data, SettingOrigins()
@@ -139,8 +140,9 @@ def _note(
 
 
 def _raised_memory(spec: EngineSpec, whole: dict[str, Any], data: dict[str, Any]) -> str:
-    """Return a note if the KV cache was assumed to be larger than computed so that the engine
-    starts.
+    """Return a note if the KV cache was assumed to be larger than computed.
+
+    This is done if the engine would not start with the computed size.
     """
     size = whole.get(spec.memory)
     try:
@@ -211,8 +213,9 @@ def _groups(
 
 
 def _place(told: dict[str, Any], at: FieldPath, knob: str) -> FieldPath:
-    """Return the path of a group's setting: in the group's section ``at``, or in the common
-    section.
+    """Return the path of a group's setting.
+
+    The path is in the group's own section (``at``) if the group sets it, or in the common section.
     """
     return (*(at if knob in told else ("engine",)), knob)
 
@@ -223,7 +226,7 @@ def _spec(engine: Any) -> EngineSpec | None:
 
 
 def _in_blocks(spec: EngineSpec, engine: dict[str, Any]) -> dict[str, Any]:
-    """Return an engine section without its settings in GiB."""
+    """Return an engine section without its settings in GiB, which are converted to blocks."""
     gib = (SIZE, BACKEND) if spec.host_blocks else ()
     return {knob: value for knob, value in engine.items() if knob not in gib}
 
@@ -283,7 +286,9 @@ def _launched(
     folder: Path,
     place: FieldLocator,
 ) -> dict[str, Any]:
-    """Return the section with missing settings filled in as by the engine's launcher."""
+    """Return the section, with missing settings set to the values that the engine's launcher
+    chooses.
+    """
     launch = spec.launch
     asked = [knob for knob in (spec.memory, *launch.fields) if engine.get(knob) == AUTO]
     given = {knob: value for knob, value in engine.items() if knob not in asked}
@@ -316,8 +321,8 @@ def launch_defaults(
     """Return the settings of the engine ``spec`` when it starts on ``hardware`` with the user's
     settings.
 
-    ``auto`` lists settings that the engine fits to its memory. Raises LaunchError if the weights
-    leave no memory or the engine refuses to start.
+    ``auto`` lists settings that the engine adapts to its memory. Raises LaunchError if the weights
+    leave no memory for KV or if the engine would not start.
     """
     machine, asked = target_of_hardware(hardware), dict.fromkeys(auto or (), AUTO)
     found = {**given, **spec.launch.before(given, machine)}
@@ -416,7 +421,7 @@ def target_of_gpu(gpu: Gpu, model: Architecture | None = None, kv: str = "bf16")
 
 
 def _room(engine: dict[str, Any], data: dict[str, Any], folder: Path) -> KvCapacity | None:
-    """Return the KV capacity of a GPU; None if hardware or engine is invalid."""
+    """Return the KV capacity of a GPU; None if the hardware or the engine section is invalid."""
     try:
         section = HardwareSection.model_validate(data["hardware"], context={"folder": folder})
         return compute_kv_capacity(
@@ -434,11 +439,11 @@ def _fits_all(spec: EngineSpec, engine: Mapping[str, Any]) -> int:
 
 
 def _size(spec: EngineSpec, engine: dict[str, Any], hardware: Hardware) -> dict[str, Any]:
-    """Return the settings for the size of the KV cache; if the section is invalid, the size
-    suffices for any sequence.
+    """Return the settings for the size of the KV cache.
 
-    The result also has the layer groups on which the number of blocks is based, unless they are
-    given, and the tokens per block if the model determines them.
+    If the engine section is invalid, the size suffices for any sequence. The result also contains
+    the layer groups that determine the number of blocks, unless the user states them, and the
+    tokens per block if the model determines them.
     """
     fits_all = {spec.memory: _fits_all(spec, engine)}
     loose = {"startup_check": False} if spec.longest else {}
@@ -466,8 +471,8 @@ def group_knobs(
     models.
 
     The settings are the groups of layers, the tokens per block if the model needs more than
-    configured, and whether its kernels also write states inside a chunk. The result is empty for
-    variants without layer groups.
+    configured, and whether its kernels also save states in the middle of a chunk. The result is
+    empty for engine variants that do not support layer groups.
     """
     lacks = spec.lacks.get(spec.naming.variant_of(variant), ())
     groups = kv_groups(room.hardware, room.block_size)

@@ -35,11 +35,11 @@ Effect = Literal["used", "ignored", "not modelled", "unknown"]
 
 @dataclass(frozen=True)
 class OptionUse:
-    """An option of a launch line as given (``text``), its use, and the reason if it is not
-    modelled.
+    """An option of a launch line.
 
-    ``fields`` are the scenario fields that it sets; ``name`` is the engine's name of the option, ""
-    if the engine has no such option.
+    ``text`` is the option as written, and ``effect`` is what simkv does with it. ``reason`` is the
+    reason if the option is not modelled. ``fields`` are the scenario fields that it sets. ``name``
+    is the engine's name of the option, or "" if the engine has no such option.
     """
 
     text: str
@@ -53,8 +53,8 @@ class OptionUse:
 class LaunchLine:
     """Scenario fields that a launch line sets, by dotted path, and the use of each option.
 
-    ``model`` is the model as named in the line, ``version`` the release of the engine if it is
-    stated.
+    ``model`` is the name of the model in the line. ``version`` is the release of the engine, if the
+    line states it.
     """
 
     engine: str
@@ -64,7 +64,7 @@ class LaunchLine:
     options: tuple[OptionUse, ...]
 
     def summary(self) -> list[str]:
-        """Return one line for each kind of option that has no effect in the simulation."""
+        """Return one line of text for each kind of option that has no effect in the simulation."""
         ignored = [one.text for one in self.options if one.effect == "ignored"]
         lines = [f"ignored (no effect on scheduling): {', '.join(ignored)}"] if ignored else []
         lines += [
@@ -75,15 +75,15 @@ class LaunchLine:
         return lines
 
     def given_by(self, path: str) -> str | None:
-        """Return the option that set a field, or None."""
+        """Return the option of the launch line that set a field, or None."""
         return next((one.text for one in self.options if path in one.fields), None)
 
 
 def read_launch_line(text: str, option: str = "--from-command") -> LaunchLine:
     """Read a launch line, or the script or compose file that ``text`` names.
 
-    Raises InputError, which names ``option``, if the text contains no launch line, or if an option
-    lacks its value.
+    Raises InputError that names ``option`` if the text contains no launch line, or if an option has
+    no value.
     """
     return _Reader(find_launch_words(text, option), option).read()
 
@@ -201,7 +201,7 @@ class _Reader:
                 yield _Given(text, found[0], value)
 
     def _take(self, one: _Given) -> None:
-        """Set the fields of an option, or record why it sets none."""
+        """Set the fields that an option sets, or record why it sets no field."""
         server = self.server
         if one.name in server.model:
             self._use(one, {}, "used")
@@ -224,7 +224,7 @@ class _Reader:
             self._use(one, {}, "ignored")
 
     def _converted(self, one: _Given) -> Mapping[str, Any] | None:
-        """Return the fields that an option sets; None if it sets no field."""
+        """Return the values of the fields that an option sets; None if it sets no field."""
         by_key = _fields_by_flag(self.spec)
         value = one.value
         if one.name in self.server.converted:
@@ -245,7 +245,7 @@ class _Reader:
         self.uses.append(OptionUse(one.text, effect, reason, tuple(found), one.name))
 
     def _place_ranks(self, values: Mapping[str, Any], model: str | None) -> None:
-        """Set hardware and fleet for tensor and data parallelism."""
+        """Set hardware and fleet for the tensor and data parallelism in the launch line."""
         sizes = [values.get(name, 1) for name in (self.server.tp, self.server.dp)]
         for name, size in zip((self.server.tp, self.server.dp), sizes, strict=True):
             if not isinstance(size, int) or isinstance(size, bool) or size < 1:
@@ -291,14 +291,16 @@ def _is_option(word: str) -> bool:
 
 
 def _level(head: str) -> tuple[str, str] | None:
-    """Return option and value of a word such as ``-O3``, whose value follows the letter."""
+    """Return the option and the value of a word such as ``-O3``, whose value follows the letter."""
     if len(head) == 3 and head[0] == "-" and head[1].isupper() and head[2].isdecimal():
         return head[:2], head[2]
     return None
 
 
 def _fields_by_flag(spec: EngineSpec) -> dict[tuple[str, str], str]:
-    """Return the fields of an engine's config by flag and key within its JSON value."""
+    """Return the fields of an engine's config, by command-line flag and by the key within the
+    flag's JSON value.
+    """
     return {
         (source.name, source.key): name
         for name, source in sources(spec.config).items()

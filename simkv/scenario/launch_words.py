@@ -44,9 +44,9 @@ class LaunchWords:
 def find_launch_words(text: str, option: str = "--from-command") -> LaunchWords:
     """Return the words of the launch line in a command, or in the file that ``text`` names.
 
-    A file is a shell script, or a compose file if its name ends with ``.yaml`` or ``.yml``; with
-    several servers, ``FILE:SERVICE`` selects one. Raises InputError, which names ``option``, if
-    there is no launch line or more than one.
+    A file is a shell script, or a compose file if its name ends with ``.yaml`` or ``.yml``. If a
+    compose file has several servers, ``FILE:SERVICE`` selects one. Raises InputError that names
+    ``option`` if there is no launch line or more than one.
     """
     file, _, service = text.rpartition(":")
     if _is_file(text):
@@ -190,7 +190,9 @@ def _commands(text: str, source: str) -> Iterator[list[str]]:
 
 
 def _expanded(text: str, variables: Mapping[str, str], source: str, *, strict: bool = True) -> str:
-    """Replace references to variables. Raises InputError for an unknown variable if ``strict``."""
+    """Replace references to variables by their values. Raises InputError for an unknown variable if
+    ``strict``.
+    """
 
     def value(match: re.Match[str]) -> str:
         name = match[1] or match[3]

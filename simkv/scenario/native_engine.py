@@ -1,7 +1,7 @@
 """Engines that run their own code: ``engine: {name: vllm, source: ../vllm}``.
 
-The config of a native engine is the config of simkv's port plus the source. The version of the
-source determines ``variant``, and thereby the defaults and the accepted settings.
+The config of such an engine is the config of simkv's port plus the path of the source. The version
+of the source determines ``variant``, and thereby the defaults and the accepted settings.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _SOURCE: ContextVar[str | None] = ContextVar("source", default=None)
 
 
 def set_source(path: str | None) -> None:
-    """Set, for this process, the source of all engines for which the scenario names no source."""
+    """Set the source of all engines in this process for which the scenario states no source."""
     _SOURCE.set(path if path in (None, INSTALLED) else str(Path(str(path)).resolve()))
 
 
 def resolve_sources(tree: Any, folder: Path) -> None:
-    """Complete the engines of a scenario's plain data that name a ``source``.
+    """Complete the engines of a scenario's plain data that state a ``source``.
 
-    Sets the absolute path, the variant for the source's version, and a description of its state.
-    Raises InputError if a source cannot be found.
+    Sets the absolute path, the variant for the source's version, and a text about the state of the
+    source. Raises InputError if a source cannot be found.
     """
     if not isinstance(tree, dict):
         return
@@ -56,9 +56,10 @@ def resolve_sources(tree: Any, folder: Path) -> None:
 
 
 def build_native_spec(data: dict[str, Any]) -> EngineSpec:
-    """Return the spec of an engine with a source; ``resolve_sources`` must have completed ``data``.
+    """Return the specification of an engine with a source.
 
-    Raises InputError if the source is not trusted, or if an option is unknown.
+    ``resolve_sources`` must have completed ``data``. Raises InputError if the source is not
+    trusted, or if an option is unknown.
     """
     name, source = str(data["name"]), str(data["source"])
     if not is_trusted():

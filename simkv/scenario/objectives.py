@@ -42,7 +42,7 @@ _FORM = re.compile(r"\s*([\w.]+)\s*(<=|>=)\s*(\S+)\s*")
 class Objective:
     """Bound on a metric: at most (``<=``) or at least (``>=``) a ``limit``.
 
-    ``assumed`` marks a default objective that the user did not give.
+    ``assumed`` is true for a default objective that the user did not state.
     """
 
     figure: str
@@ -54,14 +54,14 @@ class Objective:
         return f"{self.figure} {self.sign} {self.limit:g}"
 
     def holds(self, values: Mapping[str, float | None]) -> bool:
-        """Return whether a run with these metrics meets the objective; a missing metric does not
-        meet it.
+        """Return whether a run with these metrics meets the objective.
+
+        A run without the metric does not meet it.
         """
         return self.slack(values) >= 0.0
 
     def slack(self, values: Mapping[str, float | None]) -> float:
-        """Return the margin relative to the limit: 0 or more if the objective is met, negative if
-        it is missed.
+        """Return the margin relative to the limit; it is negative if the objective is not met.
 
         A margin of 0.1 is a tenth of the limit. If the limit is 0, the margin has the unit of the
         metric. If the metric is missing, the margin is minus infinity.
@@ -111,8 +111,9 @@ def complete_objectives(
 ) -> list[Objective]:
     """Return the objectives with the default objectives added.
 
-    By default all requests must be served, and 99 % of them must meet the goodput limits (ms by
-    name). Raises InputError if there is no objective, a duplicate, or goodput without limits.
+    By default, all requests must be served, and 99 % of them must meet the ``goodput`` limits (in
+    ms, by name). Raises InputError if there is no objective, if an objective occurs twice, or if an
+    objective bounds goodput without limits.
     """
     if not asked and not goodput:
         raise InputError("--slo: missing; expected an objective, as in 'ttft_ms.p99<=500'")
@@ -137,7 +138,9 @@ def complete_objectives(
 
 
 def compute_objective_figures(summary: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return all metrics of a run that objectives can bound; None for a metric without a sample."""
+    """Return all metrics of a run that objectives can bound; the value is None for a metric without
+    a sample.
+    """
     values: dict[str, float | None] = {}
     for name in (*FIGURE_NAMES, *SESSION_METRICS, *GOODPUT_FIGURES):
         group = name.partition(".")[0]

@@ -30,11 +30,11 @@ SINGLE_COPY_SINCE = (0, 27)
 def host_blocks(
     spec: EngineSpec, engine: dict[str, Any], offload: Any, room: KvCapacity | None
 ) -> dict[str, int]:
-    """Return the setting for host blocks, with the number of blocks that the size in GiB allows.
+    """Return the setting for host blocks, with the number of blocks that fit into the size in GiB.
 
-    The bytes of a block come from ``room`` if there is hardware, otherwise from the scenario's
-    ``offload`` section. Raises InputError if the size is invalid, if a number of blocks is given as
-    well, or if another backend than vLLM's native one is configured.
+    The size of a block comes from ``room`` if the scenario has hardware, and from its ``offload``
+    section if it has none. Raises InputError if the size is invalid, if the number of blocks is
+    stated as well, or if another backend than vLLM's native one is configured.
     """
     knob, size = spec.host_blocks, engine[SIZE]
     if knob in engine:
@@ -65,7 +65,9 @@ def host_blocks(
 
 
 def _copies(room: KvCapacity, variant: str) -> int:
-    """Return the number of copies in host memory of the bytes that one GPU stores for a block."""
+    """Return how many copies of the bytes that one GPU stores for a block are stored in host
+    memory.
+    """
     release = tuple(int(part) for part in re.findall(r"\d+", variant)[:2])
     latent = any(isinstance(part.attention, Mla) for part in room.hardware.architecture.layers)
     return 1 if latent and release >= SINGLE_COPY_SINCE else room.hardware.tp

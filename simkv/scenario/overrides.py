@@ -16,10 +16,12 @@ EXCLUSIVE = {"profile": "hardware", "hardware": "profile"}
 
 
 def merge(base: Any, override: Any) -> Any:
-    """Return ``base`` with ``override`` applied: mappings are merged by key, other values replaced.
+    """Return ``base`` with ``override`` applied: mappings are merged by key, other values are
+    replaced.
 
-    Another form of workload, or another engine, router or distribution, replaces the old one as a
-    whole, and hardware replaces a profile.
+    Some values replace the old value completely: another form of workload, another engine, another
+    router and another distribution. In addition, hardware replaces a profile and a profile replaces
+    hardware.
     """
     if not isinstance(base, dict) or not isinstance(override, dict):
         return deepcopy(override)
@@ -45,7 +47,7 @@ def replace_form(document: YamlDocument, assignment: str) -> None:
     """Remove the fields of a document that an assignment replaces.
 
     For example, ``--set workload.trace=FILE`` removes other forms of workload. An assignment to
-    ``hardware`` or one of its fields removes a profile, and an assignment to a profile removes
+    ``hardware`` or one of its fields removes a profile, and an assignment to a profile removes the
     hardware.
     """
     keys = assignment.partition("=")[0].strip().split(".")

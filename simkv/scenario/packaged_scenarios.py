@@ -28,7 +28,8 @@ def list_packaged_scenarios() -> dict[str, Path]:
 
 
 def find_scenario(scenario: Path) -> Path:
-    """Return ``scenario`` if it is a file, otherwise the packaged scenario of that name.
+    """Return the path ``scenario`` if it is a file, or the path of the packaged scenario with this
+    name.
 
     Raises InputError if there is neither.
     """
@@ -45,7 +46,9 @@ def find_scenario(scenario: Path) -> Path:
 
 @dataclass(frozen=True)
 class PackagedIncident:
-    """Scenario file that replays a publicly reported incident and states the expected results."""
+    """Scenario file that reproduces a publicly reported incident and states the expected
+    results.
+    """
 
     path: Path
     variants: dict[str, Scenario]
@@ -64,7 +67,7 @@ class PackagedIncident:
 
     @property
     def what(self) -> str:
-        """First sentence of the summary."""
+        """First sentence of the scenario's summary."""
         return self._scenario.summary.split(". ")[0].rstrip(".")
 
     @property

@@ -21,8 +21,9 @@ from simkv.scenario.objectives import parse_objective
 
 @dataclass(frozen=True)
 class PlanOption:
-    """Metadata of a field's command-line option: its name, if it differs from the field's, and its
-    metavar.
+    """Name and metavar of the command-line option for a field.
+
+    ``name`` is None if the option has the name of the field.
     """
 
     name: str | None = None
@@ -53,11 +54,11 @@ def _without_option(error: InputError, text: str) -> str:
 
 
 class PlanSection(BaseModel):
-    """Defaults of ``simkv plan`` for this scenario; command line options take precedence.
+    """Defaults of ``simkv plan`` for this scenario; command-line options take precedence.
 
-    ``smallest`` is a setting to minimize and ``largest`` a setting to maximize, each with its
-    candidates in the syntax of ``--over``. ``survive`` is the number of replicas that may fail, 0
-    or 1. ``prices`` is the name of a file in the directory of the scenario.
+    ``smallest`` is a setting to minimize and ``largest`` is a setting to maximize, each with its
+    candidate values in the syntax of ``--over``. ``survive`` is the number of replicas that may
+    fail, 0 or 1. ``prices`` is the name of a file in the directory of the scenario.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)

@@ -25,7 +25,7 @@ def run_fields(scenario: Scenario, *, defaults: bool = True) -> dict[str, Any]:
     """Return the fields that determine a run as plain data; the data of equal runs are equal.
 
     The contents of files are not included; ``run_digest`` adds them. Without ``defaults``, fields
-    at their default within a section are omitted.
+    of a section that have their default value are omitted.
     """
     return scenario.model_dump(include=set(RUN_FIELDS), exclude_defaults=not defaults)
 
@@ -59,7 +59,7 @@ def find_custom_sources(scenario: Scenario) -> dict[tuple[str | int, ...], Custo
 
 @dataclass(frozen=True)
 class FieldDifference:
-    """Field path with different values in two scenarios; a value is None if the scenario lacks the
+    """Field with different values in two scenarios; a value is None if the scenario lacks the
     field.
     """
 
@@ -77,9 +77,9 @@ def find_differences(
     """Return the differences between two scenarios in ``fields`` (default: all fields that
     determine a run).
 
-    For a section that only one scenario has, the values that differ from the defaults are listed.
-    Settings chosen by the launcher in both scenarios are omitted, because they are consequences of
-    other settings.
+    If only one scenario has a section, the values that differ from the defaults are listed.
+    Settings that the launcher chose in both scenarios are omitted, because they result from other
+    settings.
     """
     chosen = _chosen(before) & _chosen(after)
     names = [name for name in fields if getattr(before, name) != getattr(after, name)]
@@ -109,7 +109,9 @@ def _chosen(scenario: Scenario) -> set[str]:
 def _differences(
     path: tuple[Any, ...], values: tuple[Any, Any], short: tuple[Any, Any]
 ) -> Iterator[FieldDifference]:
-    """Yield the leaves that differ; ``short`` contains the same values without defaults."""
+    """Yield the innermost fields that differ; ``short`` contains the same values without
+    defaults.
+    """
     a, b = values
     if a == b:
         return
@@ -122,7 +124,7 @@ def _differences(
 
 
 def _keys(a: Any, b: Any, short: tuple[Any, Any]) -> Iterable[Any] | None:
-    """Return the keys to compare in two values; None if they differ as a whole."""
+    """Return the keys to compare in two values; None if the values are compared as a whole."""
     if isinstance(a, dict) and isinstance(b, dict):
         return dict.fromkeys([*a, *b])
     if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):

@@ -40,7 +40,7 @@ from simkv.workload.workload_section import Workload
 
 
 class Provenance(Section):
-    """Sources of the numbers in the scenario, one sentence each."""
+    """Sources of the numbers in the scenario. Each source is one sentence."""
 
     given: list[str] = Field(default=[])
     """Values that the public report states."""
@@ -63,11 +63,12 @@ FigureName = Annotated[str, AfterValidator(_known_figure)]
 
 
 class PublishedFigures(Section):
-    """Metrics that the public report states for one variant; they are compared with the simulated
+    """Metrics that the public report states for one variant, for comparison with the simulated
     metrics.
 
-    ``figures`` are named as in ``summary.json`` (``e2e_ms.mean``); ``at_least`` are lower bounds;
-    ``e2e_s`` and ``finish_s`` are times of single requests by id, in seconds.
+    The keys of ``figures`` and ``at_least`` are named as in ``summary.json`` (``e2e_ms.mean``).
+    ``at_least`` contains lower bounds. ``e2e_s`` and ``finish_s`` are times of single requests by
+    id, in seconds.
     """
 
     figures: dict[FigureName, float] = Field(default={})
@@ -110,15 +111,16 @@ class StepScale(Section):
     mixed: Factor = 1.0
     """Factor for steps that contain both prefills and decodes."""
     error: Annotated[Literal["faster", "slower"] | None, BeforeValidator(_rename_error_side)] = None
-    """Scale all step times by the known error of the profile, to ``faster`` or ``slower`` steps."""
+    """Change all step times by the known error of the profile, towards ``faster`` or ``slower``
+    steps."""
 
 
 class LoraSection(Section):
-    """Time to load a LoRA adapter, which is copied over two links, one after the other.
+    """Time to load a LoRA adapter: it is read from disk and then copied to the GPU.
 
     The engine loads an adapter between two steps when it admits a request whose adapter is not
-    loaded. The defaults are assumptions: all linear layers of an 8B model at rank 16, PCIe 4.0 and
-    a local disk.
+    loaded. The defaults are assumptions: adapters for all linear layers of an 8B model at rank 16,
+    PCIe 4.0 and a local disk.
     """
 
     adapter_mib: Annotated[float, Field(gt=0)] = 80.0
@@ -141,9 +143,9 @@ class LoraSection(Section):
 class OffloadSection(Section):
     """Time to copy KV to and from host memory, and between host memory and disk.
 
-    The section applies to engines with blocks in host memory. The defaults are assumptions:
-    Llama-3.1-8B in bf16, PCIe 4.0, one NVMe disk. They are not calibrated. The slowdown of steps
-    while copies access GPU memory is not modelled.
+    The section applies to engines with blocks in host memory. The defaults are assumptions, which
+    are not calibrated: Llama-3.1-8B in bf16, PCIe 4.0, one NVMe disk. Copies that access GPU memory
+    slow down steps of a real engine; this is not modelled.
     """
 
     bytes_per_token: Annotated[float, Field(gt=0)] = 131072.0
@@ -164,9 +166,9 @@ class OffloadSection(Section):
 class DrafterSection(Section):
     """Time of the drafter in speculative decoding.
 
-    The default of `share` is 0.05, an assumption based on one layer of 32 with the embedding and
-    the output layer. For multi-token prediction with `hardware`, the time of one layer of the model
-    and its output head is used instead.
+    The default of `share` is 0.05. This is an assumption based on one layer of 32 with the
+    embedding and the output layer. For multi-token prediction with `hardware`, the time of one
+    layer of the model and its output head is used instead.
     """
 
     share: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -175,7 +177,10 @@ class DrafterSection(Section):
 
 
 class FrontEndSection(Section):
-    """Time of the API server in front of each engine; missing fields have packaged values."""
+    """Time of the API server in front of each engine.
+
+    Fields that are not set have values that are packaged with simkv.
+    """
 
     request_ms: Annotated[float, Field(ge=0, le=1e6)] | None = None
     """CPU time per request for HTTP, validation and the chat template (ms)."""
@@ -195,9 +200,9 @@ class Scenario(Section):
     ``timeout`` (s) is the time that a client waits for its last token, ``horizon`` (s) ends the
     run, and ``engine_ready`` (s) is the time at which the engine first reads its queue. Step costs
     come from ``hardware`` or a ``profile``; exactly one of them is required. With ``pipeline``, the
-    three threads of ``fastdeploy`` run in parallel, otherwise in lockstep. With ``fleet``, the
-    engine is one of several replicas behind a router. ``published`` and ``expect`` map variant
-    names to values; the name is ``run`` in a file without variants.
+    three threads of ``fastdeploy`` run in parallel; without it, they run in lockstep. With
+    ``fleet``, the engine is one of several replicas behind a router. ``published`` and ``expect``
+    map variant names to values; in a file without variants, the name is ``run``.
     """
 
     name: AboutField[ScenarioName]
@@ -216,7 +221,7 @@ class Scenario(Section):
     """Step costs: name of a packaged profile, or path of a JSON file relative to the scenario file.
     """
     step_scale: WorldField[StepScale | None] = None
-    """Factors on step times, by kind of step."""
+    """Factors that step times are multiplied by, by kind of step."""
     lora: WorldField[LoraSection] = LoraSection()
     """Time that the engine needs to load a LoRA adapter."""
     offload: WorldField[OffloadSection] = OffloadSection()
@@ -269,9 +274,7 @@ class Scenario(Section):
     @model_validator(mode="before")
     @classmethod
     def _complete_groups(cls, data: Any) -> Any:
-        """Fill in missing engine and hardware fields of replica groups from the scenario's
-        sections.
-        """
+        """Add the scenario's engine and hardware fields to replica groups that do not set them."""
         fleet = data.get("fleet") if isinstance(data, dict) else None
         if not isinstance(fleet, dict) or not isinstance(fleet.get("replicas"), list):
             return data
@@ -353,7 +356,9 @@ def _ranks(engine: Any, hardware: Any) -> int:
 
 
 def _completed(scenario: dict[str, Any], group: Any) -> Any:
-    """Return a replica group with missing engine and hardware fields taken from the scenario."""
+    """Return a replica group; engine and hardware fields that it does not set come from the
+    scenario.
+    """
     if not isinstance(group, dict):
         return group
     changed = [name for name in ("engine", "hardware") if isinstance(group.get(name), dict)]

@@ -1,11 +1,11 @@
 """Build a scenario from command-line options instead of a file.
 
-options = ScenarioOptions(gpu="H100", model="llama-3.1-8b", request_rate=10.0, num_prompts=600)
-built = build_scenario(options)
-built.document   # as read from a file; errors name the option
-built.notes      # options of launch lines that have no effect, and assumptions
+    options = ScenarioOptions(gpu="H100", model="llama-3.1-8b", request_rate=10.0, num_prompts=600)
+    built = build_scenario(options)
+    built.document   # as read from a file; errors name the option
+    built.notes      # options of launch lines that have no effect, and assumptions
 
-Names, units and defaults of the load are those of ``vllm bench serve``.
+The options for the load have the names, units and defaults of ``vllm bench serve``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NUM_PROMPTS, INPUT_LEN, OUTPUT_LEN = 1000, 1024, 128
 
 @dataclass(frozen=True)
 class BuiltScenario:
-    """A scenario as a document, notes for the user, and the launch line if there is one."""
+    """A scenario as a document, with notes for the user, and the launch line if there is one."""
 
     document: YamlDocument
     notes: tuple[str, ...]
@@ -44,8 +44,7 @@ class BuiltScenario:
 
 
 def build_scenario(options: ScenarioOptions) -> BuiltScenario:
-    """Build a scenario from options. Raises InputError, which names the option, for invalid
-    options.
+    """Build a scenario from options. Raises InputError that names the option if it is invalid.
 
     The GPU is required, and so is the model unless there is a launch line. Values are checked
     later, when the document is loaded.
@@ -108,7 +107,9 @@ class _Builder:
         return ENGINES[name]
 
     def _version(self, spec: EngineSpec) -> None:
-        """Set the variant, either as given or the nearest to the release of an image."""
+        """Set the engine variant: the variant that was given, or the one nearest to the release of
+        an image.
+        """
         asked, stated = self.options.version, self.line.version if self.line else None
         if asked is not None:
             known = find_modelled_variant(spec, asked)
@@ -131,7 +132,7 @@ class _Builder:
             self.notes.append(f"{spec.name} {stated} is simulated with the rules of {variant}")
 
     def _ranks(self, spec: EngineSpec, model: str) -> None:
-        """Set tensor and data parallelism, which override the launch line."""
+        """Set tensor and data parallelism from options, which override the launch line."""
         options = self.options
         if options.tp is not None:
             self._set("hardware.tp", options.tp, "tp")
@@ -167,9 +168,7 @@ class _Builder:
                 raise InputError(f"{find_flag(other)}: cannot be combined with {find_flag(name)}")
 
     def _trace(self, trace: Path) -> None:
-        """Set a workload that replays a trace, or its busiest period, optionally at a higher
-        speed.
-        """
+        """Set a workload that replays a trace or its busiest period; the speed can be increased."""
         options = self.options
         self._set("workload.trace", str(trace), "trace")
         names = {
@@ -197,7 +196,7 @@ class _Builder:
         )
 
     def _synthetic(self) -> None:
-        """Set arrivals with the lengths of the dataset ``random``."""
+        """Set arrivals and lengths as in the dataset ``random`` of ``vllm bench serve``."""
         options = self.options
         pairs = {
             "num_prompts": (options.num_prompts or NUM_PROMPTS, "num_prompts"),
@@ -276,8 +275,8 @@ def make_name(model: str, *gpus: str) -> str:
 
 
 def find_modelled_variant(spec: EngineSpec, version: str) -> str | None:
-    """Return the name of the variant for an engine's version; None if the version is not
-    modelled.
+    """Return the name of the variant for an engine's version; None if simkv does not model the
+    version.
     """
     found = find_version(version)
     plain = plain_release(version) or (found.base_version if found else version)
@@ -292,7 +291,7 @@ def find_modelled_variant(spec: EngineSpec, version: str) -> str | None:
 
 
 def nearest_variant(spec: EngineSpec, version: str) -> str:
-    """Return the modelled release nearest to a version that is not modelled."""
+    """Return the modelled release that is nearest to a version that simkv does not model."""
     releases = [name for name in spec.variants if plain_release(name) == name]
     if not releases:
         return str(spec.config().variant)

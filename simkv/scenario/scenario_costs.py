@@ -18,7 +18,7 @@ from simkv.scenario.scenario import Scenario
 
 @dataclass(frozen=True)
 class ReplicaCosts:
-    """Source of a replica's costs: ``profile`` or ``hardware``, and its ``engine``."""
+    """The engine of a replica and the source of its step costs: ``profile`` or ``hardware``."""
 
     engine: EngineConfig
     profile: str | None
@@ -51,8 +51,8 @@ class ReplicaCosts:
     def count_draft_layers(self) -> int:
         """Return the number of layers of the model if an additional layer proposes draft tokens.
 
-        Returns 0 if no layer does, or if the costs come from a profile, which does not state the
-        model's layers.
+        Returns 0 if no layer proposes draft tokens. Also returns 0 if the costs come from a
+        profile, because a profile does not state the number of layers.
         """
         if self.profile is not None or self.hardware is None:
             return 0
@@ -61,14 +61,16 @@ class ReplicaCosts:
 
     @property
     def gpus(self) -> int:
-        """Number of GPUs of one replica; 1 without hardware. Each of the ``dp`` ranks counts as a
-        replica.
+        """Number of GPUs of one replica; 1 without hardware.
+
+        Each of the ``dp`` ranks counts as a replica.
         """
         return self.hardware.tp if self.hardware else 1
 
 
 def _on_one_node(section: HardwareSection) -> Hardware:
-    """Return the hardware; raise InputError if its GPUs communicate over an unknown interconnect.
+    """Return the hardware. Raises InputError if its GPUs communicate over an interconnect of
+    unknown speed.
 
     The data-parallel ranks of a dense model do not communicate; the ranks of a mixture-of-experts
     model share its experts.
@@ -86,7 +88,7 @@ def _on_one_node(section: HardwareSection) -> Hardware:
 
 
 def find_replica_costs(scenario: Scenario, group: ReplicaGroup | None = None) -> ReplicaCosts:
-    """Return the costs of a group of replicas, or of the engine of a scenario without a fleet."""
+    """Return the costs of a group of replicas, or of the scenario's engine if there is no fleet."""
     engine = (group and group.engine) or scenario.engine
     if group and (group.profile or group.hardware):
         return ReplicaCosts(engine, group.profile, group.hardware)

@@ -23,8 +23,8 @@ def load(path: Path, overrides: Sequence[str] = ()) -> dict[str, Scenario]:
     """Return the variants of a scenario file by name; a file without variants has one, ``run``.
 
     ``overrides`` are assignments of the form ``path=value``, which are applied to the file before
-    its variants. Raises InputError with the file, line and field, the problem and the expected
-    value.
+    its variants. Raises InputError that names the file, line and field, the problem and the
+    expected value.
     """
     return resolve_variants(read_document(path), overrides)
 
@@ -35,10 +35,10 @@ def resolve_variants(
     knobs: Sequence[str] = (),
     option: str = "--over",
 ) -> dict[str, Scenario]:
-    """Return the variants of a scenario file that has been read, with ``overrides`` as in ``load``.
+    """Return the variants of a scenario file that has already been read.
 
-    ``knobs`` are further assignments, which were given with another ``option`` and are applied
-    after ``overrides``.
+    ``overrides`` are assignments as in ``load``. ``knobs`` are further assignments, which were
+    given with another command-line option (``option``). They are applied after ``overrides``.
     """
     for name, assignments in (("--set", overrides), (option, knobs)):
         for assignment in assignments:
@@ -59,7 +59,7 @@ def resolve_variants(
 
 
 def list_variant_names(document: YamlDocument) -> list[str]:
-    """Return the names under ``variants`` of a file that has been read; the file may be invalid."""
+    """Return the names under ``variants`` in a file that has been read; the file may be invalid."""
     found = document.tree.get("variants")
     return [str(name) for name in found] if isinstance(found, dict) and found else ["run"]
 
@@ -75,7 +75,8 @@ def select_variant(document: YamlDocument, name: str) -> None:
 
 
 def variant_names(document: YamlDocument, overrides: Sequence[str] = ()) -> list[str]:
-    """Return the variant names of a file whose engine may lack settings that a search will supply.
+    """Return the variant names of a file; its engine may lack settings that a search will set
+    later.
 
     Missing settings are therefore not an error. Raises InputError for all other errors.
     """

@@ -127,7 +127,7 @@ class ScenarioOptions:
 
     @property
     def given(self) -> list[str]:
-        """Names of the given options, with their leading dashes."""
+        """Names of the options that were given, with their leading dashes."""
         names = [one.name for one in fields(self) if getattr(self, one.name) is not None]
         return [find_flag(name) for name in names]
 

@@ -57,9 +57,10 @@ _CONFIGS: dict[str, type[Any]] = {spec.config.__name__: spec.config for spec in 
 
 
 def _partial(node: Any) -> Any:
-    """Return a JSON schema without required fields, for variants, which contain only their changes.
+    """Return a JSON schema without required fields.
 
-    List items keep their requirements, because a variant replaces a list as a whole.
+    It applies to variants, which contain only changed fields. The items of a list keep their
+    required fields, because a variant replaces a list as a whole.
     """
     if isinstance(node, list):
         return [_partial(value) for value in node]
@@ -78,7 +79,7 @@ def _partial(node: Any) -> Any:
 def known_fields(location: Sequence[str | int], data: Any) -> list[str]:
     """Return the fields that the schema allows at ``location`` of ``data``.
 
-    The values in ``data`` select the members of unions.
+    If a part of the schema is a union, the values in ``data`` select its member.
     """
     schema = json_schema()
     definitions = schema["$defs"]
@@ -105,7 +106,9 @@ def _children(node: Mapping[str, Any], part: str | int) -> list[dict[str, Any]]:
 def _alternatives(
     nodes: Sequence[Mapping[str, Any]], definitions: Mapping[str, Any], value: Any
 ) -> list[Mapping[str, Any]]:
-    """Resolve references in the nodes, and unions by the discriminator in ``value``."""
+    """Replace references in the nodes by their targets, and unions by the member that ``value``
+    selects.
+    """
     flat: list[Mapping[str, Any]] = []
     for node in nodes:
         if "$ref" in node:

@@ -75,7 +75,9 @@ def _commented(node: Any) -> Any:
 
 
 def _describe(section: CommentedMap, texts: Mapping[str, str]) -> None:
-    """Add a field's description after its value, or before the field if the value is a section."""
+    """Add a field's description as a comment: after a simple value, or before the field of a
+    section.
+    """
     for name, value in section.items():
         text = " ".join(texts.get(name, "").split())
         if not text:

@@ -43,8 +43,9 @@ def to_yaml(scenarios: Mapping[str, Scenario]) -> str:
 
 
 def _mark(tree: dict[str, Any], place: FieldPath, settings: EngineSettings) -> None:
-    """Add a comment to each setting of the engine section at ``place`` that the launcher chose, if
-    the section exists.
+    """Add a comment to each setting that the launcher chose, in the engine section at ``place``.
+
+    The section may be missing.
     """
     node: Any = tree
     for key in place[:-1]:
@@ -68,9 +69,9 @@ def _child(node: Any, key: str | int) -> Any:
 def build_resolved_scenario(scenarios: Mapping[str, Scenario]) -> dict[str, Any]:
     """Build a scenario file that reproduces these runs, with overrides and engine defaults applied.
 
-    Values that all variants share, and the run fields of the first variant, are written once at the
-    top level. Files with profiles and custom schedulers are expected in the directory of the
-    scenario file.
+    Values that all variants share, and the fields of the first variant that determine its run, are
+    written once at the top level. Files with profiles and custom schedulers are expected in the
+    directory of the scenario file.
     """
     trees = {name: _tree(scenario) for name, scenario in scenarios.items()}
     first, *others = trees.values()
@@ -91,9 +92,10 @@ def build_resolved_scenario(scenarios: Mapping[str, Scenario]) -> dict[str, Any]
 
 
 def _tree(scenario: Scenario) -> dict[str, Any]:
-    """Return a scenario as plain data, with the defaults of its run fields.
+    """Return a scenario as plain data, with the defaults of the fields that determine its run.
 
-    Defaults of the workload are omitted, because fields of one form are invalid in another.
+    Defaults of the workload are omitted, because fields of one form of workload are invalid in
+    another.
     """
     short = {"workload", *ABOUT_FIELDS}
     tree = scenario.model_dump(exclude=short)
@@ -111,8 +113,9 @@ def _tree(scenario: Scenario) -> dict[str, Any]:
 
 
 def _cover(base: Any, given: Any, full: Any) -> Any:
-    """Return ``given``, with its defaults written out for fields that ``base`` would otherwise
-    set.
+    """Return ``given`` with additional fields for which ``base`` has values.
+
+    These fields are set to their defaults, so that ``base`` does not change them.
     """
     if not isinstance(base, dict) or not isinstance(given, dict):
         return given

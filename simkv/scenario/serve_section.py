@@ -7,7 +7,7 @@ from simkv.workload.length_distributions import LengthDistribution
 
 
 class ServeSection(Section):
-    """Output lengths of replies to real clients; runs ignore this section."""
+    """Output lengths of answers to real clients; simulated runs ignore this section."""
 
     output_tokens: LengthDistribution | None = None
     """Distribution of output tokens per answer (default: as in the workload)."""

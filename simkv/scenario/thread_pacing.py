@@ -17,11 +17,12 @@ PollInterval = Annotated[float, Field(ge=1e-6, allow_inf_nan=False)]
 class Pacing(Section):
     """Timing of the three threads in seconds, and the maximum number of requests pulled at once.
 
-    The engine sleeps for ``schedule_interval`` after a call that returned no tasks, and repeatedly
-    for ``queue_interval`` while the worker has not taken the last tasks. ``put_gap`` is the time to
-    serialize the tasks, between a decision and the put into the worker's queue. ``step_gap`` is the
-    time from the message of a step until the worker takes tasks again. The token processor receives
-    a message ``token_processor_lag`` after the end of the step.
+    The engine sleeps for ``schedule_interval`` after a call that returned no tasks. While the
+    worker has not taken the last tasks, the engine sleeps repeatedly for ``queue_interval``.
+    ``put_gap`` is the time to serialize the tasks, after a decision and before the tasks are put
+    into the worker's queue. ``step_gap`` is the time from the message of a step until the worker
+    takes tasks again. The token processor receives a message ``token_processor_lag`` after the end
+    of the step.
 
     The engine pulls new requests only while ``waiting`` is empty, at most ``max_prefill_num`` and
     at most one per free slot. If ``max_prefill_num`` is null, it pulls all arrived requests. The

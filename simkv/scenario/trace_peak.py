@@ -15,7 +15,9 @@ _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def parse_duration(text: str, option: str) -> float:
-    """Return the seconds of a duration such as ``90``, ``30m`` or ``1h``. Raises InputError."""
+    """Return the seconds of a duration such as ``90``, ``30m`` or ``1h``. Raises InputError for
+    other text.
+    """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
     if not match or match[2] not in _UNITS or not float(match[1]):
         raise InputError(f"{option} {text}: expected a duration such as 90s, 30m or 1h")

@@ -52,9 +52,10 @@ def find_location(tree: Any, location: Sequence[str | int]) -> Any:
 
 
 def _location(data: Any, loc: tuple[str | int, ...], names_a_field: bool) -> list[str | int]:
-    """Return pydantic's location without the tags of unions, which do not exist in the file.
+    """Return pydantic's location of an error without the parts that do not exist in the file.
 
-    If ``names_a_field``, the last part is a field, which may be missing in the file, and is kept.
+    These parts are the tags of unions. If ``names_a_field``, the last part is the name of a field.
+    It stays in the result even if the field is missing in the file.
     """
     location: list[str | int] = []
     node = data

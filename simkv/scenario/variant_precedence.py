@@ -1,4 +1,4 @@
-"""Detect fields that variants override, so that a value for all variants has no effect on these
+"""Detect fields that variants override; a value for all variants has no effect on these
 variants.
 """
 
@@ -17,8 +17,8 @@ _MARK = "set for all variants"
 def find_overriding_variants(document: YamlDocument, path: str) -> dict[str, Any]:
     """Return the variants that override the field at ``path`` or its parents, with their values.
 
-    The value is None if the variant selects another engine, workload or router without setting the
-    field, so that its default applies.
+    The value is None if the variant selects another engine, workload or router and does not set the
+    field, so that the field has its default.
     """
     keys = path.split(".")
     if keys[0] == "variants":
@@ -39,7 +39,9 @@ def find_overriding_variants(document: YamlDocument, path: str) -> dict[str, Any
 def override_notes(
     document: YamlDocument, assignments: Sequence[str], option: str = "--set"
 ) -> list[str]:
-    """Return a sentence for each of the ``assignments`` that has no effect on some variant."""
+    """Return a sentence for each assignment that has no effect on a variant, and for each such
+    variant.
+    """
     notes = []
     for assignment in assignments:
         path = assignment.partition("=")[0].strip()

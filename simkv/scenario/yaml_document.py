@@ -31,7 +31,7 @@ _TOO_LONG = re.compile(r"\d[\d_]{4000}")
 
 
 class _Shallow(Scanner):
-    """Scanner that stops at deep nesting, for which the reader would need half a minute."""
+    """Scanner that stops at deep nesting, which the reader would take half a minute to read."""
 
     def fetch_flow_collection_start(self, TokenClass: Any, to_push: Any) -> None:
         self._check(len(self.flow_context))
@@ -48,7 +48,7 @@ class _Shallow(Scanner):
 
 
 class _ShallowWithLines(_Shallow, RoundTripScanner):
-    """Scanner with a depth limit, for the reader that keeps lines and comments."""
+    """Scanner with a depth limit, used by the reader that preserves lines and comments."""
 
 
 def _reader(*, lines: bool) -> YAML:
@@ -58,7 +58,9 @@ def _reader(*, lines: bool) -> YAML:
 
 
 class YamlDocument:
-    """A YAML file as plain data (``tree``), with the origin of each value."""
+    """A YAML file as plain data (``tree``). For each value, the line or the command-line option
+    that sets it is known.
+    """
 
     def __init__(self, path: Path, data: Any) -> None:
         self.path = path
@@ -130,7 +132,7 @@ class YamlDocument:
 
 
 def find_key(node: Any, part: str | int) -> Any:
-    """Return the key or index of ``part`` in ``node``, or None."""
+    """Return the key or index in ``node`` that ``part`` refers to, or None."""
     if isinstance(node, dict):
         return next((key for key in node if str(key) == str(part)), None)
     if isinstance(node, list) and str(part).isdecimal() and int(part) < len(node):

@@ -18,7 +18,8 @@ MAX_BARREN_STEPS = 400
 
 
 class CaseRun(ABC):
-    """The run of a case until no request remains or no request makes progress.
+    """The run of a case (a workload for recordings) until no request remains or no request makes
+    progress.
 
     ``alive`` are the unfinished requests, and ``left`` is the number of tokens that the model still
     emits for each request. After ``idle_limit`` consecutive steps that schedule nothing, the case
@@ -46,13 +47,14 @@ class CaseRun(ABC):
 
     @abstractmethod
     def iterate(self, gone: list[int]) -> tuple[RecordingLine, int]:
-        """Run one step; return its line and the number of requests that received tokens.
+        """Run one step; return its line for the recording and the number of requests that received
+        tokens.
 
-        Requests that are aborted during the step are added to ``gone``.
+        Ids of requests that are aborted during the step are added to ``gone``.
         """
 
     def lost(self) -> list[int]:
-        """Return the requests that are in no queue although they never ended."""
+        """Return the unfinished requests that are in no queue."""
         return []
 
     def is_busy(self) -> bool:
@@ -60,8 +62,10 @@ class CaseRun(ABC):
         return False
 
     def leave(self, phase: int) -> list[int]:
-        """Abort the requests of this phase; return the ids of those requests that had arrived and
-        not ended.
+        """Abort the requests whose clients leave in this phase.
+
+        Returns the ids of the aborted requests; requests that had not arrived or had already ended
+        are left out.
         """
         ids = [i for at, when, i in self.case.aborts if (at, when) == (self.step, phase)]
         there = [i for i in dict.fromkeys(ids) if i in self.alive & self._arrived]

@@ -17,7 +17,7 @@ def shrink_case(
 ) -> RecordingCase:
     """Return a smaller case for which ``holds`` is still true.
 
-    ``holds`` must be true for ``case``. At most ``MAX_TRIES`` cases are tried.
+    ``holds`` must be true for ``case``. At most ``MAX_TRIES`` smaller cases are tried.
     """
     left = MAX_TRIES
     found = True

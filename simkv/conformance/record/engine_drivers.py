@@ -37,14 +37,14 @@ class EngineDriver:
 
     Within the context ``stub_imports(folder)``, the scheduler of ``package`` is imported from
     ``folder``, and ``record(case, version, name)`` records a case. ``make_case(version, name)``
-    builds a case. ``case_names(version, count)`` returns names of random cases,
-    ``handmade_names(version)`` names of handmade cases. ``form`` describes the structure of the
-    cases.
+    builds a case. ``case_names(version, count)`` returns names of random cases, and
+    ``handmade_names(version)`` returns names of handmade cases. ``form`` describes the structure of
+    the cases.
 
     The rules of a version are compared with the rules of ``base_release(version)``. ``rules_of``
     returns the rules of a release; it is None if all versions have the same rules. ``seen`` returns
-    the rules that recordings can show. ``knobs`` are the settings for which recordings are kept if
-    they depend on them.
+    the rules that recordings can show. For each setting in ``knobs``, some recordings that depend
+    on the setting are stored as test data.
     """
 
     title: str
@@ -62,7 +62,10 @@ class EngineDriver:
 
 
 def interleave_kinds(names: Sequence[str]) -> list[str]:
-    """Return the names of cases with the kinds in turn, so that each kind occurs early."""
+    """Return the names of cases in an order in which the kinds of cases alternate.
+
+    Each kind therefore occurs early.
+    """
     turn: Counter[str] = Counter()
     order: dict[str, int] = {}
     for name in names:
@@ -73,8 +76,10 @@ def interleave_kinds(names: Sequence[str]) -> list[str]:
 
 
 def prepare_case(driven: EngineDriver, version: str, name: str, folder: Path) -> RecordingCase:
-    """Return a case; a version without known rules keeps the defaults of settings that the files
-    which decide in ``folder`` do not mention.
+    """Return a case for recording a version.
+
+    If the rules of the version are unknown, settings that its decision code in ``folder`` does not
+    mention have their defaults.
     """
     case: RecordingCase = driven.make_case(version, name)
     if driven.base_release(version) == version:
@@ -91,7 +96,8 @@ def prepare_case(driven: EngineDriver, version: str, name: str, folder: Path) ->
 
 @lru_cache(maxsize=2)
 def _mentioned(package: str, folder: Path) -> frozenset[str]:
-    """Return the words in the files of a source that decide or declare options.
+    """Return the words in two groups of source files: files that make decisions, and files that
+    declare options.
 
     Returns no words if the source declares no options.
     """

@@ -16,7 +16,7 @@ from simkv.schedulers.engine_registry import ENGINES
 def headline(release: str, newest: str, found: FollowResult) -> str:
     """Return a one-line result for a ``release``, such as ``vLLM 0.33.0``.
 
-    Changed rules are reported relative to the release ``newest``.
+    Rules that differ from the release ``newest`` are listed.
     """
     if found.broken:
         return f"{release} cannot be run: {found.broken}"
@@ -31,7 +31,9 @@ def headline(release: str, newest: str, found: FollowResult) -> str:
 
 
 def render_follow_report(release: str, newest: str, form: CaseSchema, found: FollowResult) -> str:
-    """Return a Markdown page with the result, the number of cases and any unexplained case."""
+    """Return a Markdown page with the result, the number of cases and any case that no rules
+    explain.
+    """
     lines = [f"# {headline(release, newest, found)}", ""]
     lines.append(f"{found.cases} random cases, {found.steps:,} steps of the unmodified scheduler.")
     if found.unexplained:

@@ -13,9 +13,10 @@ class RecordingCase(NamedTuple):
     """Configuration, requests and aborts of a recording.
 
     ``aborts`` are tuples (step, phase, request id). The other fields are lists of durations in
-    steps, whose values are used in turn: ``copies`` for KV copies to and from host memory, ``disk``
-    for transfers to and from a disk, ``looks`` for lookups on the disk, and ``transfers`` for KV
-    transfers between replicas.
+    steps: ``copies`` for KV copies to and from host memory, ``disk`` for transfers to and from a
+    disk, ``looks`` for lookups on the disk, and ``transfers`` for KV transfers between replicas.
+    The first operation takes the first duration, and so on; after the last duration, the list
+    starts again.
     """
 
     config: Any
@@ -28,7 +29,9 @@ class RecordingCase(NamedTuple):
 
     @property
     def header_fields(self) -> RecordingLine:
-        """The durations that are set, by the name of their field in the header of a recording."""
+        """The lists of durations that are not empty, by their field names in the header of a
+        recording.
+        """
         said = {"copies": self.copies, "disk": self.disk, "looks": self.looks}
         said["transfers"] = self.transfers
         return {name: steps for name, steps in said.items() if steps}
@@ -40,10 +43,11 @@ class CaseSchema:
 
     When a case is shrunk, the settings in ``kept`` do not change, because they are sizes or select
     a scheduler. All other settings are reset to their values in ``plain`` or, if missing there, to
-    their defaults. ``cut(request, tokens)`` returns the fields to change if the prompt of a request
-    is shortened to ``tokens``. ``limit`` is the name of the field with the maximum number of output
-    tokens. Fields in ``idle`` may be 0. ``columns`` maps table headings to functions that return
-    the cell of a request. Settings in ``unnamed`` have other names in the engine.
+    their defaults. ``cut(request, tokens)`` returns the fields that change if the prompt of a
+    request is shortened to ``tokens``. ``limit`` is the name of the field with the maximum number
+    of output tokens. ``idle`` contains the fields that may be 0. ``columns`` maps table headings to
+    functions that return the cell of a request. ``unnamed`` contains the settings that have other
+    names in the engine.
     """
 
     kept: Collection[str]
@@ -55,7 +59,9 @@ class CaseSchema:
     unnamed: Collection[str] = ()
 
     def simplify_request(self, request: RecordingLine) -> Iterator[RecordingLine]:
-        """Yield changes of fields; each change makes a request smaller, earlier or simpler."""
+        """Yield dictionaries of changed fields; each one makes a request smaller, earlier or
+        simpler.
+        """
         for name in ("lora", "routing_key", "logprobs_from"):
             if request.get(name) is not None:
                 yield {name: None}
@@ -72,7 +78,5 @@ class CaseSchema:
 
 
 def field_column(name: str) -> Callable[[RecordingLine], str]:
-    """Return a function that returns the field ``name`` of a request as text, for a table
-    column.
-    """
+    """Return a function that returns the field ``name`` of a request as text for a table column."""
     return lambda request: str(request[name])

@@ -20,10 +20,10 @@ RECORDINGS_SEARCHED = 300
 def recordings_by_rule(
     rules: Any, seen: Collection[str], traces: Mapping[str, DecisionTrace]
 ) -> dict[str, list[str]]:
-    """Return, for each rule in ``seen``, the names of the recordings that show the rule.
+    """Return the names of the recordings that show a rule, for each rule in ``seen``.
 
-    A recording shows a rule if simkv fails to reproduce it with the rule inverted. Names keep the
-    order of ``traces``.
+    A recording shows a rule if simkv does not reproduce it when the rule is inverted. Names keep
+    the order of ``traces``.
     """
     return {
         rule: [
@@ -38,10 +38,9 @@ def recordings_by_rule(
 def recordings_by_knob(
     rules: Any, knobs: Collection[str], traces: Mapping[str, DecisionTrace]
 ) -> dict[str, list[str]]:
-    """Return, for each setting in ``knobs``, the names of the recordings that depend on the
-    setting.
+    """Return the names of the recordings that depend on a setting, for each setting in ``knobs``.
 
-    A recording depends on a setting if simkv fails to reproduce it with the default of the setting.
+    A recording depends on a setting if simkv does not reproduce it with the default of the setting.
     A setting with string values has an entry for each recorded value.
     """
     shown: dict[str, list[str]] = {}
@@ -70,12 +69,12 @@ def choose(
     traces: Mapping[str, DecisionTrace],
     knobs: Collection[str] = (),
 ) -> list[str]:
-    """Return the names of the recordings to keep: two for each rule in ``seen``, then small ones.
+    """Return the names of the recordings that are stored as test data.
 
-    Small recordings are added up to ``RANDOM_CASES_KEPT``: first recordings with preemptions and
-    aborts (up to a third of this number), then recordings with preemptions. Two recordings for each
-    setting in ``knobs`` are added. Raises InputError if a rule is not shown by any recording; in
-    this case, more cases must be recorded.
+    These are two recordings for each rule in ``seen``, two for each setting in ``knobs``, and small
+    recordings up to a total of ``RANDOM_CASES_KEPT``. The small recordings include first recordings
+    with preemptions and aborts (up to a third of this number), then recordings with preemptions.
+    Raises InputError if no recording shows a rule; in this case, more cases must be recorded.
     """
     traces = dict(sorted(traces.items(), key=lambda item: len(pack_traces([item[1]]))))
     apart = recordings_by_rule(rules, seen, dict(list(traces.items())[:RECORDINGS_SEARCHED]))
@@ -100,5 +99,7 @@ def choose(
 
 
 def _has(trace: DecisionTrace, *fields: str) -> bool:
-    """Return whether each of ``fields`` is non-empty in some step."""
+    """Return whether a recording has a step for each of ``fields`` in which the field is
+    not empty.
+    """
     return all(any(line.get(field) for line in trace.steps) for field in fields)

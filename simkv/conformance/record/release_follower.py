@@ -1,7 +1,7 @@
 """Determine which known rules a release uses, from the decisions of its scheduler.
 
-The decisions are compared with all known releases first, then with combinations of their rules. If
-no combination reproduces all cases, the first case that remains unexplained is shrunk and reported.
+The decisions are compared first with all known releases, then with combinations of their rules. If
+no combination reproduces all cases, a case that no combination explains is shrunk and reported.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ COMBINATIONS_TRIED = 8
 
 @dataclass(frozen=True)
 class UnexplainedCase:
-    """A shrunk case that no known rules reproduce, and its first difference from the release
-    ``nearest``.
+    """A shrunk case that no known rules reproduce.
+
+    ``difference`` is its first difference from the release ``nearest``.
     """
 
     name: str
@@ -48,13 +49,14 @@ class UnexplainedCase:
 
 @dataclass(frozen=True)
 class FollowResult:
-    """Result of comparing a release with known rules in ``cases`` cases with ``steps`` steps in
-    total.
+    """Result of comparing a release with known rules in ``cases`` cases, which have ``steps`` steps
+    in total.
 
-    ``like`` are the releases whose rules reproduce all its decisions. If there are no such
-    releases, ``changed`` lists the combinations of rules that reproduce all decisions, each given
-    as its changes to the newest release. If there are no such combinations, ``unexplained`` is a
-    counterexample. ``broken`` is the error if the release cannot be recorded.
+    ``like`` are the releases whose rules reproduce all decisions of the release. If there are no
+    such releases, ``changed`` lists the combinations of rules that reproduce all decisions. A
+    combination is given by its changes relative to the newest release. If there are no such
+    combinations, ``unexplained`` is a counterexample. ``broken`` is the error if the release cannot
+    be recorded.
     """
 
     cases: int
@@ -79,8 +81,8 @@ def follow(
 ) -> FollowResult:
     """Record ``cases`` of an engine and find the rules that make the same decisions.
 
-    After ``time_limit`` (s), no further case is recorded, and an unexplained case is not shrunk
-    further.
+    After ``time_limit`` (s), no further case is recorded, and a case that no rules explain is not
+    shrunk further.
     """
     traces: dict[str, DecisionTrace] = {}
     end = time.monotonic() + time_limit
@@ -146,9 +148,9 @@ def _all_through(
 ) -> tuple[dict[str, Any], str]:
     """Return the entries of ``rules`` that reproduce all ``traces``.
 
-    The second value is the name of the trace that excluded the last entry, or "" if entries remain.
-    With ``mixed``, the entries are combinations of the rules of one release. Combinations that
-    differ only in rules that a trace cannot show are compared only once.
+    The second value is the name of the first trace that none of the remaining entries reproduces,
+    or "" if entries remain. With ``mixed``, the entries are combinations of the rules of one
+    release. Combinations that differ only in rules that a trace cannot show are compared only once.
     """
     left = dict(rules)
     for name, trace in traces.items():
@@ -180,8 +182,10 @@ def _lasting(
 
 
 def _nearest(name: str, trace: DecisionTrace, known: Mapping[str, Any]) -> UnexplainedCase:
-    """Return the difference between a recording and the release that reproduces the most of its
-    steps, as an unexplained case.
+    """Return the known release that reproduces the most steps of a recording, as an unexplained
+    case.
+
+    The result contains the first difference between the recording and this release.
     """
     found = {key: find_mismatch(trace, rules) for key, rules in known.items()}
     steps = [str(line["step"]) for line in trace.steps]

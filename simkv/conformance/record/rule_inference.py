@@ -52,9 +52,9 @@ Rules = TypeVar("Rules")
 def can_show(version: str, rule: str) -> bool:
     """Return whether recordings of a release of vLLM can show a rule.
 
-    Some rules need a setting that the release does not have, or have an effect only with or without
-    another rule. Recordings that were made before the rule was simulated are not required to show
-    it.
+    Some rules need a setting that the release does not have. Other rules have an effect only if
+    another rule is on or off. For some releases, the stored recordings do not show the rule; the
+    result is then also False.
     """
     rules, described = find_rules(version), SHOWN_BY_VLLM[rule]
     if described.shown_since is not None and not is_since(version, described.shown_since):
@@ -67,8 +67,9 @@ def can_show(version: str, rule: str) -> bool:
 
 
 def observable_rules(trace: DecisionTrace) -> list[str]:
-    """Return the rules in ``OBSERVABLE_RULES`` that a recording can show, because it sets the
-    settings that they need.
+    """Return the rules in ``OBSERVABLE_RULES`` that a recording can show.
+
+    It can show a rule if it sets the settings that the rule needs.
     """
     engine = trace.header["engine"]
     config = ENGINES[engine].recording.config(trace.header)
@@ -93,8 +94,9 @@ def find_mismatch(trace: DecisionTrace, rules: Any) -> Mismatch | None:
 
 
 def distinct_releases(engine: str) -> dict[str, Any]:
-    """Return a mapping from releases to rules; of several releases with equal rules, only the
-    newest is included.
+    """Return a mapping from releases to rules.
+
+    If several releases have equal rules, only the newest of them is included.
     """
     newest: dict[tuple[bool, ...], str] = {}
     seen = (*OBSERVABLE_RULES[engine], *(FEATURE_RULES if engine == "vllm" else ()))
@@ -107,7 +109,8 @@ def rule_combinations(engine: str, rules: Any) -> Iterator[tuple[Mapping[str, bo
     """Yield combinations of observable rules, as pairs of changes to ``rules`` and the changed
     rules.
 
-    Combinations with fewer changes come first; the maximum is ``MAX_CHANGED_RULES`` changes.
+    Combinations with fewer changes come first. A combination has at most ``MAX_CHANGED_RULES``
+    changes.
     """
     for count in range(1, min(len(OBSERVABLE_RULES[engine]), MAX_CHANGED_RULES) + 1):
         for names in combinations(OBSERVABLE_RULES[engine], count):
@@ -116,6 +119,6 @@ def rule_combinations(engine: str, rules: Any) -> Iterator[tuple[Mapping[str, bo
 
 
 def with_changes(rules: Rules, changes: Mapping[str, Any]) -> Rules:
-    """Return a copy of ``rules`` with ``changes``."""
+    """Return a copy of ``rules`` with ``changes`` applied."""
     changed: Rules = replace(cast(Any, rules), **changes)
     return changed

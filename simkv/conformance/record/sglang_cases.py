@@ -13,8 +13,9 @@ from simkv.schedulers.sglang.versions import RULES
 
 
 def base_release(version: str) -> str:
-    """Return ``version`` if it is known, otherwise the newest known release; the result determines
-    the settings.
+    """Return the release whose settings are used for ``version``.
+
+    This is ``version`` if it is known, and the newest known release if it is not.
     """
     return version if version in RULES else next(iter(RULES))
 
@@ -70,7 +71,7 @@ RARE = {
 
 
 def case_names(_: str, count: int) -> list[str]:
-    """Return ``count`` names of random cases; the kinds alternate."""
+    """Return ``count`` names of random cases; the kinds of cases alternate."""
     return [f"{KINDS[i % len(KINDS)]}-{i // len(KINDS):03}" for i in range(count)]
 
 

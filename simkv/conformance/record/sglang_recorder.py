@@ -33,7 +33,7 @@ def _dies(error: Exception) -> str | None:
 
 
 class SglangRun(CaseRun):
-    """Runs SGLang's scheduler through a case, for the required number of steps."""
+    """Run of SGLang's scheduler through a case, for as many steps as are needed."""
 
     idle_limit = 50
 

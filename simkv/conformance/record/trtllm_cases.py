@@ -37,14 +37,15 @@ RARE = {
 
 
 def base_variant(version: str) -> str:
-    """Return ``version`` if it is known, otherwise the newest known variant; the result determines
-    the settings.
+    """Return the variant whose settings are used for ``version``.
+
+    This is ``version`` if it is known, and the newest known variant if it is not.
     """
     return version if version in VARIANTS else next(iter(VARIANTS))
 
 
 def case_names(_: str, count: int) -> list[str]:
-    """Return ``count`` names of random cases; the kinds alternate."""
+    """Return ``count`` names of random cases; the kinds of cases alternate."""
     return [f"{KINDS[i % len(KINDS)]}-{i // len(KINDS):03}" for i in range(count)]
 
 

@@ -26,7 +26,7 @@ def _dies(error: Exception) -> str | None:
 
 
 class TrtllmRun(CaseRun):
-    """Runs TensorRT-LLM's scheduler through a case."""
+    """Run of TensorRT-LLM's scheduler through a case."""
 
     idle_limit = 100
 

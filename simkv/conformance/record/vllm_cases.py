@@ -73,8 +73,9 @@ def _random(version: str, seed: int) -> RecordingCase:
 
 
 def base_release(version: str) -> str:
-    """Return ``version`` if it is known, otherwise the newest known release; the result determines
-    the settings.
+    """Return the release whose settings are used for ``version``.
+
+    This is ``version`` if it is known, and the newest known release if it is not.
     """
     try:
         find_variant(version)
@@ -86,10 +87,11 @@ def base_release(version: str) -> str:
 def case_names(version: str, count: int) -> list[str]:
     """Return the names of random cases of a release.
 
-    There are ``count`` cases that are plain, with aborts or with LoRA adapters, and half this
-    number with layer groups (sliding windows or recurrent states). For other layer groups, drafts,
-    blocks in host memory, disks and KV transfers, there is a quarter of this number each, if the
-    release supports the feature.
+    ``count`` is the total number of plain cases, cases with aborts and cases with LoRA adapters.
+    The number of cases with layer groups (sliding windows or recurrent states) is half of
+    ``count``. Five other features have a quarter of ``count`` cases each: other layer groups, draft
+    tokens, blocks in host memory, disks, and KV transfers. Features that the release does not
+    support are left out.
     """
     rules = find_rules(base_release(version))
     dies_of_ties = not rules.breaks_ties_by_id and "policy" not in rules.fixed
@@ -123,14 +125,15 @@ def case_names(version: str, count: int) -> list[str]:
 
 
 def handmade_names(version: str) -> list[str]:
-    """Return the names of the ``HANDMADE_CASES`` whose config the release accepts."""
+    """Return the names of the ``HANDMADE_CASES`` whose settings the release accepts."""
     rules = find_rules(base_release(version))
     return [name for name, made in HANDMADE_CASES.items() if made.starts(rules)]
 
 
 def _newer_knobs(case: RecordingCase, draw: random.Random) -> RecordingCase:
-    """Return the case with random values for settings that were introduced later but that this
-    release has.
+    """Return the case with random values for settings that later releases introduced.
+
+    Settings that this release does not have are left out.
     """
     config = case.config
     seqs, budget, most = config.max_num_seqs, config.max_num_batched_tokens, config.max_model_len
@@ -398,13 +401,13 @@ def make_case(version: str, name: str) -> RecordingCase:
     - ``rand-``: plain; ``gone-``: with aborts; ``lora-``: with LoRA adapters.
     - ``win-``: with layer groups; ``mamba-``: with groups that have recurrent states.
     - ``chunk-``: with chunked attention; ``size-``: with blocks of several sizes.
-    - ``spec-``: with drafts; ``winspec-``, ``mambaspec-`` and so on also have layer groups.
+    - ``spec-``: with draft tokens; ``winspec-``, ``mambaspec-`` and so on also have layer groups.
     - ``tier-``: with blocks in host memory; ``disk-``: also with a disk.
     - ``pdsend-``, ``pdload-``: on a replica that only prefills or only decodes.
 
-    A name whose kind ends with ``gone``, such as ``wingone-``, adds aborts. A kind exists only if
-    the release supports it. Requests of equal priority and arrival occur only in ``tied-`` cases if
-    the release fails to order them.
+    If the kind in a name ends with ``gone``, such as ``wingone-``, the case has aborts. A kind
+    exists only if the release supports it. Some releases do not order requests of equal priority
+    and arrival; for these releases, only ``tied-`` cases contain such requests.
     """
     base = base_release(version)
     if name in HANDMADE_CASES:

@@ -12,7 +12,7 @@ from simkv.schedulers.vllm.release_rules import VllmRules
 
 
 class HandmadeCase(NamedTuple):
-    """A case built by ``make(version)``, for releases whose rules satisfy ``starts``."""
+    """A case that ``make(version)`` builds, for releases whose rules satisfy ``starts``."""
 
     make: Callable[[str], RecordingCase]
     starts: Callable[[VllmRules], bool]

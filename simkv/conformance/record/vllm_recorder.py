@@ -23,9 +23,10 @@ from simkv.schedulers.vllm.versions import VARIANTS, find_rules, find_variant
 
 
 class VllmRun(CaseRun):
-    """Runs vLLM's scheduler through a case.
+    """Run of vLLM's scheduler through a case.
 
-    ``instead`` maps the scheduler's class to the class to record, such as a subclass.
+    ``instead`` is a function that returns the class to record, such as a subclass, for the class of
+    the scheduler.
     """
 
     def __init__(
@@ -44,7 +45,8 @@ class VllmRun(CaseRun):
     def abort(self, number: int) -> None:
         """Abort one request.
 
-        0.33.0 frees the blocks of jointly aborted requests in the order of a set.
+        If several requests are aborted together, vLLM 0.33.0 frees their blocks in the order of a
+        set, which is not defined.
         """
         self.engine.abort(number)
 
@@ -121,7 +123,8 @@ def record(
 ) -> DecisionTrace:
     """Record the decisions of vLLM's scheduler in a case.
 
-    ``instead`` maps the scheduler's class to the class to record, such as a subclass.
+    ``instead`` is a function that returns the class to record, such as a subclass, for the class of
+    the scheduler.
     """
     rules = find_rules(case.config.variant)
     knobs = dataclasses.asdict(case.config)

@@ -1,9 +1,9 @@
 """Time limit of one call of a custom scheduler.
 
 A call that loops forever is interrupted, so that every run ends. An interval timer checks the
-duration of calls, so that the calls themselves need no system call. Only the main thread can be
-interrupted, and only if the operating system has interval timers and the process does not use the
-real-time timer for another purpose.
+duration of calls, so the calls themselves need no additional system call. Only calls on the main
+thread can be interrupted, and only if the operating system has interval timers and the process does
+not use the real-time timer for another purpose.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ TICK = 0.5
 
 
 class CallTimeout(BaseException):
-    """Raised if a call exceeds its time limit; not a subclass of Exception, so that the call does
-    not catch it.
+    """Raised if a call exceeds its time limit.
+
+    It is not a subclass of Exception, so code that catches Exception in the call does not catch it.
     """
 
 
 class _Timer:
-    """Interval timer of this process; it stops by itself when no calls are made."""
+    """Interval timer of this process; it stops by itself if no call is in progress."""
 
     def __init__(self) -> None:
         self.inside = False
@@ -50,7 +51,7 @@ class _Timer:
 
     @property
     def usable(self) -> bool:
-        """Whether a call that starts now can be interrupted."""
+        """Whether a call that starts now could be interrupted."""
         here = threading.get_ident() == self._main
         return here and not self.inside and hasattr(signal, "setitimer")
 
@@ -63,7 +64,7 @@ class _Timer:
             signal.setitimer(signal.ITIMER_REAL, TICK, TICK)
 
     def stop(self) -> None:
-        """Stop the timer; at the exit of the process, a timer signal would otherwise kill it."""
+        """Stop the timer. If it kept running, its signal would kill the process at exit."""
         if self._ticking:
             signal.setitimer(signal.ITIMER_REAL, 0.0)
             signal.signal(signal.SIGALRM, self._before)
@@ -98,5 +99,5 @@ def call_in_time(call: Callable[[], Answer]) -> Answer:
 
 
 def limits_exceeded() -> str:
-    """Return the limits on CPU time and wall-clock time, as text for an error message."""
+    """Return an error text with the limits on CPU time and wall-clock time that a call exceeded."""
     return f"used more than {CPU_SECONDS:g} s of CPU time or {WALL_SECONDS:g} s of wall-clock time"

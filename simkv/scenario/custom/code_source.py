@@ -31,7 +31,7 @@ _TRUSTED: ContextVar[bool] = ContextVar("trusted", default=False)
 
 @dataclass(frozen=True)
 class CustomCode:
-    """Code of a scheduler: its bytes, and the path of the file."""
+    """Code of a custom scheduler: its bytes, and the path of the file."""
 
     path: str
     code: bytes
@@ -49,13 +49,16 @@ class CustomCode:
 
 
 def set_trust(yes: bool) -> None:
-    """Set for this process whether files named in scenarios are executed."""
+    """Set for this process whether files that scenarios name may be executed."""
     _TRUSTED.set(yes)
 
 
 @contextmanager
 def override_trust(yes: bool) -> Iterator[None]:
-    """If ``yes``, also trust files within this context; earlier trust remains in effect."""
+    """Allow the execution of files within this context if ``yes``.
+
+    If the execution was allowed before, it remains allowed.
+    """
     token = _TRUSTED.set(yes or _TRUSTED.get())
     try:
         yield
@@ -64,7 +67,7 @@ def override_trust(yes: bool) -> Iterator[None]:
 
 
 def is_trusted() -> bool:
-    """Return whether files named in scenarios are executed now."""
+    """Return whether files that scenarios name may be executed now."""
     return _TRUSTED.get()
 
 
@@ -181,8 +184,8 @@ def find_error_line(error: BaseException, path: str) -> int | None:
 def line_of_method(of: type[Any], path: str, name: str) -> int:
     """Return the first line of a method in the file ``path``.
 
-    If the file does not define the method, the line of ``decide`` or ``schedule`` is returned,
-    otherwise 1.
+    If the file does not define the method, the result is the line of ``decide`` or ``schedule`` or,
+    if the file defines neither, 1.
     """
     for one in (name, "decide", "schedule"):
         found = getattr(of, one, None)

@@ -24,10 +24,9 @@ CUSTOM_VARIANT = "own"
 
 
 def build_custom_spec(name: str, file: str | None, folder: Path) -> EngineSpec:
-    """Return the spec of custom scheduler ``name``.
+    """Return the specification of the custom scheduler ``name``.
 
     Its code is in ``file``, relative to ``folder``, or in an installed package if ``file`` is None.
-
     Raises InputError if the code is not trusted or does not define a scheduler.
     """
     if file is None:
@@ -76,7 +75,7 @@ def _spec(name: str, file: str | None, of: Any, source: CustomCode) -> EngineSpe
 
 
 def _new(of: type[Any], source: CustomCode, build: Callable[[Any], GuardedScheduler]) -> EngineSpec:
-    """Return the spec of a custom scheduler that is not based on a packaged engine."""
+    """Return the specification of a custom scheduler that is not based on a packaged engine."""
     return EngineSpec(
         name=CUSTOM_VARIANT,
         config=CustomConfig,
@@ -98,7 +97,7 @@ def _new(of: type[Any], source: CustomCode, build: Callable[[Any], GuardedSchedu
 
 
 def _changed(engine: EngineSpec, build: Callable[[Any], GuardedScheduler]) -> EngineSpec:
-    """Return the spec of a packaged engine with a custom policy."""
+    """Return the specification of a packaged engine with a custom policy."""
     return replace(
         engine,
         build=build,
@@ -112,7 +111,9 @@ def _changed(engine: EngineSpec, build: Callable[[Any], GuardedScheduler]) -> En
 
 
 def _config_of(of: type[Any], source: CustomCode) -> type[Any]:
-    """Return the config dataclass, which is the annotation of ``config`` in the scheduler class."""
+    """Return the config class of a scheduler class, which is the type annotation of its attribute
+    ``config``.
+    """
     try:
         own = get_type_hints(of).get("config", CustomConfig)
     except Exception as error:
@@ -137,7 +138,9 @@ def _reduce(config: Any) -> tuple[Any, ...]:
 
 
 def _again(name: str, file: str | None, source: CustomCode, knobs: Mapping[str, Any]) -> Any:
-    """Rebuild a config from the same code in another process, with the same trust."""
+    """Build a config again from the same code in another process, without another check of
+    trust.
+    """
     of = sources.load_scheduler_class(source, name) if file else sources.load_from_package(name)[0]
     return _spec(name, file, of, source).config(**knobs)
 

@@ -42,8 +42,9 @@ KINDS, WHYS, NEEDS = get_args(BatchKind), get_args(WaitReason), get_args(Preempt
 
 
 class BatchError(Exception):
-    """Raised for an invalid result; has the violated ``law``, ``what`` is wrong, and the
-    ``requests`` involved.
+    """Raised for an invalid result of a custom scheduler.
+
+    It has the violated ``law``, a text ``what`` about the error, and the ``requests`` involved.
     """
 
     def __init__(self, law: str, what: str, requests: Iterable[int] = ()) -> None:
@@ -73,9 +74,9 @@ class TrackedRequest:
 class RequestTracker:
     """Unfinished requests of a scheduler by id.
 
-    ``rows`` is false for packaged engines with a custom policy, whose batches are not checked row
-    by row. ``tokens`` is true if computed tokens can be tracked, which requires that the scheduler
-    is not pipelined and lists all decodes.
+    ``rows`` is false for packaged engines with a custom policy, whose batches are not checked
+    request by request. ``tokens`` is true if computed tokens can be tracked. This requires that the
+    scheduler is not pipelined and that its batches list all decodes.
     """
 
     def __init__(self, num_blocks: int, block_size: int, *, rows: bool, tokens: bool) -> None:
@@ -201,7 +202,7 @@ class RequestTracker:
                 raise BatchError("answers", what)
 
     def _check_references(self, batch: Batch) -> None:
-        """Check that the batch refers to known requests and gives known reasons."""
+        """Check that the batch contains only known requests and known reasons."""
         self._expect_known([i for i, _ in batch.scheduled], "Batch.scheduled")
         for name in ("emits", "preempted", "ignored", "lost", "joined"):
             self._expect_known(getattr(batch, name), f"Batch.{name}")
@@ -233,7 +234,10 @@ class RequestTracker:
                 raise BatchError("answers", what, [i])
 
     def _check_group(self, batch: Batch) -> None:
-        """Update the decode group; a batch lists only requests that join or leave it."""
+        """Update the decode group (requests that decode in every step).
+
+        A batch lists only the requests that join or leave the group.
+        """
         if not (batch.decodes or batch.joined or batch.left or self._group):
             return
         self.tokens = False
@@ -275,8 +279,9 @@ class RequestTracker:
             raise BatchError("blocks", what, ids)
 
     def _compute(self, i: int, tokens: Any, context: Any) -> bool:
-        """Count the tokens of a row; return whether all tokens of the request are computed
-        afterwards.
+        """Count the tokens that a batch computes for request ``i``.
+
+        Returns whether all tokens of the request are computed afterwards.
         """
         r = self.requests[i]
         if not self.tokens:  # tokens are not tracked, so only the total is checked

@@ -32,12 +32,14 @@ OPTIONAL_METHODS = ("set_time", "moved", "finish_disk_transfers")
 
 
 def is_engine_class(of: type[Any]) -> bool:
-    """Return whether a class extends a packaged scheduler, whose batches need no row checks."""
+    """Return whether a class extends a packaged scheduler, whose batches are not checked request by
+    request.
+    """
     return any(base.__module__.startswith("simkv.schedulers.") for base in of.__mro__)
 
 
 def tracker_of(inner: Any, num_blocks: int, of: type[Any]) -> RequestTracker:
-    """Return a tracker for a scheduler of class ``of``."""
+    """Return a ``RequestTracker`` for a scheduler of class ``of``."""
     depth, config = getattr(inner, "pipeline_depth", 1), getattr(inner, "config", None)
     rows = not is_engine_class(of)
     size = getattr(config, "block_size", 0)
@@ -134,8 +136,9 @@ class GuardedScheduler:
         return self._call("leap", leap, 1)
 
     def skip(self, steps: int) -> list[int]:
-        """Report ``steps`` steps with the same batch; return the number of free blocks after
-        each.
+        """Report that ``steps`` steps with the same batch have run.
+
+        Returns the number of free blocks after each of them.
         """
 
         def skip() -> list[int]:
@@ -165,8 +168,9 @@ class GuardedScheduler:
         return self._call("blocks_held", held, None) or {}
 
     def fingerprint(self) -> Hashable:
-        """Return the state that determines the next step; after a failure, a different value on
-        each call.
+        """Return the state that determines the next step.
+
+        After a failure, each call returns a different value.
         """
 
         def state() -> tuple[Hashable]:
@@ -178,7 +182,7 @@ class GuardedScheduler:
         return self._call("fingerprint", state, None) or self._unique
 
     def __getattr__(self, name: str) -> Any:
-        """Return an optional method of the protocol, if the inner scheduler has it."""
+        """Return an optional method of the scheduler protocol, if the inner scheduler has it."""
         inner = self.__dict__.get("_inner")
         if name in OPTIONAL_PROPERTIES and hasattr(inner, name):
             return self._call(name, lambda: bool(getattr(inner, name)), False)

@@ -40,8 +40,9 @@ LAWS = {
 
 
 class LawViolation(InputError):
-    """Raised if a scheduler violates ``law`` in decision number ``step``, at ``line`` of its
-    file.
+    """Raised if a scheduler violates ``law``.
+
+    ``step`` is the number of the decision, and ``line`` is a line of the scheduler's file.
     """
 
     def __init__(self, law: str, what: str, path: str, line: int, step: int | None) -> None:
@@ -55,7 +56,10 @@ class LawViolation(InputError):
 
 
 class CheckedScheduler:
-    """Custom scheduler with checks; implements ``simkv.core.scheduler_protocol.Scheduler``."""
+    """Custom scheduler whose calls are checked against the laws.
+
+    Implements ``simkv.core.scheduler_protocol.Scheduler``.
+    """
 
     def __init__(self, build: Callable[[], Any], of: type[Any], source: CustomCode) -> None:
         self._of, self._source = of, source
@@ -123,8 +127,9 @@ class CheckedScheduler:
         return int(steps)
 
     def skip(self, steps: int) -> list[int]:
-        """Report ``steps`` steps with the same batch; return the number of free blocks after
-        each.
+        """Report that ``steps`` steps with the same batch have run.
+
+        Returns the number of free blocks after each of them.
         """
         free = self._call("skip", lambda: self.inner.skip(steps))
         self._track("skip", lambda: self._tracker.check_skipped(free, steps))
@@ -270,6 +275,9 @@ class CheckedScheduler:
 
 
 def watched_scheduler(config: Any) -> CheckedScheduler:
-    """Return a new checked scheduler for the config of a custom engine. Raises LawViolation."""
+    """Return a new checked scheduler for the config of a custom engine.
+
+    Raises LawViolation if the scheduler cannot be built.
+    """
     of: type[Any] = config.own_class
     return CheckedScheduler(lambda: of(config), of, config.own_source)

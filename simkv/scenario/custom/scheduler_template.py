@@ -40,7 +40,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class CustomConfig:
-    """Settings of every custom scheduler; subclasses add their own."""
+    """Settings that every custom scheduler has; subclasses add more settings."""
 
     num_blocks: int = 512
     """Number of KV cache blocks."""
@@ -62,9 +62,9 @@ class CustomConfig:
 class CustomRequest:
     """Request as a scheduler sees it.
 
-    ``computed`` is the number of tokens with KV, ``emitted`` the number of tokens sent to the
-    client, ``preemptions`` the number of preemptions, and ``waited`` the number of decisions in
-    which the request stayed in the queue.
+    ``computed`` is the number of tokens whose KV was computed, and ``emitted`` is the number of
+    tokens sent to the client. ``preemptions`` is the number of preemptions, and ``waited`` is the
+    number of decisions in which the request stayed in the queue.
     """
 
     prompt: Prompt
@@ -85,15 +85,17 @@ class CustomRequest:
 
     @property
     def left(self) -> int:
-        """Number of tokens to compute before the next token is emitted; 1 for a decode."""
+        """Number of tokens to compute before the next token is emitted; 1 if the request
+        decodes.
+        """
         return self.length - self.computed
 
 
 class CustomScheduler:
-    """Base class of custom schedulers; subclasses implement ``decide``, which calls ``compute`` and
-    ``preempt``.
+    """Base class of custom schedulers.
 
-    ``waiting`` and ``running`` are in order of arrival unless ``decide`` changes the order.
+    Subclasses implement ``decide``, which calls ``compute`` and ``preempt``. ``waiting`` and
+    ``running`` are in order of arrival unless ``decide`` changes the order.
     """
 
     config: CustomConfig
@@ -203,12 +205,15 @@ class CustomScheduler:
         return len(self.running)
 
     def leap(self, most: int) -> int:  # noqa: ARG002
-        """Return the number of steps for which the batch stays the same; 1 is always correct."""
+        """Return the number of steps, at most ``most``, for which the batch stays the same; 1 is
+        always correct.
+        """
         return 1
 
     def skip(self, steps: int) -> list[int]:
-        """Update the state for ``steps`` identical steps; required if ``leap`` returns more than
-        1.
+        """Update the state for ``steps`` identical steps.
+
+        Subclasses must implement this if their ``leap`` returns more than 1.
         """
         raise NotImplementedError("implement skip(self, steps), because leap returned more than 1")
 
@@ -225,8 +230,9 @@ class CustomScheduler:
         return self.pool.holdings()
 
     def fingerprint(self) -> Hashable:
-        """Return the state that determines future decisions; subclasses must include state that
-        ``decide`` adds.
+        """Return the state that determines future decisions.
+
+        If ``decide`` uses additional state, subclasses must include it.
         """
         rows = [(r.id, r.computed, r.emitted) for r in (*self.running, *self.waiting)]
         return tuple(rows), len(self.waiting), self.pool.free

@@ -6,9 +6,9 @@ class Shortest(CustomVllmScheduler):
     def waiting_order(self, r: PolicyRequest) -> float:
         return r.prompt_tokens
 
-A policy makes decisions that a class for vLLM's ``--scheduler-cls`` can make before it calls
-``schedule``, so that the class needs no copy of this method. A policy uses only ``self.config`` and
-its arguments, so that ``simkv export-scheduler`` can export it to vLLM.
+A policy makes decisions that a class for vLLM's ``--scheduler-cls`` can make before it calls vLLM's
+``schedule`` method. The class therefore needs no copy of this method. A policy uses only
+``self.config`` and its arguments, so that ``simkv export-scheduler`` can export it to vLLM.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ MAX_COUNTED_PREEMPTIONS = 64
 
 @dataclass(frozen=True)
 class CustomVllmConfig(VllmConfig):
-    """vLLM's settings; a subclass adds the settings of its policy. ``policy`` must stay
-    ``fcfs``.
+    """vLLM's settings; a subclass adds the settings of its policy.
+
+    ``policy`` must be ``fcfs``.
     """
 
     def __post_init__(self) -> None:
@@ -81,17 +82,18 @@ class CustomVllmScheduler(VllmScheduler):
         self._preempted: dict[int, int] = {}
 
     def waiting_order(self, r: PolicyRequest) -> Any:  # noqa: ARG002
-        """Return the sort key of a waiting request; the smallest key is first, and equal keys keep
-        their order.
+        """Return the sort key of a waiting request.
 
-        The queue is sorted before each step.
+        The request with the smallest key is first in the queue, and requests with equal keys keep
+        their order. The queue is sorted before each step.
         """
         return 0
 
     def running_order(self, r: PolicyRequest) -> Any:  # noqa: ARG002
         """Return the sort key of a running request.
 
-        The first requests get tokens first, and the last requests are preempted first.
+        In the sorted order, the first requests get tokens first, and the last requests are
+        preempted first.
         """
         return 0
 
@@ -100,8 +102,9 @@ class CustomVllmScheduler(VllmScheduler):
         waiting: Sequence[PolicyRequest],  # noqa: ARG002
         running: Sequence[PolicyRequest],  # noqa: ARG002
     ) -> int | None:
-        """Return the maximum number of running requests for admission; None for the configured
-        limit.
+        """Return the maximum number of running requests, which limits the admission of requests.
+
+        None means the configured limit.
         """
         return None
 
@@ -110,7 +113,9 @@ class CustomVllmScheduler(VllmScheduler):
         waiting: Sequence[PolicyRequest],  # noqa: ARG002
         running: Sequence[PolicyRequest],  # noqa: ARG002
     ) -> int | None:
-        """Return ``long_prefill_token_threshold`` for this step; None for the configured value."""
+        """Return ``long_prefill_token_threshold`` for this step; None means the configured
+        value.
+        """
         return None
 
     def schedule(self) -> Batch:
@@ -142,7 +147,9 @@ class CustomVllmScheduler(VllmScheduler):
         return 1
 
     def fingerprint(self) -> Any:
-        """Return the state that determines future decisions, with limited preemption counts."""
+        """Return the state that determines future decisions; preemption counts in it are
+        limited.
+        """
         often = tuple(
             (i, min(count, MAX_COUNTED_PREEMPTIONS)) for i, count in self._preempted.items()
         )
