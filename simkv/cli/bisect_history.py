@@ -29,10 +29,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class HistoryOptions:
-    """Options of ``simkv bisect`` for a history.
+    """Options of ``simkv bisect`` for a search over commits or releases.
 
-    ``tolerance`` is the relative change of a figure that counts; ``samples`` revisions are run
-    first. ``out`` is the directory with the results of earlier runs, or None for the default.
+    ``tolerance`` is the smallest relative change of a metric that counts as a change. The search
+    starts with runs of ``samples`` evenly spaced revisions. ``out`` is the directory that stores
+    the results of runs, or None for the default directory.
     """
 
     variant: str | None
@@ -45,7 +46,10 @@ class HistoryOptions:
 
 
 def bisect_git(scenario: Path, folder: Path, span: str | None, options: HistoryOptions) -> None:
-    """Find the commit in ``span``, as ``GOOD..BAD``, and print it with its changed lines."""
+    """Find the commit that changes the result, and print it with its changed lines.
+
+    ``span`` is the range of commits, such as ``GOOD..BAD``.
+    """
     from simkv.report.history_text import render_bisection, shorten_diff
     from simkv.study.history import git_history as git
     from simkv.study.history.history_bisection import bisect_commits
@@ -106,7 +110,7 @@ def bisect_git(scenario: Path, folder: Path, span: str | None, options: HistoryO
 def bisect_releases(scenario: Path, span: str, folder: Path, options: HistoryOptions) -> None:
     """Find the release in ``span`` that changes the result, and print it.
 
-    ``folder`` has the Python files of releases, or gets them.
+    ``folder`` contains the Python files of releases. Missing releases are downloaded to it.
     """
     from simkv.native.native_engines import NATIVE_ENGINES
     from simkv.report.history_text import render_bisection
@@ -144,7 +148,9 @@ def bisect_releases(scenario: Path, span: str, folder: Path, options: HistoryOpt
 
 
 def _engine_of(document: YamlDocument) -> str:
-    """Return the engine of a scenario. Raises InputError if its code cannot be run."""
+    """Return the engine name of a scenario. Raises InputError if simkv cannot run the engine's
+    code.
+    """
     from simkv.native.native_engines import NATIVE_ENGINES, describe_unsupported
 
     engine = document.tree.get("engine")
@@ -160,7 +166,8 @@ def _engine_of(document: YamlDocument) -> str:
 def _runner(
     scenario: Path, options: HistoryOptions, ignored: Path | None = None
 ) -> Iterator[ScenarioRunner]:
-    """Yield the runner of the scenario; an interrupt keeps the results of finished runs."""
+    """Yield the runner of the scenario. After an interrupt, results of finished runs stay stored.
+    """
     from simkv.scenario.custom.code_source import is_trusted
     from simkv.scenario.packaged_scenarios import find_scenario
     from simkv.scenario.scenario_loader import list_variant_names
@@ -191,7 +198,9 @@ def _runner(
 def _changed_lines(
     worktree: TemporaryWorktree, commit: Commit, engine: str | None, file: Path | None
 ) -> str:
-    """Return the diff of a commit in the files that decide, or in all Python files."""
+    """Return the diff of a commit in the scheduler's files. If it changes none of them, return its
+    diff in all Python files.
+    """
     from simkv.study.history import git_history as git
 
     paths = [str(file)] if file else []
@@ -209,7 +218,9 @@ def _changed_lines(
 
 
 def _custom_file(document: YamlDocument, repository: Path) -> Path | None:
-    """Return the custom scheduler of a scenario relative to the clone; None for an engine.
+    """Return the path of a scenario's custom scheduler, relative to the clone.
+
+    The result is None if the scenario uses an engine instead of a custom scheduler.
 
     Raises InputError if the file is elsewhere.
     """

@@ -68,10 +68,11 @@ def calibrate(
     """Fit step times to measurements of your server.
 
     From results of a load generator: give two or three results at different request rates, the
-    launch command of the server and its GPU. simkv fits three numbers to the mean latencies: a
-    factor for decode steps, a factor for prefill steps, and the time of the API server. With two or
-    more results, simkv also predicts each result from a fit to the other results. The command
-    writes a scenario with the load of the last result. Use it with run, sweep or plan.
+    launch command of the server, and the name of its GPU. simkv fits three numbers to the mean
+    latencies: a factor for decode steps, a factor for prefill steps, and the time of the API
+    server. With two or more results, simkv also predicts each result from a fit to the other
+    results. The command writes a scenario with the load of the last result. Use this scenario with
+    run, sweep or plan.
 
     From forward-pass metrics, which contain the duration and the batch of each step: simkv fits
     step times directly and writes a cost profile. Set the field profile of a scenario to this file.
@@ -205,7 +206,8 @@ def _write_profile(
 ) -> None:
     """Write a fitted profile and print its errors on held-out data.
 
-    ``fitted`` describes the data and ``unit`` what the errors are counted in.
+    ``fitted`` describes the data. ``unit`` is the plural noun for the held-out items, such as
+    steps.
     """
     from simkv.report.json_answers import CalibrateAnswer, HeldOutStepsAnswer
 

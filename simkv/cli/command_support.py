@@ -107,7 +107,7 @@ INTERRUPTED = 130
 
 
 def check_variant(name: str | None, variants: Collection[str]) -> None:
-    """Raise InputError if a variant was given that the scenario does not have."""
+    """Raise InputError if the scenario has no variant with the given name."""
     if name is not None and name not in variants:
         raise InputError(
             f"--variant {name}: the scenario has no such "
@@ -116,7 +116,10 @@ def check_variant(name: str | None, variants: Collection[str]) -> None:
 
 
 class Interrupted(SystemExit):
-    """Interrupt of a command that stores finished work in ``store``; ``kept`` is the message."""
+    """Interrupt of a command that stores finished work in ``store``.
+
+    ``kept`` is the message about the stored work.
+    """
 
     def __init__(self, store: Path, kept: str | None = None) -> None:
         super().__init__(INTERRUPTED)
@@ -126,8 +129,8 @@ class Interrupted(SystemExit):
 def console(*, stderr: bool = False) -> Console:
     """Return the console of a command.
 
-    It is as wide as the environment variable COLUMNS says; otherwise as wide as the terminal, or
-    160 columns in a pipe.
+    Its width is the value of the environment variable COLUMNS. If COLUMNS is not set, the console
+    is as wide as the terminal, or 160 columns wide in a pipe.
     """
     from rich.console import Console
 
@@ -143,7 +146,8 @@ class Verbatim(str):
 def show(*parts: RenderableType, on: Console | None = None) -> None:
     """Print lines without markup or number colors, and tables.
 
-    On a terminal, or if COLUMNS is set, lines are wrapped at its width; further lines are indented.
+    On a terminal, or if COLUMNS is set, long lines are wrapped, and their continuation lines are
+    indented.
     """
     from rich.text import Text
 
@@ -159,7 +163,7 @@ def show(*parts: RenderableType, on: Console | None = None) -> None:
 
 
 def wrap_lines(text: str, width: int) -> str:
-    """Wrap each line of a text at spaces, and indent its further lines by two columns more."""
+    """Wrap each line of a text at spaces; indent continuation lines by two more columns."""
     lines = []
     for line in text.split("\n"):
         indent = " " * (len(line) - len(line.lstrip()) + 2)
@@ -195,7 +199,8 @@ def warn_overruled(scenario: Path | YamlDocument, assignments: Sequence[str]) ->
 
 
 class AdvanceBar(Protocol):
-    """Advances a progress bar by one, or to ``done`` of ``total``; ``now`` replaces its label."""
+    """Advance a progress bar by one, or to ``done`` of ``total``; ``now`` replaces the bar's label.
+    """
 
     def __call__(
         self, done: int | None = None, total: int | None = None, now: str | None = None
@@ -203,7 +208,7 @@ class AdvanceBar(Protocol):
 
 
 class _ProgressLines:
-    """Progress as lines on standard error: at most one per ``PROGRESS_LINE_S``."""
+    """Progress lines on standard error: at most one line every ``PROGRESS_LINE_S`` seconds."""
 
     def __init__(self, what: str, total: int | None) -> None:
         self._what, self._done, self._total = what, 0, total
@@ -225,9 +230,9 @@ class _ProgressLines:
 def progress(
     what: str, total: int | None = None, *, file: Path | None = None
 ) -> Iterator[AdvanceBar]:
-    """Yield a progress bar on a terminal; in a pipe, a line every 10 s.
+    """Yield a progress bar on a terminal. In a pipe, print a line every 10 s instead.
 
-    With ``file`` the bar shows the bytes that have been read.
+    With ``file``, the bar shows how many of the file's bytes have been read.
     """
     if file and file.is_file():
         total = file.stat().st_size
@@ -286,7 +291,7 @@ STORE = "points.jsonl"
 
 
 def check_store(folder: Path, kind: str) -> None:
-    """Raise InputError if the directory contains anything but results of this kind."""
+    """Raise InputError if the directory contains files other than results of this kind."""
     check_folder("--out", folder, kind, lambda there: (there / STORE).is_file())
 
 
@@ -301,7 +306,7 @@ def open_job_runner(
 ) -> Iterator[tuple[JobRunner, AdvanceBar]]:
     """Yield a job runner that stores results in the directory, and a progress bar.
 
-    Exits if runs fail or on an interrupt.
+    If runs fail or the user interrupts the command, the process exits.
     """
     from simkv.study.job_runner import open_pooled_runner
     from simkv.study.simulation_job import RunsFailed

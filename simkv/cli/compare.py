@@ -1,4 +1,4 @@
-"""``simkv compare``: simulate two launch lines on the same requests and report what gets worse."""
+"""``simkv compare``: simulate two launch commands on the same requests and compare the metrics."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def compare(
 
 
 def _scenario(values: dict[str, Any], overrides: list[str], label: str) -> Scenario:
-    """Return the scenario of one launch line; its notes go to standard error."""
+    """Return the scenario of one launch command; print notes on it to standard error."""
     from simkv.scenario.scenario_loader import resolve_variants
 
     built = build_from(options_of(values), f"{label}: ")

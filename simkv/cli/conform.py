@@ -64,7 +64,7 @@ def conform(
 
 
 def _recording_files(paths: list[Path]) -> list[Path | TraceError]:
-    """Return the files to read; an error stands for a directory without recordings."""
+    """Return the recording files, and an error for each directory without recordings."""
     from simkv.conformance.decision_trace import TraceError, recording_files
 
     files: list[Path | TraceError] = []
@@ -77,7 +77,7 @@ def _recording_files(paths: list[Path]) -> list[Path | TraceError]:
 
 
 def _results(file: Path | TraceError) -> Iterator[TraceResult | TraceError]:
-    """Yield the result for each recording in a file, or the error in it."""
+    """Yield the result for each recording in a file, or the error if a recording is invalid."""
     from simkv.conformance.decision_replay import check_trace
     from simkv.conformance.decision_trace import TraceError, split_recordings
 
@@ -97,7 +97,7 @@ def _results(file: Path | TraceError) -> Iterator[TraceResult | TraceError]:
 
 
 def _build_answer(results: list[TraceResult], unreadable: list[str]) -> ConformAnswer:
-    """Return the comparisons with recordings; ``unreadable`` are errors of files."""
+    """Return the comparisons with recordings; ``unreadable`` lists errors of unreadable files."""
     from simkv.report.json_answers import ConformAnswer, ConformedTrace
 
     traces = [

@@ -267,8 +267,7 @@ def whatif(
 ) -> None:
     """Rank single changes that improve the result.
 
-    The command changes one rule or setting at a
-    time, runs the scenario, and compares the results.
+    The command changes one rule or setting at a time, runs the scenario, and compares the results.
     """
     from simkv.core.figure_registry import FIGURE_NAMES
     from simkv.report.json_answers import WhatIfAnswer
@@ -327,7 +326,7 @@ def _title(scenario: Scenario, variant: str) -> str:
 def _evaluator(
     path: Path, jobs: int | None, most_runs: int | None = None
 ) -> Iterator[tuple[Evaluator, Callable[[str], None]]]:
-    """Yield an evaluator and a function that labels its progress bar, if there is a terminal."""
+    """Yield an evaluator of runs and a function that sets the label of its progress bar."""
     from simkv.study.whatif.trial_evaluation import Evaluator
     from simkv.study.worker_pool import cores
 

@@ -168,7 +168,7 @@ def diagnose(
 def _triage(
     evidence: Evidence, target: Path, *, resumed: bool
 ) -> tuple[IncidentAnswer | None, list[str]]:
-    """Write what the lines alone show as the preliminary answer; also return it as lines."""
+    """Write the preliminary answer from the log lines alone; also return the triage as lines."""
     from simkv.core.atomic_files import write_text
     from simkv.incident import incident_folder as files
     from simkv.incident.log_summary import summarize_log
@@ -194,9 +194,10 @@ def _simulated(
     try_flags: bool,
     finished: Callable[[], None],
 ) -> IncidentAnswer | None:
-    """Run the stages after reading; return the answer of the last stage, or None before it.
+    """Run the stages after reading. Return the answer of stage 4, or None if ``until`` is below 4.
 
-    ``finished`` is called after each stage.
+    ``finished`` is called after stages 2 and 3. If the inputs do not suffice to simulate the
+    incident, return a summary of the measurements instead.
     """
     from simkv.incident import diagnose_stages
     from simkv.incident.evidence import UndeterminedError
@@ -230,7 +231,8 @@ def _simulated(
 def _finished_stages(target: Path) -> Iterator[Callable[[], None]]:
     """Yield a function that marks all files in the directory as finished.
 
-    On an interrupt, other files are removed, and Interrupted is raised if the triage is finished.
+    On an interrupt, files that are not marked are removed. If the triage is finished, Interrupted
+    is raised.
     """
     from simkv.incident import incident_folder as files
 
@@ -277,7 +279,7 @@ def _size(path: Path) -> int:
 
 
 def parse_engine_overrides(assignments: list[str]) -> dict[str, Any]:
-    """Return assignments ``engine.NAME=VALUE`` as values by name."""
+    """Parse assignments ``engine.NAME=VALUE`` to a dict of values by setting name."""
     found: dict[str, Any] = {}
     for text in assignments:
         path, sign, value = text.partition("=")

@@ -86,7 +86,9 @@ def explain(
 
 
 def _explain_whole(name: str, result: RunResult, alone: bool, command: str) -> Iterator[str]:
-    """Return the lines about a run, in full if it is the only one."""
+    """Return the lines about a run: the full explanation if it is the only run, a short one
+    otherwise.
+    """
     from simkv.report.run_explanation import explain_run, explain_run_briefly
 
     if alone:
@@ -108,7 +110,7 @@ def _explain_part(
 
 
 def _next_steps(run: Path, result: RunResult, request: int | None, command: str) -> list[str]:
-    """Return lines with what to look at after one request or session."""
+    """Return lines that suggest the next command after the explanation of a request or session."""
     if request is None:
         return ["", f"Explain one request: {command} REQUEST"]
     return _report_link(run, result, request)
@@ -117,7 +119,8 @@ def _next_steps(run: Path, result: RunResult, request: int | None, command: str)
 def _check_request(
     scenarios: Mapping[str, Scenario], request: int | None, session: int | None
 ) -> None:
-    """Raise InputError if a request does not exist, or is asked for together with a session."""
+    """Raise InputError if the request does not exist, or if both a request and a session are given.
+    """
     if request is None:
         return
     if session is not None:
@@ -133,7 +136,7 @@ def _check_request(
 
 
 def _check_session(result: RunResult, session: int | None) -> None:
-    """Raise InputError if the run has no session of this number."""
+    """Raise InputError if the run has no session with this number."""
     from simkv.metrics.session_turns import list_sessions
 
     if session is None:
@@ -151,7 +154,8 @@ def _check_session(result: RunResult, session: int | None) -> None:
 
 
 def _describe_source(scenario: Scenario) -> str | None:
-    """Return a line about the source whose scheduler decided, or None if simkv's port decided."""
+    """Return a line about the engine code that made the decisions; None for simkv's own scheduler.
+    """
     if not getattr(scenario.engine, "source", None):
         return None
     from simkv.scenario.native_engine import describe_source
@@ -160,7 +164,7 @@ def _describe_source(scenario: Scenario) -> str | None:
 
 
 def _report_link(run: Path, result: RunResult, request: int) -> list[str]:
-    """Return lines with the address of the request's longest interval in the report."""
+    """Return lines with the address that opens the report at the request's longest interval."""
     from simkv.report.report_runs import find_report_path
 
     longest = max(result.diagnosis.ledger[request], key=lambda one: one.seconds, default=None)

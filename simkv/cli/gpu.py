@@ -223,7 +223,9 @@ app.command("serve", help="Run a scenario on this device in real time; same as `
 
 
 def _report(name: str, run: ExecutionRecord, different: int | None) -> str:
-    """Return the main metrics of a run and the first decision that differs in its timed replay."""
+    """Return text with the main metrics of a run and the first step that differs from the
+    simulation with the measured step times, if any.
+    """
     found = run.summary
     ttft, tpot = found["ttft_ms"], found["tpot_ms"]
     decisions = f"{len(run.recorder.lines)} decisions"

@@ -74,7 +74,7 @@ def device_setup(
     seed: int,
     clock: str = "wall",
 ) -> GpuSetup:
-    """Return the device setup for validated options. Raises InputError for unavailable ones."""
+    """Validate the options and return the device setup. Raises InputError for invalid options."""
     if find_spec("torch") is None:
         raise InputError("torch is not installed; run: pip install 'simkv[gpu]'")
     from simkv.costs.hardware.model_shape import MODEL_SHAPES

@@ -120,12 +120,12 @@ def validate(
 ) -> None:
     """Validate a cost profile against runs on this device.
 
-    Validates three levels. L0: decisions of a simulation with the measured step times. L1: step
-    times. L2: metrics of a simulation with predicted step times, compared with other cost models
-    and with the noise between repeated runs. The plan, its duration and its predictions are written
-    before the runs. Cases are sized by the data sheet of the GPU, not by the profile. An existing
-    plan in FOLDER is used; if all of its runs are there, they are evaluated without a device. Exit
-    1 if a decision differs.
+    The validation has three levels. L0: decisions of a simulation with the measured step times. L1:
+    step times. L2: metrics of a simulation with predicted step times, compared with other cost
+    models and with the differences between repeated runs. The command first writes the plan of the
+    runs, with their predicted duration and results. The load of the runs follows from the data
+    sheet of the GPU, not from the profile. If FOLDER contains a plan, this plan is used; if all of
+    its runs are recorded, they are evaluated without a device. Exit 1 if a decision differs.
     """
     recorded = _is_run(folder)
     _check_options(context, folder, recorded)
@@ -190,7 +190,7 @@ def _find_plan(
     *,
     on_cpu: bool,
 ) -> Plan:
-    """Return the plan in ``folder``, written now if there is none."""
+    """Return the plan in ``folder``; if there is none, make a plan and write it."""
     from simkv.validation.gpu_runs.load_sizing import scale_of
     from simkv.validation.gpu_runs.nominal_costs import nominal_profile
     from simkv.validation.gpu_runs.validation_plan_file import (
@@ -225,7 +225,10 @@ def _find_plan(
 def _find_missing(
     folder: Path, trials: list[Trial], repeats: int, *, evaluate_only: bool
 ) -> list[str]:
-    """Return the names of the runs that are not recorded. Raises InputError if none is to judge."""
+    """Return the names of the runs that are not recorded.
+
+    Raises InputError with ``evaluate_only`` if no run is recorded.
+    """
     from simkv.validation.gpu_runs.validation_suite import order_trial_runs
 
     runs = [run.name for run in order_trial_runs(trials, repeats)]
@@ -236,7 +239,7 @@ def _find_missing(
 
 
 def _print_plan(trials: list[Trial], *, on_cpu: bool) -> None:
-    """Print each trial with its load, and the predicted duration of all."""
+    """Print each trial with its load, and the predicted total duration."""
     from simkv.validation.gpu_runs.validation_suite import START_S, predicted_duration
 
     print(f"{'trial':<30}{'requests':>9}{'rows':>7}{'most':>6}{'KV tokens':>11}{'seconds':>9}")
@@ -253,7 +256,7 @@ def _print_plan(trials: list[Trial], *, on_cpu: bool) -> None:
 
 
 def _judge(folder: Path, plan: Plan, trials: list[Trial], skipped: list[str]) -> bool:
-    """Evaluate all runs and write the report; return whether all decisions are the same."""
+    """Evaluate all runs and write the report; return whether all decisions agree."""
     from simkv.validation.gpu_runs.device_drift import read_sentinels
     from simkv.validation.gpu_runs.gpu_report import write_gpu_report
     from simkv.validation.gpu_runs.run_ranking import judge_trials
@@ -287,7 +290,8 @@ def _check_options(context: typer.Context, folder: Path, recorded: bool) -> None
 
 
 def _judge_recorded(folder: Path, path: Path, repeat_run: Path | None, out: Path | None) -> bool:
-    """Print the three levels of a recorded run; return whether all decisions are the same."""
+    """Print the results of a recorded run on all three levels; return whether all decisions agree.
+    """
     from simkv.validation.gpu_runs.baseline_models import fit_baselines, read_training
     from simkv.validation.gpu_runs.comparison_levels import validate_run
     from simkv.validation.gpu_runs.gpu_report import render_run_tables
@@ -315,7 +319,10 @@ def _judge_recorded(folder: Path, path: Path, repeat_run: Path | None, out: Path
 
 
 def _wanted(trials: list[Trial], names: list[str]) -> list[Trial]:
-    """Return the trials of these names, or all if there are none. Raises InputError."""
+    """Return the trials with these names, or all trials if ``names`` is empty.
+
+    Raises InputError for a name that is not in the plan.
+    """
     known = [trial.name for trial in trials]
     for name in names:
         if name not in known:

@@ -17,7 +17,7 @@ class TolerantFile(io.FileIO):
     error: OSError | None = None
 
     def write(self, data: Any, /) -> int:
-        """Write the data, or store the error; report all bytes as written."""
+        """Write the data, or store the error. Returns the size of the data in either case."""
         if self.error is None:
             try:
                 return super().write(data) or 0
@@ -27,7 +27,9 @@ class TolerantFile(io.FileIO):
 
 
 def tolerate_write_errors() -> None:
-    """Replace standard output and error by streams that tolerate write and encoding errors."""
+    """Replace standard output and standard error by streams that tolerate write and encoding
+    errors.
+    """
     for name in ("stdout", "stderr"):
         stream: Any = getattr(sys, name)
         if stream is None or stream is not getattr(sys, f"__{name}__"):

@@ -83,12 +83,13 @@ def plan(
 ) -> None:
     """Find the smallest deployment that meets the objectives.
 
-    Describe the deployment with a scenario file or with options. Options with several values, such
-    as --gpu H100,H200 --tp 1,2,4, make one plan for each combination whose weights fit. Searches
-    for the smallest fleet or cache, or the highest rate, and reports its cost. Options that are not
-    given are taken from the scenario's 'plan' section. With --tune, replicas, tensor parallel size,
-    tokens per step and prefill/decode splits are searched together. Exit 1 if no candidate meets
-    the objectives. An interrupted plan continues when the same command is run again.
+    Describe the deployment with a scenario file or with options. If options have several values,
+    such as --gpu H100,H200 --tp 1,2,4, the command makes one plan for each combination in which the
+    weights fit into GPU memory. A plan is a search for the smallest fleet or cache, or for the
+    highest request rate; its result includes the cost. Values of options that are not given are
+    taken from the scenario's 'plan' section. With --tune, replicas, tensor parallel size, tokens
+    per step and prefill/decode splits are searched together. Exit 1 if no candidate meets the
+    objectives. An interrupted plan continues when the same command is run again.
     """
     from simkv.study.plan.capacity_plan import make_plan
     from simkv.study.plan.plan_preparation import prepare
@@ -146,7 +147,9 @@ def plan(
 
 
 def _tune_replicas(document: YamlDocument, asked: dict[str, Any]) -> None:
-    """Search for the number of replicas unless the options or the file give its range."""
+    """Set the search to the number of replicas, unless the options or the file state what to
+    search.
+    """
     section = document.tree.get("plan") or {}
     if not str(section.get("smallest")).startswith("fleet.replicas="):
         _search_replicas(document, asked)
@@ -197,9 +200,9 @@ _OWN = inspect.signature(plan, eval_str=True)
 
 
 def select_options(*, all_of_them: bool) -> None:
-    """Set the options of ``plan``: its own, or also the fields of PlanRequest.
+    """Set the options of the command ``plan``, optionally with one option per field of PlanRequest.
 
-    The fields must be imported, which takes longer than the rest of the start of a command.
+    The import of PlanRequest takes longer than the rest of the start, so other commands omit it.
     """
     first, *own = (one for one in _OWN.parameters.values() if one.kind is not one.VAR_KEYWORD)
     fields = _fields() if all_of_them else []
@@ -253,9 +256,10 @@ _REPLICAS = "fleet.replicas=1..16"
 
 
 def _document(file: str | None, asked: dict[str, Any]) -> tuple[YamlDocument, LaunchLine | None]:
-    """Return the scenario, and the launch line that it is from.
+    """Return the scenario, and the launch command that it was built from, if any.
 
-    Without a file, the values of ``--gpu`` and ``--tp`` become axes in ``asked``.
+    Without a file, several values of ``--gpu`` or ``--tp`` are added to ``asked["each"]``, which
+    makes one plan for each combination.
     """
     from simkv.scenario.scenario_builder import make_name
 
@@ -290,7 +294,9 @@ def _document(file: str | None, asked: dict[str, Any]) -> tuple[YamlDocument, La
 
 
 def _search_replicas(document: YamlDocument, asked: dict[str, Any]) -> None:
-    """Search for the number of replicas if no setting to search for is given."""
+    """Set the search to the number of replicas if ``asked`` has neither ``smallest`` nor
+    ``largest``.
+    """
     if not asked["smallest"] and not asked["largest"]:
         asked["smallest"] = _REPLICAS
         document.tree.setdefault("fleet", {}).setdefault("replicas", 1)
@@ -313,12 +319,14 @@ def _commands(plans: Sequence[CapacityPlan], line: LaunchLine | None) -> list[st
 
 
 def _copyable(lines: Sequence[str]) -> list[str]:
-    """Return lines with launch commands, which are indented, so that ``show`` wraps no command."""
+    """Mark indented lines, which are launch commands, as Verbatim, so that ``show`` never wraps
+    them.
+    """
     return [Verbatim(text) if text.startswith("  ") else text for text in lines]
 
 
 def _words(words: list[str], goodput: list[str]) -> tuple[str | None, tuple[str, ...]]:
-    """Return the scenario and the limits among words such as ``ttft:500 tpot:50 chat.yaml``."""
+    """Split words such as ``ttft:500 tpot:50 chat.yaml`` into the scenario and the limits."""
     limits = [word for text in goodput for word in text.split()]
     files = [word for word in words if not (goodput and _GOOD.fullmatch(word))]
     limits += [word for word in words if word not in files]

@@ -41,7 +41,7 @@ TimeLimit = Annotated[
 
 
 def _names(driven: EngineDriver, version: str, cases: int, seed: int) -> list[str]:
-    """Return the names of the random cases of a seed; seeds have no case in common."""
+    """Return the names of the random cases of a seed; different seeds have different cases."""
     return driven.case_names(version, cases * (seed + 1))[cases * seed :]
 
 

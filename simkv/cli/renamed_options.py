@@ -45,7 +45,9 @@ OPTIONS = {
 
 
 def use_new_names(arguments: Sequence[str]) -> tuple[list[str], str]:
-    """Return the arguments with new names in place of old ones, and a notice ("" if none is old).
+    """Replace old names in the arguments; return the arguments and a notice.
+
+    The notice is empty if no name is old.
 
     Words after ``--`` stay as they are.
     """
@@ -67,13 +69,13 @@ def use_new_names(arguments: Sequence[str]) -> tuple[list[str], str]:
 
 
 def _options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield old and new names of the options of a command and of its groups."""
+    """Yield the old and new option names of the command and of the groups that contain it."""
     for command, names in OPTIONS.items():
         if _starts(words, command):
             yield from names.items()
 
 
 def _starts(words: Sequence[str], command: str) -> bool:
-    """Return whether the words start with the words of a command."""
+    """Return whether ``words`` start with the words of ``command``."""
     named = command.split()
     return list(words[: len(named)]) == named

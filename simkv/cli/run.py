@@ -219,7 +219,7 @@ def _check_files(junit: Path | None, perfetto: Path | None) -> None:
 
 
 def _launch_command(built: BuiltScenario | None, variants: Mapping[str, Scenario]) -> list[str]:
-    """Return a line with the launch command of a scenario from options."""
+    """Return a line with the launch command, if the scenario was built from options."""
     if built is None:
         return []
     from simkv.scenario.launch_command import build_launch_command
@@ -235,7 +235,7 @@ def _select(variants: dict[str, Scenario], name: str | None) -> dict[str, Scenar
 
 
 def _use_source(against: str | None, pdb_at_step: int | None) -> None:
-    """Run the source of ``--against``, and the debugger at a step, in this process."""
+    """Set the engine code of ``--against`` and the step of ``--pdb-at-step`` for this process."""
     if against is not None:
         from simkv.scenario.native_engine import set_source
 
@@ -247,7 +247,8 @@ def _use_source(against: str | None, pdb_at_step: int | None) -> None:
 
 
 def _compare_with_port(against: str | None, variants: Mapping[str, Scenario], folder: Path) -> None:
-    """With ``--against``, compare the decisions of ports with the engine's and exit."""
+    """With ``--against``, compare the decisions of simkv with those of the engine's code, and exit.
+    """
     if against is None:
         return
     from simkv.conformance.port_comparison import DifferentDecision, compare_with_port
@@ -267,7 +268,7 @@ def _compare_with_port(against: str | None, variants: Mapping[str, Scenario], fo
 
 
 def _describe_sources(variants: Mapping[str, Scenario]) -> list[str]:
-    """Return one line per source whose scheduler decided."""
+    """Return one line for each engine code that made decisions."""
     from simkv.scenario.native_engine import describe_source
 
     lines = [describe_source(scenario.engine) for scenario in variants.values()]
@@ -277,7 +278,7 @@ def _describe_sources(variants: Mapping[str, Scenario]) -> list[str]:
 def _cost_reader(
     prices: str | None, gpu_price: Sequence[str]
 ) -> Callable[[Mapping[str, RunResult]], list[str]]:
-    """Check the prices; return a function that describes the cost of runs, one line each."""
+    """Check the prices. Return a function that returns one line per run with its cost."""
     from simkv.study.plan.capacity_plan import count_gpus
     from simkv.study.plan.plan_cost import compute_cost, find_price, find_prices
 
@@ -337,7 +338,7 @@ def _write_perfetto(file: Path | None, results: dict[str, RunResult], name: str)
 
 
 def _emit(folder: Path, results: dict[str, RunResult], kinds: tuple[str, ...]) -> list[str]:
-    """Write files of these kinds; return a line with their names."""
+    """Write files of these kinds for all results; return a line with the names of the files."""
     if not kinds:
         return []
     from simkv.incident.emit.emitted_files import emit

@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 
 
 def list_parameters(several: Collection[str] = ()) -> list[inspect.Parameter]:
-    """Return the options as parameters of a command.
+    """Return the fields of ``ScenarioOptions`` as parameters of a command.
 
-    Options in ``several`` take values separated by commas, or may be repeated if they are commands.
+    Options in ``several`` take several values, separated by commas; ``--from-command`` is repeated
+    instead.
     """
     hints = get_type_hints(ScenarioOptions, include_extras=True)
     return [_parameter(one.name, hints[one.name], several) for one in fields(ScenarioOptions)]
@@ -47,7 +48,7 @@ def _parameter(name: str, hint: Any, several: Collection[str]) -> inspect.Parame
 def add_scenario_flags(
     command: Callable[..., Any], several: Collection[str] = (), without: Collection[str] = ()
 ) -> None:
-    """Replace the variable keywords of a command by the options of a scenario."""
+    """Replace the parameter ``**options`` of a command by the options that describe a scenario."""
     own = inspect.signature(command, eval_str=True)
     plain = [one for one in own.parameters.values() if one.kind is not one.VAR_KEYWORD]
     named = {one.name for one in plain} | set(without)
@@ -58,7 +59,7 @@ def add_scenario_flags(
 
 
 def options_of(values: Mapping[str, Any]) -> ScenarioOptions:
-    """Return the options among the values of a command's parameters."""
+    """Select the options of ``ScenarioOptions`` from the values of a command's parameters."""
     names = [one.name for one in fields(ScenarioOptions)]
     return ScenarioOptions(**{name: values[name] for name in names if name in values})
 
@@ -95,9 +96,12 @@ def find_document(
 
 
 def _calibrated(options: ScenarioOptions, trace: Path) -> YamlDocument | None:
-    """Return the scenario of a log with step costs fitted to it; None if the file is no log.
+    """Build a scenario from a server log, with step costs fitted to the log.
 
-    Without ``--gpu``, the server is the one that wrote the log.
+    The result is None if ``trace`` is not a server log.
+
+    This function is used if ``--gpu`` is missing: the scenario then describes the server that wrote
+    the log.
     """
     from simkv.cli.command_support import progress
     from simkv.incident import diagnose_stages
@@ -140,10 +144,10 @@ def _calibrated(options: ScenarioOptions, trace: Path) -> YamlDocument | None:
 
 
 def build_from(options: ScenarioOptions, label: str = "") -> BuiltScenario:
-    """Build the scenario of options and print its notes to standard error.
+    """Build a scenario from options, and print notes about it to standard error.
 
-    A ``--trace`` that is a server's log is replaced by its requests; its settings apply unless
-    options state them. ``label`` starts each note.
+    If ``--trace`` is a server log, the scenario contains the requests of the log, and settings that
+    the options do not state come from the log. Each note starts with ``label``.
     """
     from simkv.scenario.scenario_builder import build_scenario
 
@@ -161,7 +165,9 @@ def build_from(options: ScenarioOptions, label: str = "") -> BuiltScenario:
 
 
 def _with_log(options: ScenarioOptions, trace: Path) -> tuple[ScenarioOptions, LogTraffic | None]:
-    """Return the options with the requests of a log as their trace, and what the log states."""
+    """If ``trace`` is a log, use its requests as the trace of the options; also return the log's
+    settings.
+    """
     from simkv.incident.log_traffic import is_trace, read_log_traffic
     from simkv.incident.server_setup import UserSettings
     from simkv.incident.web_access_log import is_access_log
@@ -184,7 +190,7 @@ def _with_log(options: ScenarioOptions, trace: Path) -> tuple[ScenarioOptions, L
 
 
 def _with_access_log(options: ScenarioOptions, trace: Path) -> ScenarioOptions:
-    """Return the options with the arrivals of an access log, whose lengths are given."""
+    """Use the arrivals of an access log as the trace; the options state the lengths of requests."""
     from simkv.incident.web_access_log import write_access_traffic
 
     for name in ("input_len", "output_len"):

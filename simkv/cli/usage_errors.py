@@ -14,7 +14,7 @@ class Commands(TyperGroup):
     """Group of commands with help under headings and one-line errors for unknown commands."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
-        """Write one section per heading, like typer's panels, without rich."""
+        """Write one section of commands per heading, as typer does with rich, but without rich."""
         shown = {name: one for name, one in self.commands.items() if not one.hidden}
         width = max(map(len, shown), default=0)
         sections: dict[str, list[tuple[str, str]]] = {}

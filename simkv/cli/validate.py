@@ -122,10 +122,10 @@ def validate_case(
 
     For result files of load generators (vllm bench serve, SGLang's bench_serving, guidellm, aiperf,
     genai-perf and others), the prediction needs the launch command of the server and its GPU. For
-    recorded runs, step costs come from the calibration data of each case. These are kernel tables
-    for its model and GPU. If there are none, they are the requests of the case that ran in
-    isolation; simkv then excludes these requests from the comparison. No value is tuned to the
-    results. If cases are unusable, the command lists them at the end and exits with code 2.
+    recorded runs, step costs come from kernel tables for the model and the GPU of the case. If
+    there are no such tables, simkv fits step costs to the requests of the case that ran in
+    isolation, and excludes these requests from the comparison. No value is tuned to the results. If
+    cases are unusable, the command lists them at the end and exits with code 2.
     """
     from simkv.validation.recorded_runs.cross_prediction import cross_predict
     from simkv.validation.recorded_runs.recorded_run import find_recorded_runs
@@ -213,7 +213,7 @@ def _check_options(out: Path | None, kernel_tables: Path | None) -> None:
 
 @dataclass
 class JudgedCases:
-    """Scores of simulated cases, costs and sensitivities by case, and errors of unusable cases."""
+    """Scores, step costs and sensitivities of the simulated cases, and errors of unusable cases."""
 
     scores: list[Score] = field(default_factory=list)
     costs: dict[str, CostProfile] = field(default_factory=dict)
@@ -226,7 +226,8 @@ def judge_cases(
 ) -> JudgedCases:
     """Simulate and score all usable cases.
 
-    Raises InputError if the only case is unusable; with several cases errors are collected.
+    If there are several cases, errors of unusable cases are collected. Raises InputError if the
+    only case is unusable.
     """
     from simkv.validation.recorded_runs.recorded_run import read_recorded_run
     from simkv.validation.recorded_runs.run_calibration import calibrate_run

@@ -102,7 +102,10 @@ def _about(incident: PackagedIncident) -> str:
 def _replay(
     chosen: Sequence[PackagedIncident], *, quiet: bool
 ) -> dict[str, list[ExpectationCheck]]:
-    """Print the missed expectations, unless ``quiet``, and return all by incident."""
+    """Replay the incidents; return the checked expectations by incident.
+
+    Unless ``quiet``, print each incident with its missed expectations.
+    """
     from simkv.validation.zoo import replay_incident
 
     results = {}
@@ -130,9 +133,9 @@ def _compare(
     named: bool,
     quiet: bool,
 ) -> list[SourceComparison]:
-    """Print the comparison of a release and a source, unless ``quiet``, and return it.
+    """Compare a release with the engine code at ``path``; print the result unless ``quiet``.
 
-    ``named``: the user named the incidents, so one of another engine is an error.
+    ``named`` is true if the user named the incidents; incidents of other engines are then an error.
     """
     from simkv.scenario.custom.code_source import is_trusted
     from simkv.validation.source_comparison import (
