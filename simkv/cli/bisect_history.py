@@ -166,8 +166,7 @@ def _engine_of(document: YamlDocument) -> str:
 def _runner(
     scenario: Path, options: HistoryOptions, ignored: Path | None = None
 ) -> Iterator[ScenarioRunner]:
-    """Yield the runner of the scenario. After an interrupt, results of finished runs stay stored.
-    """
+    """Yield the runner of the scenario. After an interrupt, finished runs stay stored."""
     from simkv.scenario.custom.code_source import is_trusted
     from simkv.scenario.packaged_scenarios import find_scenario
     from simkv.scenario.scenario_loader import list_variant_names

@@ -199,8 +199,7 @@ def warn_overruled(scenario: Path | YamlDocument, assignments: Sequence[str]) ->
 
 
 class AdvanceBar(Protocol):
-    """Advance a progress bar by one, or to ``done`` of ``total``; ``now`` replaces the bar's label.
-    """
+    """Advance a progress bar by one, or to ``done`` of ``total``; ``now`` is a new label."""
 
     def __call__(
         self, done: int | None = None, total: int | None = None, now: str | None = None

@@ -119,8 +119,7 @@ def _next_steps(run: Path, result: RunResult, request: int | None, command: str)
 def _check_request(
     scenarios: Mapping[str, Scenario], request: int | None, session: int | None
 ) -> None:
-    """Raise InputError if the request does not exist, or if both a request and a session are given.
-    """
+    """Raise InputError if the request does not exist, or if a session is given as well."""
     if request is None:
         return
     if session is not None:
@@ -154,8 +153,7 @@ def _check_session(result: RunResult, session: int | None) -> None:
 
 
 def _describe_source(scenario: Scenario) -> str | None:
-    """Return a line about the engine code that made the decisions; None for simkv's own scheduler.
-    """
+    """Return a line about the engine code that decided; None for simkv's own scheduler."""
     if not getattr(scenario.engine, "source", None):
         return None
     from simkv.scenario.native_engine import describe_source

@@ -1,4 +1,4 @@
-"""Tables that fit the terminal: columns that do not fit are omitted, and names are never shortened.
+"""Tables that fit the terminal: they omit columns if space is short, and never shorten names.
 
 AdaptiveTable([Column("variant", names, right=False), Column("P99 TTFT (s)", cells, rank=2)])
 """
@@ -26,8 +26,8 @@ _ENDLESS = 100_000
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table; columns with the highest ``rank`` are omitted first, and columns of rank
-    0 never.
+    """A column of a table. If space is short, columns with the highest ``rank`` are omitted first.
+    Columns of rank 0 are never omitted.
     """
 
     heading: str
@@ -37,8 +37,8 @@ class Column:
 
     @property
     def broken_heading(self) -> str:
-        """Heading, split into lines that are not wider than the cells, unless a single word is
-        wider.
+        """Heading, wrapped to the width of the cells; a word that is wider than the cells is not
+        split.
         """
         widest = max((len(line) for cell in self.cells for line in cell.split("\n")), default=0)
         words = self.heading.split()
@@ -61,8 +61,8 @@ class AdaptiveTable:
     """Table with columns of equal length; ``bold`` contains the indices of bold rows.
 
     On a narrow terminal, text is wrapped before columns are omitted. A line below the table names
-    omitted columns. If even the columns of rank 0 do not fit, their
-    cells are wrapped.
+    the omitted columns. If the columns of rank 0, which are never omitted, do not fit, their cells
+    are wrapped.
     """
 
     columns: Sequence[Column]
@@ -90,8 +90,8 @@ class AdaptiveTable:
 
 @dataclass(frozen=True)
 class StackedTable:
-    """Columns split into several tables of sufficient width; the ``first`` column is repeated in
-    each.
+    """Columns split into several tables that fit the terminal. Each table begins with the column
+    ``first``.
     """
 
     first: Column
@@ -111,7 +111,7 @@ class StackedTable:
 def make_adaptive_table(
     headings: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1, kept: int = 2
 ) -> AdaptiveTable:
-    """Return a table of ``rows`` under ``headings`` that omits its last columns if space is short.
+    """Build a table of ``rows`` under ``headings``, which omits its last columns if space is short.
 
     The first ``left`` columns are left-aligned, and the first ``kept`` columns are never omitted.
     """

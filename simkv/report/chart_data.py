@@ -1,8 +1,8 @@
 """Data of the plots of a report, as columns for the JSON data of the page.
 
 To keep pages small, times are integer ticks (see ``TickScale``) and columns are compressed by
-``pack_column``. Every function returns lists and dicts of JSON values; equal runs give equal
-results.
+``pack_column``. Every function returns lists and dicts of JSON values, which are equal for equal
+runs.
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ CODES = [*(kind.value for kind in LedgerKind), "gone", "wasted"]
 
 
 class TickScale:
-    """Conversion of seconds to integer ticks; a tick is at most a millionth of ``span`` (s)."""
+    """Conversion of seconds to integer ticks.
+
+    A tick is at most a millionth of ``span``, the duration of the run in seconds.
+    """
 
     def __init__(self, span: float) -> None:
         self.exponent = math.floor(math.log10(span)) - 6 if span > 0.0 else -6
@@ -86,10 +89,11 @@ def request_columns(record: RunRecord, ticks: TickScale) -> dict[str, Any]:
 def find_lane_stretches(
     record: RunRecord, ledger: Mapping[int, Sequence[LedgerSegment]]
 ) -> dict[int, list[tuple[int, float]]]:
-    """Return the stretches of each request's lane, from its arrival on, as pairs (index in CODES,
-    end in s).
+    """Return the intervals of each request's lane, as pairs (index in CODES, end in s).
 
-    The stretches include work that the engine did for the request after its end.
+    A lane is the row of a request in the plot; it starts at the request's arrival.
+
+    The intervals include work that the engine did for the request after its end.
     """
     paused = find_pauses(record)
     found = {}
@@ -104,12 +108,13 @@ def find_lane_stretches(
 def lane_columns(
     record: RunRecord, shows: Mapping[int, Sequence[tuple[int, float]]], ticks: TickScale, most: int
 ) -> dict[str, Any]:
-    """Return the lanes of requests (see ``find_lane_stretches``), sampled to ``most`` stretches.
+    """Return the lanes of requests as columns; if they have more than ``most`` intervals, a sample.
 
-    ``of`` are the indices of the requests in order of arrival. A lane starts at the arrival;
-    ``kinds`` has a letter per stretch (``A`` means the first entry of CODES), and ``lasts`` the
-    duration of each stretch in ticks. Lanes are concatenated; ``count`` is the number of stretches
-    per lane.
+    In the result, ``of`` contains the indices of the requests in order of arrival. ``kinds``
+    contains a letter per interval (``A`` means the first entry of CODES), and ``lasts`` the
+    duration of each interval in ticks. The intervals of all lanes are concatenated, and ``count``
+    contains the number of intervals of each lane. ``shows`` is the result of
+    ``find_lane_stretches``.
     """
     lives = sort_requests_by_arrival(record)
     total = sum(map(len, shows.values()))
@@ -132,10 +137,10 @@ def lane_columns(
 
 
 def step_columns(record: RunRecord, ticks: TickScale) -> dict[str, Any]:
-    """Return one column per property of a step, at most MAX_STEPS steps.
+    """Return one column per property of a step, for at most MAX_STEPS steps.
 
-    If ``every`` is above 1, only one of ``every`` steps is included. A step starts ``gap`` ticks
-    after the end of the included step before it and lasts ``last`` ticks.
+    In the result, ``every`` is 1 if all steps are included, or N if only every Nth step is. A step
+    starts ``gap`` ticks after the end of the previous included step, and lasts ``last`` ticks.
     """
     log = record.steps
     every = max(math.ceil(len(log) / MAX_STEPS), 1)
@@ -168,9 +173,10 @@ def holding_columns(
 ) -> dict[str, Any]:
     """Return the number of blocks that requests hold over time.
 
-    ``places`` are indices of requests in order of arrival, as in the lanes. Each change is stored
-    as the ticks since the previous change (or since 0) and the number of blocks gained or lost;
-    ``count`` is the number of changes per request. ``block_size`` is in tokens.
+    ``places`` contains the requests, as indices in order of arrival. ``block_size`` is in tokens.
+    In the result, ``gaps`` contains the ticks from the previous change of the same request, or from
+    time 0, to each change. ``changes`` contains the number of blocks gained or lost, and ``count``
+    the number of changes of each request.
     """
     lives = sort_requests_by_arrival(record)
     counts: list[int] = []
@@ -200,8 +206,9 @@ def preemption_arrows(
 ) -> list[list[Any]]:
     """Return preemptions as [time, victim, beneficiary, reason, tokens].
 
-    Requests are indices in order of arrival; -1 if there is no single beneficiary. If there are
-    more than ``most`` preemptions, they are sampled evenly.
+    Victim and beneficiary are indices of requests in order of arrival. The beneficiary is -1 if the
+    freed blocks are not for a single other request. Of more than ``most`` preemptions, an evenly
+    spaced sample is returned.
     """
     place = {life.request.id: index for index, life in enumerate(sort_requests_by_arrival(record))}
     every = found.preemptions
@@ -210,8 +217,8 @@ def preemption_arrows(
 
 
 def block_owners(record: RunRecord, block_size: int, edges: Floats) -> dict[str, Any]:
-    """Return the mean number of blocks held in each time bin, by request for the largest holders
-    and in total for all others.
+    """Return the mean number of blocks held in each time bin: one series for each of the requests
+    with the most blocks, and one for the total of all others.
 
     The total number comes from the step log. If the sum over the requests exceeds the total, the
     requests share blocks, and all values are scaled down by the same factor.
@@ -250,7 +257,7 @@ def _mean(spans: Sequence[tuple[float, float, float]], edges: Floats) -> Floats:
 
 
 def step_log_columns(record: RunRecord, edges: Floats) -> dict[str, list[Any]]:
-    """Return columns of the step log over time: minimum, mean and maximum in each bin."""
+    """Return minimum, mean and maximum of some columns of the step log in each time bin."""
     log = record.steps
     columns = {
         "waiting": log.waiting,
@@ -270,13 +277,13 @@ def _rounded(series: Floats) -> list[float | None]:
 
 
 def shorten_number(value: float, digits: int = 5) -> float:
-    """Return the number with fewer significant digits, as an integer if it is whole."""
+    """Round to ``digits`` significant digits; return an integer if the result is whole."""
     rounded = float(f"{value:.{digits}g}")
     return int(rounded) if rounded == int(rounded) else rounded
 
 
 def pack_column(column: Sequence[Any]) -> Sequence[Any] | dict[str, list[Any]]:
-    """Return the column run-length encoded, ``{"runs": [value, count, …]}``, if that is shorter."""
+    """Run-length encode the column as ``{"runs": [value, count, …]}`` if this makes it shorter."""
     runs: list[Any] = []
     for value in column:
         if runs and runs[-2] == value:
@@ -287,7 +294,10 @@ def pack_column(column: Sequence[Any]) -> Sequence[Any] | dict[str, list[Any]]:
 
 
 def cumulative_curve(seconds: Iterable[float | None], among: int) -> list[list[float]]:
-    """Return the cumulative distribution of durations as [[s, percent of ``among``], …]."""
+    """Return the cumulative distribution of durations as [[seconds, percent], …].
+
+    ``among`` is the number of requests that is 100 %, including requests without a duration.
+    """
     values = sorted(value for value in seconds if value is not None)
     if not values or not among:
         return []
@@ -296,7 +306,7 @@ def cumulative_curve(seconds: Iterable[float | None], among: int) -> list[list[f
 
 
 def blocker_texts(record: RunRecord, found: Diagnosis) -> dict[str, list[list[Any]]]:
-    """Return the main blockers as [id, seconds] by request id, largest first.
+    """Return, by request id, the requests that it waited for most, as [id, seconds], longest first.
 
     Only the requests that failed or waited longest are included.
     """
@@ -315,8 +325,8 @@ def time_bins(end: float) -> Floats:
 
 
 def split_fairly(wanted: Sequence[int], most: int) -> list[int]:
-    """Divide ``most`` among the entries: each gets its ``wanted`` amount, or an equal share of the
-    remaining amount.
+    """Divide ``most`` among entries that want these amounts: no entry gets more than it wants, and
+    the entries that get less than they want get equal amounts.
     """
     granted = [0] * len(wanted)
     left, open_ = most, sorted(range(len(wanted)), key=lambda i: wanted[i])

@@ -1,5 +1,5 @@
-"""Full console report of a run: a block per variant in the format of ``vllm bench serve``, and
-comparisons.
+"""Full console report of a run: the metrics of each variant in the format of ``vllm bench serve``,
+and comparisons with other variants and published metrics.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ _SCHEDULING = ("preemptions", "recomputed_tokens", "longest_stall_s")
 def render_results(
     results: dict[str, RunResult], comparisons: Sequence[PublishedComparison]
 ) -> Iterator[RenderableType]:
-    """Yield the lines and tables of a run and the comparison with published metrics."""
+    """Yield the lines and tables about a run, including the comparison with published metrics."""
     scenario = next(iter(results.values())).scenario
     yield f"{scenario.name}: {scenario.summary}".rstrip(": ")
     if scenario.report:
@@ -98,7 +98,7 @@ def render_full_results(
     comparisons: Sequence[PublishedComparison],
     checks: Sequence[ExpectationCheck],
 ) -> Iterator[RenderableType]:
-    """Yield the full report of a run, with its expectations."""
+    """Yield the full report of a run, including the checks of its expectations."""
     yield from render_results(results, comparisons)
     if checks:
         yield "\nExpected"
@@ -249,7 +249,7 @@ def _side_by_side(results: dict[str, RunResult]) -> StackedTable:
 
 
 def _of(result: RunResult, key: str) -> str:
-    """Return a metric as text, with a star if it is a latency over finished requests only."""
+    """Return a metric as text. A star marks a latency that only finished requests contribute to."""
     star = " *" if key.partition(".")[0] in LATENCIES and _failed(result) else ""
     return format_metric(result.summary, key, _number) + star
 
@@ -306,7 +306,9 @@ def _provenance(scenario: Scenario, results: dict[str, RunResult]) -> Iterator[s
 
 
 def settings_lines(results: Mapping[str, RunResult]) -> Iterator[str]:
-    """Yield a line for each engine on known hardware; variants with equal settings share one."""
+    """Yield a line with the settings of each engine on known hardware. Variants with equal settings
+    share a line.
+    """
     by_line: dict[str, list[str]] = {}
     for name, result in results.items():
         for place, settings in result.scenario.origins.sections.items():
@@ -322,7 +324,7 @@ def settings_lines(results: Mapping[str, RunResult]) -> Iterator[str]:
 
 
 def _front_end_line(result: RunResult) -> str:
-    """Return a line with the costs of the API server, or an empty string without one."""
+    """Return a line with the simulated costs of the API server; empty if it is not simulated."""
     costs = find_front_end_costs(result.scenario, result.specs[0])
     if costs is None:
         return ""
@@ -338,7 +340,7 @@ def _front_end_line(result: RunResult) -> str:
 
 
 def _config(scenario: Scenario, place: FieldPath) -> Any:
-    """Return the engine's config at a path of the scenario."""
+    """Return the engine configuration at a path of the scenario."""
     if place == ("engine",) or scenario.fleet is None:
         return scenario.engine
     group = scenario.fleet.groups[int(place[2])]

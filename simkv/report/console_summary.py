@@ -115,7 +115,7 @@ def _describe_fix(results: Mapping[str, RunResult], name: str) -> str:
 
 
 def _describe_largest_gain(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
-    """Return the compared metric that improves most, with its values in the two variants."""
+    """Return a phrase with the metric that improves most and its values in the two variants."""
 
     def gain(metric: Metric) -> float:
         before, after = figure(ours, metric.key), figure(theirs, metric.key)
@@ -129,7 +129,7 @@ def _describe_largest_gain(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -
 
 
 def _describe_confidence(results: Mapping[str, RunResult]) -> str:
-    """Return the basis of the step times and their known errors, by cost profile."""
+    """Return a sentence with the basis and the error of the step times of each cost profile."""
     errors: dict[str, str] = {}
     for result in results.values():
         found = result.fidelity
@@ -152,7 +152,9 @@ def _describe_confidence(results: Mapping[str, RunResult]) -> str:
 
 
 def build_variants_table(results: Mapping[str, RunResult]) -> AdaptiveTable:
-    """Build a table with one row per variant; latencies include requests without an answer."""
+    """Build a table with one row per variant. Latencies include requests without an answer, by
+    their waiting time.
+    """
     found = list(results.values())
     finished = [f"{r.summary['finished']:,} of {r.summary['requests']:,}" for r in found]
     columns = [
@@ -174,7 +176,7 @@ def build_variants_table(results: Mapping[str, RunResult]) -> AdaptiveTable:
 
 
 def uncertain(results: Mapping[str, RunResult]) -> Iterator[str]:
-    """Yield the number of requests that might fail, for variants that the answer does not
+    """Yield sentences about requests that might fail, for variants that the answer does not
     mention.
     """
     lead = narrative.select_variant(results)
@@ -185,7 +187,7 @@ def uncertain(results: Mapping[str, RunResult]) -> Iterator[str]:
 
 
 def explain_faster_recompute(results: Mapping[str, RunResult]) -> Iterator[str]:
-    """Yield an explanation if a thrashing variant finishes sooner than a variant without it."""
+    """Yield an explanation if a variant with thrashing finishes sooner than one without it."""
     for name, result in results.items():
         if result.summary["verdict"] != "served" or "thrash" not in narrative.describe_ending(
             result
@@ -209,8 +211,9 @@ def explain_faster_recompute(results: Mapping[str, RunResult]) -> Iterator[str]:
 
 
 def _step(record: RunRecord) -> str:
-    """Return the mean number of requests and the mean duration per step, such as ``3.6 requests and
-    take 0.10 s``.
+    """Return a phrase with the mean number of requests in a step and the mean duration of a step.
+
+    The phrase has the form ``3.6 requests and take 0.10 s``.
     """
     log = record.steps
     held = sum(log.prefill_seqs) + sum(log.decode_seqs)

@@ -34,7 +34,7 @@ from simkv.study.sweep.sweep_table import make_typed_frame, write_table
 
 
 def make_front_table(search: DeploymentSearch) -> AdaptiveTable:
-    """Return the table of the Pareto front, by increasing TPOT; the best rows are bold."""
+    """Return the table of the Pareto front, sorted by increasing TPOT."""
     front = search.front
     shown: dict[str, list[str]] = {
         "GPU": [one.layout.place for one in front],
@@ -76,7 +76,7 @@ def write_search(search: DeploymentSearch, folder: Path) -> list[Path]:
 
 
 def draw_pareto(search: DeploymentSearch, path: Path) -> Path:
-    """Draw tok/s per GPU against mean TPOT: the front, its numbers, and all other deployments."""
+    """Draw tok/s per GPU against mean TPOT: the Pareto front, and all other deployments."""
     drawn = [one for one in search.deployments if one.tpot_ms is not None]
     with plot_settings():
         figure = Figure(figsize=(WIDTH, 5.0))
@@ -111,12 +111,12 @@ def draw_pareto(search: DeploymentSearch, path: Path) -> Path:
 
 
 def _draw(axes: Axes, deployments: Sequence[PlannedDeployment], color: str, fill: str) -> None:
-    """Draw deployments as circles, and splits as squares."""
+    """Draw deployments as circles, and prefill/decode splits as squares."""
     for marker, split in (("o", False), ("s", True)):
         some = [one for one in deployments if bool(one.layout.prefill) is split]
         axes.plot(*_places(some), marker, color=color, mfc=fill, ms=5.0, zorder=4)
 
 
 def _places(deployments: Sequence[PlannedDeployment]) -> tuple[list[float], list[float]]:
-    """Return the TPOT and the tok/s per GPU of deployments."""
+    """Return the TPOT values and the tok/s per GPU of the deployments."""
     return [one.tpot_ms or 0.0 for one in deployments], [one.tok_s_per_gpu for one in deployments]

@@ -22,7 +22,8 @@ def render_bisection(
     name: Callable[[Revision], str],
     describe: Callable[[Revision], Iterator[str]],
 ) -> Iterator[str]:
-    """Yield the change, the revision that made it, and the number of runs.
+    """Yield lines with the change of the result, the revision that caused it, and the number of
+    runs.
 
     ``kind`` is the plural noun for revisions (such as commits), ``name`` returns the name of a
     revision, and ``describe`` returns further information about it.
@@ -90,7 +91,7 @@ def shorten_diff(text: str) -> Iterator[str]:
 
 
 def _shown(result: RevisionResult, found: Bisection[Any]) -> str:
-    """Return the verdict, and the value of the metric that the search uses."""
+    """Return a phrase with the verdict and the value of the metric that the search uses."""
     figure = found.criterion.figure if found.criterion else None
     if figure is None or figure not in METRICS:
         return result.figures.summary

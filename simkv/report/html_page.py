@@ -69,22 +69,24 @@ def write_html(
     library_url: str = LIBRARY,
     section: PageSection | None = None,
 ) -> None:
-    """Write the report of ``results``, variants by name, to ``path``.
+    """Write the report of ``results``, the results of variants by name, to ``path``.
 
     ``whatif`` contains sentences about changes that help, the best first; ``section`` is placed
-    after these sentences. By default, the parts common to all reports are embedded. With
-    ``shared``, the page loads these parts from its own directory (see ``write_shared``), and the
-    plotting library from ``library_url``. The same results give the same bytes.
+    after these sentences. By default, the page contains the style sheet, the scripts and the
+    plotting library. With ``shared``, it loads the style sheet and the scripts from its own
+    directory (see ``write_shared``), and the library from ``library_url``. The same results give
+    the same bytes.
     """
     text = render_html(results, whatif, shared=shared, library_url=library_url, section=section)
     write_text(path, text)
 
 
 def write_shared(folder: Path, library_url: str = LIBRARY) -> list[Path]:
-    """Write the parts common to all reports to ``folder``: style sheet, scripts and plotting
+    """Write the files that all reports share to ``folder``: style sheet, scripts and plotting
     library.
 
-    The library is not written if ``library_url`` refers to another location. Returns the paths.
+    The library is omitted if ``library_url`` refers to another location. Returns the paths of the
+    written files.
     """
     files = {STYLE: style(), SCRIPT: script()}
     if library_url == LIBRARY:
@@ -131,7 +133,7 @@ def _json(page: Mapping[str, Any]) -> str:
 
 
 def environment() -> Environment:
-    """Return the template environment, which escapes all text that is not marked as safe."""
+    """Return the template environment, which escapes text that is not marked as safe."""
     return Environment(
         loader=PackageLoader("simkv.report"),
         autoescape=True,
@@ -163,8 +165,9 @@ def library() -> str:
 
 @cache
 def packed_library() -> str:
-    """Return the library compressed with gzip, in base64; this is half of its size, and pages
-    decompress it.
+    """Return the plotting library, compressed with gzip and encoded in base64.
+
+    This halves its size. The page decompresses it.
     """
     return base64.b64encode(gzip.compress(LIBRARY_FILE.read_bytes(), mtime=0)).decode()
 

@@ -1,4 +1,4 @@
-"""Answers of commands as JSON (``--json``): one model for each command, which is its schema."""
+"""Answers of commands as JSON (``--json``): one model per command, which defines its schema."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
 
 def _finite(value: Any) -> Any:
-    """Return None for infinite numbers and NaN, which JSON does not have, also inside
-    containers.
-    """
+    """Replace infinite numbers and NaN, which JSON lacks, by None, also inside containers."""
     if isinstance(value, float):
         return value if isfinite(value) else None
     if isinstance(value, Mapping):
@@ -84,7 +82,7 @@ class RunAnswer(Answer):
 
 
 class WaitInterval(_Part):
-    """A stretch of a request's time with one cause."""
+    """An interval of a request's time that has one cause."""
 
     what: str
     words: str
@@ -93,14 +91,14 @@ class WaitInterval(_Part):
 
 
 class BlockingRequest(_Part):
-    """A request that held what another one waited for."""
+    """A request that held blocks or a slot for which another request waited."""
 
     request: int
     seconds: Number
 
 
 class ExplainedRequest(_Part):
-    """The life of one request."""
+    """The times, intervals and blockers of one request."""
 
     request: int
     outcome: str | None
@@ -167,8 +165,8 @@ class ExplainAnswer(Answer):
 class PlanAnswer(Answer):
     """Answer of ``simkv plan``: one plan per variant and combination, as in plan.json.
 
-    With ``--tune``, there are no plans but the ``deployments`` that were simulated, and the best
-    ones by what they are best in.
+    With ``--tune``, ``plans`` is empty. ``deployments`` contains the simulated deployments, and
+    ``best`` the name of the best deployment for each criterion.
     """
 
     plans: list[Values]
@@ -349,7 +347,7 @@ class BisectAnswer(Answer):
 
 
 class ComparedFigureAnswer(_Part):
-    """A figure as measured and as predicted."""
+    """Measured and predicted value of a metric."""
 
     name: str
     measured: float
@@ -375,7 +373,7 @@ class ValidateAnswer(Answer):
 
 
 class HeldOutStepsAnswer(_Part):
-    """Relative errors of steps or requests that were not fitted; 0.01 is 1 %."""
+    """Relative errors on steps or requests that were held out from the fit; 0.01 is 1 %."""
 
     points: int
     median: float = Field(description="Median of the absolute error.")
@@ -384,7 +382,9 @@ class HeldOutStepsAnswer(_Part):
 
 
 class CalibrateAnswer(Answer):
-    """Answer of ``simkv calibrate``: factors from benchmarks, or a profile from single steps."""
+    """Answer of ``simkv calibrate``: factors fitted to benchmark results, or the errors of a fitted
+    profile.
+    """
 
     decode: float | None = Field(
         default=None, description="Factor that multiplies the time of decode steps."
@@ -431,7 +431,7 @@ ANSWERS: dict[str, type[Answer]] = {
 
 
 def list_verdicts(result: RunResult) -> list[VerdictText]:
-    """Return the verdicts of a run."""
+    """Return the verdicts of a run, the main verdict first."""
     return [
         VerdictText(name=one.name, text=one.text, requests=list(one.requests))
         for one in result.diagnosis.verdicts
@@ -590,8 +590,8 @@ def build_compare_answer(found: ChangeCheck, tolerance: float) -> CompareAnswer:
 def build_zoo_answer(
     results: Mapping[str, Sequence[ExpectationCheck]], comparisons: list[Values]
 ) -> ZooAnswer:
-    """Return the answer with the checks of packaged incidents by name, and the comparisons with a
-    source.
+    """Return the answer with the checks of packaged incidents, by name, and the comparisons of
+    engine code with a release.
     """
     incidents = [
         IncidentChecks(

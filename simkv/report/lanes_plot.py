@@ -57,7 +57,7 @@ HATCHED: dict[str, Any] = {"hatch": "////", "edgecolor": "#B0B6C2", "linewidth":
 
 
 class Bar(NamedTuple):
-    """A stretch of a lane, in seconds; ``kind`` is a key of BARS."""
+    """An interval of a lane, in seconds; ``kind`` is a key of BARS."""
 
     kind: str
     start: float
@@ -75,8 +75,10 @@ STATES = {
 
 
 def build_lane_states(intervals: Iterable[LedgerSegment]) -> list[Bar]:
-    """Return the stretches of a request's lane, with the kinds of the wait ledger reduced to the
-    states of a lane.
+    """Convert the intervals of a request to bars of its lane.
+
+    Several kinds of intervals have the same state in the lane, such as waiting; adjacent bars with
+    the same state are merged.
     """
     lane: list[Bar] = []
     for kind, start, end in intervals:
@@ -96,9 +98,10 @@ def build_bars(
 ) -> list[Bar]:
     """Return the lane of one request, including work that the engine did for it after its end.
 
-    The waiting time of a failed request gets the label of its outcome. Requests that the horizon
-    cut off are an exception, because they might still have been served. ``intervals`` is its ledger
-    and ``paused`` is ``find_pauses(record)``.
+    The waiting time of a failed request is labeled by its outcome. The exception are requests that
+    were unfinished at the end of the simulation (``horizon``), because they might still have been
+    served. ``intervals`` contains the request's time by cause, and ``paused`` is the result of
+    ``find_pauses(record)``.
     """
     vain = life.outcome and life.outcome.wasted_wait_label
     lane = []
@@ -114,7 +117,7 @@ def build_bars(
 
 
 def build_lanes(record: RunRecord, shown: Sequence[RequestRecord]) -> list[list[Bar]]:
-    """Return the lanes of some requests."""
+    """Return the lanes of the requests ``shown``."""
     paused, tiles = find_pauses(record), build_ledger(record, [life.request.id for life in shown])
     return [build_bars(record, life, tiles[life.request.id], paused) for life in shown]
 
@@ -122,7 +125,8 @@ def build_lanes(record: RunRecord, shown: Sequence[RequestRecord]) -> list[list[
 def sample_lanes(lives: Sequence[RequestRecord], most: int = MAX_LANES) -> list[RequestRecord]:
     """Return at most ``most`` of ``lives``, in order and evenly spread.
 
-    Failed requests get a proportional number of lanes; if they are few, up to half of the lanes.
+    The share of failed requests is at least their share of all requests. If they are few, they get
+    up to half of the lanes.
     """
     if len(lives) <= most:
         return list(lives)
@@ -221,12 +225,15 @@ def _which(record: RunRecord, shown: Sequence[RequestRecord]) -> str:
 def rasterize_lanes(
     record: RunRecord, shown: Sequence[RequestRecord], edges: Floats
 ) -> npt.NDArray[np.intp]:
-    """Return, for each lane and bin, the index in BARS to paint, or -1; ``edges`` are in s."""
+    """Return, for each lane and time bin, the index in BARS of the color, or -1 for no color.
+
+    ``edges`` contains the bounds of the bins in seconds.
+    """
     return _pixels(np.stack([_shares(lane, edges) for lane in build_lanes(record, shown)]))
 
 
 def _shares(lane: Sequence[Bar], edges: Floats) -> Floats:
-    """Return the fraction of each bin by kind of BARS, as an array of shape (kinds, bins)."""
+    """Return the fraction of each time bin that each kind of BARS covers; shape (kinds, bins)."""
     shares = np.zeros((len(BARS), len(edges) - 1))
     for index, kind in enumerate(BARS):
         spans = [(bar.start, bar.end) for bar in lane if bar.kind == kind]
@@ -240,7 +247,7 @@ def _shares(lane: Sequence[Bar], edges: Floats) -> Floats:
 
 
 def _pixels(shares: Floats) -> npt.NDArray[np.intp]:
-    """Return one kind to paint per lane and bin, or -1.
+    """Return the kind to paint for each lane and bin, or -1 for no color.
 
     ``shares`` has the shape (lanes, kinds, bins). If several kinds share a bin, the fractions that
     are not painted are carried over to later bins with the same kind. Each kind is therefore

@@ -83,7 +83,9 @@ _MIGHT = {
 
 
 def might(result: RunResult) -> str:
-    """Return how many requests might fail within the error of the costs; empty if that is certain.
+    """Return a phrase about how many requests might fail, given the error of the step times.
+
+    The phrase is empty if the number does not depend on this error.
 
     ``0 to 290 of 300 requests might starve, given the error of the step times``
     """
@@ -112,10 +114,10 @@ def describe_ending(result: RunResult) -> str:
 
 
 def describe_affected(result: RunResult, most: int = 8) -> list[str]:
-    """Return one phrase per kind of failure, the most severe first; without failures, a phrase
-    about the slowest request.
+    """Return one phrase per kind of failure, the most severe first. If no request failed, return a
+    phrase about the slowest request.
 
-    ``most`` limits the listed ranges of ids.
+    A phrase lists at most ``most`` ranges of ids.
     """
     lives = result.record.requests.values()
     said = []
@@ -141,10 +143,10 @@ def describe_affected(result: RunResult, most: int = 8) -> list[str]:
 
 
 def describe_cause(result: RunResult, verdicts: Sequence[Verdict] | None = None) -> str:
-    """Return the cause of the most severe verdict, or of the waiting, and its effect on requests.
+    """Return sentences about the cause of the most severe verdict and its effect on requests.
 
-    For waiting requests, the cause is the resource for which they waited. ``verdicts`` are the
-    verdicts to consider (default: all verdicts of the run).
+    Without a verdict, the cause is the resource for which requests waited. ``verdicts`` contains
+    the verdicts to consider (default: all verdicts of the run).
     """
     found = result.diagnosis
     verdicts = found.verdicts if verdicts is None else verdicts
@@ -180,7 +182,9 @@ def describe_cause(result: RunResult, verdicts: Sequence[Verdict] | None = None)
 def _largest_waits(
     lanes: Sequence[Sequence[LedgerSegment]], least: float
 ) -> tuple[list[tuple[float, str]], float]:
-    """Return the largest waits (s) with their labels, and the total time of these lanes (s).
+    """Return the three largest waits (s) with their labels, and the total time of the requests (s).
+
+    ``lanes`` contains the intervals of each request.
 
     Waits below the fraction ``least`` of the total time are omitted.
     """
@@ -198,7 +202,9 @@ def format_shares(parts: Iterable[tuple[float, str]], total: float) -> str:
 
 
 def _find_bottleneck(result: RunResult, requests: Collection[int]) -> str | None:
-    """Return the bottleneck of these requests as a phrase; in a fleet, for the worst replica."""
+    """Return a phrase about the bottleneck of these requests. In a fleet, it describes the replica
+    with the longest waits.
+    """
     found = []
     for lifetime in result.run.lifetimes:
         record, config = lifetime.engine.record, result.specs[lifetime.replica].engine
@@ -212,10 +218,11 @@ def _find_bottleneck(result: RunResult, requests: Collection[int]) -> str | None
 
 
 def describe_blockers(record: RunRecord, found: Diagnosis) -> list[str]:
-    """Return phrases about the main blockers of failed requests (or of all requests, if none
-    failed) and the resource they held.
+    """Return phrases about the failed requests, or about all requests if none failed: their main
+    blockers, their waits, and the preemptions.
 
-    Times in seconds are sums over the affected requests.
+    A blocker is a request that held what another request waited for. Times in seconds are sums over
+    the affected requests.
     """
     failed = [life for life in record.requests.values() if life.outcome not in SERVED]
     said = []
@@ -237,15 +244,16 @@ def describe_blockers(record: RunRecord, found: Diagnosis) -> list[str]:
 
 
 def format_blockers(blockers: Sequence[tuple[int, float]]) -> str:
-    """Return the ids of blockers with the waits that they caused, such as ``Main blockers: requests
-    5 (9 s), 1 (3 s)``.
+    """Return the ids of blockers with the waiting time that they caused.
+
+    The phrase has the form ``Main blockers: requests 5 (9 s), 1 (3 s)``.
     """
     label = "request" if len(blockers) == 1 else "requests"
     return f"Main blockers: {label} " + ", ".join(f"{i} ({format_seconds(s)})" for i, s in blockers)
 
 
 def describe_waste(found: Diagnosis) -> str:
-    """Return the GPU time spent on tokens that no client received; empty if there is none."""
+    """Return a sentence about GPU time spent on tokens that no client received; empty if none."""
     waste = found.waste
     if waste.total <= 0:
         return ""
@@ -261,7 +269,7 @@ def describe_waste(found: Diagnosis) -> str:
 
 
 def describe_overtakes(found: Diagnosis) -> str:
-    """Return the number of overtaken requests and the longest case; empty if there is none."""
+    """Return sentences about requests that later requests overtook; empty if there are none."""
     if not found.worst_overtakes:
         return ""
     first, count = found.worst_overtakes[0], len(found.worst_overtakes)
@@ -274,7 +282,7 @@ def describe_overtakes(found: Diagnosis) -> str:
 
 
 def describe_step_times(basis: str, points: int, rms_s: float | None) -> str:
-    """Return a phrase with the basis of a cost profile, its number of fitted points, and its rms
+    """Return a phrase with the basis of step times, the number of fitted measurements, and the rms
     error.
     """
     count = f", points: {points}" if points else ""
@@ -282,7 +290,7 @@ def describe_step_times(basis: str, points: int, rms_s: float | None) -> str:
 
 
 def _describe_preemptions(found: Diagnosis) -> str:
-    """Return the number of preemptions, their main reason, and their cost."""
+    """Return a sentence with the number of preemptions, their main reason, and their cost."""
     count = len(found.preemptions)
     reasons = Counter(taken.why for taken in found.preemptions)
     reason = PREEMPTION_LABELS.get(max(reasons, key=lambda why: reasons[why]), "")
@@ -308,7 +316,7 @@ def _describe_beneficiaries(found: Diagnosis) -> str:
 
 
 def describe_main_victim(found: Diagnosis) -> str:
-    """Return the most preempted request and its main preemptor.
+    """Return a sentence about the most preempted request and the request that mainly benefited.
 
     ``Request 0 lost its KV to request 1.``
     """
@@ -327,7 +335,7 @@ def describe_main_victim(found: Diagnosis) -> str:
 def sort_by_waiting(
     record: RunRecord, found: Diagnosis, most: int = MAX_BLOCKED_REQUESTS
 ) -> list[RequestRecord]:
-    """Return failed requests, then the others, each group by decreasing waiting time."""
+    """Return at most ``most`` requests: failed ones first, each group by decreasing wait."""
 
     def waited(life: RequestRecord) -> float:
         return sum(i.seconds for i in found.ledger[life.request.id] if i.kind not in COMPUTE_KINDS)
@@ -339,8 +347,10 @@ def sort_by_waiting(
 
 
 def _blockers(record: RunRecord, found: Diagnosis, failed: int) -> list[tuple[int, float]]:
-    """Return the four main blockers of the failed requests, or of all requests if ``failed`` is 0;
-    largest first.
+    """Return the four main blockers of the failed requests, with the waiting time that they caused.
+
+    ``failed`` is the number of failed requests. If it is 0, the blockers of all requests are
+    returned.
     """
     if not failed:
         return [(blocker.id, blocker.seconds) for blocker in found.blockers[:4]]
@@ -352,10 +362,10 @@ def _blockers(record: RunRecord, found: Diagnosis, failed: int) -> list[tuple[in
 
 
 def select_variant(results: Mapping[str, RunResult]) -> str:
-    """Return the main variant of the report: the first variant with unserved requests.
+    """Return the name of the main variant of the report: the first variant with unserved requests.
 
-    If all requests were served, the result is the first variant with a verdict; without verdicts,
-    the first variant.
+    If all variants serve all requests, it is the first variant with a verdict. If there is no
+    verdict, it is the first variant.
     """
     unserved = (name for name, result in results.items() if result.summary["verdict"] != "served")
     ill = (name for name, result in results.items() if result.diagnosis.verdicts)
@@ -368,8 +378,9 @@ def title(results: Mapping[str, RunResult]) -> str:
 
 
 def select_pair(results: Mapping[str, RunResult]) -> list[str]:
-    """Return the variants that the plots show initially: the main variant and, if there is one, a
-    better variant.
+    """Return the names of the variants that the plots show initially.
+
+    These are the main variant, and a better variant or, if there is none, any other variant.
     """
     lead = select_variant(results)
     other = find_better_variant(results, lead) or next(
@@ -426,10 +437,10 @@ def _hopeless(figures: Mapping[str, Any]) -> int:
 
 
 def improvement(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> float:
-    """Return the improvement of the COMPARED_FIGURES, as the sum of the logarithms of their ratios.
+    """Return the overall improvement: the sum of the logarithms of the ratios of COMPARED_FIGURES.
 
-    Counts, such as preemptions, have a fifth of the weight of times, because requests do not wait
-    for counts.
+    Counts, such as the number of preemptions, have a fifth of the weight of times, because they do
+    not delay requests directly.
     """
     total = 0.0
     for metric in COMPARED_FIGURES:
@@ -441,8 +452,8 @@ def improvement(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> float:
 
 
 def describe_fix(results: Mapping[str, RunResult], name: str, other: str | None) -> list[str]:
-    """Return sentences about the gains of variant ``other`` over ``name``, the changes it makes,
-    and their costs.
+    """Return sentences about what variant ``other`` changes compared with variant ``name``, and
+    which metrics become better or worse.
     """
     if len(results) == 1:
         return ["No other variant was run."]
@@ -473,15 +484,16 @@ def describe_fix(results: Mapping[str, RunResult], name: str, other: str | None)
 
 
 def _rule(scenario: Scenario, differ: Sequence[FieldDifference]) -> str | None:
-    """Return the summary of the engine's variant if the variant is one of the changes."""
+    """Return the summary of the engine variant if the scenarios differ in the engine variant."""
     if not any(found.field == "engine.variant" for found in differ):
         return None
     return find_engine_spec(scenario.engine).variant(scenario.engine.variant).summary
 
 
 def format_request_ids(ids: Iterable[int], most: int = 8) -> str:
-    """Return ids as ranges, such as ``requests 16 to 39, 41``; if there are many ranges, only the
-    first ``most``.
+    """Return ids as ranges, such as ``requests 16 to 39, 41``.
+
+    If there are more than ``most`` ranges, only the first ones are listed.
     """
     ordered = sorted(ids)
     runs: list[list[int]] = []

@@ -135,7 +135,10 @@ def _outcome(outcome: Outcome) -> dict[str, str]:
 
 
 def error_row(row: PublishedComparison, results: Mapping[str, RunResult]) -> dict[str, Any] | None:
-    """Return a published metric with the error of the simulated value in percent, or None."""
+    """Return a published metric with the error of the simulated value in percent.
+
+    The result is None if the error is not defined.
+    """
     if row.error is None:
         return None
     rms = results[row.variant].profile.fit.rms_s
@@ -153,9 +156,7 @@ def error_row(row: PublishedComparison, results: Mapping[str, RunResult]) -> dic
 
 
 def _per_second(name: str) -> float | None:
-    """Return the number of units per second of a published metric; None if the metric is not a
-    time.
-    """
+    """Return the factor from seconds to the unit of a metric; None if it is not a time."""
     if metric := METRICS.get(name):
         return metric.per_second
     return 1.0 if name.endswith("_s") else None  # a metric of a single request

@@ -62,7 +62,7 @@ CAPTIONS = {
 
 
 def build_page_text(results: Mapping[str, RunResult], pair: Sequence[str]) -> dict[str, Any]:
-    """Return the text and lists of the template."""
+    """Return the values of the variables of the page template."""
     lead = pair[0]
     result = results[lead]
     other = narrative.find_better_variant(results, lead)
@@ -145,15 +145,18 @@ def list_affected(result: RunResult) -> list[str]:
 
 
 def _causes(result: RunResult) -> list[str]:
-    """Return the cause, as on the console, and the blockers that it does not mention."""
+    """Return the sentences about the cause, as on the console, and further sentences about
+    blockers.
+    """
     cause = narrative.describe_cause(result)
     blockers = narrative.describe_blockers(result.record, result.diagnosis)
     return [f"{cause[0].upper()}{cause[1:]}", *(line for line in blockers if line not in cause)]
 
 
 def badge(result: RunResult) -> dict[str, str]:
-    """Return the verdict as a word, with a sign and a tone; the meaning does not depend on color
-    alone.
+    """Return the verdict as a word, with a sign and a color class.
+
+    The sign makes the meaning readable without the color.
     """
     said = narrative.describe_ending(result)
     served = result.summary["verdict"] == "served"
@@ -230,8 +233,8 @@ def _published_row(row: PublishedComparison, results: Mapping[str, RunResult]) -
 
 
 def _profiles(results: Mapping[str, RunResult]) -> list[dict[str, Any]]:
-    """Return information on each cost profile: its sources, the range of its data, and the range of
-    this run.
+    """Return information on each cost profile: its sources, the range of its measurements, and the
+    range of this run.
     """
     found = []
     for profile in {r.profile.name: r.profile for r in results.values()}.values():
@@ -255,7 +258,7 @@ def _profiles(results: Mapping[str, RunResult]) -> list[dict[str, Any]]:
 
 
 def _seen(records: Sequence[RunRecord], feature: str) -> tuple[int, int] | None:
-    """Return the minimum and maximum of a feature over the steps in which it is not 0."""
+    """Return the minimum and maximum of a property over the steps in which it is not 0."""
     values: set[int] = set()
     for record in records:
         log = record.steps
@@ -268,8 +271,9 @@ def _seen(records: Sequence[RunRecord], feature: str) -> tuple[int, int] | None:
 
 
 def captions(results: Mapping[str, RunResult], page: Mapping[str, Any]) -> dict[str, str]:
-    """Return the captions of the plots by name; if lanes are sampled, the caption gives the number
-    of omitted lanes.
+    """Return the captions of the plots by name.
+
+    If only a sample of the requests is shown, the caption states their number.
     """
     said = dict(CAPTIONS)
     left_out = [

@@ -30,8 +30,8 @@ STEPS_THREAD = 1  # thread of the engine's steps
 def write_perfetto(path: Path, records: Mapping[str, RunRecord], title: str) -> None:
     """Write the variants of a scenario to ``path`` as one trace.
 
-    A variant has two processes: its engine, with steps and counters of blocks and queues, and its
-    requests, one thread each. The same records give the same bytes.
+    A variant has two processes. The engine process contains steps, and counters of blocks and
+    queues. The other process has one thread per request. The same records give the same bytes.
     """
     head = {"displayTimeUnit": "ms", "otherData": {"scenario": title, "simkv": __version__}}
     with atomic_file(path) as new, new.open("w", encoding="utf-8", newline="\n") as file:
@@ -44,7 +44,7 @@ def write_perfetto(path: Path, records: Mapping[str, RunRecord], title: str) -> 
 
 
 def events(records: Mapping[str, RunRecord]) -> Iterator[Event]:
-    """Yield the events of all variants; the ids of arrows are unique across variants."""
+    """Yield the events of all variants; ids of arrows are unique over all variants."""
     arrows = count(1)
     for index, (variant, record) in enumerate(records.items()):
         engine, clients = 2 * index + 1, 2 * index + 2
@@ -106,7 +106,7 @@ def _steps(record: RunRecord, pid: int) -> Iterator[Event]:
 
 
 def _goes_on(record: RunRecord, row: int) -> bool:
-    """Return whether step ``row + 1`` continues ``row``: equal decode batches without a gap between
+    """Return whether steps ``row`` and ``row + 1`` are equal decode batches without a gap between
     them.
     """
     log, after = record.steps, row + 1
@@ -161,7 +161,7 @@ def _request(life: RequestRecord, lane: list[Bar], pid: int, tid: int) -> Iterat
     yield _slice(name, "request", lane[0].start, lane[-1].end, pid, tid, about)
     for state, start, end in lane:
         after = life.ended_at is not None and start >= life.ended_at
-        name = f"{state} for nobody" if after else state
+        name = f"{state} after the client left" if after else state
         yield _slice(name, "state", start, end, pid, tid, {})
     moments = [("first token", life.first_token)]
     if life.outcome is not Outcome.FINISHED:
@@ -175,7 +175,7 @@ def _arrow(number: int, source: Event, target: Event, at: float) -> Iterator[Eve
     """Yield an arrow from the slice of the request that benefits from a preemption to the slice of
     the victim.
 
-    An arrow starts inside its slice and does not go back in time.
+    An arrow starts within the source slice, and does not end before it starts.
     """
     flow = {"name": "preemption", "cat": "preemption", "id": number}
     last = source["ts"] + source["dur"] - 0.001
@@ -205,8 +205,9 @@ def _name(what: str, name: str, pid: int, tid: int = 0) -> Event:
 
 
 def _ns(seconds: float) -> int:
-    """Return integer nanoseconds; without rounding errors, adjacent slices touch and nested slices
-    nest.
+    """Convert seconds to integer nanoseconds.
+
+    Integers have no rounding errors, so that adjacent slices touch and nested slices stay nested.
     """
     return round(seconds * 1e9)
 

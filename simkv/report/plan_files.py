@@ -74,8 +74,8 @@ MIN_LOG_RATIO = 20.0
 def draw_answer(plan: CapacityPlan, path: Path) -> Path:
     """Draw one panel per objective, with its metric by candidate, its limit, and the answer.
 
-    Points are runs with single seeds, the line connects the worst points, and the band is the range
-    of these within the profile's error.
+    Each point is a run with one seed. The line connects the worst run of each candidate, and the
+    band shows how far its metric may change within the error of the cost profile.
     """
     frame = evaluations(plan)
     frame = frame[~frame["held_back"]]
@@ -95,10 +95,11 @@ def draw_answer(plan: CapacityPlan, path: Path) -> Path:
 
 
 def draw_cliff(plan: CapacityPlan, path: Path) -> Path | None:
-    """Draw latency and starvation by request rate, for the answer or, without an answer, for the
-    last candidate.
+    """Draw latency and unserved requests by request rate.
 
-    Returns None if the workload has no rate.
+    The plot is for the candidate that is the answer or, without an answer, for the last candidate.
+
+    Returns None if the plan did not vary the request rate.
     """
     if not plan.points:
         return None
@@ -130,7 +131,9 @@ def draw_cliff(plan: CapacityPlan, path: Path) -> Path | None:
 
 
 def _panels(plan: CapacityPlan) -> list[Objective]:
-    """Return the objectives to draw: binding objectives, then given objectives, then defaults."""
+    """Return the objectives to draw: first those that determine the answer, then given ones, then
+    defaults.
+    """
     binding = [held.objective for held in plan.binding]
     asked = sorted(plan.prepared.case.objectives, key=lambda one: one.assumed)
     return list(dict.fromkeys([*binding, *asked]))[:MAX_PANELS]
@@ -141,7 +144,7 @@ def _is_latency(objective: Objective) -> bool:
 
 
 def _curve(axes: Axes, frame: pd.DataFrame, x: str, name: str, objective: Objective | None) -> None:
-    """Draw a metric against ``x``: points of single runs, a line through the worst points, and a
+    """Draw a metric against ``x``: a point per run, a line through the worst runs, and the error
     band.
     """
     numbers = frame[[x, "side", "failing"]].assign(y=pd.to_numeric(frame[name], errors="coerce"))
@@ -181,8 +184,8 @@ def _greatest(values: pd.Series[float]) -> float:
 
 
 def _comparable(frame: pd.DataFrame, x: str, name: str) -> pd.Series[bool]:
-    """Return, for each x value, whether the metric is comparable between the two sides of the
-    error.
+    """Return, for each x value, whether the metric is comparable between runs with faster and
+    slower step times.
 
     A metric over finished requests is not comparable if the number of finished requests differs.
     """

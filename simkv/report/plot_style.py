@@ -70,8 +70,9 @@ def plot_settings() -> Iterator[None]:
 
 
 def set_log_scale(axes: Axes, which: str, subs: Sequence[float] = (1.0, 2.0, 5.0)) -> None:
-    """Make the ``x`` or ``y`` axis logarithmic, with plain numbers as tick labels at ``subs`` of
-    each decade.
+    """Make the ``x`` or ``y`` axis logarithmic, with plain numbers as tick labels.
+
+    Ticks are at the multiples ``subs`` of each power of ten.
     """
     from matplotlib.ticker import LogLocator, NullFormatter
 
@@ -106,7 +107,7 @@ def find_end_time(records: Iterable[RunRecord]) -> float:
 
 
 def draw_panel_title(axes: Axes, variant: str, record: RunRecord, columns: int) -> None:
-    """Set the title of a panel to the variant and its finished requests, with failed requests in
+    """Set the title of a panel: the variant, its number of finished requests, and its failures in
     color.
     """
     count = Counter(life.outcome for life in record.requests.values())
@@ -153,12 +154,12 @@ def mark_failures(
 
 
 def columns_for(panels: int) -> int:
-    """Return the number of columns of a grid of narrow panels."""
+    """Return the number of columns of a grid with this number of narrow panels."""
     return max(panels, 1) if panels <= 3 else 2 if panels == 4 else 3
 
 
 def mark_halt(axes: Axes, record: RunRecord, label: bool = True) -> None:
-    """Draw a line where the engine halted, with its cause."""
+    """Draw a line at the time at which the engine halted, labeled with the cause."""
     stop = record.engine_halt
     if stop is None:
         return

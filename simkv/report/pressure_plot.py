@@ -34,7 +34,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class BinnedColumn(NamedTuple):
-    """A column of the step log by time bin: minimum, time-weighted mean and maximum.
+    """Minimum, time-weighted mean and maximum of a column of the step log in each time bin.
 
     Bins without a step contain NaN.
     """
@@ -47,8 +47,8 @@ class BinnedColumn(NamedTuple):
 def bin_column(record: RunRecord, column: Sequence[int], edges: Floats) -> BinnedColumn:
     """Return the statistics of ``column`` between ``edges`` (s, evenly spaced).
 
-    The value of a row applies from its start to the start of the next row, or to its end if the
-    engine paused.
+    The value of a step applies until the start of the next step, or until its own end if the engine
+    then paused.
     """
     nothing = np.full(len(edges) - 1, np.nan)
     if not len(column):
@@ -75,8 +75,9 @@ def bin_column(record: RunRecord, column: Sequence[int], edges: Floats) -> Binne
 
 
 def _between(edges: Floats, corners: Floats, amounts: Floats) -> Floats:
-    """Return the sum in each bin of ``amounts``, each spread evenly between its pair of
-    ``corners``.
+    """Return the sum of ``amounts`` in each bin.
+
+    Each amount is spread evenly over the time between its pair of ``corners``.
     """
     sums = np.cumsum(np.column_stack([np.zeros(len(amounts)), amounts]).ravel())
     return np.diff(np.interp(edges, corners, sums))

@@ -11,8 +11,9 @@ from simkv.metrics.run_result import RunResult
 
 @dataclass(frozen=True)
 class PublishedComparison:
-    """Published and simulated value of a metric; with ``bound``, the published value is a lower
-    bound.
+    """Published and simulated value of a metric.
+
+    If ``bound`` is true, the published value is a lower bound.
 
     ``error`` is (simulated - published) / published, or None if it is not defined.
     """
@@ -31,14 +32,16 @@ class PublishedComparison:
 
     @property
     def holds(self) -> bool | None:
-        """Whether a bound holds; None for an exact metric."""
+        """Whether the simulated value is at least the bound; None if the published value is no
+        bound.
+        """
         if not self.bound:
             return None
         return self.simulated is not None and self.simulated >= self.published
 
     @property
     def told(self) -> str:
-        """Published metric as text."""
+        """Published value as text."""
         return f"≥ {self.published:g}" if self.bound else f"{self.published:.10g}"
 
     @property

@@ -1,6 +1,4 @@
-"""Directory of reports with an index page; parts common to all pages are stored once in the
-directory.
-"""
+"""Directory of reports with an index page. Files that all pages use are stored once."""
 
 from __future__ import annotations
 
@@ -37,7 +35,7 @@ THUMBNAIL_LANES, THUMBNAIL_BINS = 24, 150
 
 
 def check_gallery(folder: Path) -> None:
-    """Raise InputError if a gallery must not be written to ``folder``."""
+    """Raise InputError if ``folder`` contains files other than an earlier gallery."""
     check_folder("--gallery", folder, "gallery", lambda there: (there / SCRIPT).is_file())
 
 
@@ -52,8 +50,9 @@ def write_gallery(
     """Write a report of each incident and an index to ``folder``; return the paths.
 
     Outdated pages of an earlier gallery are removed. ``began`` is called with the name of each
-    incident. With ``whatif``, single changes are evaluated, which takes most of the time. The
-    plotting library is copied to ``folder`` unless ``library_url`` refers to another location.
+    incident before its runs. With ``whatif``, each report lists single changes that help; their
+    simulation takes most of the time. The plotting library is written to ``folder`` unless
+    ``library_url`` refers to another location.
     """
     check_gallery(folder)
     make_folder(folder)
@@ -88,7 +87,7 @@ def _index(cards: list[dict[str, Any]]) -> str:
 
 
 def _card(incident: PackagedIncident, results: Mapping[str, RunResult]) -> dict[str, Any]:
-    """Return the index entry of an incident: its two variants, with their lanes as thumbnails."""
+    """Return the index entry of an incident, with a small plot of the requests for each variant."""
     end = find_end_time(result.record for result in results.values()) or 1.0
     return {
         "name": incident.name,
@@ -109,8 +108,9 @@ def _card(incident: PackagedIncident, results: Mapping[str, RunResult]) -> dict[
 
 
 def thumbnail(record: RunRecord, end: float) -> str:
-    """Return the lanes up to ``end`` (s) as a small SVG whose colors come from the page's style
-    sheet.
+    """Return the plot of the requests up to ``end`` (s) as a small SVG.
+
+    Its colors are CSS variables of the page's style sheet.
     """
     shown = sample_lanes(sort_requests_by_arrival(record), THUMBNAIL_LANES)
     if not shown:

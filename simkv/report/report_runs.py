@@ -1,4 +1,4 @@
-"""Find the runs of a report by directory, scenario file or name, and repeat them.
+"""Find the runs of a report by directory, scenario file or name, and simulate them again.
 
 Runs are deterministic, so the scenario stored in a results directory reproduces the run.
 """
@@ -34,7 +34,7 @@ class PlannedRun:
 
 
 def find_runs(runs: Iterable[Path]) -> dict[str, PlannedRun]:
-    """Return the variants of ``runs`` by name.
+    """Return all variants of the given runs, by name.
 
     A run is a results directory, a scenario file or the name of a packaged scenario. With several
     runs, names are prefixed with the run's name. Raises InputError for an unknown run or two
@@ -78,7 +78,7 @@ def find_report_path(runs: Sequence[Path]) -> Path:
 
 
 def run_all(planned: dict[str, PlannedRun], resolved: Callable[[], None]) -> dict[str, RunResult]:
-    """Run the variants; ``resolved`` is called whenever a request ends."""
+    """Run the variants. ``resolved`` is called whenever a request ends."""
     return {
         name: run_scenario(variant.scenario, variant.folder, resolved)
         for name, variant in planned.items()
@@ -86,7 +86,7 @@ def run_all(planned: dict[str, PlannedRun], resolved: Callable[[], None]) -> dic
 
 
 def remedies(variant: PlannedRun, tick: Callable[[], None] = lambda: None) -> list[str]:
-    """Return sentences about single changes that would have helped a variant, the best first.
+    """Find single changes that improve a variant; return a sentence per change, the best first.
 
     ``tick`` is called after each run (there are some tens of runs).
     """

@@ -1,6 +1,4 @@
-"""Compare the directories of two runs: metrics, outcomes of requests, first decision that
-differs.
-"""
+"""Compare the results directories of two runs: metrics, outcomes of requests, and decisions."""
 
 from __future__ import annotations
 
@@ -38,7 +36,10 @@ EQUAL = 1e-9
 
 @dataclass(frozen=True)
 class StepDifference:
-    """First step that differs: its number, and the row of each run (None if the run has ended)."""
+    """The first step that differs between two runs.
+
+    ``before`` and ``after`` are the rows of this step in steps.csv, or None if the run has ended.
+    """
 
     step: int
     before: Mapping[str, Any] | None
@@ -49,8 +50,8 @@ class StepDifference:
 class VariantDiff:
     """Differences of a variant between two runs.
 
-    ``figures`` has pairs of metric values by name, and ``outcomes`` has pairs of outcomes by
-    request id; if one run lacks the request, its outcome is "absent".
+    ``figures`` contains pairs of metric values by name, and ``outcomes`` contains pairs of outcomes
+    by request id. If a run lacks the request, its outcome is "absent".
     """
 
     before: str
@@ -62,7 +63,7 @@ class VariantDiff:
 
 @dataclass(frozen=True)
 class RunDiff:
-    """Differences of two runs, and variants that exist in only one of them."""
+    """Differences between two runs; ``only`` lists variants that exist in one of the runs only."""
 
     variants: tuple[VariantDiff, ...]
     only: tuple[str, ...]
@@ -76,10 +77,11 @@ class RunDiff:
 
 
 def compare_runs(before: Path, after: Path, advance: Callable[[], None] | None = None) -> RunDiff:
-    """Compare two directories of ``simkv run``; variants of the same name are compared.
+    """Compare two results directories of ``simkv run``, variant by variant.
 
-    If each directory has a single variant, these are compared even if their names differ. Raises
-    InputError if a directory is not the result of a run.
+    Variants with the same name are compared. If each directory has a single variant, these two are
+    compared even if their names differ. Raises InputError if a directory is not the result of a
+    run.
     """
     runs = [_summary(folder)["variants"] for folder in (before, after)]
     if all(len(run) == 1 for run in runs):
@@ -123,7 +125,7 @@ def _summary(folder: Path) -> dict[str, Any]:
 
 
 def _outcomes(folder: Path) -> dict[str, dict[int, str]]:
-    """Return the outcome of each request by variant."""
+    """Return the outcome of each request, by variant and request id."""
     path = folder / "requests.csv"
     found: dict[str, dict[int, str]] = {}
     for number, row in enumerate(csv.DictReader(StringIO(read_text(path))), start=2):
@@ -135,7 +137,7 @@ def _outcomes(folder: Path) -> dict[str, dict[int, str]]:
 
 
 def _steps(folder: Path, names: list[str]) -> dict[str, list[dict[str, Any]]]:
-    """Simulate the scenario of a run again and return the steps of the variants."""
+    """Simulate the scenario of a run again, and return the steps of the variants ``names``."""
     scenarios = load(folder / "scenario.yaml")
     return {
         name: run_scenario(scenarios[name], folder, intervals=False).step_rows(name)

@@ -38,7 +38,7 @@ MAX_TIMELINE_LINES = 24
 def explain_run(name: str, result: RunResult, command: Callable[[str], str]) -> Iterator[str]:
     """Yield the lines that explain a run.
 
-    ``command`` returns the command line with these arguments added, which explains one request or
+    ``command`` adds arguments to the command line, so that the command explains one request or
     session.
     """
     record, found = result.record, result.diagnosis
@@ -171,7 +171,7 @@ def _end(life: RequestRecord) -> str:
 
 
 def label_kinds(sums: Mapping[LedgerKind, float]) -> dict[str, float]:
-    """Return seconds by the label of their kind."""
+    """Replace the kinds of waiting by their labels."""
     return {KIND_LABELS[kind]: spent for kind, spent in sums.items()}
 
 
@@ -194,7 +194,10 @@ def _by_reason(preemptions: Sequence[Preemption]) -> str:
 
 
 def wrap_text(text: str, lead: str = "", most: int | None = None) -> Iterator[str]:
-    """Yield a paragraph in lines of WIDTH, indented below ``lead``; at most ``most`` lines."""
+    """Wrap a paragraph at WIDTH; continuation lines are indented by the width of ``lead``.
+
+    If there are more than ``most`` lines, the rest is omitted.
+    """
     if not text:
         return
     lines = wrap(text, WIDTH - len(lead)) if len(lead) < 30 else wrap(text, WIDTH)
@@ -206,7 +209,7 @@ def wrap_text(text: str, lead: str = "", most: int | None = None) -> Iterator[st
 
 
 def _elide(tiles: Sequence[LedgerSegment]) -> Iterator[LedgerSegment | str]:
-    """Yield the intervals; in a long list, one summary line replaces the middle."""
+    """Yield the intervals. If there are many, a summary line replaces those in the middle."""
     if len(tiles) <= MAX_TIMELINE_LINES:
         yield from tiles
         return
@@ -309,9 +312,7 @@ class _Teller:
         return format_request_ids(ids - {life.request.id}, 6) if ids else ""
 
     def _evictors(self, life: RequestRecord) -> str:
-        """Return a phrase about the requests that evicted the prefix, if the record is of one
-        replica.
-        """
+        """Return a phrase about the requests that evicted the prefix; empty for a fleet."""
         if self.found_replicas:
             return ""
         number = life.request.id

@@ -44,7 +44,9 @@ RUN_FILES = (
 
 
 def check_run_folder(folder: Path) -> None:
-    """Raise InputError if a run must not be written to ``folder``."""
+    """Raise InputError if ``folder`` is the current directory or contains files other than an
+    earlier run.
+    """
     check_folder("--out", folder, "earlier run", _is_run)
     if folder.resolve() == Path.cwd():
         raise InputError(
@@ -53,7 +55,7 @@ def check_run_folder(folder: Path) -> None:
 
 
 def _is_run(folder: Path) -> bool:
-    """Return whether simkv wrote the directory."""
+    """Return whether the directory contains the files of a run."""
     try:
         summary = json.loads((folder / MARKER_FILE).read_bytes())
     except (OSError, ValueError):
@@ -72,8 +74,9 @@ def write_run(
 ) -> list[str]:
     """Write a run to ``folder``, replacing an earlier one, completely or not at all.
 
-    ``draw`` is called with the directory and writes the plots to it. ``steps`` adds ``steps.csv``,
-    and ``ledger`` adds ``ledger.csv`` and ``preemptions.csv``. Returns the names of the files.
+    ``draw`` is called with the directory and writes the plots to it. With ``steps``, ``steps.csv``
+    is written as well; with ``ledger``, ``ledger.csv`` and ``preemptions.csv`` are. Returns the
+    names of the files.
     """
     with atomic_run_folder(folder) as new:
         _write_all(new, results, comparisons)
@@ -109,7 +112,9 @@ def _write_rows(
     rows_of: Callable[[str, RunResult], list[dict[str, Any]]],
     columns: Sequence[str] | None = None,
 ) -> None:
-    """Write a table with the rows of all variants; ``columns`` are used if there are no rows."""
+    """Write a table with the rows of all variants. If there are no rows, it has the header
+    ``columns``.
+    """
     rows = [row for name, result in results.items() for row in rows_of(name, result)]
     write_rows(file, rows, columns)
 
@@ -156,7 +161,7 @@ def _write_all(
 
 
 def _write_sources(folder: Path, results: Iterable[RunResult]) -> None:
-    """Write the code of custom schedulers to the results directory, byte by byte."""
+    """Write unchanged copies of the custom scheduler files to the results directory."""
     kept: dict[str, bytes] = {}
     for result in results:
         for source in find_custom_sources(result.scenario).values():

@@ -99,8 +99,8 @@ def _name_rows(axes: Axes, names: list[str]) -> None:
 
 
 def find_slowest_replica(parts: ReplicaRecords) -> str:
-    """Return the replica with the most unserved requests; among equal replicas, the one with the
-    longest mean request time.
+    """Return the replica with the most unserved requests. If several replicas have the same number,
+    return the one with the longest mean request time.
     """
 
     def ill(name: str) -> tuple[int, float]:
@@ -113,7 +113,7 @@ def find_slowest_replica(parts: ReplicaRecords) -> str:
 
 
 class LatencyPoint(NamedTuple):
-    """A request, as its index in order of arrival, and its latencies in seconds after its arrival.
+    """Latencies of a request in seconds; ``place`` is its index in order of arrival.
 
     ``first`` is None if no token was emitted. ``last`` is the E2E latency or, for a failed request,
     the time that it waited.
@@ -225,8 +225,7 @@ def write_run_plots(
     """Write the plots of a run; return the file names of omitted plots.
 
     Unless ``everything`` is set, only plots that render within ``TIME_BUDGET_S`` in total are
-    written. A fleet also has ``fleet.png``, and its slowest replica represents it in the other
-    plots.
+    written. For a fleet, ``fleet.png`` is added, and the other plots show the slowest replica.
     """
     fleets = {name: result.parts for name, result in results.items() if result.fleet}
     records = {}
@@ -246,7 +245,7 @@ def write_run_plots(
 
 
 def _affordable(records: Records, budget: float) -> list[str]:
-    """Return the plots, in order, that render within ``budget`` seconds in total.
+    """Return the names of the first plots that render within ``budget`` seconds in total.
 
     Render times are estimated from the contents of the run, so the same run always has the same
     plots.

@@ -1,4 +1,4 @@
-"""Explanation of one session as text for a screen: its turns in order, and where its time went."""
+"""Explanation of one session as text: its turns in order, and its time by cause."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LEGEND = (
 
 
 def explain_session(name: str, result: RunResult, session: int) -> Iterator[str]:
-    """Yield the lines that explain a session: a row per turn, and its time by kind.
+    """Yield the lines that explain a session: a row per turn, and the session's time by cause.
 
     ``session`` is the number of the session in order of arrival, from 0.
     """
@@ -62,9 +62,10 @@ def explain_session(name: str, result: RunResult, session: int) -> Iterator[str]
 
 
 def sum_session_time(result: RunResult, session: int) -> dict[str, float]:
-    """Return the seconds on a session's critical path by label.
+    """Return the time on a session's critical path in seconds, by label.
 
-    The labels are tool calls, think time, waiting in the client, and those of the ledger's kinds.
+    The labels are tool calls, think time, waiting in the client, and the labels of the intervals of
+    requests.
     """
     record, clients = result.record, result.run.clients
     path = find_critical_path(record, clients, list_sessions(record, clients)[session])

@@ -1,4 +1,4 @@
-"""Rows of the session view: the turns of a session beside each other, with the gaps before them."""
+"""Rows of the session plot: the turns of a session in order of time, with the gaps before them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ MAX_TURNS = 600
 
 
 def build_session_rows(result: RunResult, ticks: TickScale) -> list[dict[str, Any]]:
-    """Return the slowest sessions in order of arrival, or an empty list if no request waits for
-    another.
+    """Return the slowest sessions in order of arrival; empty if no request waits for another one.
 
-    ``turns`` has one entry per request: its index in order of arrival, its row in the session, and
-    in ticks the time at which the last answer that it waited for ended, its tool time, and its
-    arrival at the client. Turns that overlap in time are in different rows; ``rows`` is the number
-    of rows.
+    In the result, ``turns`` contains one entry per request. An entry consists of the request's
+    index in order of arrival, its row in the session, and three times in ticks: the end of the last
+    answer that it waited for, its tool time, and its arrival at the client. Turns that overlap in
+    time are in different rows; ``rows`` is the number of rows.
     """
     record, clients = result.record, result.run.clients
     if not clients.after:

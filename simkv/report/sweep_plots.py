@@ -51,7 +51,10 @@ _CLOSE = 0.025
 
 @dataclass(frozen=True)
 class Plot:
-    """Plot of a metric of summary.json against a setting (its path, or ``variant``)."""
+    """Plot of a metric of summary.json against a setting.
+
+    ``knob`` is the path of the setting, or ``variant``.
+    """
 
     figure: str
     knob: str
@@ -138,7 +141,7 @@ def check_figures(frame: pd.DataFrame, figures: Iterable[str], where: str) -> No
 def average_repeats(
     frame: pd.DataFrame, knobs: Sequence[str], figures: Sequence[str]
 ) -> pd.DataFrame:
-    """Return one row per point and variant, averaged over its repeats.
+    """Return one row per sweep point and variant, averaged over the repeats with other seeds.
 
     The columns are ``point``, the settings, ``variant``, the metrics, and two kinds of added
     columns. For each metric, ``±NAME`` is half of the 95 % confidence interval of the mean
@@ -167,8 +170,9 @@ def _half_interval(values: npt.NDArray[np.float64]) -> float:
 
 
 def pareto_front(points: pd.DataFrame, goals: Sequence[ParetoGoal]) -> pd.Series[bool]:
-    """Return whether each row is Pareto-optimal, which means that no other row is at least as good
-    in all goals and better in one.
+    """Return whether each row is Pareto-optimal.
+
+    A row is Pareto-optimal if no other row is at least as good in all goals and better in one.
 
     Rows that lack a metric are not Pareto-optimal.
     """
@@ -235,8 +239,9 @@ def _matters_most(points: pd.DataFrame, knobs: Sequence[str], figure: str) -> st
 
 
 def _look(number: int, of: int) -> dict[str, Any]:
-    """Return the style of a line; if there are many lines, the colors form a scale from dark to
-    light.
+    """Return the style of line ``number`` of ``of`` lines.
+
+    If there are many lines, the colors form a scale from dark to light.
     """
     stroke, hue = divmod(number, len(COLOURS))
     if of > MAX_LINES:
@@ -247,7 +252,7 @@ def _look(number: int, of: int) -> dict[str, Any]:
 
 
 def _ends(looks: Mapping[str, dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
-    """Return the legend entries: all of them or, for a color scale, seven including both ends."""
+    """Return the entries of the legend: one per line or, for a color scale, seven."""
     rows = list(looks.items())
     if len(rows) <= MAX_LINES:
         return rows
@@ -266,8 +271,9 @@ def _hollow() -> Line2D:
 
 
 def _places(axes: Axes, values: Sequence[Any]) -> dict[str, float]:
-    """Return the x position of each value: numbers are at their value, other values next to each
-    other.
+    """Return the x position of each value.
+
+    If all values are numbers, the position is the value. Other values are evenly spaced.
     """
     different = {repr(value): value for value in values}
     numbers = [v for v in different.values() if isinstance(v, int | float | np.number)]
@@ -323,7 +329,8 @@ def find_front(
 def write_pareto(
     frame: pd.DataFrame, knobs: Sequence[str], pareto: Pareto, folder: Path
 ) -> tuple[Path, pd.DataFrame]:
-    """Plot the points by the first two goals and mark the front; return path and front.
+    """Plot the points by the first two goals and mark the Pareto front; return the path and the
+    front.
 
     The front is sorted by the first goal, and its rows are numbered as in the plot.
     """

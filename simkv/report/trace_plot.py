@@ -103,7 +103,9 @@ def _sharing(axes: Axes, survey: TraceStatistics) -> None:
 
 
 def _bins(course: BinnedAmounts, last: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return edges (s) and sums of at most POINTS bins up to ``last``."""
+    """Return the edges (s) and the sums of at most POINTS time bins that cover the time up to
+    ``last``.
+    """
     count = int(last / course.width) + 1
     step = -(-count // POINTS)
     padded = np.pad(course.values, (0, step))[: -(-count // step) * step]

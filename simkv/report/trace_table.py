@@ -9,7 +9,7 @@ from rich.table import Table
 
 
 def figures_table(file: str, format: str, figures: dict[str, Any]) -> Table:
-    """Return a table of ``TraceStatistics.figures``, without statistics that the trace lacks."""
+    """Return a table of the statistics of a trace; values that the trace lacks are omitted."""
     table = Table(
         box=box.SIMPLE, show_header=False, title=f"{file} ({format})", title_justify="left"
     )
@@ -64,7 +64,7 @@ def _arrivals(figures: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _sharing(figures: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return lines about the hit rate of an unlimited prefix cache."""
+    """Return lines about the hit rate of a prefix cache of unlimited size."""
     if figures["prefix_hit_rate"] is None:
         return [("Shared prefixes", "not recorded in this trace")]
     told = [("Shared prefixes", f"{figures['prefix_hit_rate']:.1%} of the prompt tokens at most")]

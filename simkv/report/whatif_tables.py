@@ -60,9 +60,9 @@ _KEPT = ("finished", "ttft_ms.p99", "output_throughput")
 
 
 def render_flips(found: Flips, when: RunCondition | None = None) -> Iterator[RenderableType]:
-    """Yield a sentence per flip, then a table of all evaluated values.
+    """Yield a sentence per change of the result (flip), then a table of all evaluated values.
 
-    ``when`` is the condition that may flip (default: the verdict).
+    ``when`` is the condition whose result is compared (default: the verdict).
     """
     figure = when.figure if isinstance(when, FigureCondition) else None
     for flip in found.flips:
@@ -159,8 +159,8 @@ def render_whatif(found: WhatIfResult, everything: bool = False) -> Iterator[Ren
 
 
 def _one_per_field(effects: Iterable[Effect]) -> list[Effect]:
-    """Return the effects to show: the best value of each field that helps, the first value of other
-    fields, and all variants.
+    """Return the effects to show: all variants, and for every other field the best value that helps
+    and the first value that does not.
     """
     seen: set[tuple[str, bool]] = set()
     kept = []
@@ -174,9 +174,9 @@ def _one_per_field(effects: Iterable[Effect]) -> list[Effect]:
 
 
 def _fields(changes: Iterable[Change], others: Collection[str], everything: bool) -> str:
-    """Return the names of the changed fields, with the value if the field is also in ``others``.
+    """Return the names of the changed fields; fields in ``others`` are listed with their values.
 
-    Unless ``everything``, only the first fields are named.
+    Unless ``everything`` is set, only the first fields are named.
     """
 
     def said(change: Change) -> str:
@@ -191,7 +191,7 @@ def _fields(changes: Iterable[Change], others: Collection[str], everything: bool
 
 
 def _columns(rows: Sequence[RunFigures | None], figure: str | None) -> list[Column]:
-    """Return the metrics of runs as columns; the last are omitted first if space is short.
+    """Return the metrics of runs as columns. If space is short, the last columns are omitted first.
 
     Columns for outcomes that no run has are excluded.
     """
@@ -234,7 +234,7 @@ def _word(value: Any) -> str:
 
 
 def flips_json(found: Flips) -> dict[str, Any]:
-    """Return all evaluated values and the flips as plain data."""
+    """Return all evaluated values, and the changes of the result between them, as plain data."""
     return {
         "path": found.path,
         "values": found.values,
