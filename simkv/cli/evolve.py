@@ -32,7 +32,7 @@ def evolve(
         typer.Option(
             metavar="METRIC[:min|:max]",
             help="Metric to improve, such as e2e_ms.p99, jain_index or recompute_tax. If repeated, "
-            "the Pareto front is reported.",
+            "the Pareto front of these metrics is reported.",
         ),
     ] = None,
     budget: Annotated[int, typer.Option(min=1, help="Number of candidates to try.")] = 200,

@@ -76,8 +76,8 @@ def record(
         bool,
         typer.Option(
             "--keep",
-            help="Keep only the smallest recordings that together cover every rule, and the "
-            "hand-made ones.",
+            help="Write only the smallest recordings of random cases that together cover every "
+            "rule, and all recordings of hand-made cases.",
         ),
     ] = False,
 ) -> None:

@@ -43,10 +43,10 @@ def sweep(
         list[str] | None,
         typer.Option(
             metavar="PATH=VALUES",
-            help="Setting and its values: a,b,c or LOW..HIGH:STEP or LOW..HIGH:n=COUNT or "
-            "LOW..HIGH:log=COUNT. With --sample: LOW..HIGH or LOW..HIGH:log. PATH is a "
-            "scenario field as in --set, or 'variants'. May be repeated; the sweep then "
-            "runs all combinations.",
+            help="Setting and its values. PATH is a scenario field, as in --set, or 'variants' to "
+            "select variants by name. VALUES is a,b,c or LOW..HIGH:STEP or LOW..HIGH:n=COUNT or "
+            "LOW..HIGH:log=COUNT; with --sample, it is LOW..HIGH or LOW..HIGH:log. May be "
+            "repeated; the sweep then runs all combinations.",
         ),
     ] = None,
     set_: Annotated[

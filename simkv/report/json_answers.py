@@ -113,12 +113,14 @@ class ExplainedTurn(_Part):
     """A request of a session. Times that do not exist are null."""
 
     request: int
-    turn: int = Field(description="1, or one more than the last turn that it waited for.")
-    before: list[int] = Field(description="Requests that it waited for.")
+    turn: int = Field(
+        description="One more than the highest turn that it waited for; 1 if it waited for none."
+    )
+    before: list[int] = Field(description="Ids of the requests whose answers it waited for.")
     tool_s: Number
     think_s: Number
-    arrival_s: Number = Field(description="Arrival at its client.")
-    waited_s: Number = Field(description="Time from its arrival to its first step.")
+    arrival_s: Number = Field(description="Time at which it reached its client.")
+    waited_s: Number = Field(description="Time from its arrival at the client to its first step.")
     end_s: Number
     outcome: str | None
     prompt_tokens: int
@@ -126,7 +128,9 @@ class ExplainedTurn(_Part):
     recomputed_tokens: int = Field(
         description="Prompt tokens that an earlier turn had computed and that were computed again."
     )
-    critical: bool = Field(description="Whether it is on the critical path.")
+    critical: bool = Field(
+        description="Whether the request is on the critical path of its session."
+    )
 
 
 class ExplainedSession(_Part):
@@ -152,7 +156,7 @@ class ExplainedVariant(_Part):
         ExplainedRequest | None, Field(description="The explained request, if one was given.")
     ] = None
     session: Annotated[
-        ExplainedSession | None, Field(description="The session that was asked for, if any.")
+        ExplainedSession | None, Field(description="The explained session, if one was given.")
     ] = None
 
 

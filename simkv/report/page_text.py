@@ -38,7 +38,7 @@ CAPTIONS = {
     "waited for; drag a box to zoom in; use the arrow keys to step through requests. Arrows are "
     "preemptions: they point from the request that gained blocks to the request that lost its KV.",
     "sessions": "Turns of the slowest sessions, with the tool calls and think times before them. "
-    "Turns that run at the same time, such as those of sub-agents, are in rows of their own.",
+    "Turns that run at the same time, such as those of sub-agents, are in separate rows.",
     "moment": "The step, queues and KV blocks at a time. Click in the figure above, or use the "
     "arrow keys here to go to the previous or next step (Shift: ten steps, Page keys: a hundred). "
     "The address of the page opens the same moment again. Cells of the block map are grouped by "
@@ -49,15 +49,15 @@ CAPTIONS = {
     "queues": "Running requests, waiting requests and the load of steps. Lines show the mean per "
     "time bin; bands show the minimum and the maximum.",
     "ledger": "Mean time of a request from arrival to end, by activity or cause of waiting.",
-    "requests": "The same for each request, in order of arrival.",
+    "requests": "Time of each request by activity or cause of waiting, in order of arrival.",
     "blockers": "Requests that held blocks or slots for which other requests waited, with the "
     "waiting time attributed to each. The chart includes the waiting time of "
-    "finished requests. If there are unserved requests, “Cause” above includes only "
-    "these.",
+    "finished requests. “Cause” above includes only unserved requests, if there are any.",
     "latency": "Share of all requests that received the first token, or the complete answer, "
     "within a given time. If a curve ends below 100 %, the remaining requests were "
     "not served.",
-    "published": "Error bars show the rms error of the cost profile over its fitted figures.",
+    "published": "Error bars show the rms error of the cost profile over the measurements "
+    "to which it was fitted.",
 }
 
 

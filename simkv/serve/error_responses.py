@@ -17,9 +17,9 @@ KINDS = {400: "BadRequestError", 401: "AuthenticationError", 404: "NotFoundError
 
 
 class RequestError(Exception):
-    """Error response to a request: status, message and, in ``param``, the invalid field.
+    """Error response to an HTTP request; ``param`` is the name of the invalid field.
 
-    ``kind`` replaces the default error type of the status.
+    ``kind`` replaces the default error type of the HTTP status.
     """
 
     def __init__(self, status: int, message: str, param: str | None = None, kind: str = "") -> None:

@@ -31,10 +31,11 @@ from simkv.serve.request_handler import (
 class Dialect:
     """Response format of one of the two generation APIs.
 
-    ``prefix`` starts the id of a response. ``kind`` and ``chunk_kind`` are the object types of a
-    complete response and of a stream chunk. ``chunk(text)`` returns the fields of a choice with a
+    The id of a response starts with ``prefix``. ``kind`` and ``chunk_kind`` are the object types of
+    a complete response and of a stream chunk. ``chunk(text)`` returns the fields of a choice with a
     part of the text, and ``whole(text)`` the fields of a choice with the complete text. ``opening``
-    has the fields of a chunk that is sent before the first token, or is None.
+    contains the fields of a chunk that is sent before the first token; if it is None, no such chunk
+    is sent.
     """
 
     prefix: str
@@ -67,7 +68,7 @@ TEXT_PLACEHOLDER = "\0"
 
 
 class Writer:
-    """Writer of the replies to one call, in one of the two response formats."""
+    """Writer of the replies to one API call, in one of the two response formats."""
 
     def __init__(
         self, handler: RequestHandler, call: Generation, body: Body, dialect: Dialect
@@ -97,8 +98,8 @@ class Writer:
         return finish_reason(answer.request, answer.tokens, self.handler.served.longest)
 
     async def events(self, index: int) -> AsyncIterator[bytes]:
-        """Yield the stream events of the reply to one prompt; tokens that are already due are sent
-        together.
+        """Yield the stream events of the reply to one prompt. Tokens that are due at the same time
+        are sent together.
         """
         answer, word = self.call.replies[index], self.handler.served.texts.word
         number, sent = answer.request.id, 0
@@ -146,7 +147,7 @@ class Writer:
         return usage + b"data: [DONE]\n\n"
 
     def whole(self) -> JSONResponse:
-        """Return all replies as one JSON response; they must be complete."""
+        """Return all replies as one JSON response. All replies must have ended."""
         bad = [answer for answer in self.call.replies if answer.outcome is not Outcome.FINISHED]
         if bad:
             return error_response(*reply_error(bad[0]))
@@ -160,7 +161,7 @@ class Writer:
 
 
 def reply_error(answer: Reply) -> tuple[int, str]:
-    """Return the HTTP status and the message for a reply that did not finish."""
+    """Return the HTTP status and the error message for a reply that did not finish."""
     assert answer.outcome is not None
     if answer.refusal:
         return 503, answer.refusal.words
@@ -169,14 +170,16 @@ def reply_error(answer: Reply) -> tuple[int, str]:
 
 
 class ReplyResponse(Response):
-    """Response to a call; it ends when all replies have ended or the client disconnects."""
+    """Response to an API call; it ends when all replies have ended or the client disconnects."""
 
     def __init__(self, writer: Writer) -> None:
         self.writer = writer
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the response, then end the call; unfinished requests are cancelled in the engine."""
+        """Send the response. If the client disconnects, cancel its unfinished requests in the
+        engine.
+        """
         writer = self.writer
         answer = self._stream(send) if writer.body.stream else self._at_once(scope, receive, send)
         writing = asyncio.ensure_future(answer)

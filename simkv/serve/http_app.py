@@ -59,8 +59,9 @@ def errors(*statuses: int) -> Responses:
 
 
 def content(*kinds: str) -> Responses:
-    """Return the OpenAPI entry of a response with these media types; without media types, it has no
-    body.
+    """Return the OpenAPI entry of a response with these media types.
+
+    Without media types, the entry describes a response without a body.
     """
     return {200: {"description": "successful response", "content": {kind: {} for kind in kinds}}}
 

@@ -1,11 +1,13 @@
-"""Publish prefix-cache events as vLLM does, for routers that use cached prefixes.
+"""Publish prefix-cache events as vLLM does, for routers that select replicas by cached prefixes.
 
-[topic, sequence number (8 bytes, big-endian), msgpack of [time, [event, ...], rank]]
+Each message contains a batch of events and has three parts:
 
-A PUB socket sends the batches. On request, a ROUTER socket sends missed batches again, from a given
-sequence number on. The formats match vLLM 0.33.0 (``vllm/distributed/kv_events.py``). A block's
-hash covers its tokens and all preceding tokens, so equal contents have equal hashes on all
-replicas.
+    [topic, sequence number (8 bytes, big-endian), msgpack of [time, [event, ...], rank]]
+
+A PUB socket sends the messages. On request, a ROUTER socket
+sends missed batches again, from a given sequence number on. The formats match vLLM 0.33.0
+(``vllm/distributed/kv_events.py``). A block's hash covers its tokens and all preceding tokens, so
+equal contents have equal hashes on all replicas.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ KvEvent = dict[str, Any]
 def block_stored(
     name: int, parent: int | None, tokens: array[int], lora: tuple[int, str] | None
 ) -> KvEvent:
-    """Build the event for a block ``name`` that enters the prefix cache after block ``parent``.
+    """Build the event for a block that enters the prefix cache.
+
+    ``name`` is the hash of the block, and ``parent`` the hash of the block before it in the prompt.
 
     ``lora`` is the adapter's number and name, or None.
     """
@@ -75,7 +79,7 @@ LoraOf = Callable[[int], tuple[int, str] | None]
 
 
 class CacheWatcher:
-    """Detect the blocks that entered or left the prefix cache since the last call of ``poll``."""
+    """Detect blocks that entered or left the prefix cache since the previous call of ``poll``."""
 
     def __init__(
         self, pool: BlockPool, block_size: int, tokens_of: TokensOf, lora_of: LoraOf
@@ -87,7 +91,7 @@ class CacheWatcher:
         self._tables: dict[int, array[int]] = {}
 
     def poll(self) -> list[KvEvent]:
-        """Return the events since the last call; removals come first."""
+        """Return the events since the previous call; removals are first."""
         keys = self._pool.keys()
         changed = np.flatnonzero(keys != self._keys)
         # Only the previous snapshot contains the block table of a request that has just ended.
@@ -102,7 +106,9 @@ class CacheWatcher:
     def _stored(
         self, blocks: npt.NDArray[np.int64], tables: dict[int, array[int]]
     ) -> Iterator[KvEvent]:
-        """Yield the events for newly cached blocks; each block comes after its predecessor."""
+        """Yield the events for newly cached blocks. A block comes after the block before it in the
+        prompt.
+        """
         fresh = np.zeros(len(self._keys), bool)
         fresh[blocks] = True
         for owner, table in tables.items():
@@ -145,7 +151,7 @@ class BatchPublisher:
             _bind(self._replay_socket, "--kv-replay", _of_rank(replay, rank))
 
     def publish(self, events: list[KvEvent], now: float) -> None:
-        """Publish the events of time ``now`` (s) as a batch, if there are any."""
+        """Publish events of time ``now`` (s) as a batch; an empty list is ignored."""
         if events:
             payload = msgspec.msgpack.encode([now, events, self._rank])
             frames = (self._topic, self._number.to_bytes(8, "big"), payload)
@@ -178,9 +184,9 @@ class BatchPublisher:
 class KvEventPublisher:
     """Publish the cache events of all replicas; each replica has its own addresses.
 
-    ``where`` has the address for batches, the address for replays (or None) and the rank of the
-    first replica. ``loras`` lists the adapters in the order of their numbers, which start at 1.
-    ``published`` returns the prefix cache of a scheduler (``EngineSpec.published_cache``).
+    ``where`` contains the address for batches, the address for replays (or None) and the rank of
+    the first replica. ``loras`` lists the LoRA adapters in the order of their numbers, which start
+    at 1. ``published`` returns the prefix cache of a scheduler (``EngineSpec.published_cache``).
 
     Raises InputError if the engine publishes no events or if the first address cannot be bound.
     """

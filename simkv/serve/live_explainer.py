@@ -1,10 +1,10 @@
 """Explain the run while the server is running, in a separate process.
 
-An explanation requires a simulation of the received requests, which makes the same decisions at the
-same times as the server. The simulation takes longer the more requests were received, so only one
-simulation runs at a time. It answers all questions that were asked before it started, and later
-questions about requests that had already ended. It runs in a separate process so that it does not
-delay the replies.
+For an explanation, all received requests are simulated again. This simulation makes the same
+decisions at the same times as the server. Its duration grows with the number of requests, so only
+one simulation runs at a time. Its result answers all questions that were asked before it started,
+and later questions about requests that had already ended. The simulation runs in a separate process
+so that it does not delay the replies.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class LiveExplanation:
 def explain_no_requests(until: float, dead: str) -> LiveExplanation:
     """Return the explanation for a server that has received no requests until ``until`` (s).
 
-    ``dead`` is the reason if the engine is dead, or an empty string.
+    ``dead`` is the reason why the engine is dead, or an empty string if it is not.
     """
     text = "No requests received yet."
     verdicts = []
@@ -84,8 +84,9 @@ class ExplainedRun:
     def explain(self, numbers: Sequence[int], asked: float, until: float) -> LiveExplanation:
         """Explain the whole run, or the waiting time of the requests ``numbers``.
 
-        ``asked`` is the time of the question (s). If the last simulation ended before this time and
-        its answer could have changed, the requests are simulated again until ``until`` (s).
+        ``asked`` is the time of the question (s). If the last simulation covers only earlier times,
+        and its answer could have changed since, the requests are simulated again until ``until``
+        (s).
         """
         result = self._result
         if result is None or (self._until < asked and not self._settled(result, numbers)):
@@ -153,7 +154,7 @@ def _scenario() -> str:
 
 
 class Explainer:
-    """Explains requests in a separate process, which starts with the first question."""
+    """Explain requests in a separate process, which starts at the first question."""
 
     def __init__(self, live: LiveSimulation, scenario: Scenario, folder: Path) -> None:
         self._live, self._init_args = live, (scenario, folder)
@@ -164,7 +165,7 @@ class Explainer:
     async def explain(self, numbers: Sequence[int]) -> LiveExplanation:
         """Explain the run so far, or the waiting time of the requests ``numbers``.
 
-        Raises RequestError if the process is killed or old requests were dropped from the history.
+        Raises RequestError if the process was killed, or if the history of requests was dropped.
         """
         self._check_history()
         asked = self._live.now
@@ -175,7 +176,7 @@ class Explainer:
     async def scenario(self) -> str:
         """Return the text of a scenario file with the requests so far.
 
-        Raises RequestError if the process is killed or old requests were dropped from the history.
+        Raises RequestError if the process was killed, or if the history of requests was dropped.
         """
         self._check_history()
         async with self._turn:

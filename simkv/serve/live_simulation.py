@@ -1,11 +1,12 @@
 """Run a simulation in real time: requests come from clients, and tokens are sent when they are due.
 
-``simpy.rt.RealtimeEnvironment`` sleeps inside its ``step`` and cannot be woken, so this module uses
-the plain environment and an asyncio timer set to the next event. The arrival of a request and the
-departure of its client are also events, at the time at which the server notices them. The
-simulation is therefore equal to a later simulation of the recorded requests, even if the process is
-late. A late process still serves its sockets; only its replies are late, by the time ``lag``. The
-simulation does not leap over steps, because every token has to be sent.
+``simpy.rt.RealtimeEnvironment`` sleeps inside its ``step`` and cannot be woken. This module
+therefore uses SimPy's plain environment, and an asyncio timer that is set to the time of the next
+event. The arrival of a request and the departure of its client are events at the time at which the
+server notices them. A later simulation of the recorded requests therefore gives the same result,
+even if the server process is late. A late process still serves its sockets, but sends replies late,
+by the time ``lag``. Unlike other simulations, this one simulates each decode step as a separate
+event, because every token has to be sent.
 """
 
 from __future__ import annotations
@@ -80,17 +81,18 @@ class ServerStoppedError(Exception):
 
 
 class LiveSimulation:
-    """A scenario's engine or fleet, served at ``speed`` times real time.
+    """Simulation of a scenario's engine or fleet, served at ``speed`` times real time.
 
-    ``journal`` lists the received requests by number; a request whose client has left has a
-    ``timeout``. ``changes`` lists the same requests in order of receipt, and lists a request again
-    when its client leaves; entries are only appended. Each callback in ``on_change`` receives these
-    entries. When more than ``max_history`` requests were received, ``journal``, ``changes``, the
-    records of ended requests and old steps are dropped; ``before_forgetting`` is called before
-    steps are dropped. ``received`` counts all requests. ``replicas`` includes replicas that have
-    ended. Each callback in ``on_tokens`` receives a replica and the numbers of requests that get a
-    token. ``on_request_end`` receives the record of each ended request; ``warn`` receives a message
-    for the operator.
+    Requests: ``received`` is their number. ``journal`` lists them; a request whose client has left
+    has a ``timeout``. ``changes`` lists them in order of receipt, and lists a request again when
+    its client leaves. When more than ``max_history`` requests were received, ``journal``,
+    ``changes``, the records of ended requests and old steps are dropped. ``replicas`` includes
+    replicas that have ended.
+
+    Callbacks: those in ``on_change`` receive each new entry of ``changes``. Those in ``on_tokens``
+    receive a replica and the numbers of requests that get a token. Those in ``before_forgetting``
+    are called before steps are dropped. ``on_request_end`` receives the record of each ended
+    request, and ``warn`` receives messages for the operator.
     """
 
     def __init__(
@@ -145,7 +147,7 @@ class LiveSimulation:
 
     @property
     def now(self) -> float:
-        """Simulated time until which ``journal`` is complete, in seconds since the start."""
+        """Simulated time in seconds since the start; ``journal`` is complete until this time."""
         return min(self._pending, default=max(self._elapsed, self.env.now))
 
     def wall_clock(self, moment: float) -> float:
@@ -183,7 +185,7 @@ class LiveSimulation:
                 break
 
     def _note_lag(self, due: float) -> None:
-        """Record the lag of the current event, which was due at ``due`` (``time.monotonic``)."""
+        """Record how late the current event is, which was due at ``due`` (``time.monotonic``)."""
         now = time.monotonic()
         self.lag = now - due
         if self.lag > WARN_LAG_S and now > self._warned + 5.0:
@@ -217,7 +219,7 @@ class LiveSimulation:
         return self._latest
 
     def _schedule(self, action: Callable[[], T], earliest: float = 0.0) -> asyncio.Future[T]:
-        """Schedule a client's action at the present simulated time, before other events of this
+        """Schedule a client's action at the current simulated time, before other events of this
         time.
 
         The returned future receives the result, or ServerStoppedError if the engine dies first. A
@@ -241,11 +243,14 @@ class LiveSimulation:
         return done
 
     def submit(self, ask: ClientRequest) -> asyncio.Future[Reply]:
-        """Submit a request at the present time; the returned future receives its reply."""
+        """Submit a request at the current time; the returned future receives its reply."""
         return self._schedule(partial(self._enter, ask))
 
     def reject_if_full(self, ask: Callable[[], ClientRequest]) -> asyncio.Future[Reply | None]:
-        """Submit a request only if every replica would reject it now; otherwise return None.
+        """If the queue limit of every replica rejects requests now, submit a request and return its
+        reply.
+
+        Otherwise, return None without submitting a request.
 
         The function checks all replicas, because the router may choose any of them.
         """
@@ -290,7 +295,7 @@ class LiveSimulation:
         return answer
 
     def disconnect(self, answer: Reply, then: Callable[[], None] = lambda: None) -> None:
-        """Record, at the present time, that the client of a reply leaves, unless its request has
+        """Record at the current time that the client of a reply leaves, unless the request has
         ended.
 
         ``then`` is called when the request has ended in the simulation.
@@ -322,7 +327,7 @@ class LiveSimulation:
             note(request)
 
     def cut_off(self) -> None:
-        """End all unfinished replies because the server stops; the simulation does not advance."""
+        """End all unfinished replies when the server stops, without advancing the simulation."""
         self._end_pending("the server is shutting down")
         for answer in list(self.replies.values()):
             request = answer.request
@@ -342,8 +347,8 @@ class LiveSimulation:
     # Engine events.
 
     def _deliver(self, replica: Replica, answers: bool, numbers: Sequence[int]) -> None:
-        """Record new tokens, and deliver them to the clients of requests that the replica
-        ``answers``.
+        """Record new tokens of requests. If ``answers`` is true, the replica sends tokens to
+        clients, and they are added to the replies.
         """
         due = self._start + self.env.now / self.speed
         self._note_lag(due)
@@ -355,7 +360,9 @@ class LiveSimulation:
 
     @property
     def history_ended(self) -> bool:
-        """Whether more requests were received than the history can hold."""
+        """Whether more than ``max_history`` requests were received, so that the history was
+        dropped.
+        """
         return self.max_history is not None and self.received > self.max_history
 
     def _ended(self, life: RequestRecord) -> None:

@@ -11,13 +11,14 @@ from simkv.core.scheduler_protocol import Refusal
 
 
 class Reply:
-    """A request's reply, which grows while the response to the client is written.
+    """Reply to a request, which grows while the response to the client is written.
 
     ``tokens`` is the number of available tokens; ``due`` is the time (``time.monotonic``) of the
     oldest token that the response writer has not fetched, or None. After ``outcome`` is set, no
     tokens follow. ``reason`` is the reason why the request did not finish, and ``refusal`` is set
-    if a queue limit rejected it. Tokens are counted and not stored, so memory use does not grow
-    with them; only the bounds of messages with several tokens (accepted drafts) are stored.
+    if a queue limit rejected it. Tokens are counted and not stored, so that memory use does not
+    grow with their number. Only the start and end of messages with several tokens (accepted drafts)
+    are stored.
     """
 
     __slots__ = (
@@ -51,10 +52,10 @@ class Reply:
         return self.outcome is not None
 
     def add_tokens(self, due: float, source: object, tokens: int = 1) -> None:
-        """Add tokens that have been available since ``due``.
+        """Add tokens that are available from time ``due`` on.
 
-        A new ``source`` is a replica that generates the reply again from its start; the tokens that
-        are already counted are skipped.
+        ``source`` is the replica that generated the tokens. If it changes, the new replica
+        generates the reply again from its start, and tokens that are already counted are skipped.
         """
         if source is not self._source:
             self._source, self._repeated = source, self.tokens
@@ -72,8 +73,9 @@ class Reply:
         self._wake()
 
     def message(self, first: int) -> int:
-        """Return the end of the message that begins with token ``first``, and mark the message as
-        read.
+        """Return the number of the token after the message that begins with token ``first``.
+
+        Several accepted draft tokens form one message. The message is marked as read.
         """
         if self._ends and self._ends[0] == first:
             self._ends.popleft()

@@ -1,8 +1,9 @@
-"""Find the tokens that a prompt shares with earlier prompts, and assign the same segments to equal
-prefixes.
+"""Find the tokens that a prompt shares with earlier prompts, and describe equal prefixes by equal
+segments. A segment is a range of tokens of a named stream.
 
-known = PromptTree() known.segments_of(array("q", [1, 2, 3]), "u0") # []: no shared prefix
-known.segments_of(array("q", [1, 2, 9]), "u1") # [Segment("u0", 0, 2), Segment("u1", 0, 1)]
+    known = PromptTree()
+    known.segments_of(array("q", [1, 2, 3]), "u0")  # []: no shared prefix
+    known.segments_of(array("q", [1, 2, 9]), "u1")  # [Segment("u0", 0, 2), Segment("u1", 0, 1)]
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ MAX_TOKENS = 8_000_000
 
 
 class PrefixNode:
-    """Tokens that follow the tokens of the parent node in a prompt.
+    """Node of the prefix tree: tokens that follow the tokens of the parent node in a prompt.
 
-    They are the tokens of ``stream`` from ``start`` on.
+    The tokens are those of ``stream`` from offset ``start`` on.
     """
 
     __slots__ = ("children", "last_used", "parent", "start", "stream", "tokens")
@@ -34,7 +35,7 @@ class PrefixNode:
 
 
 class PromptTree:
-    """A prefix tree of the tokens of prompts and replies, with at most ``most`` tokens."""
+    """A prefix tree of the tokens of prompts and replies, which stores at most ``most`` tokens."""
 
     def __init__(self, most: int = MAX_TOKENS) -> None:
         self.most = most
@@ -45,8 +46,8 @@ class PromptTree:
     def segments_of(self, tokens: array[int], own: str) -> list[Segment]:
         """Return the segments of a prompt, and add the prompt to the tree.
 
-        Tokens that the tree does not contain become the stream ``own``, starting at offset 0. The
-        list is empty if the tree contains none of the tokens.
+        Tokens that the tree does not contain become a new stream with the name ``own``. The list is
+        empty if the tree contains none of the tokens.
         """
         node, found = self._walk(tokens)
         shared = sum(len(one.tokens) for one in found)
@@ -58,7 +59,7 @@ class PromptTree:
         return segments
 
     def add_reply(self, prompt: array[int], emitted: array[int], own: str) -> None:
-        """Add the tokens emitted after a prompt as the stream ``own``, unless the tree contains
+        """Add the tokens emitted after a prompt as a new stream ``own``, unless the tree contains
         them.
         """
         tokens = prompt + emitted
@@ -68,7 +69,7 @@ class PromptTree:
             self._add(node, tokens[shared:], own, shared - len(prompt))
 
     def _walk(self, tokens: array[int]) -> tuple[PrefixNode, list[PrefixNode]]:
-        """Return the last node, and all nodes, of the longest prefix that the tree contains."""
+        """Return the last node and all nodes of the longest prefix of ``tokens`` in the tree."""
         self._clock += 1
         node, place, found = self._root, 0, []
         while place < len(tokens) and (child := node.children.get(tokens[place])):
@@ -117,7 +118,7 @@ class PromptTree:
 
 
 def _common(known: array[int], tokens: array[int], place: int) -> int:
-    """Return the length of the common prefix of ``known`` and the tokens from ``place`` on."""
+    """Return the length of the common prefix of ``known`` and ``tokens[place:]``."""
     low, high = 0, min(len(known), len(tokens) - place)
     if known[:high] == tokens[place : place + high]:
         return high

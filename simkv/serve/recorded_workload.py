@@ -1,4 +1,4 @@
-"""Convert received requests to a scenario or a trace, which can be simulated again."""
+"""Convert received requests to a scenario or a trace that can be simulated."""
 
 from __future__ import annotations
 
@@ -77,11 +77,11 @@ GROWING_COLUMNS = [name for name in COLUMN_PARSERS if name not in _UNUSED]
 
 
 class GrowingTrace:
-    """Trace file that gets a row for each received request while the server runs.
+    """Trace file to which a row is appended for each received request while the server runs.
 
     ``add`` is called with each request, and again when the request's client leaves. The file can be
-    read at any time. The time of a departure replaces blanks in the request's row. ``warn``
-    receives a message if the file cannot be written; in this case, the rows are kept and written
+    read at any time. Each row contains blanks, which are replaced by the time at which the client
+    leaves. If the file cannot be written, ``warn`` receives a message, and the rows are written
     later.
     """
 
@@ -152,7 +152,9 @@ class GrowingTrace:
             raise
 
     def _format(self, requests: Sequence[Request]) -> list[tuple[bytes, int]]:
-        """Return each request's row, and the position in the row of the time of departure."""
+        """Return each request's row, and the position in it at which the client's departure is
+        written.
+        """
         rows, at = _rows(requests, self._source), GROWING_COLUMNS.index("timeout")
         fields = [format_column(rows, name, self._source) for name in GROWING_COLUMNS]
         found = []
@@ -191,5 +193,5 @@ def _chance(request: Request) -> float:
 
 
 def _shared(request: Request) -> Iterator[Any]:
-    """Yield the segments of a prompt before its unique tokens, which a trace does not list."""
+    """Yield the segments of a prompt except its unique tokens, which a trace does not list."""
     return (segment for segment in request.segments if segment.stream != f"u{request.id}")

@@ -1,4 +1,4 @@
-"""Count the events of a replica while it serves, by simkv's names of the measured quantities.
+"""Count the events of a replica while it serves, under simkv's names of the measured quantities.
 
 ``prometheus_exposition`` maps these names to the names of the engine's metrics. Times are simulated
 seconds.
@@ -29,7 +29,7 @@ MeasuredValue = float | Mapping[str, float]
 
 
 class BucketHistogram:
-    """Histogram with one bucket up to each of these bounds, and one bucket above them."""
+    """Histogram with a bucket for the values up to each bound, and one for all larger values."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = bounds
@@ -69,7 +69,7 @@ class AdapterUsage:
     """LoRA adapters in use, and the time of their last use, as vLLM 0.33.0 reports them.
 
     vLLM counts a request from its first token on (``EngineCoreOutput.events``). It reports the
-    adapters of counted requests as running and also as waiting
+    adapters of these requests both as running and as waiting
     (``LoRARequestStates.update_scheduler_stats``).
     """
 
@@ -79,9 +79,9 @@ class AdapterUsage:
         self._last_used: dict[str, float] = {}
 
     def change(self, name: str | None, by: int, now: float) -> None:
-        """Record that ``by`` more requests use the adapter ``name`` from time ``now`` (s) on.
+        """Record that the number of requests that use the adapter ``name`` changes by ``by``.
 
-        If ``name`` is None, only record that a step has ended.
+        ``now`` is the time (s). If ``name`` is None, only record that a step has ended.
         """
         if now != self._at:
             self.last_used()
@@ -93,11 +93,14 @@ class AdapterUsage:
 
     @property
     def decoding(self) -> int:
-        """Number of adapters of requests that are between their first and their last token."""
+        """Number of adapters that are used by requests between their first and their last token."""
         return len(self._in_use)
 
     def last_used(self) -> dict[str, float]:
-        """Return the time (s) of the last step for each comma-separated list of adapters in use."""
+        """Return the time (s) at which each combination of adapters was last in use.
+
+        A combination is a comma-separated list of names.
+        """
         if self._at is not None:
             self._last_used[",".join(self._in_use)] = self._at
         return self._last_used
@@ -106,10 +109,10 @@ class AdapterUsage:
 class ReplicaCounters:
     """Counters of one replica, separately for streamed and other replies.
 
-    ``bounds`` has the bucket bounds of each quantity. ``streams(request)`` returns whether a reply
-    is streamed; ``reason(record, tokens)`` returns the finish reason of a finished reply.
-    ``accepted`` counts accepted drafts by position; ``lora_slots`` is the maximum number of
-    adapters that run at a time.
+    ``bounds`` contains the bucket bounds of each quantity. ``streams(request)`` returns whether a
+    reply is streamed, and ``reason(record, tokens)`` returns the finish reason of a finished reply.
+    ``accepted`` counts accepted draft tokens by position. ``lora_slots`` is the maximum number of
+    adapters in use at a time.
     """
 
     def __init__(
@@ -133,8 +136,8 @@ class ReplicaCounters:
         self.lora_slots = 0
 
     def count_tokens(self, numbers: Iterable[int]) -> None:
-        """Count one token for each entry of ``numbers``, which is a request whose client receives a
-        token now.
+        """Count new tokens: ``numbers`` contains a request's number once for each token that its
+        client receives now.
         """
         now, last = self.replica.env.now, self._last
         self.adapters.change(None, 0, now)
@@ -221,9 +224,7 @@ class ReplicaCounters:
         self._rows = row + log.dropped
 
     def now(self) -> dict[str, MeasuredValue]:
-        """Return the present values of all counters, after counting the steps since the last
-        call.
-        """
+        """Count the steps since the previous call; return the current values of all counters."""
         replica = self.replica
         self.count_steps()
         blocks, free = replica.scheduler.num_blocks, replica.free_blocks

@@ -1,10 +1,11 @@
-r"""Request bodies with the fields that affect the simulation; all other fields are ignored.
+""" "Bodies of HTTP requests. They contain the fields that affect the simulation; other fields are
+ignored.
 
 msgspec decodes a body into these types while it parses the body. It checks the type of a value
 before it reads the value's elements, stops at the first invalid element, and stores no field that
-is not declared. The memory needed for a body of invalid elements is therefore little more than the
-size of the body. msgspec rejects strings with a lone surrogate (``"\ud800"``) as invalid JSON,
-because no UTF-8 response could repeat them.
+is not declared. The memory for a body of invalid elements is therefore little more than the size of
+the body. msgspec rejects strings with a lone surrogate (``"\ud800"``) as invalid JSON. This is
+useful here, because no UTF-8 response could repeat such a string.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _STOP_SCHEMA = {
 
 
 class SimkvExtension(Struct, frozen=True):
-    """Fields that only simkv has, in the field ``simkv`` of a body."""
+    """Value of the field ``simkv`` of a body: fields that the APIs of the engines do not have."""
 
     output_tokens: (
         Annotated[
@@ -64,7 +65,7 @@ class StreamOptions(Struct, frozen=True):
 
 
 class Body(Struct, frozen=True, kw_only=True):
-    """Fields that both generation APIs have."""
+    """Fields that the bodies of both generation APIs have."""
 
     model: str | None = None
     max_tokens: Int64 | None = None
@@ -216,7 +217,7 @@ def decode(decoder: Decoder[T], data: bytes, name: str = "") -> T:
 
 
 def _invalid(message: str, name: str) -> RequestError:
-    """Convert an error message of msgspec; its path is rewritten in the notation of the API."""
+    """Convert an error of msgspec; the path in its message is rewritten in the API's notation."""
     found = _INVALID.fullmatch(message)
     assert found
     said, path = found[1], found[2] or ""
@@ -230,11 +231,11 @@ def _invalid(message: str, name: str) -> RequestError:
 def _decode_list(
     raw: Raw, name: str, most: int, lists: dict[str, Decoder[Any]], other: Decoder[Any]
 ) -> Any:
-    """Decode a list of at most ``most`` elements; the first element selects the decoder.
+    """Decode a list of at most ``most`` elements with the decoder for its first element.
 
-    ``lists`` has the decoders by the first character of the first element. If the value is not a
-    list, ``other`` decodes it. Elements are counted before any of them is decoded: each string has
-    two unescaped quotes, and each list of token ids has one bracket.
+    ``lists`` contains the decoders of lists by the first character of the first element. If the
+    value is not such a list, ``other`` decodes it. Elements are counted before any of them is
+    decoded: each string has two unescaped quotes, and each list of token ids has one bracket.
     """
     data = bytes(raw)
     first = _ELEMENT.match(data)

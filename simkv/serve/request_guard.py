@@ -1,6 +1,4 @@
-"""ASGI middleware that checks API keys, limits request bodies and adds a response header of
-simkv.
-"""
+"""ASGI middleware that checks API keys, limits request bodies and adds a response header."""
 
 from __future__ import annotations
 
@@ -31,11 +29,12 @@ class BodyLimits:
 
 
 class Guard:
-    """ASGI middleware that admits requests with a valid key and a body within limits.
+    """ASGI middleware that admits requests with a valid API key and a body within the limits.
 
-    Every response gets the header ``x-simkv-speed``. A slash at the end of a path is ignored
-    instead of redirected, because a redirect would lead to the host that the client names in its
-    header. ``refuse`` returns the reason why the server accepts no new calls, or an empty string.
+    Every response gets the header ``x-simkv-speed``. A slash at the end of a path is ignored. A
+    redirect to the path without the slash would be unsafe, because its host would be taken from a
+    header of the client. ``refuse`` returns the reason why the server accepts no new calls, or an
+    empty string.
     """
 
     def __init__(
@@ -69,7 +68,11 @@ class Guard:
         await app(scope, self._counted(receive), send_and_say)
 
     def _refused(self, path: str, method: str, headers: Headers) -> JSONResponse | None:
-        """Return the error response to a request that can be rejected by its headers, or None."""
+        """Return the error response if the path, the method or the headers suffice to reject a
+        request.
+
+        The result is None if the request is not rejected.
+        """
         if self._key and path not in PUBLIC_PATHS and method != "OPTIONS":
             scheme, _, given = headers.get("authorization", "").partition(" ")
             same = hmac.compare_digest(given.strip().encode("utf-8", "replace"), self._key)

@@ -1,4 +1,6 @@
-"""Convert validated bodies to requests of the engine, and track the calls in flight."""
+"""Convert validated bodies of API calls to requests of the engine, and track the calls
+in flight.
+"""
 
 from __future__ import annotations
 
@@ -81,10 +83,10 @@ class ServedModel:
 
 
 class Generation:
-    """A call of a client, with its prompts and the replies to them.
+    """An API call of a client, with its prompts and the replies to them.
 
-    ``request_id`` is given by the client or generated; ``response_id`` and ``model`` are the id and
-    the model name in the response.
+    ``request_id`` is the id from the client, or a generated one. ``response_id`` and ``model`` are
+    the id and the model name in the response.
     """
 
     def __init__(
@@ -127,10 +129,10 @@ class Generation:
 
 @dataclass
 class RequestHandler:
-    """Send the prompts of calls to the engine, and find calls by name.
+    """Send the prompts of API calls to the engine, and find calls by name.
 
-    ``names`` maps the request id of a call to the numbers of its requests. ``on_token_delay`` is
-    called with the delay of each written token in seconds.
+    A call becomes one request per prompt. ``names`` maps the request id of a call to the numbers of
+    its requests. ``on_token_delay`` is called for each written token with its delay in seconds.
     """
 
     live: LiveSimulation
@@ -148,7 +150,7 @@ class RequestHandler:
     async def begin(
         self, prefix: str, name: str | None, body: Body, prompts: Sequence[array[int]]
     ) -> Generation:
-        """Send the prompts of a call to the engine, and wait until it has received them.
+        """Send the prompts of a call to the engine, and wait until the engine has received them.
 
         Raises RequestError if the API rejects the call.
 
@@ -238,9 +240,7 @@ class RequestHandler:
         return self._prompts.pop(number)
 
     def tokens(self, number: int, count: int) -> array[int]:
-        """Return the first ``count`` tokens of a request in flight: tokens of its prompt, then of
-        its output.
-        """
+        """Return the first ``count`` tokens of the prompt and the output of a request in flight."""
         prompt = self._prompts.get(number, array("q"))
         emitted = self.served.texts.emitted(number, max(count - len(prompt), 0))
         return (prompt + emitted)[:count]
@@ -309,7 +309,7 @@ class RequestHandler:
 
 @contextmanager
 def _report_end_of_server() -> Iterator[None]:
-    """Context that answers a call with status 503 if the engine dies or the server stops."""
+    """Context that raises an error with status 503 if the engine dies or the server stops."""
     try:
         yield
     except ServerStoppedError as error:

@@ -36,7 +36,9 @@ def load_served_scenario(path: Path, overrides: Sequence[str]) -> tuple[Path, di
 
 
 def build_scenario(engine: str, model: str, gpu: str, overrides: Sequence[str]) -> Scenario:
-    """Build a scenario with engine defaults for a model on a GPU, with the KV cache size that fits.
+    """Build a scenario with the engine's defaults for a model on a GPU.
+
+    The KV cache has the size that fits into GPU memory.
 
     Raises InputError if the engine, model or GPU is unknown.
     """
@@ -66,9 +68,9 @@ def list_scenarios() -> list[str]:
 
 
 def replicas_of(scenario: Scenario) -> list[Scenario]:
-    """Return one scenario per replica of a fleet, for serving behind an external router.
+    """Return one scenario per replica of a fleet, to serve the replicas behind an external router.
 
-    Raises InputError if the scenario has no fleet or its replicas depend on each other.
+    Raises InputError if the scenario has no fleet or if its replicas depend on each other.
     """
     fleet = scenario.fleet
     if fleet is None:
@@ -86,7 +88,9 @@ def replicas_of(scenario: Scenario) -> list[Scenario]:
 
 
 def answer_lengths(scenario: Scenario) -> SampleLength | None:
-    """Return the sampler for the output length of replies that may end before their limit, or None.
+    """Return the sampler of output lengths for replies that may end before their token limit.
+
+    The result is None if no lengths are known.
 
     The lengths come from the section ``serve``. Without this section, they come from the workload,
     if it is a trace or samples its output lengths. Raises InputError if the lengths cannot be read.

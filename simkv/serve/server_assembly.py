@@ -143,7 +143,7 @@ class HttpServer:
 
     @property
     def address(self) -> str:
-        """URL on which the server listens."""
+        """URL at which the server listens."""
         host, port = self._socket.getsockname()[:2]
         return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
@@ -175,7 +175,7 @@ class HttpServer:
             self.kv_publisher.close()
 
     def begin_trace(self) -> GrowingTrace | None:
-        """Start the file of ``--record``; return None if the file can only be written at the
+        """Create the file of ``--record``; return None if its format can only be written at the
         end.
         """
         path = self.options.record
@@ -211,10 +211,9 @@ class HttpServer:
 
 
 class Deployment:
-    """Servers of a scenario: a single server or, with ``apart``, one per replica of its fleet.
+    """Servers of a scenario: one server or, if ``apart`` is true, one per replica of its fleet.
 
-    The ports of several servers are consecutive. Raises InputError for scenarios that cannot be
-    served.
+    Several servers have consecutive ports. Raises InputError for scenarios that cannot be served.
     """
 
     def __init__(
@@ -253,7 +252,9 @@ class Deployment:
 
 
 def _loras(scenario: Scenario, replicas: Sequence[ReplicaSpec]) -> Sequence[str]:
-    """Return the adapters to serve. Raises InputError if an engine does not support adapters."""
+    """Return the LoRA adapters to serve. Raises InputError if an engine does not
+    support adapters.
+    """
     for name in scenario.lora.modules:
         check_lora("lora.modules: lists", name, replicas)
     return scenario.lora.modules

@@ -29,7 +29,7 @@ RESERVED_FILES = 64
 
 
 class CountedConnection(socket.socket):
-    """A connection that is in the set ``others`` while it is open."""
+    """A connection that is an element of the set ``others`` while it is open."""
 
     others: set[CountedConnection]
 
@@ -102,10 +102,10 @@ BODY_SECONDS = BodyLimits.seconds + 1.0
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
-    """HTTP protocol that closes connections whose requests are too large or arrive too slowly.
+    """HTTP protocol that closes a connection if a request is too large or arrives too slowly.
 
-    For every request of a connection, a timer runs from its beginning until it is complete. uvicorn
-    itself limits only the idle time between requests, and it does not limit the size of a head.
+    A timer runs from the beginning of each request until the request is complete. uvicorn itself
+    limits only the idle time between requests, and does not limit the size of the request head.
     """
 
     def connection_made(self, transport: Any) -> None:
@@ -145,7 +145,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def _wait(self, seconds: float | None) -> None:
-        """Set the timer of an incomplete request, or stop the timer."""
+        """Set the timer of an incomplete request, or stop the timer if ``seconds`` is None."""
         if self._patience is not None:
             self._patience.cancel()
         self._patience = None
@@ -153,9 +153,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._patience = self.loop.call_later(seconds, self._give_up, seconds)
 
     def _give_up(self, seconds: float) -> None:
-        """Close the connection, unless the response to an earlier request is still being sent on
-        it.
-        """
+        """Close the connection, unless the response to an earlier request is still being sent."""
         answering = self.cycle and not self.cycle.response_complete
         if answering and (self.pipeline or not self.cycle.more_body):
             self._wait(seconds)
@@ -209,8 +207,7 @@ async def serve_until_shutdown(
     ready: Callable[[], None],
     beside: Sequence[Coroutine[Any, Any, None]] = (),
 ) -> None:
-    """Serve until a signal arrives, then until all calls in flight have ended or ``grace`` (s) has
-    passed.
+    """Serve until a signal arrives, then let the calls in flight end for at most ``grace`` seconds.
 
     A second signal stops the servers at once. ``ready`` is called when the servers accept clients.
     The coroutines in ``beside`` run at the same time and are cancelled at the end.

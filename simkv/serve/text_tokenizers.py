@@ -24,8 +24,9 @@ RoleMessage = tuple[str, str]
 
 
 class TextTokenizer(Protocol):
-    """Interface for the conversion between text and tokens; ``rule`` describes the conversion for
-    users.
+    """Interface for the conversion between text and tokens.
+
+    ``rule`` is a description of the conversion for users.
     """
 
     rule: str
@@ -56,10 +57,10 @@ SYLLABLES = [a + b for a in "bdfgklmnprstvz" for b in "aeiou"]
 
 
 class FourByteTokenizer:
-    """Tokenizer with one token per four bytes of UTF-8, which are four characters of English text.
+    """Tokenizer with one token per four bytes of UTF-8, or four characters of English text.
 
-    A token never spans two messages, so a reply has the same tokens when it is part of the next
-    prompt.
+    A token never spans two messages. A reply therefore has the same tokens in the next prompt of
+    the conversation.
     """
 
     rule = "one token per four bytes of UTF-8 (about four English characters)"

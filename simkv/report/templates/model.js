@@ -130,9 +130,9 @@ const PAINTS = {
 /**
  * Paint lanes `first` to `last` (exclusive) from `from` to `to` seconds into rows and columns.
  *
- * A row stands for one lane or for a group of them. Where several paints share a cell, each is owed
- * its share until it has come up in another cell that it has a part in, so that within a few cells
- * each gets its due. Returns rows of paint numbers, null where nothing is.
+ * A row stands for one lane or for a group of them. If several paints share a cell, the shares that
+ * are not painted are carried over to later cells with the same paint. Each paint is therefore
+ * painted in proportion within a few cells. Returns rows of paint numbers; empty cells are null.
  */
 function raster(variant, paint, from, to, columns, rows, first, last) {
   const width = (to - from) / columns;
