@@ -43,7 +43,7 @@ def test_incident_has_the_expected_result(incident: PackagedIncident) -> None:
 def test_incident_describes_itself(incident: PackagedIncident) -> None:
     assert incident.path.stem == incident.name
     assert incident.report.startswith("https://github.com/")
-    assert 20 < len(incident.what) < 180
+    assert 20 < len(incident.what) < 150
     for name, scenario in incident.variants.items():
         assert name in scenario.expect, f"nothing is expected of {name}"
         assert scenario.provenance.given
