@@ -33,7 +33,7 @@ HEAD = """\
 Each picture shows one packaged incident. A lane is one request: grey is waiting, dark blue is
 prefill, light blue is decode, yellow is time after a preemption, and orange is waiting until the
 client gave up. The upper half is the incident, the lower half the best variant of the same
-scenario. Run any of them with `simkv run NAME`, and find its cause with `simkv explain NAME`.
+scenario. To run an incident, use `simkv run NAME`; to find its cause, use `simkv explain NAME`.
 
 `make gallery` generates this page from the packaged scenarios.
 """

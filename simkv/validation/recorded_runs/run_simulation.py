@@ -299,7 +299,7 @@ def _outside(executors: Sequence[SimulatedExecutor]) -> list[str]:
         ends = [e.extremes[feature] for e in executors if feature in e.extremes]
         least, most = min(low for low, _ in ends), max(high for _, high in ends)
         low, high = executors[0].profile.range[feature]
-        parts.append(f"{feature} {least:g} to {most:g}, data from {low:g} to {high:g}")
+        parts.append(f"{feature} {least:g} to {most:g} (measured: {low:g} to {high:g})")
     return [
         f"{share:.1f} % of the busy time was outside the measured range of the profile: "
         f"{'; '.join(parts)}"
