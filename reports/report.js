@@ -130,9 +130,9 @@ const PAINTS = {
 /**
  * Paint lanes `first` to `last` (exclusive) from `from` to `to` seconds into rows and columns.
  *
- * A row stands for one lane or for a group of them. Where several paints share a cell, each is owed
- * its share until it has come up in another cell that it has a part in, so that within a few cells
- * each gets its due. Returns rows of paint numbers, null where nothing is.
+ * A row stands for one lane or for a group of them. If several paints share a cell, the shares that
+ * are not painted are carried over to later cells with the same paint. Each paint is therefore
+ * painted in proportion within a few cells. Returns rows of paint numbers; empty cells are null.
  */
 function raster(variant, paint, from, to, columns, rows, first, last) {
   const width = (to - from) / columns;
@@ -770,6 +770,92 @@ const QUEUES = {
   },
 };
 
+/** Turns of the slowest sessions, with tool calls and think times as gaps between them. */
+const SESSIONS = {
+  id: "sessions",
+  timed: true,
+  height(pair) {
+    const most = Math.max(1, ...pair.map((variant) => this.rowsOf(variant)));
+    return Math.min(Math.max(120 + 14 * most, 220), 640) * panel(0, pair.length).down;
+  },
+  rowsOf: (variant) => variant.sessions.reduce((sum, { rows }) => sum + rows, 0),
+  /** Bars of a variant: {key, start, end, row, place}. */
+  bars(variant, paint) {
+    const bars = [];
+    let top = 0;
+    for (const { rows, turns } of variant.sessions) {
+      for (const [place, row, since, tools, arrived] of turns) {
+        const add = (key, start, end) => {
+          const last = bars[bars.length - 1];
+          if (last && last.place === place && last.key === key && last.end === start) last.end = end;
+          else if (end > start) bars.push({ key, start, end, row: top + row, place });
+        };
+        const [begin, called, came] = [since * PAGE.tick, (since + tools) * PAGE.tick, arrived * PAGE.tick];
+        add("tools", begin, called);
+        add("think", called, came);
+        add("waiting", came, variant.requests.arrival[place]);
+        const lane = variant.laneOf.get(place);
+        if (lane === undefined) continue;
+        const vain = PAGE.vain[variant.requests.outcome[place]];
+        for (let i = variant.begin[lane]; i < variant.begin[lane + 1]; i++) {
+          add(paint.keys[paint.of(variant.kind[i], vain)], variant.start[i], variant.end[i]);
+        }
+      }
+      top += rows;
+    }
+    return bars;
+  },
+  make(pair, view) {
+    const data = [];
+    const layout = layoutOf({ annotations: [], barmode: "overlay", bargap: 0.15, hovermode: "closest" });
+    const legend = new Set();
+    pair.forEach((variant, index) => {
+      const place = panel(index, pair.length);
+      const name = index ? index + 1 : "";
+      const byKey = new Map();
+      for (const bar of this.bars(variant, PAINTS[view.paint])) {
+        if (!byKey.has(bar.key)) byKey.set(bar.key, []);
+        byKey.get(bar.key).push(bar);
+      }
+      for (const [key, bars] of byKey) {
+        data.push({
+          type: "bar", orientation: "h", name: PAGE.words[key], legendgroup: key, showlegend: !legend.has(key),
+          base: bars.map(({ start }) => start), x: bars.map(({ start, end }) => end - start), y: bars.map(({ row }) => row),
+          customdata: bars.map((bar) => `request ${variant.id(bar.place)}: ${escaped(PAGE.words[key])}, ${number(bar.start)} to ${number(bar.end)} s`),
+          marker: { color: css(`kind-${key}`), line: { width: 0 } },
+          hovertemplate: "%{customdata}<extra></extra>", xaxis: `x${name}`, yaxis: `y${name}`,
+        });
+        legend.add(key);
+      }
+      const tickvals = [], ticktext = [];
+      let top = 0;
+      for (const { number: session, rows } of variant.sessions) {
+        tickvals.push(top);
+        ticktext.push(String(session));
+        top += rows;
+      }
+      const every = Math.ceil(tickvals.length / 20);
+      layout[`xaxis${name}`] = axis("time (s)", { domain: place.x, range: view.x, anchor: `y${name}` });
+      layout[`yaxis${name}`] = axis(index % place.across ? "" : "session", {
+        domain: place.y[0], anchor: `x${name}`, range: [Math.max(top, 1) - 0.5, -0.5], showgrid: false,
+        tickvals: tickvals.filter((_, i) => i % every === 0), ticktext: ticktext.filter((_, i) => i % every === 0),
+      });
+      layout.annotations.push(heading(top ? variant.name : `${variant.name}: no sessions`, place));
+    });
+    return { data, layout };
+  },
+  csv(pair, view) {
+    const rows = [["variant", "session", "request", "kind", "start_s", "end_s"]];
+    for (const variant of pair) {
+      const of = new Map(variant.sessions.flatMap(({ number: session, turns }) => turns.map(([place]) => [place, session])));
+      for (const { key, start, end, place } of this.bars(variant, PAINTS[view.paint])) {
+        rows.push([variant.name, of.get(place), variant.id(place), key, short(start), short(end)]);
+      }
+    }
+    return rows;
+  },
+};
+
 function faded(colour) {
   const [r, g, b] = [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));
   return `rgba(${r},${g},${b},0.22)`;
@@ -865,7 +951,7 @@ const PUBLISHED = {
   },
 };
 
-const FIGURES = [LANES, BLOCKS, QUEUES, LEDGER, REQUESTS, BLOCKERS, LATENCY, PUBLISHED];
+const FIGURES = [LANES, SESSIONS, BLOCKS, QUEUES, LEDGER, REQUESTS, BLOCKERS, LATENCY, PUBLISHED];
 
 // The inspector: one moment of the run, its step, queues and blocks, for both variants side by side.
 "use strict";
@@ -1328,7 +1414,7 @@ function inspect(index, placeOf) {
 function save(figure, format) {
   const name = `${PAGE.name}-${figure.id}`;
   if (format === "csv") {
-    const text = figure.csv(pairNow()).map((row) => row.map(quoted).join(",")).join("\n") + "\n";
+    const text = figure.csv(pairNow(), view).map((row) => row.map(quoted).join(",")).join("\n") + "\n";
     const link = document.createElement("a");
     link.href = URL.createObjectURL(new Blob([text], { type: "text/csv" }));
     link.download = `${name}.csv`;
@@ -1457,7 +1543,7 @@ function listenToControls() {
     button.addEventListener("click", () => save(figure, button.dataset.save));
   }
   for (const button of document.querySelectorAll("[data-reset]")) button.addEventListener("click", reset);
-  $("#paint").addEventListener("change", ({ target }) => { view.paint = target.value; draw(LANES); });
+  $("#paint").addEventListener("change", ({ target }) => { view.paint = target.value; [LANES, SESSIONS].forEach(draw); });
   $("#inspect").addEventListener("submit", (event) => {
     event.preventDefault();
     const index = Number($("#inspect-variant").value || 0);
