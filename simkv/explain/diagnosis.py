@@ -72,8 +72,8 @@ class Diagnosis:
 
     ``ledger`` maps each request to the segments of its time, which differ in what the request
     waited for or which work was done. ``totals`` maps each kind of segment to its total duration
-    (s) over all requests. ``blockers`` are the requests that other requests waited for, the longest
-    blocking time first. ``recompute_tokens`` and ``waste.recompute`` (s) are the cost of
+    (s) over all requests. ``blockers`` contains the requests that other requests waited for, the
+    longest blocking time first. ``recompute_tokens`` and ``waste.recompute`` (s) are the cost of
     recomputation after preemptions (the recompute tax). ``overtakes`` is the number of pairs of an
     overtaking and an overtaken request; ``worst_overtakes`` has one entry per overtaken request,
     the longest delay first. ``verdicts`` contains the problems found, the most severe first.

@@ -168,7 +168,7 @@ def _layers(
 
 def _paint(start: float, end: float, layers: Sequence[Layer]) -> Iterator[LedgerSegment]:
     """Yield segments from ``start`` to ``end``: the segments of the first layer, with gaps filled
-    by later layers.
+    by the segments of later layers (see ``_layers``).
     """
     for piece in layers[0](start, end):
         left, right = max(piece.start, start), min(piece.end, end)
@@ -188,7 +188,9 @@ def _stretch(kind: LedgerKind, start: float, end: float) -> Layer:
 
 
 def _among(intervals: Sequence[LedgerSegment]) -> Layer:
-    """Return a layer that consists of the given intervals, which are ordered and do not overlap."""
+    """Return a layer (see ``_layers``) that consists of the given intervals, which are ordered and
+    do not overlap.
+    """
 
     def within(start: float, end: float) -> Iterator[LedgerSegment]:
         first = bisect_right(intervals, start, key=attrgetter("end"))

@@ -71,8 +71,8 @@ def _falls(values: Floats) -> float:
 
 
 def _with_remaining(at: Floats, arrived: Floats, luck: np.random.Generator) -> Floats:
-    """Return one arrival time per request; ``arrived`` is the cumulative number of arrivals at
-    ``at``.
+    """Return one arrival time per request; ``arrived`` contains the cumulative number of arrivals
+    at the times ``at``.
     """
     grown = np.maximum.accumulate(np.concatenate([[0.0], arrived]))
     new = np.diff(grown).astype(np.int64)

@@ -68,10 +68,10 @@ class Evidence:
     ``t_s``. ``arrivals`` lists requests without a measured answer (``request``, ``t_s``,
     ``max_tokens``, ``prompt_tokens``; an unknown length is 0). ``access`` counts the HTTP requests
     for tokens from ``from_s`` to ``t_s``: ``accepted``, ``rejected`` (status 4xx) and ``failed``
-    (status 5xx). ``engine`` is the name of the engine, and ``settings`` are its start options under
-    the engine's own names. ``died`` is the log line that reports the end of the engine process.
-    ``notes`` contains sentences about omissions and assumptions, and ``lacks`` sentences about
-    missing information.
+    (status 5xx). ``engine`` is the name of the engine, and ``settings`` contains its start options
+    under the engine's own names. ``died`` is the log line that reports the end of the engine
+    process. ``notes`` contains sentences about omissions and assumptions, and ``lacks`` sentences
+    about missing information.
     """
 
     source: str

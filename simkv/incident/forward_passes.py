@@ -5,9 +5,10 @@ vllm-project/vllm#52061 proposes the same for vLLM. A file has one message per l
 array of messages. The numbers of tokens are in the object ``scheduled_requests``. In messages of
 Dynamo, they are at the top level; such messages can be read as well.
 
-``wall_time`` is in seconds. ``sum_prefill_tokens`` are the prompt tokens computed in the step,
-``sum_prefill_kv_tokens`` the KV tokens of the same prompts from earlier chunks or the prefix cache,
-and ``sum_decode_kv_tokens`` the KV tokens that decodes read.
+``wall_time`` is in seconds. ``sum_prefill_tokens`` is the number of prompt tokens computed in the
+step. ``sum_prefill_kv_tokens`` is the number of tokens of the same prompts that were computed in
+earlier steps or found in the prefix cache. ``sum_decode_kv_tokens`` is the number of KV tokens that
+decodes read.
 """
 
 from __future__ import annotations

@@ -282,8 +282,8 @@ def build_profile_of_steps(
 ) -> CostProfile:
     """Build a profile from ``count`` logged steps, with placeholders for its name, model and GPU.
 
-    ``errors`` are the log errors of the held-out steps; ``prefills`` marks the steps with a
-    prefill.
+    ``errors`` contains log(fitted / measured duration) of the held-out steps; ``prefills`` states
+    which of these steps contain a prefill.
     """
     held_out = summarize_errors_by_kind(_named(errors[prefills], errors[~prefills]))
     return _draft(prices, shape, 0.0).model_copy(

@@ -55,8 +55,8 @@ def is_trace(path: Path) -> bool:
 def read_log_traffic(path: Path, folder: Path, asked: UserSettings) -> LogTraffic:
     """Rebuild the requests of a log and write them to ``folder``.
 
-    ``asked`` are the settings that the user gave. Raises InputError if the log cannot be read or
-    does not determine its requests.
+    ``asked`` contains the settings that the user gave. Raises InputError if the log cannot be read
+    or does not determine its requests.
     """
     evidence = read_source(path)
     setup = infer_setup(evidence, asked)

@@ -35,10 +35,10 @@ INFERRED = "inferred from the statistics lines"
 class IncidentAnswer:
     """Answer of a diagnosis.
 
-    ``summary_lines`` are five lines, and ``text`` is the content of ``diagnosis.md``. ``healthy``
-    is true if no problem was found. ``explained`` is false if the simulation does not reproduce the
-    incident. ``cause`` is the name of the verdict, of the kind of waiting or of the finding that
-    explains the incident. ``remedy`` is the first suggested fix.
+    ``summary_lines`` contains the five summary lines, and ``text`` the content of ``diagnosis.md``.
+    ``healthy`` is true if no problem was found. ``explained`` is false if the simulation does not
+    reproduce the incident. ``cause`` is the name of the verdict, of the kind of waiting or of the
+    finding that explains the incident. ``remedy`` is the first suggested fix.
     """
 
     summary_lines: tuple[str, ...]

@@ -46,7 +46,7 @@ MIN_QUEUE_S = 0.5
 class UserSettings:
     """The user's settings for the server, which override the sources.
 
-    ``overrides`` are fields of the engine's config by name.
+    ``overrides`` maps fields of the engine's config to values.
     """
 
     engine: str | None = None

@@ -111,8 +111,9 @@ def sample_from_lines(
 ) -> pd.DataFrame:
     """Sample one member of the ensemble, engine by engine, and return its requests.
 
-    The table has the columns of ``read_measured`` and a column ``engine``. ``arrivals`` are the
-    logged arrivals of a single engine. Raises UndeterminedError if the number of requests cannot be
+    An ensemble is a set of workloads that all match the lines. The table has the columns of
+    ``read_measured_latencies`` and a column ``engine``. ``arrivals`` contains the logged arrivals,
+    if there is only one engine. Raises UndeterminedError if the number of requests cannot be
     determined.
     """
     luck = np.random.default_rng(seed)
@@ -488,8 +489,9 @@ def _outputs(
     ``initial`` contains the output tokens of the first requests, which already ran when the log
     began.
 
-    Time is measured in tokens of a running request, so the length of a request's interval equals
-    its output. All requests end before the end of an interval without running requests.
+    The function measures time by the number of tokens that a running request emits, so the time
+    from the first to the last token of a request equals its output length. All requests end before
+    the end of an interval without running requests.
     """
     times, clock = token_clock(cut, pace)
     start = np.interp(first, times, clock)
@@ -525,7 +527,9 @@ def _outputs(
 
 
 def _emitted(start: Floats, wanted: Floats, edges: Floats) -> Floats:
-    """Return the number of tokens that all requests together have emitted at each edge."""
+    """Return the number of tokens that all requests together have emitted until each of the times
+    ``edges``.
+    """
 
     def passed(points: Floats) -> Floats:
         points = np.sort(points)

@@ -41,8 +41,7 @@ def can_sample(histograms: Mapping[str, Any]) -> bool:
 
 
 def sample_workload(histograms: Mapping[str, Any], series: pd.DataFrame, seed: int) -> pd.DataFrame:
-    """Sample a member of the ensemble and return its requests, with the columns of
-    ``read_measured``.
+    """Sample one workload and return its requests, with the columns of ``read_measured_latencies``.
 
     The latencies of a request are the means over the requests that ended in the same interval.
     Raises InputError if no request ended.

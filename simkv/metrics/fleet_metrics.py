@@ -111,11 +111,12 @@ def _busy(lifetime: ReplicaLifetime, end: float) -> float:
 
 
 def find_peak_load(result: RunResult) -> dict[str, Any]:
-    """Return the time at which most requests are in flight, their number, and the busiest replica.
+    """Return the peak number of requests in flight, its time, and the replica with the most
+    requests at this time.
 
-    ``at_s`` is the first such time (s), immediately after an arrival. ``replica`` is the index of
-    the replica with the most requests at that time (the first one if several have equally many), or
-    0 without a fleet.
+    ``at_s`` is the first time (s) of the peak, immediately after an arrival. ``replica`` is the
+    index of the replica with the most requests at that time (the first one if several have equally
+    many), or 0 without a fleet.
     """
     at, most = _most(result.record.requests.values())
     by_replica: dict[int, int] = {}

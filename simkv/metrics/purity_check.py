@@ -38,8 +38,9 @@ TWIN_ID_OFFSET = 1 << 40
 def check_scheduler_run(scenario: Scenario, folder: Path) -> RunRecord:
     """Run a scenario on a single engine and check every call of its custom scheduler.
 
-    Raises LawBroken if the scheduler violates a scheduler law or decides differently in a repeated
-    run. Raises InputError if the scenario has a fleet or no custom scheduler.
+    Raises LawBroken if the scheduler violates a scheduler law (an invariant that every scheduler
+    must satisfy) or decides differently in a repeated run. Raises InputError if the scenario has a
+    fleet or no custom scheduler.
     """
     if scenario.fleet is not None:
         raise InputError(

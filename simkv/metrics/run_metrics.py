@@ -117,7 +117,7 @@ def message_rows(life: RequestRecord) -> npt.NDArray[np.int64]:
 
 
 def token_gaps(record: RunRecord, lives: Iterable[RequestRecord]) -> Samples:
-    """Return the times between successive token messages of a request, over all requests.
+    """Return the times between successive token messages of each request, as one set of samples.
 
     If each message has one token, the gap is the time between two rows of the step log. This time
     is the same for all requests that decode in both rows. The gap is therefore stored only once,

@@ -54,7 +54,7 @@ class RunResult:
 
     @property
     def fleet(self) -> Fleet | None:
-        """The simulated fleet, or None if the scenario has a single replica without a fleet."""
+        """The simulated fleet, or None if the scenario has no fleet."""
         return self.run.fleet
 
     @property

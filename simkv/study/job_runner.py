@@ -63,7 +63,7 @@ class JobRunner:
     ) -> dict[str, Exception]:
         """Run the jobs that have no stored result; return the errors of failed jobs by digest.
 
-        ``execute`` replaces the runner's executor.
+        If ``execute`` is given, it is used instead of the executor of the runner.
         """
         wanted = {job.digest: job for job in jobs}
         todo = [job for digest, job in wanted.items() if digest not in self.done]

@@ -199,7 +199,7 @@ class Clients:
                 self._cancel(self.after[number].before)
 
     def _is_needed(self, number: int) -> bool:
-        """Return whether a request that has not started waits for this one."""
+        """Return whether a request that has not started waits for request ``number``."""
         followers = self._followers.get(number, ())
         return any(self._missing[one] and one not in self.cancelled for one in followers)
 

@@ -73,8 +73,7 @@ class SubAgents(StrictModel):
     """Number of sub-agents that a turn starts: a number or a distribution."""
     every: Count = 1
     """Interval, in turns, at which sub-agents are started; with 1, each turn except the last starts
-    sub-agents.
-    """
+    sub-agents."""
     turns: LengthDistribution = 1
     """Number of turns per sub-agent."""
     prompt_tokens: LengthDistribution
@@ -88,8 +87,7 @@ class SubAgents(StrictModel):
     first_wins: bool = False
     """Whether the next turn waits only for the first sub-agent that ends. The others are cancelled
     at that time: their clients disconnect. The last answers of all sub-agents that start together
-    then have the same length, which is the shortest of the sampled lengths.
-    """
+    then have the same length, which is the shortest of the sampled lengths."""
 
 
 class Sessions(SharedPrefixes, ArrivalProcess):

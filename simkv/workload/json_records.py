@@ -122,5 +122,5 @@ def json_ids(record: dict[str, Any], name: str) -> list[int]:
 
 
 def make_column(records: Iterable[Any], kind: npt.DTypeLike) -> ColumnArray:
-    """Return a numpy column of Python values."""
+    """Return Python values as a numpy column."""
     return np.array(list(records), kind)

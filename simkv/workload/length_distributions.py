@@ -101,8 +101,7 @@ class Zipf(StrictModel):
     """Longest length."""
     exponent: Annotated[float, Field(ge=0, le=10)] = 1.0
     """Exponent that determines how fast the frequency decreases from ``low`` to ``high``; 0 gives a
-    uniform distribution.
-    """
+    uniform distribution."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -217,7 +216,9 @@ class UniformTime(StrictModel):
 
 
 class LogNormalTime(StrictModel):
-    """Log-normal times with a ``mean`` (s); ``sigma`` is the deviation of the logarithm."""
+    """Log-normal times with the given ``mean`` (s); ``sigma`` is the standard deviation of the
+    logarithm.
+    """
 
     distribution: Literal["lognormal"]
     mean: Annotated[float, Field(gt=0, allow_inf_nan=False)]

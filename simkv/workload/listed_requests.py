@@ -34,8 +34,7 @@ class RequestFields(StrictModel):
     """Maximum number of output tokens that the client requests (default: the output length)."""
     priority: int = 0
     """Priority; smaller values are more urgent. It has an effect only if the scheduling policy of
-    the engine uses priorities.
-    """
+    the engine uses priorities."""
     has_images: bool = False
     """Whether the prompt has images; mistral.rs batches such requests separately."""
     ignore_eos: bool = False
@@ -53,8 +52,7 @@ class RequestFields(StrictModel):
     retention: Annotated[float, Field(gt=0, le=MAX_SECONDS)] | None = None
     """Seconds for which the client asks to retain the cached KV of a request after its end, for
     engines with ``request_retention``. In ``sessions``, only requests whose prompt a later turn
-    repeats ask for it.
-    """
+    repeats ask for it."""
     prefix_group: Annotated[
         str | None,
         Field(description="Name of a group. All requests of the group start with the same tokens."),

@@ -140,12 +140,10 @@ class Workload(StrictModel):
     """Random seed for the sample, and for the arrivals if ``request_rate`` is set."""
     skip_bad: bool = False
     """Whether to skip rows that cannot be read, and report their number; otherwise, such a row is
-    an error.
-    """
+    an error."""
     request_rate: Rate | None = None
     """Requests per second, in place of the arrival times of the trace; .inf sends all requests at
-    once.
-    """
+    once."""
     burstiness: Rate = 1.0
     """Burstiness of arrivals at ``request_rate``: 1 is a Poisson process, smaller values are
     burstier."""

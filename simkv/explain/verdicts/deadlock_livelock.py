@@ -72,10 +72,10 @@ class LivelockVerdict(Verdict):
 class Deadlock(Verdict):
     """No request can ever run again.
 
-    ``stuck`` are the ids of all affected requests. ``holds`` maps a request to the number of blocks
-    it holds, and ``lacks`` to the number of additional blocks it needs to compute one more token.
-    ``free`` is the number of free blocks. ``head`` is the first request in the queue, and ``kind``
-    is the resource that it waits for.
+    ``stuck`` contains the ids of all affected requests. ``holds`` maps a request to the number of
+    blocks it holds, and ``lacks`` to the number of additional blocks it needs to compute one more
+    token. ``free`` is the number of free blocks. ``head`` is the first request in the queue, and
+    ``kind`` is the resource that it waits for.
     """
 
     name = "deadlock"

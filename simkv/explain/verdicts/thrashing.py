@@ -22,11 +22,11 @@ class Thrashing(Verdict):
     """Preemptions caused a large amount of recomputation.
 
     There were ``preemptions`` preemptions. Because of them, ``repeated`` tokens were computed
-    again; all other computation was ``kept`` tokens. ``reasons`` contains the number of preemptions
-    by cause. The first request in ``requests`` is the victim with the most recomputed tokens:
-    ``worst`` tokens after ``times`` preemptions. The second request, if any, is the request that
-    benefited from most of these preemptions. If none benefited, it is the request that held the
-    most blocks at the last preemption.
+    again; ``kept`` is the number of all other computed tokens. ``reasons`` contains the number of
+    preemptions by cause. The first request in ``requests`` is the victim with the most recomputed
+    tokens: ``worst`` tokens after ``times`` preemptions. The second request, if any, is the request
+    that benefited from most of these preemptions. If none benefited, it is the request that held
+    the most blocks at the last preemption.
     """
 
     name = "thrash"

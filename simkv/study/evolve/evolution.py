@@ -108,8 +108,8 @@ class Evolution:
 
     @property
     def holds(self) -> bool:
-        """Whether the search found a scheduler that is significantly better than the shipped one
-        under all evaluation conditions.
+        """Whether the winner is significantly better than the engine's own scheduler under all
+        evaluation conditions.
         """
         return bool(self.winner.candidate.change) and all(one.holds for one in self.evaluations)
 
@@ -123,7 +123,8 @@ def run_evolution(
     """Search for a better scheduler, store studies and proposals in ``folder``, and return the
     result.
 
-    Raises InputError for an invalid search and RunsFailed if the shipped scheduler cannot be run.
+    Raises InputError for an invalid search, and RunsFailed if the engine's own scheduler cannot be
+    run.
     """
     limits = dict(parse_goodput_limits(search.goodput)) if search.goodput else {}
     goals = parse_goals(search.objectives, limits)

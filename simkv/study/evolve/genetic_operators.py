@@ -83,8 +83,8 @@ class PolicyGenerator:
         return {name: self._tree(name) for name in said or [random.choice(self._hooks)]}
 
     def crossover(self, one: PolicyTrees, other: PolicyTrees) -> PolicyTrees:
-        """Return a child that has, for each hook, the tree of one parent or a crossover of both
-        trees.
+        """Return a policy that has, for each hook, the expression tree of one parent or a crossover
+        of both trees.
         """
         child: PolicyTrees = {}
         for name in self._hooks:
@@ -96,7 +96,7 @@ class PolicyGenerator:
         return child or self.sample()
 
     def mutate(self, rule: PolicyTrees) -> PolicyTrees:
-        """Return the policy with one tree mutated, added or removed."""
+        """Return the policy with one expression tree mutated, added or removed."""
         child = {name: _copy(tree) for name, tree in rule.items()}
         name = random.choice(self._hooks)
         if name not in child:

@@ -81,7 +81,7 @@ class CandidateScore:
 
     @cached_property
     def unserved(self) -> float:
-        """Mean of ``left_out`` over the trials."""
+        """Mean over all trials of the increase in the fraction of unserved requests."""
         return sum(self.left_out) / self.trials
 
     @cached_property
@@ -111,9 +111,9 @@ class CandidateScore:
 
 @dataclass
 class Tournament:
-    """Evaluate candidates on trials; ``standings`` has their scores in order of evaluation.
+    """Evaluate candidates on trials; ``standings`` contains their scores in order of evaluation.
 
-    The first ``scenarios`` trials belong to different scenarios.
+    ``trials`` begins with one trial of each scenario; ``scenarios`` is the number of scenarios.
     """
 
     trials: Sequence[TrialScenario]

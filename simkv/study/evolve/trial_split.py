@@ -29,7 +29,7 @@ CACHE_FACTORS, RATE_FACTORS = (0.75, 1.25), (0.8, 1.25)
 
 @dataclass(frozen=True)
 class TrialScenario:
-    """A scenario on which candidates are tried, such as one seed or one time window of a trace.
+    """A scenario on which candidates are tried, with one seed or one time window of a trace.
 
     Paths in the scenario are relative to ``folder``.
     """
@@ -54,9 +54,9 @@ class EvaluationCondition:
 class TrialSplit:
     """Trials for the search, for the final round, and for the evaluation of the winner.
 
-    The first ``scenarios`` search trials belong to different scenarios. ``held_out`` describes how
-    the trials for the evaluation differ from the others. It is None if the workload has no
-    randomness; in that case there is no final round, and no trial is held out.
+    ``train`` begins with one trial of each scenario; ``scenarios`` is the number of scenarios.
+    ``held_out`` describes how the trials for the evaluation differ from the others. It is None if
+    the workload has no randomness; in that case there is no final round, and no trial is held out.
     """
 
     train: tuple[TrialScenario, ...]

@@ -82,8 +82,9 @@ class RequestClassCost:
     """Effect of the winner on the ``count`` requests of one class.
 
     ``before_s`` and ``after_s`` are the mean E2E latencies (s) of requests served by both
-    schedulers. ``slower`` and ``faster`` are numbers of these requests. ``lost`` and ``saved`` are
-    the numbers of requests served only by the shipped scheduler and only by the winner.
+    schedulers. ``slower`` and ``faster`` are the numbers of these requests that take more time and
+    less time with the winner. ``lost`` and ``saved`` are the numbers of requests served only by the
+    shipped scheduler and only by the winner.
     """
 
     kind: str

@@ -27,8 +27,9 @@ RunRevision = Callable[[Revision], RevisionResult | SkippedRevision]
 class Bisection(Generic[Revision]):
     """Result of a bisection.
 
-    ``revisions`` are in order of history; ``search`` has their results by index. ``good`` and
-    ``bad`` are the results of both ends. ``criterion`` is None if they are equal.
+    ``revisions`` are in order of history; ``search`` contains their results by index. ``good`` and
+    ``bad`` are the results of the first and the last revision. ``criterion`` is the property in
+    which these two differ, or None if they are equal.
     """
 
     revisions: Sequence[Revision]
@@ -49,7 +50,7 @@ def bisect_revisions(
     tolerance: float,
     samples: int = 2,
 ) -> Bisection[Revision]:
-    """Find the change between the first revision (GOOD) and the last (BAD).
+    """Find where the result changes between the first revision (GOOD) and the last (BAD).
 
     Raises InputError if one of these two cannot be run. ``choose_criterion`` describes ``when`` and
     ``tolerance``; ``find_changes`` describes ``samples``.
@@ -67,7 +68,8 @@ def bisect_commits(
     tolerance: float,
     samples: int = 2,
 ) -> Bisection[Commit]:
-    """Find the change between two commits; either may be the older one.
+    """Find the commit that changes the result between two commits, of which either may be the older
+    one.
 
     If the commits are on different branches, the branch is searched whose result differs from the
     result of their merge base.

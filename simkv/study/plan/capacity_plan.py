@@ -32,8 +32,9 @@ class ObjectiveStatus:
 
     ``value`` is the worst value of the metric, and ``slack`` its distance from the limit, as a
     fraction of the limit. ``value_before`` and ``slack_before`` are the same for the candidate
-    before the answer, which fails at least one objective. The objective binds if ``slack_before``
-    is negative; ``by_failure`` is true if it is negative only in runs with a replica failure.
+    before the answer, which fails at least one objective. The objective binds, which means that it
+    determines the answer, if ``slack_before`` is negative; ``by_failure`` is true if it is negative
+    only in runs with a replica failure.
     """
 
     objective: Objective

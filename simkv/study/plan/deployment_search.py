@@ -85,7 +85,9 @@ class PlannedDeployment:
 
 @dataclass(frozen=True)
 class DeploymentSearch:
-    """Result of a search: all layouts, and the front in order of increasing TPOT."""
+    """Result of a search: all layouts, and the deployments on the Pareto front in order of
+    increasing TPOT.
+    """
 
     layouts: tuple[Layout, ...]
     front: tuple[PlannedDeployment, ...]
@@ -159,7 +161,11 @@ def _vary_step_tokens(
 
 
 def _split(base: Layout, bandwidth: float, left_out: LeftOut) -> list[Layout]:
-    """Return splits with evenly spread numbers of prefill replicas; none if impossible."""
+    """Return layouts with separate prefill and decode replicas; the numbers of prefill replicas are
+    evenly spread.
+
+    The list is empty if such layouts are impossible.
+    """
     total = _total(base)
     step = max(-(-(total - 1) // SPLITS), 1)
     try:
@@ -172,7 +178,9 @@ def _split(base: Layout, bandwidth: float, left_out: LeftOut) -> list[Layout]:
 
 
 def _split_closer(base: Layout, tried: Sequence[Layout], bandwidth: float) -> list[Layout]:
-    """Return the untried splits next to the best split."""
+    """Return layouts with one prefill replica more or less than the best one, if they were not
+    tried yet.
+    """
     if not tried:
         return []
     best, total = min(tried, key=_rank).prefill, _total(base)
@@ -261,7 +269,7 @@ def _mean(runs: Sequence[Summary], name: str) -> float | None:
 def _confirm_front(
     layouts: Sequence[Layout], runner: JobRunner, advance: ProgressCallback | None
 ) -> list[PlannedDeployment]:
-    """Return the front after its deployments were run with all seeds.
+    """Run the deployments on the Pareto front with all seeds, and return the front.
 
     If a deployment misses an objective with another seed, the least number of replicas of its
     layout is searched again with all seeds.

@@ -12,8 +12,8 @@ from simkv.study.plan.plan_confidence import AnswerRange, bound_violated_share, 
 
 
 def describe_plan(plan: CapacityPlan) -> list[str]:
-    """Return lines of text that describe the answer, its uncertainty, binding objectives and
-    cost.
+    """Return lines of text that describe the answer, its uncertainty, the objectives that determine
+    it, and its cost.
     """
     prepared, case = plan.prepared, plan.prepared.case
     superlative = "largest" if prepared.request.largest else "smallest"

@@ -1,4 +1,4 @@
-"""Find the values of a setting, or the variants, between which the verdict flips.
+"""Find the values of a setting, or the variants, between which the verdict flips (changes).
 
 The verdict need not be monotone. Therefore a grid of values is tried first, and every interval
 whose ends differ is bisected down to neighbouring values. If the verdict is equal at both ends of

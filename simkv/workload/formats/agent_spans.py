@@ -1,17 +1,17 @@
 """Calls of agents in OpenTelemetry spans with the conventions for generative AI.
 
-``gen_ai.operation.name`` tells the kind of a span: "chat", "text_completion" and "generate_content"
-are calls of a model, with ``gen_ai.usage.input_tokens`` and ``output_tokens``; "invoke_agent" and
-"invoke_workflow" are agents, and "execute_tool" tools (github.com/open-telemetry/
-semantic-conventions, docs/gen-ai/gen-ai-spans.md and gen-ai-agent-spans.md). The nearest agent
-among the ancestors of a call makes the call. Without an ancestor that is an agent,
-``gen_ai.conversation.id`` or else the trace takes its place; an agent without an agent above it
-continues in later traces with the same ``gen_ai.conversation.id``. An agent below another agent is
-its sub-agent.
+``gen_ai.operation.name`` is the kind of a span. "chat", "text_completion" and "generate_content"
+are calls of a model, with ``gen_ai.usage.input_tokens`` and ``output_tokens``. "invoke_agent" and
+"invoke_workflow" are agents, and "execute_tool" is the run of a tool
+(github.com/open-telemetry/semantic-conventions, docs/gen-ai/gen-ai-spans.md and
+gen-ai-agent-spans.md). A call belongs to the nearest agent among the ancestors of its span. An
+agent with another agent among its ancestors is a sub-agent of that agent. All calls that do not
+belong to a sub-agent belong to one main agent, which is identified by ``gen_ai.conversation.id``
+and can therefore continue in later traces; without this attribute, it is identified by the trace.
 
-Calls wait for others as in ``recorded_dependencies``. Of the time before a call, the time of the
-tools of its agent is tool time. A prompt repeats the prompt and the answer of the agent's previous
-call; if it is shorter than these, it shares no tokens.
+The module ``recorded_dependencies`` infers for which other calls a call waits. The time in which
+tools of its agent ran before the call is tool time. A prompt repeats the prompt and the answer of
+the agent's previous call; if it is shorter than these, it shares no tokens.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ def _operation(span: Span) -> str:
 
 
 def rows_from_agents(source: TraceSource, spans: Sequence[Span]) -> RequestRows:
-    """Return the calls among the spans, in order of their starts; count failed and bad ones."""
+    """Return the calls among the spans, in order of their start times; count failed and invalid
+    calls.
+    """
     index = {(span.trace, span.id): span for span in spans if span.id}
     parents: dict[str, str] = {}
     tools: dict[str, list[tuple[float, float]]] = {}
@@ -88,7 +90,7 @@ def _call(span: Span, agent: str, number: int) -> RecordedCall:
 
 
 def _answered(source: TraceSource, calls: list[RecordedCall]) -> list[RecordedCall]:
-    """Return the calls with a prompt and an answer; count the others as failed."""
+    """Return the calls that have a prompt and an answer; count the other calls as failed."""
     for name in ("output", "prompt"):
         empty = make_column((getattr(call, f"{name}_tokens") == 0 for call in calls), bool)
         source.failed(f"with no {name} token", empty, [call.line for call in calls])

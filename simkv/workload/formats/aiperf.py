@@ -99,7 +99,7 @@ def _rows(source: TraceSource) -> Iterator[RequestRows]:
 
 
 def _turns(source: TraceSource) -> Iterator[_Turn]:
-    """Yield the served requests; count the others."""
+    """Yield the served requests; count the other requests by reason."""
     with source.text() as lines:
         for some in json_records(source, _check, lines):
             reasons = [_outcome(record) for record in some.records]
@@ -142,8 +142,8 @@ def _turn(record: dict[str, Any], number: int, line: int) -> _Turn:
 def _in_order(
     source: TraceSource, turns: Sequence[_Turn], sizes: Mapping[str, int]
 ) -> Iterator[_Turn]:
-    """Yield the turns, given in order of their starts; report those that do not continue their
-    session.
+    """Yield the turns, which are given in order of their start times; report turns that do not
+    continue their session.
     """
     last: dict[str, _Turn] = {}
     for turn in turns:
@@ -162,7 +162,9 @@ def _in_order(
 
 
 def _sessions(source: TraceSource, turns: Sequence[_Turn]) -> RequestRows:
-    """Return turns, given in order of their starts, with the turns that each waits for."""
+    """Return the turns as rows, with the turns that each of them waits for; ``turns`` is in order
+    of start times.
+    """
     first = turns[0].start if turns else 0
     calls = [
         RecordedCall(

@@ -148,8 +148,8 @@ class BenchCommand:
     not_modelled: tuple[str, ...]
 
     def summary(self) -> list[str]:
-        """Return up to two kinds of lines about options without effect: one for options that do not
-        affect the load, and one for each option that simkv does not model.
+        """Return lines about options without effect: one line that lists the options that do not
+        affect the load, and one line for each option that simkv does not model.
         """
         lines = (
             [f"ignored (no effect on the load): {', '.join(self.ignored)}"] if self.ignored else []
@@ -160,8 +160,9 @@ class BenchCommand:
 def read_bench_command(text: str, option: str = "--load") -> BenchCommand:
     """Read a benchmark's command line. Raises InputError, naming ``option``, if it is invalid.
 
-    Without ``--dataset-name``, lengths are sampled as for the dataset ``random``, unless the tool
-    has another default that needs a tokenizer.
+    Without ``--dataset-name``, the default dataset of the tool is used. If it is ``random``, the
+    options determine the lengths. SGLang's default needs a tokenizer and is an error, unless an
+    option gives the lengths.
     """
     tool, words = _after_tool(text, option)
     given = _options(words, option)

@@ -23,9 +23,11 @@ Piece = tuple[int, int, int, int]
 
 
 def extend_context(pieces: Sequence[Piece], number: int, own: int, output: int) -> list[Piece]:
-    """Return the context after a call: the repeated pieces, its own prompt tokens and its answer.
+    """Return the context after a call, which the next prompt can repeat: the pieces that the prompt
+    of the call repeats, the prompt tokens that the call adds, and its answer.
 
-    ``number`` is the row of the call, ``own`` the number of prompt tokens that it adds.
+    ``number`` is the row of the call, ``own`` the number of prompt tokens that it adds, and
+    ``output`` the length of its answer.
     """
     prompt = [(PROMPT_STREAM, number, 0, own)] if own else []
     return [*pieces, *prompt, (OUTPUT_STREAM, number, 0, output)]

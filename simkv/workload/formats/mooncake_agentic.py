@@ -132,7 +132,7 @@ def _of_rows(source: TraceSource, ordered: list[tuple[_Row, float]], block: int)
 
 
 def _delays(rows: Sequence[_Row], name: str) -> Any:
-    """Return a delay in seconds; NaN for rows that wait for no other row."""
+    """Return the delay ``name`` of each row in seconds; NaN for rows that wait for no other row."""
     return make_column((row.seconds(name) if row.wait_for else np.nan for row in rows), np.float64)
 
 

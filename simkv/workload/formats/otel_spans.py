@@ -1,7 +1,7 @@
 """Reader of OpenTelemetry spans: vLLM's spans ``llm_request``, or calls of agents.
 
 vLLM writes one span per finished request. A span starts when the API server receives the request.
-Its attributes are lengths (``gen_ai.usage.*``) and times in s (``gen_ai.latency.*``);
+Its attributes are lengths (``gen_ai.usage.*``) and times in s (``gen_ai.latency.*``). The time
 ``time_in_queue`` ends when the request is first scheduled (vllm/v1/engine/output_processor.py
 ``do_tracing``, 0.11 to 0.33). Other spans are skipped. A file without spans of vLLM may have the
 spans of agents (see ``agent_spans``).

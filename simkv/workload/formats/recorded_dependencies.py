@@ -1,13 +1,14 @@
 """Dependencies between recorded calls of agents, inferred from their starts and ends.
 
-A record of agents has the time of each call, but often not the reason why a call starts. The rule
-here is that a call waits for all calls that had ended when it started and whose answers its agent
-may have: those of the agent itself and of its sub-agents, and for a sub-agent, also the calls of
-its parent. Thus calls that ran in parallel also run in parallel in the simulation, and a call whose
-sub-agent was still at work does not wait for it. The delay is the recorded time between the last of
-these ends and the start. AISimulate uses the same gap from end to start (github.com/ai-dynamo/
-aisimulate, crates/core/src/replay/README.md); aiperf calls the rule a join of spawned branches
-(github.com/ai-dynamo/aiperf, docs/tutorials/weka-trace.md).
+A record of agents has the time of each call, but often not the reason why a call started.
+Therefore, a call is assumed to wait for all calls that had ended when it started and whose answers
+its agent may have received: calls of the agent itself and of its sub-agents and, for a sub-agent,
+also calls of its parent. Calls that ran in parallel thus also run in parallel in the simulation,
+and a call does not wait for a sub-agent that was still working when the call started. The delay is
+the recorded time between the last end of these calls and the start of the call. AISimulate also
+uses this time as the delay (github.com/ai-dynamo/ aisimulate, crates/core/src/replay/README.md);
+aiperf calls the rule a join of spawned branches (github.com/ai-dynamo/aiperf,
+docs/tutorials/weka-trace.md).
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ EPSILON_S = 1e-6
 class RecordedCall:
     """A recorded call of a model: its agent, start and end (s), lengths in tokens and row number.
 
-    ``tool_time`` is the part of the time before the call in which tools ran (s).
+    ``tool_time`` is the time (s) in which tools ran between the calls that it waited for and its
+    start.
     """
 
     agent: str
@@ -53,10 +55,10 @@ class CallWait(NamedTuple):
 
 
 def infer_waits(calls: Sequence[RecordedCall], parents: Mapping[str, str]) -> list[CallWait]:
-    """Return what each call waits for; ``calls`` are in order of their starts.
+    """Return, for each call, which calls it waits for; ``calls`` is in order of start times.
 
-    ``parents`` maps sub-agents to the agents that start them. Calls for which a listed call waits
-    are omitted.
+    ``parents`` maps sub-agents to the agents that start them. If a call waits for two others, of
+    which one waits for the other, only the later one is listed.
     """
     waits: list[CallWait] = []
     running: list[tuple[float, int]] = []
@@ -64,7 +66,9 @@ def infer_waits(calls: Sequence[RecordedCall], parents: Mapping[str, str]) -> li
     first: dict[str, float] = {}
 
     def covers(later: int, earlier: int) -> bool:
-        """Return whether an ended call waits for an earlier one, also through other calls."""
+        """Return whether an ended call waits for an earlier call, directly or through other
+        calls.
+        """
         one, other = calls[later], calls[earlier]
         if one.agent in _ancestors(other.agent, parents):
             return other.end <= one.start + EPSILON_S
@@ -89,7 +93,7 @@ def infer_waits(calls: Sequence[RecordedCall], parents: Mapping[str, str]) -> li
 
 
 def _ancestors(agent: str, parents: Mapping[str, str]) -> list[str]:
-    """Return an agent, its parent, the parent of that, and so on."""
+    """Return an agent, its parent, the parent of the parent, and so on."""
     found = [agent]
     while (parent := parents.get(found[-1])) is not None and parent not in found:
         found.append(parent)
@@ -97,11 +101,11 @@ def _ancestors(agent: str, parents: Mapping[str, str]) -> list[str]:
 
 
 def grow_prompts(calls: Sequence[RecordedCall]) -> PromptPieces:
-    """Return the prompts of calls of which only the lengths are known; calls are in order of their
-    starts.
+    """Return the prompts of calls for which only the lengths are known; ``calls`` is in order of
+    start times.
 
-    A prompt repeats the prompt and the answer of the agent's last call that had ended. If it is
-    shorter than these, as after a compaction, it shares no tokens.
+    A prompt repeats the prompt and the answer of the last call of the same agent that had ended by
+    then. If it is shorter than these, as after a compaction, it shares no tokens.
     """
     own: dict[str, list[int]] = {}
     contexts: list[list[Piece]] = []
@@ -126,7 +130,9 @@ def rows_from_calls(
     waits: Sequence[CallWait],
     pieces: PromptPieces | None,
 ) -> RequestRows:
-    """Return the calls as rows, in the given order; ``pieces`` are the beginnings of prompts."""
+    """Return the calls as rows, in the given order; ``pieces`` contains the beginnings of their
+    prompts that other prompts share.
+    """
     delays = make_column((w.delay if w.before else np.nan for w in waits), np.float64)
     tools = np.minimum(delays, make_column((call.tool_time for call in calls), np.float64))
     numbers = [call.number for call in calls]

@@ -1,7 +1,8 @@
 """Spans of OpenTelemetry, read from OTLP JSON or a Jaeger export.
 
-OTLP JSON is one object, or one object per line as the collector's file exporter writes it. A Jaeger
-export is the JSON file downloaded from its UI (``{"data": [{"spans": [...]}]}``).
+OTLP JSON is one object, or one object per line, as written by the file exporter of the
+OpenTelemetry Collector. A Jaeger export is the JSON file downloaded from its UI (``{"data":
+[{"spans": [...]}]}``).
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def _jaeger(line: int, span: dict[str, Any]) -> Span:
 
 
 def _items(value: Any, *path: str) -> Iterator[dict[str, Any]]:
-    """Yield the objects at a path of keys through nested lists."""
+    """Yield the objects at a path of keys; a list on the path is replaced by its elements."""
     if not path:
         if isinstance(value, dict):
             yield value

@@ -23,9 +23,7 @@ class FileHead:
     names: frozenset[str]
 
     def has(self, *names: str) -> bool:
-        """Return whether the file has all of these columns or keys; upper and lower case are
-        equal.
-        """
+        """Return whether the file has all of these columns or keys. Names are case-insensitive."""
         return {name.casefold() for name in names} <= self.names
 
 

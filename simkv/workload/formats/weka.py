@@ -1,22 +1,23 @@
 """Reader of Weka's traces of coding agents, which the benchmark AgentX and AISimulate replay.
 
 A file has one JSON object per session: a single object, or one per line. A folder has such files.
-``requests`` has calls (``type`` "n" or, if streaming, "s") and sub-agents (``type`` "subagent",
-with ``requests`` of their own). A call has its start ``t`` (s after the start of the session),
-``in`` and ``out`` (tokens), ``hash_ids`` (one id per block of ``block_size`` tokens of the prompt)
-and, optionally, ``api_time`` (s until its end; default 0). Ids belong to the session unless
-``hash_id_scope`` is "global" (github.com/callanjfox/kv-cache-tester, docs/trace_replay_tester.md;
-github.com/ai-dynamo/aiperf, docs/tutorials/weka-trace.md).
+``requests`` contains calls of a model (``type`` "n" or, if streaming, "s") and sub-agents (``type``
+"subagent", which have their own ``requests``). A call has its start ``t`` (s after the start of the
+session), ``in`` and ``out`` (tokens), ``hash_ids`` (one id per block of ``block_size`` tokens of
+the prompt) and, optionally, ``api_time`` (s until its end; default 0). Ids belong to the session
+unless ``hash_id_scope`` is "global" (github.com/callanjfox/kv-cache-tester,
+docs/trace_replay_tester.md; github.com/ai-dynamo/aiperf, docs/tutorials/weka-trace.md).
 
-Starts of sub-agents' calls are times of the session or, in raw traces, times after the start of the
-sub-agent. As in AISimulate (docs/cli/user-guide.md), all are times after the start of the sub-agent
-if any of them is before it.
+The start of a sub-agent's call is relative to the start of the session or, in raw traces, to the
+start of the sub-agent. As in AISimulate (docs/cli/user-guide.md), all of them are treated as
+relative to the start of the sub-agent if any of them would otherwise be before this start.
 
-Calls wait for others as in ``recorded_dependencies``. Unlike in aiperf, agents that were recorded
-as calls of the main agent are not found by their ``hash_ids``; calls that overlap run in parallel
-all the same. The time before a call is tool time if its ``input_types`` has "tool_result" or,
-without ``input_types``, if the awaited call has the ``stop`` "tool_use"; otherwise it is think
-time. All sessions start at 0; ``max_sessions`` in the workload limits those in progress.
+The module ``recorded_dependencies`` infers for which other calls a call waits. A trace can contain
+the calls of a sub-agent as calls of the main agent; unlike aiperf, this reader does not detect them
+by their ``hash_ids``, but overlapping calls run in parallel in any case. The delay before a call is
+tool time if its ``input_types`` contains "tool_result" or, without ``input_types``, if the ``stop``
+of an awaited call is "tool_use"; otherwise it is think time. All sessions start at 0;
+``max_sessions`` in the workload limits the number of sessions in progress.
 """
 
 from __future__ import annotations
@@ -135,7 +136,7 @@ def _kind(entry: dict[str, Any], field: str, *more: str) -> str:
 
 
 def _checked(read: Any, entry: dict[str, Any], field: str, name: str) -> Any:
-    """Return a field of an entry, read by ``read``; name its path in errors."""
+    """Return a field of an entry, read by ``read``. Errors give the path of the field."""
     try:
         return read(entry, name)
     except ValueError as error:
@@ -163,7 +164,9 @@ def _call(
 
 
 def _is_relative(sessions: list[_Session]) -> bool:
-    """Return whether any call of a sub-agent starts before its sub-agent."""
+    """Return whether the times of sub-agents' calls are relative to the start of the sub-agent:
+    whether any of them is before this start.
+    """
     calls = (one for session in sessions for one in session.calls if one.spawned is not None)
     return any(one.call.start < one.spawned - EPSILON_S for one in calls if one.spawned)
 
@@ -192,7 +195,7 @@ def _rows(source: TraceSource) -> Iterator[RequestRows]:
 
 
 def _at_session_time(one: _Call) -> _Call:
-    """Return a call of a sub-agent with its time after the start of the session."""
+    """Return a call of a sub-agent with its times relative to the start of the session."""
     if one.spawned is None:
         return one
     call, spawned = one.call, one.spawned
@@ -203,7 +206,9 @@ def _at_session_time(one: _Call) -> _Call:
 def _of_session(
     source: TraceSource, session: _Session, scope: int, blocks: dict[tuple[int, int], int]
 ) -> RequestRows:
-    """Return the calls of a session; ``blocks`` numbers the hash ids of all scopes."""
+    """Return the calls of a session as rows; ``blocks`` maps each hash id, together with its scope,
+    to a number.
+    """
     first = source.tally.rows
     source.tally.rows += len(session.calls)
     silent = make_column((one.call.output_tokens == 0 for one in session.calls), bool)
