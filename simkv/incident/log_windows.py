@@ -23,8 +23,8 @@ VLLM_INTERVAL_S, MIN_WINDOW_S = 10.0, 2.0
 #: Maximum number of intervals for SGLang's lines, and the time for which such a line remains valid
 #: (s).
 MAX_WINDOWS, LINE_VALIDITY_S = 2000, 15.0
-#: Minimum ratio between the output rate of the first interval and of later intervals for which
-#: requests are assumed to run before a log that starts in the middle.
+#: Minimum ratio of the output rate in the first interval to the rate in later intervals; with a
+#: higher ratio, requests are assumed to run already when the log begins.
 STEADY_SHARE = 0.4
 #: Columns that iteration lines lack; their values are taken from the statistics lines around an
 #: iteration.

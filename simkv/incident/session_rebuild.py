@@ -68,7 +68,7 @@ def split_prompt_tokens(
         inside = block == one
         last = np.flatnonzero(inside)[-1]
         if counts[inside].sum() < HIT_RATE_REQUESTS / 2 and one > 0:
-            continue  # the hit rate still covers mostly the previous block
+            continue  # the hit rate still covers mostly the previous group
         wanted = cut.prompt[inside].sum() / (1 - rate[last])
         if whole[inside].sum() > 0:
             whole[inside] *= wanted / whole[inside].sum()

@@ -35,7 +35,8 @@ from simkv.metrics.intervals import (
 RUN = "in the run"
 RERUNS: dict[ErrorSide, str] = {"faster": "with faster steps", "slower": "with slower steps"}
 
-#: Labels of the basis of a cost profile in a table; other bases are printed as they are.
+#: Labels of the origin of step times (the basis of the cost profile) in a table; other origins are
+#: printed as they are.
 _SHORT_BASES = {
     "composed of measured operators": "composed",
     "estimated from the data sheet": "data sheet",

@@ -43,7 +43,7 @@ _HALTED = (Outcome.STALLED, Outcome.LOST)
 #: Outcomes of requests that still waited for an answer at the end of the run.
 _OPEN = (*_HALTED, Outcome.CUT_OFF)
 
-#: Reason for a missing upper end, by the name of the latency of all requests.
+#: Reason for a missing upper bound, by the name of the latency of all requests.
 _MISSING = {OVER_ALL["ttft_ms"]: "no first token", OVER_ALL["e2e_ms"]: "no complete answer"}
 
 

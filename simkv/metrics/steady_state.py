@@ -20,7 +20,8 @@ Floats = npt.NDArray[np.float64]
 
 #: Minimum length of the time in which requests arrive, in mean request durations.
 MIN_DURATIONS = 5.0
-#: Maximum ratio of the mean numbers in flight of two thirds, beyond their random variation.
+#: Maximum ratio of the mean number of requests in flight in the last third to the mean in the
+#: middle third. A higher ratio is accepted only within the random variation of the means.
 MAX_GROWTH = 1.2
 #: Number of intervals into which a third is divided to estimate the variation of its mean.
 PARTS = 10

@@ -376,7 +376,7 @@ def _earliest(
     found: list[float] = []
     for call, (think, tool) in zip(calls, delays, strict=True):
         if call.before:
-            # Also if the first wins: a request must come after all that it waits for.
+            # Even with first_wins, a request must come after all requests that it waits for.
             found.append(max(found[one] for one in call.before) + (think + tool))
         else:
             found.append(start)

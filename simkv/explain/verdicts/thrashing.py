@@ -12,8 +12,8 @@ from simkv.explain.verdicts.verdict import Verdict, times_phrase
 from simkv.explain.wait_attribution import WaitAttribution
 from simkv.sim.run_record import RunRecord
 
-#: Minimum ratio of recomputed to kept tokens for this verdict. At least one request must also be
-#: preempted twice or more.
+#: Minimum ratio of tokens that were computed again to all other computed tokens for this verdict.
+#: At least one request must also be preempted twice or more.
 MIN_REPEATED_SHARE = 0.1
 
 

@@ -85,7 +85,7 @@ def _sort(source: TraceSource, rows: dict[str, _Row]) -> list[tuple[_Row, float]
     """
     arrivals: dict[str, float] = {}
     sorter = TopologicalSorter({name: row.wait_for for name, row in rows.items()})
-    with suppress(CycleError):  # rows outside the cycles are sorted all the same
+    with suppress(CycleError):  # rows outside the cycles are sorted nevertheless
         sorter.prepare()
     while ready := sorter.get_ready():
         for name in filter(rows.__contains__, ready):
