@@ -55,7 +55,7 @@ class FigureChange:
 
     @property
     def worse(self) -> float:
-        """Relative amount by which the metric gets worse; 0 if it improves."""
+        """Size of the relative change if the metric gets worse; 0 if it improves."""
         return max(-self.change if METRICS[self.name].more_is_better else self.change, 0.0)
 
 

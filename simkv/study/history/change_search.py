@@ -96,7 +96,8 @@ def _between(low: int, high: int) -> Iterator[int]:
     """Yield all indices between two others, in the order in which to try them.
 
     The first index is the middle; the indices at the distances 1, 2, 4, … from it follow, then the
-    rest. If many successive revisions cannot be run, few runs are needed to find one that can.
+    rest. If many successive revisions cannot be run, this order needs few runs to find a revision
+    outside of them.
     """
     middle, seen = (low + high) // 2, set[int]()
     distances = [0] + [2**power for power in range((high - low).bit_length())]

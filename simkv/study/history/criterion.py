@@ -1,4 +1,4 @@
-"""Criteria by which the results of two revisions count as different."""
+"""Criteria for a difference between the results of two revisions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Criterion:
 def choose_criterion(
     good: RevisionResult, bad: RevisionResult, when: str | None, tolerance: float
 ) -> Criterion | None:
-    """Return the first criterion by which two results differ, or None if they are equal.
+    """Return the first criterion that distinguishes two results, or None if they are equal.
 
     ``when`` is a condition or a metric to compare. Without ``when``, the verdict is compared first,
     then the expectations, then the metric that differs most by more than ``tolerance`` (a

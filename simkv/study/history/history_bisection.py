@@ -68,8 +68,8 @@ def bisect_commits(
     tolerance: float,
     samples: int = 2,
 ) -> Bisection[Commit]:
-    """Find the commit that changes the result between two commits, of which either may be the older
-    one.
+    """Find the commit between two commits that changes the result. Either of the two may be the
+    older one.
 
     If the commits are on different branches, the branch is searched whose result differs from the
     result of their merge base.

@@ -105,15 +105,17 @@ def _spread(count: int) -> list[int]:
 
 
 def _upwards(known: KnownAnswers, count: int) -> tuple[int, ...]:
-    """Return the next candidates above the known candidates, which all fail, in growing strides."""
+    """Return the next candidates above the known candidates, in growing strides; all known
+    candidates fail.
+    """
     highest, stride = max(known), max(known) - min(known) + 1
     steps = {min(highest + stride, count - 1), min(highest + 3 * stride, count - 1)}
     return tuple(sorted(steps - {highest}))
 
 
 def _downwards(known: KnownAnswers) -> tuple[int, ...]:
-    """Return the next candidates below the known candidates, none of which fails, in growing
-    strides.
+    """Return the next candidates below the known candidates, in growing strides; all known
+    candidates meet the objectives.
     """
     lowest, stride = min(known), max(known) - min(known) + 1
     return tuple(sorted({max(lowest - stride, 0), max(lowest - 3 * stride, 0)}))

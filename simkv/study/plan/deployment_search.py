@@ -94,7 +94,7 @@ class DeploymentSearch:
 
     @property
     def deployments(self) -> list[PlannedDeployment]:
-        """All deployments that were simulated."""
+        """Deployments that were simulated."""
         return list_deployments(self.layouts)
 
     @property

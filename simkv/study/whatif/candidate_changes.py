@@ -220,8 +220,8 @@ def _values_of_unset(kinds: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _same_memory(engine: EngineConfig, knob: str, value: int) -> dict[str, int]:
-    """If the setting ``knob`` is the block size, return the number of blocks with which the cache
-    has the same capacity in tokens.
+    """If the setting ``knob`` is the block size, return the number of blocks that keeps the
+    capacity of the cache in tokens.
 
     The result is a mapping of setting names to values; it is empty for any other setting.
     """

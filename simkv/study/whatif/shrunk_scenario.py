@@ -1,6 +1,4 @@
-"""Write a shrunk scenario, from which unnecessary requests were removed, as a new file for a bug
-report.
-"""
+"""Write a shrunk scenario (without unnecessary requests) as a new file for a bug report."""
 
 from __future__ import annotations
 

@@ -241,7 +241,8 @@ class _Search:
                 return
 
     def _unless_others(self, steps: Callable[[], Iterable[Callable[[], object]]]) -> None:
-        """Apply all steps of simplification after which the verdict cannot shift to other requests.
+        """Apply all steps of simplification, except steps that allow the verdict to shift to other
+        requests.
 
         The verdict can shift if one request can be removed so that the verdict then affects none of
         the requests that it affected before. Checking this needs one run per request, so it is
