@@ -22,10 +22,10 @@ ENDED = "all requests ended"
 
 @dataclass(frozen=True)
 class Mismatch:
-    """The first step at which simkv differs from a recording, with the fields that differ.
+    """The first step at which simkv differs from a recording.
 
-    ``recorded`` and ``simulated`` map the names of these fields to their values. ``step`` is "end"
-    if all steps are equal but the two runs end differently.
+    ``recorded`` and ``simulated`` map the names of the fields that differ to their values. ``step``
+    is "end" if all steps are equal but the two runs end differently.
     """
 
     step: str

@@ -63,7 +63,7 @@ def ending_kind(closing: RecordingLine) -> str:
 def relative_times(line: RecordingLine) -> RecordingLine:
     """Return a line in which all step numbers and ticks are relative to the line itself.
 
-    If the steps of a run repeat, the corresponding lines of two repetitions become equal.
+    If the steps of a run repeat periodically, corresponding lines of two periods are then equal.
     """
     now = line.get("tick", 0)
     moments: RecordingLine = {"step": 0, "tick": 0}

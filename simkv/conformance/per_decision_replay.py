@@ -142,7 +142,7 @@ def _members(batch: Batch) -> list[int]:
 
 
 def arrivals_by_step(requests: list[RecordingLine]) -> dict[int, list[RecordingLine]]:
-    """Return a mapping from step to the requests that arrive in it, in the order of the header."""
+    """Return the requests that arrive in each step, in the order of the header."""
     steps: dict[int, list[RecordingLine]] = {}
     for request in requests:
         steps.setdefault(request["arrival_step"], []).append(request)

@@ -26,9 +26,9 @@ GridSeconds = list[list[Annotated[float, Field(ge=0)]]]
 class AttentionGrid(FrozenModel):
     """Attention times (s) over all layers.
 
-    ``prefill_s`` is indexed by ``prefill_tokens``, then by ``prefill_mean`` (mean number of tokens
-    that a prefill token attends to); ``decode_s`` by ``decode_seqs``, then by ``decode_context``
-    (context tokens per decode).
+    ``prefill_s`` is indexed first by ``prefill_tokens`` and then by ``prefill_mean`` (mean number
+    of tokens that a prefill token attends to). ``decode_s`` is indexed first by ``decode_seqs`` and
+    then by ``decode_context`` (context tokens per decode).
     """
 
     prefill_tokens: GridAxis

@@ -77,10 +77,10 @@ class CostTerm(FrozenModel):
     The term is a function of one ``feature`` of the step: a number of sequences, tokens or context
     tokens, or ``steps``, which is always 1. Further features: ``slots`` (number of tokens after
     padding to the size of a CUDA graph), ``group_tokens`` (tokens of all data-parallel ranks that
-    step in lockstep), ``emits`` (number of sequences for which a token is sampled),
-    ``prefill_mean`` (mean number of tokens that a prefill token attends to), ``decode_mean`` (mean
-    context of the decodes), ``decode_tail`` (longest decode context minus the mean),
-    ``mixed_decode_seqs`` (number of decodes in a step that also has prefills).
+    run in lockstep), ``emits`` (number of sequences for which a token is sampled), ``prefill_mean``
+    (mean number of tokens that a prefill token attends to), ``decode_mean`` (mean context of the
+    decodes), ``decode_tail`` (longest decode context minus the mean), ``mixed_decode_seqs`` (number
+    of decodes in a step that also has prefills).
 
     The function has one of three forms: ``seconds`` per unit, linear ``pieces``, or a ``table`` of
     measured ``[value, seconds]`` pairs with linear interpolation. ``when`` restricts the term to

@@ -11,8 +11,8 @@ def bracket(points: Sequence[float], x: float) -> tuple[int, int, float]:
     """Return the indices of the two points around ``x``, and the position of ``x`` between them.
 
     The position is 0 at the left point and 1 at the right point. If ``x`` is below the first point,
-    the result is the first point; above the last point the position exceeds 1 (extrapolation).
-    ``points`` must increase strictly.
+    the result is the first point with position 0. If ``x`` is above the last point, the position
+    exceeds 1 (extrapolation). ``points`` must increase strictly.
     """
     if len(points) == 1 or x <= points[0]:
         return 0, 0, 0.0

@@ -100,9 +100,7 @@ def find_sources(profile: CostProfile) -> list[ErrorSource]:
 
 
 def compute_scales(sources: Sequence[ErrorSource], side: ErrorSide) -> dict[StepKind, float]:
-    """Return the factor that step times are multiplied by for one end of the interval, by kind of
-    step.
-    """
+    """Return the factor for step times at one end of the interval, for each kind of step."""
     index = 0 if side == "faster" else 1
     return {
         kind: exp(combine_ends([source.ends[kind] for source in sources])[index])
@@ -111,8 +109,7 @@ def compute_scales(sources: Sequence[ErrorSource], side: ErrorSide) -> dict[Step
 
 
 def compute_profile_scales(profile: CostProfile, side: ErrorSide) -> dict[StepKind, float]:
-    """Return the factor that step times are multiplied by for one end of the profile's error, by
-    kind of step.
+    """Return the factor for step times at one end of the profile's error, for each kind of step.
 
     ``side`` selects the end (faster or slower). The factors apply to steps within the range of the
     profile.

@@ -133,5 +133,5 @@ class ScenarioOptions:
 
 
 def find_flag(name: str) -> str:
-    """Return the command-line option of a field of ScenarioOptions."""
+    """Return the name of the command-line option for a field of ScenarioOptions."""
     return f"--{name.replace('_', '-')}"

@@ -255,8 +255,8 @@ def find_front_end_costs(scenario: Scenario, spec: ReplicaSpec) -> FrontEndCosts
 def scale_front_end(scenario: Scenario, replicas: Sequence[ReplicaSpec], factor: float) -> Scenario:
     """Return the scenario with packaged times of the API server multiplied by ``factor``.
 
-    Times that the scenario states do not change. A scenario is returned unchanged if it has no API
-    server, or if its replicas have different times.
+    Only packaged times change; times that are written in the scenario stay the same. A scenario is
+    returned unchanged if it has no API server, or if its replicas have different times.
     """
     costs, *others = {find_front_end_costs(scenario, spec) for spec in replicas}
     if costs is None or others:

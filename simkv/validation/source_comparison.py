@@ -44,8 +44,10 @@ Judgement = Literal["better", "worse", "mixed", "unchanged", "not run"]
 
 @dataclass(frozen=True)
 class FigureDifference:
-    """A metric of a run with the newest release and of a run with the engine's own code; NaN
-    without a value.
+    """Values of a metric with the newest release (``before``) and with the engine's own code
+    (``after``).
+
+    A value is NaN if the run has no such metric.
     """
 
     name: str

@@ -76,10 +76,10 @@ def interleave_kinds(names: Sequence[str]) -> list[str]:
 
 
 def prepare_case(driven: EngineDriver, version: str, name: str, folder: Path) -> RecordingCase:
-    """Return a case for recording a version.
+    """Return a case, which is a workload for recording the decisions of a version.
 
-    If the rules of the version are unknown, settings that its decision code in ``folder`` does not
-    mention have their defaults.
+    If the rules of the version are unknown, some settings have their defaults: the settings that
+    its decision code in ``folder`` does not mention.
     """
     case: RecordingCase = driven.make_case(version, name)
     if driven.base_release(version) == version:

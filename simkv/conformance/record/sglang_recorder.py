@@ -33,7 +33,7 @@ def _dies(error: Exception) -> str | None:
 
 
 class SglangRun(CaseRun):
-    """Run of SGLang's scheduler through a case, for as many steps as are needed."""
+    """The run of SGLang's scheduler on a recorded workload, for as many steps as are needed."""
 
     idle_limit = 50
 

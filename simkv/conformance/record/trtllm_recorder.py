@@ -26,7 +26,7 @@ def _dies(error: Exception) -> str | None:
 
 
 class TrtllmRun(CaseRun):
-    """Run of TensorRT-LLM's scheduler through a case."""
+    """The run of TensorRT-LLM's scheduler on a recorded workload."""
 
     idle_limit = 100
 

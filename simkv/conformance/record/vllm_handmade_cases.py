@@ -12,7 +12,10 @@ from simkv.schedulers.vllm.release_rules import VllmRules
 
 
 class HandmadeCase(NamedTuple):
-    """A case that ``make(version)`` builds, for releases whose rules satisfy ``starts``."""
+    """A handmade workload, which ``make(version)`` builds.
+
+    It exists for releases whose rules satisfy ``starts``.
+    """
 
     make: Callable[[str], RecordingCase]
     starts: Callable[[VllmRules], bool]

@@ -23,7 +23,7 @@ from simkv.schedulers.vllm.versions import VARIANTS, find_rules, find_variant
 
 
 class VllmRun(CaseRun):
-    """Run of vLLM's scheduler through a case.
+    """The run of vLLM's scheduler on a recorded workload.
 
     ``instead`` is a function that returns the class to record, such as a subclass, for the class of
     the scheduler.

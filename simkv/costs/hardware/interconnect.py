@@ -11,8 +11,8 @@ class Interconnect:
     """The interconnect between GPUs, with ``bandwidth`` in bytes/s per direction and ``latency`` in
     seconds.
 
-    If ``kind`` is ``measured``, both values were measured with single all-reduce operations.
-    Otherwise the bandwidth comes from a data sheet and the latency is 0.
+    If ``kind`` is ``measured``, both values were measured with single all-reduce operations. If
+    not, the bandwidth comes from a data sheet and the latency is 0.
     """
 
     kind: Literal["NVLink", "PCIe", "measured"]

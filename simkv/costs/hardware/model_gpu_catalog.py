@@ -103,7 +103,7 @@ class Model(_Named):
 
     @property
     def flops_per_pair(self) -> int:
-        """FLOP of attention between one token and one other token, over all layers."""
+        """FLOP of attention for one pair of tokens (token, attended token), over all layers."""
         return 4 * self.layers * self.heads * self.head_dim
 
 

@@ -71,9 +71,9 @@ def make_hardware(
 ) -> Hardware:
     """Build a ``Hardware`` after validation, with defaults for missing values.
 
-    If ``weights`` is given, it is also the default of ``attention`` and ``experts``; otherwise the
+    If ``weights`` is given, it is also the default of ``attention`` and ``experts``. If not, the
     defaults are the formats of the published model. If the published model has one scale per block,
-    ``fp8`` means ``fp8_block``. Raises InputError, which names the field, if the model cannot be
+    ``fp8`` means ``fp8_block``. Raises InputError that names the field if the model cannot be
     distributed over these GPUs.
     """
     published = architecture.published
@@ -104,9 +104,9 @@ def make_hardware(
 def add_layers(hardware: Hardware, layers: int) -> Hardware:
     """Return the hardware with ``layers`` more layers of the model, for multi-token prediction.
 
-    The layers are of the last kind with KV for the whole context. They share embedding and output
-    head with the model; their projection of two hidden states is not counted (at most a sixth of a
-    dense layer).
+    The added layers equal the last layers of the model that store KV for the whole context. They
+    share the embedding and the output head with the model. Each has an additional projection of two
+    hidden states, which is not counted (at most a sixth of a dense layer).
     """
     if not layers:
         return hardware

@@ -89,7 +89,7 @@ def applicable_sources(
     """Return the sources of error of a configuration, and how much each width must be increased.
 
     For each source, the result has two factors, for TTFT and for TPOT. The square of the width is
-    multiplied by the factor. ``kernels`` states that some kernels of the release were not measured
+    multiplied by the factor. ``kernels`` is true if some kernels of the release were not measured
     on this GPU. The result is empty if nothing was measured with this engine.
     """
     if all(other.backend != kind.backend for other in measured.pairs):
@@ -257,7 +257,7 @@ def describe_error(
 ) -> str:
     """Describe the error of step times on this hardware in a few words; empty if it is unknown.
 
-    ``data_sheet`` states that there are no operator tables for the GPU.
+    ``data_sheet`` is true if there are no operator tables for the GPU.
     """
     bare = CostProfile.model_construct(
         fit=FitQuality(points=0, held_out=estimate_errors() if data_sheet else {})

@@ -27,8 +27,8 @@ Operator = Literal["experts", "products", "attention"]
 class KernelTable(FrozenModel):
     """Rows of operator tables that measure a kernel.
 
-    ``backend`` is the engine that was measured, and ``dtype`` the number format in the table. The
-    column ``kernel_source`` of the rows contains ``source``.
+    ``backend`` is the engine that was measured, and ``dtype`` is the number format in the table. In
+    these rows, the column ``kernel_source`` contains ``source``.
     """
 
     backend: str

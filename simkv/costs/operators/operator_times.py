@@ -20,7 +20,7 @@ Collective = Literal["all_gather", "reduce_scatter", "alltoall", "all_reduce"]
 
 @dataclass(frozen=True)
 class MoeShape:
-    """Routed experts of a whole layer, distributed over ``tp`` x ``ep`` GPUs."""
+    """Shape of the routed experts of a layer, which are distributed over ``tp`` x ``ep`` GPUs."""
 
     hidden: int
     intermediate: int
@@ -54,17 +54,19 @@ class OperatorTimes(Protocol):
     def gemm(self, form: str, n: int, k: int) -> Curve:
         """Return the duration of multiplying matrices of shape (tokens, ``k``) and (``k``, ``n``).
 
-        ``form`` is the number format.
+        The result is a function of the number of tokens. ``form`` is the number format.
         """
 
     def prefill(self, attention: Gqa, kv: str) -> Lookup:
-        """Return the duration of one layer's attention for prompts, by number of prompts and their
-        length.
+        """Return the duration of one layer's attention for prompts.
+
+        The result is a function of the number of prompts and their length.
         """
 
     def decode(self, attention: Gqa, kv: str) -> Lookup:
-        """Return the duration of one layer's attention for decodes, by number of decodes and
-        context.
+        """Return the duration of one layer's attention for decodes.
+
+        The result is a function of the number of decodes and their context.
         """
 
     def mla_prefill(self, attention: Mla, hidden: int, form: str, kv: str) -> Lookup:
@@ -82,29 +84,42 @@ class OperatorTimes(Protocol):
         """
 
     def absorbed(self, attention: Mla) -> Curve:
-        """Return the duration of the two absorbed projections of MLA decodes, by tokens."""
+        """Return the duration of two projections of MLA decodes, as a function of the number of
+        tokens.
+
+        MLA decodes compute attention on latents, without projecting the latents to keys and values.
+        Instead, queries are projected to latents before the attention, and its output is projected
+        back after it (absorbed projections).
+        """
 
     def experts(self, shape: MoeShape, form: str) -> Curve:
-        """Return the duration of a layer's routed experts, by the total number of tokens of all
-        GPUs that share the experts.
+        """Return the duration of a layer's routed experts.
+
+        The result is a function of the total number of tokens of all GPUs that share the experts.
         """
 
     def delta(self, shape: DeltaNetShape, phase: Literal["context", "generation"]) -> Curve:
-        """Return the duration of a gated delta net's convolution and recurrence, by tokens."""
+        """Return the duration of a gated delta net's convolution and recurrence.
+
+        The result is a function of the number of tokens.
+        """
 
     def all_reduce(self, gpus: int, numbers: int, *, graph: bool) -> Curve:
-        """Return the duration of an all-reduce over ``gpus`` GPUs of ``numbers`` 16-bit values per
-        token.
+        """Return the duration of an all-reduce over ``gpus`` GPUs.
 
-        With ``graph``, the all-reduce is part of a CUDA graph.
+        The result is a function of the number of tokens; ``numbers`` is the number of 16-bit values
+        per token. With ``graph``, the all-reduce is part of a CUDA graph.
         """
 
     def collective(self, name: Collective, gpus: int, numbers: int) -> Curve:
-        """Return the duration of a collective over ``gpus`` GPUs of ``numbers`` 16-bit values per
-        token.
+        """Return the duration of the collective ``name`` over ``gpus`` GPUs.
 
-        The result is a function of the total number of tokens of all GPUs.
+        The result is a function of the total number of tokens of all GPUs; ``numbers`` is the
+        number of 16-bit values per token.
         """
 
     def elementwise(self, nbytes: float) -> Curve:
-        """Return the duration of a kernel that moves ``nbytes`` bytes per token."""
+        """Return the duration of a kernel that moves ``nbytes`` bytes per token.
+
+        The result is a function of the number of tokens.
+        """

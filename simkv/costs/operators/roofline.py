@@ -153,7 +153,9 @@ class Roofline:
         return self.gemm(form, attention.weights(hidden) // hidden, hidden)
 
     def absorbed(self, attention: Mla) -> Curve:
-        """Return the time of the two absorbed projections of MLA decodes, by tokens."""
+        """Return the time of the two absorbed projections of MLA decodes, as a function of the
+        number of tokens.
+        """
         width = attention.qk_nope_head_dim + attention.v_head_dim
         nbytes = 2 * attention.heads * width * attention.kv_lora_rank
         flops = self.gpu.flops * self.shares.gemm_flops

@@ -172,7 +172,10 @@ def load_scheduler_class(source: CustomCode, name: str) -> Any:
 
 
 def find_error_line(error: BaseException, path: str) -> int | None:
-    """Return the innermost line of the file ``path`` in the traceback of an error, or None."""
+    """Return the line of the file ``path`` that is nearest to the place of an error, or None.
+
+    The line is taken from the traceback of the error.
+    """
     line, trace = None, error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == path:

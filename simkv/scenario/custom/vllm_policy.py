@@ -147,8 +147,9 @@ class CustomVllmScheduler(VllmScheduler):
         return 1
 
     def fingerprint(self) -> Any:
-        """Return the state that determines future decisions; preemption counts in it are
-        limited.
+        """Return the state that determines future decisions.
+
+        Large preemption counts are replaced by a maximum, so that the number of states is finite.
         """
         often = tuple(
             (i, min(count, MAX_COUNTED_PREEMPTIONS)) for i, count in self._preempted.items()

@@ -33,7 +33,9 @@ PLOTTED_FIGURES = (
 
 
 def draw_steps(judged: Sequence[JudgedTrial], profiles: Mapping[str, CostProfile]) -> Figure:
-    """Plot measured against predicted times of all steps, by case and kind of step."""
+    """Plot measured against predicted times of all steps, with a plot for each case and kind of
+    step.
+    """
     columns = min(len(judged), 3)
     rows = -(-len(judged) // columns)
     figure = Figure(figsize=(WIDTH, 0.8 + 2.8 * rows))

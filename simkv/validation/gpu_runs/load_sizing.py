@@ -159,10 +159,10 @@ class LoadSizer:
         )
 
     def pressure(self, name: str, calm: Scenario) -> Scenario:
-        """Return the scenario ``calm`` with a smaller KV cache, so that enough preemptions occur.
+        """Return the scenario ``calm`` with a smaller KV cache, which causes preemptions.
 
-        The result has the largest cache that causes the wanted number of preemptions. Raises
-        InputError if no cache size causes enough preemptions within the available time.
+        The cache is the largest one that causes the wanted number of preemptions. Raises InputError
+        if no cache size causes enough preemptions within the available time.
         """
         blocks = int(0.9 * self._figures(calm)["kv_tokens_peak"] // self.scale.block_size)
         least = self.scale.context // self.scale.block_size + 2

@@ -76,7 +76,7 @@ class MeasuredRow:
 
     @property
     def group(self) -> tuple[str, str, str]:
-        """Name of the engine, model and GPU."""
+        """Names of the engine, the model and the GPU."""
         return self.backend, self.model, self.system
 
     @property

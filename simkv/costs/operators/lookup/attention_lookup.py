@@ -39,11 +39,11 @@ def prompt_pairs(length: float, window: int = 0) -> float:
 def lookup_prefill(
     store: TableStore, shape: Gqa, kv: str, flops: float, kernel: Kernel | None = None
 ) -> tuple[Lookup, str, bool] | None:
-    """Return the attention time of prompts by batch and length; None if it was not measured.
+    """Return the attention time of prompts as a function of their number and length.
 
     The second value is a note if the time was measured with a similar shape or with another engine;
     it is empty in all other cases. The third value is True if the time was measured with
-    ``kernel``.
+    ``kernel``. Returns None if no such time was measured.
     """
     found = _nearest(store, "context_attention", shape, kv, kernel)
     if found is None:
@@ -75,9 +75,10 @@ def _windowed_prefill(plane: Lookup, window: int) -> Lookup:
 def lookup_decode(
     store: TableStore, shape: Gqa, kv: str, bandwidth: float, kernel: Kernel | None = None
 ) -> tuple[Lookup, str, bool] | None:
-    """Return the attention time of decodes by batch and context; None if it was not measured.
+    """Return the attention time of decodes as a function of their number and context.
 
-    The second and third values have the same meaning as in ``lookup_prefill``.
+    The second and third values have the same meaning as in ``lookup_prefill``. Returns None if no
+    such time was measured.
     """
     found = _nearest(store, "generation_attention", shape, kv, kernel)
     if found is None:

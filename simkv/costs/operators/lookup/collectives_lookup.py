@@ -12,12 +12,12 @@ from simkv.costs.operators.piecewise_curve import Curve, make_curve, make_nondec
 
 
 def lookup_all_reduce(store: TableStore, gpus: int, *, graph: bool) -> Curve | None:
-    """Return the time (s) of an all-reduce by the number of 16-bit values; None if not measured.
+    """Return the time (s) of an all-reduce as a function of the number of 16-bit values.
 
-    ``graph`` selects launches in a CUDA graph. If most times in a table are implausibly slow,
-    another table is used, because the slow one was measured on a host with slow links. (Example: in
-    two thirds of the versions for L40S, the bandwidth with four GPUs is only a fifth of that with
-    two GPUs.)
+    Returns None if it was not measured. ``graph`` selects launches in a CUDA graph. If most times
+    in a table are implausibly slow, another table is used, because the slow one was measured on a
+    host with slow links. (Example: in two thirds of the versions for L40S, the bandwidth with four
+    GPUs is only a fifth of the bandwidth with two GPUs.)
     """
     own = _curves(store, gpus, graph=graph, anyone=False)
     if not own:
@@ -46,8 +46,9 @@ def _curves(store: TableStore, gpus: int, *, graph: bool, anyone: bool) -> list[
 
 
 def lookup_nccl(store: TableStore, name: str, gpus: int) -> Curve | None:
-    """Return the time (s) of an NCCL collective by the number of 16-bit values; None if not
-    measured.
+    """Return the time (s) of an NCCL collective as a function of the number of 16-bit values.
+
+    Returns None if it was not measured.
     """
     rows = store.rows("nccl", {"op_name": name, "num_gpus": gpus, "nccl_dtype": "half"})
     if rows is None:

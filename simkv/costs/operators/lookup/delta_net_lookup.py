@@ -15,12 +15,13 @@ from simkv.costs.operators.piecewise_curve import (
 def lookup_delta_net(
     store: TableStore, shape: DeltaNetShape, phase: str
 ) -> tuple[Curve, str] | None:
-    """Return the time (s) by tokens, and a note about substituted measurements; None if not
-    measured.
+    """Return the time (s) as a function of the number of tokens, and a note about substituted
+    measurements.
 
-    In the phase ``context``, tokens are the tokens of one prompt; in ``generation``, they are the
-    number of decodes. The result is the sum of the times of the convolution and of the recurrence.
-    For each of the two and for each number of tokens, the fastest kernel counts.
+    Returns None if the time was not measured. In the phase ``context``, tokens are the tokens of
+    one prompt; in ``generation``, they are the number of decodes. The time is the sum of the times
+    of the convolution and of the recurrence. For each of the two and for each number of tokens, the
+    time of the fastest kernel is used.
     """
     rows = store.rows("gdn", {"phase": phase})
     if rows is None:

@@ -7,7 +7,10 @@ from simkv.costs.operators.piecewise_curve import Curve, make_curve, make_nondec
 
 
 def lookup_elementwise(store: TableStore) -> Curve | None:
-    """Return the time (s) of a kernel by the bytes that it moves, or None if not measured."""
+    """Return the time (s) of a memory-bound kernel as a function of the bytes that it moves.
+
+    Returns None if it was not measured.
+    """
     parts = [store.rows("scale_matrix", {}, anyone=anyone) for anyone in (False, True)]
     found: dict[float, float] = {}
     for rows in parts:

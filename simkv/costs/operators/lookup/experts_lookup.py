@@ -47,10 +47,10 @@ def name_expert_distribution(experts: int) -> str:
 def lookup_experts(
     store: TableStore, shape: MoeShape, form: str, flops: float, kernel: Kernel | None = None
 ) -> tuple[Curve, str, bool] | None:
-    """Return the time (s) by number of tokens and a note about substituted measurements; None if
-    not measured.
+    """Return the time (s) of routed experts as a function of the number of tokens.
 
-    The third value is True if the time was measured with ``kernel``, or if ``kernel`` is None.
+    The second value is a note about substituted measurements. The third value is True if the time
+    was measured with ``kernel``, or if ``kernel`` is None. Returns None if no time was measured.
     """
     distribution = name_expert_distribution(shape.experts)
     of_kernel = []

@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 
 
 def lookup_mla_core(store: TableStore, shape: Mla, kv: str, *, context: bool) -> Lookup | None:
-    """Return the time of prompts (``context``) or decodes by batch and length; None if not
-    measured.
+    """Return the attention time of prompts (``context``) or decodes as a function of their number
+    and length.
+
+    Returns None if it was not measured.
     """
     table = "context_mla" if context else "generation_mla"
     for dtype in ("bfloat16",) if kv == "bf16" else ("fp8", "bfloat16"):
@@ -47,8 +49,10 @@ def lookup_mla_core(store: TableStore, shape: Mla, kv: str, *, context: bool) ->
 
 
 def lookup_absorbed_projections(store: TableStore, heads: int) -> Curve | None:
-    """Return the time of the two absorbed projections of decodes, by tokens; None if not
-    measured.
+    """Return the time of the two absorbed projections of decodes as a function of the number of
+    tokens.
+
+    Returns None if it was not measured.
     """
     found: list[Curve] = []
     for name in ("mla_gen_pre", "mla_gen_post"):
@@ -69,10 +73,10 @@ def lookup_absorbed_projections(store: TableStore, heads: int) -> Curve | None:
 def lookup_sparse_mla(
     store: TableStore, shape: Mla, hidden: int, form: str, kv: str, *, context: bool
 ) -> tuple[Lookup, str] | None:
-    """Return the time of a layer's sparse attention with projections, by batch and length.
+    """Return the time of a layer's sparse attention with its projections.
 
-    The second value is a note about substituted measurements, or empty. The result is None if
-    nothing was measured.
+    The time is a function of the batch size and the length. The second value is a note about
+    substituted measurements, or empty. The result is None if nothing was measured.
     """
     assert shape.sparse
     table = "dsa_context_module" if context else "dsa_generation_module"

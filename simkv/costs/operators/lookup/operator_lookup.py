@@ -121,7 +121,9 @@ class MeasuredOperators:
         )
 
     def absorbed(self, shape: Mla) -> Curve:
-        """Return the time of the two absorbed projections of MLA decodes, by tokens."""
+        """Return the time of the two absorbed projections of MLA decodes, as a function of the
+        number of tokens.
+        """
         found = self._ask(mla_lookup.lookup_absorbed_projections, shape.heads)
         return self._or(found, "absorbed projections", lambda: self._sheet.absorbed(shape))
 
