@@ -115,8 +115,8 @@ def compare(
     Returns the number of equal lines at the beginning, and the first difference or None. Every
     recorded field must be reproduced. The two runs must also end in the same way: all requests end,
     or the runs stop for the same kind of reason (see ``decision_trace.ending_kind``). If the
-    recording stopped at the recorder's step limit, its steps must repeat periodically from the step
-    on at which simkv detects a cycle.
+    recording stopped at the recorder's step limit, its steps must repeat periodically; the
+    repetition must begin at the latest at the step at which simkv detects a cycle.
     """
     for count, line in enumerate(trace.steps):
         ours = next(simulated, {})
@@ -147,8 +147,8 @@ def _compare_ends(trace: DecisionTrace, simulated: Iterator[RecordingLine]) -> M
 
 
 def _goes_round(steps: list[RecordingLine], ours: RecordingLine) -> bool:
-    """Return whether the recorded steps repeat periodically from the step on at which simkv
-    detected a cycle.
+    """Return whether the recorded steps repeat periodically after the step at which simkv detected
+    a cycle.
     """
     proved = ours.get("proved")
     if proved is None or proved >= len(steps):

@@ -79,8 +79,9 @@ def error_ends(
 
 
 def combine_ends(ends: Iterable[tuple[float, float]]) -> tuple[float, float]:
-    """Combine the intervals of independent sources of error: add the squares of the lower ends and
-    of the upper ends.
+    """Combine the intervals of independent sources of error.
+
+    Each end of the result is the root of the sum of the squared ends.
     """
     lows, highs = zip(*ends, strict=True)
     return -hypot(*lows), hypot(*highs)
@@ -132,7 +133,8 @@ def make_scaled_executor(profile: CostProfile, side: ErrorSide) -> Callable[[Exe
 
 
 def doublings(value: float, low: float, high: float) -> float:
-    """Return how often the nearest end of the range must be doubled or halved to reach ``value``.
+    """Return how many times the nearest end of the range must be doubled or halved to reach
+    ``value``.
 
     The result is 0 inside the range; above a range that ends at 0, it is infinite.
     """

@@ -46,7 +46,7 @@ class SimulatedExecutor:
 
     ``outside`` maps a feature to the total seconds of the steps in which it left the range.
     ``extremes`` maps a feature to its smallest and largest value in these steps. ``busy`` is the
-    total duration of all steps in seconds, and ``outside_s`` the total duration of steps with at
+    total duration of all steps in seconds, and ``outside_s`` is the total duration of steps with at
     least one feature outside the range.
 
     ``loading`` has two times in seconds: to copy a LoRA adapter from host memory to the GPU, and to

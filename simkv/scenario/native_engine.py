@@ -27,7 +27,7 @@ _SOURCE: ContextVar[str | None] = ContextVar("source", default=None)
 
 
 def set_source(path: str | None) -> None:
-    """Set the source of all engines in this process for which the scenario states no source."""
+    """Set a source for this process, for all engines for which the scenario states no source."""
     _SOURCE.set(path if path in (None, INSTALLED) else str(Path(str(path)).resolve()))
 
 

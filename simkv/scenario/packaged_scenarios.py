@@ -12,8 +12,9 @@ from simkv.scenario.scenario_loader import load
 
 
 def find_scenarios_directory() -> Path:
-    """Return the directory of the packaged scenarios: inside the package, or next to it in a
-    clone.
+    """Return the directory of the packaged scenarios.
+
+    It is inside the package or, in a clone of the repository, next to the package.
     """
     package = Path(__file__).parents[1]
     return next(

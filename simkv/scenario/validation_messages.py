@@ -25,7 +25,10 @@ FIELD_NAME_ERRORS = (
 def format_messages(
     document: YamlDocument, data: Any, details: list[ErrorDetails], prefix: tuple[str, ...]
 ) -> list[str]:
-    """Return one line per error and location: ``file:line: field: problem; expected value``."""
+    """Return one line per error: ``file:line: field: problem; expected value``.
+
+    Several errors at the same location give one line.
+    """
     lines: dict[str, str] = {}
     for detail in details:
         location = _location(data, detail["loc"], detail["type"] in FIELD_NAME_ERRORS)

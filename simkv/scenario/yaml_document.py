@@ -58,8 +58,9 @@ def _reader(*, lines: bool) -> YAML:
 
 
 class YamlDocument:
-    """A YAML file as plain data (``tree``). For each value, the line or the command-line option
-    that sets it is known.
+    """A YAML file as plain data (``tree``), with the origin of each value.
+
+    The origin is the line of the file or the command-line option that sets the value.
     """
 
     def __init__(self, path: Path, data: Any) -> None:

@@ -351,10 +351,9 @@ def _disagreement(seq: Any, slot: Any) -> str:
 
 
 def pipeline_notes(record: RunRecord) -> list[str]:
-    """Return notes about two kinds of events.
+    """Return notes about clients that received a wrong number of tokens.
 
-    The first kind are clients that received a wrong number of tokens. The second kind is a halt
-    that affected no request.
+    Another note reports a halt that affected no request.
     """
     found = [
         f"request {i} received {life.tokens} tokens, but the model emits {n}: tokens in transit "

@@ -18,9 +18,9 @@ from simkv.sim.run_record import KvCopyCounts
 class CopyEngine:
     """Perform the copies that batches list, and report finished copies to the scheduler.
 
-    As in vLLM, the worker notices a finished copy between two steps, and the scheduler learns of
-    the copy with the next result. Transfers from and to a ``disk`` run on separate threads, and the
-    scheduler learns that they have ended before its next decision.
+    As in vLLM, the worker notices a finished copy between two steps. The scheduler is informed
+    about it together with the next result. Transfers from and to a ``disk`` run on separate
+    threads, and the scheduler is informed about their end before its next decision.
     """
 
     def __init__(

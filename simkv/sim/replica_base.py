@@ -359,8 +359,8 @@ class Replica(ABC):
 
 
 def record_cut_off(record: RunRecord, request: Request) -> None:
-    """Record a request that was never sent because the run ended before; its outcome is
-    "cut off".
+    """Record a request that was never sent because the run ended first; its outcome is "cut
+    off".
     """
     life = record.arrive(request)
     life.outcome, life.reason = Outcome.CUT_OFF, "it was not sent before the run ended"

@@ -415,7 +415,9 @@ class RunRecord:
         return self._decoding_since.get(i)
 
     def close(self, last: int) -> None:
-        """Close open segments at the end of the run and compute the tokens delivered to clients."""
+        """End the segments of all requests at the end of the run, and count the tokens delivered to
+        clients.
+        """
         for i in list(self._decoding_since):
             self.leave_decode_group(i, last)
         for life in self.requests.values():

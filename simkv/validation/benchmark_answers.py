@@ -37,7 +37,7 @@ def _compared(rows: Sequence[ComparedFigure]) -> list[ComparedFigureAnswer]:
 
 
 def build_validate_answer(found: Sequence[CheckedBenchmark]) -> ValidateAnswer:
-    """Return the answer with the predictions for results of load generators."""
+    """Return the JSON answer of ``simkv validate`` with the predictions for benchmark results."""
     return ValidateAnswer(
         files=[
             CheckedFileAnswer(
@@ -57,7 +57,7 @@ def build_calibrate_answer(
     excluded: Sequence[tuple[CalibrationCase, list[ComparedFigure]]],
     out: Path,
 ) -> CalibrateAnswer:
-    """Return the answer with a calibration and its errors."""
+    """Return the JSON answer of ``simkv calibrate`` with a calibration and its errors."""
 
     def files(
         some: Sequence[tuple[CalibrationCase, list[ComparedFigure]]],

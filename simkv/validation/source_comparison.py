@@ -94,8 +94,8 @@ class SourceComparison:
     def judgement(self) -> Judgement:
         """Result of the comparison: better, worse, mixed, unchanged or not run.
 
-        If all requests are served in only one of the two runs, this decides; the metrics are
-        compared only if it does not.
+        If only one of the two runs serves all requests, the result is better or worse. In all other
+        cases, the metrics determine the result.
         """
         if self.before is None or self.after is None:
             return "not run"

@@ -71,10 +71,10 @@ def choose(
 ) -> list[str]:
     """Return the names of the recordings that are stored as test data.
 
-    These are two recordings for each rule in ``seen``, two for each setting in ``knobs``, and small
-    recordings up to a total of ``RANDOM_CASES_KEPT``. The small recordings include first recordings
-    with preemptions and aborts (up to a third of this number), then recordings with preemptions.
-    Raises InputError if no recording shows a rule; in this case, more cases must be recorded.
+    There are two recordings for each rule in ``seen`` and two for each setting in ``knobs``. Small
+    recordings are added until ``RANDOM_CASES_KEPT`` recordings have preemptions; a third of this
+    number also have aborts. If there are too few, any small recordings are added. Raises InputError
+    if no recording shows a rule; in this case, more cases must be recorded.
     """
     traces = dict(sorted(traces.items(), key=lambda item: len(pack_traces([item[1]]))))
     apart = recordings_by_rule(rules, seen, dict(list(traces.items())[:RECORDINGS_SEARCHED]))

@@ -84,10 +84,10 @@ PREFILL_GRAPH, LATENT_PREFILL_GRAPHS = 8, 1536
 class KvCapacity:
     """Memory use of one GPU in bytes, and the number of KV blocks that fit into the rest.
 
-    ``usable`` is the memory that the engine may use, ``activations`` the peak memory of the largest
-    step, and ``outside`` the memory outside torch. ``block_bytes`` is the size of a block of
-    ``block_size`` tokens. A block covers all layers with KV or, if there are several layer groups,
-    the layers of one group.
+    ``usable`` is the memory that the engine may use. ``activations`` is the peak memory of the
+    largest step, and ``outside`` is the memory that is allocated outside torch. ``block_bytes`` is
+    the size of a block of ``block_size`` tokens. A block covers all layers with KV or, if there are
+    several layer groups, the layers of one group.
     """
 
     hardware: Hardware

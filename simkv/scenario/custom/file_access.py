@@ -23,8 +23,9 @@ _inside: dict[int, list[str]] = {}
 
 @contextmanager
 def watch_file_reads() -> Iterator[list[str]]:
-    """Yield a list that collects the files that this thread opens for reading within the context,
-    except code.
+    """Yield a list that collects the files that this thread opens for reading within the context.
+
+    Files with code are not collected.
     """
     _listen()
     thread = threading.get_ident()

@@ -30,9 +30,9 @@ class Autoscaler:
     ) -> int:
         """Return the target number of replicas.
 
-        ``now`` is the time (s), ``signals`` the loads of replicas that accept requests,
-        ``starting`` the number of starting replicas, and ``unrouted`` the number of requests that
-        wait for a replica.
+        ``now`` is the time (s), and ``signals`` are the loads of replicas that accept requests.
+        ``starting`` is the number of starting replicas, and ``unrouted`` is the number of requests
+        that wait for a replica.
         """
         rule, current = self.rule, len(signals) + starting
         load: float = sum(getattr(signal, rule.metric) for signal in signals) + unrouted

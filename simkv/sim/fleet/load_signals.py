@@ -75,8 +75,9 @@ class LoadBoard:
     def refresh(self) -> float:
         """Read the load of all replicas.
 
-        Returns a time (s): until then, the loads can change only because of an event. During a
-        leap, the fraction of blocks in use changes without an event.
+        Returns a time (s): until then, the loads can change only because of an event. The time is 0
+        if the router reads the fraction of blocks in use, because this fraction also changes
+        without an event (during a leap over several steps).
         """
         self._loads = {
             i: Occupancy(e.num_waiting, e.num_running, kv_usage(e) if self._reads_kv else 0.0)

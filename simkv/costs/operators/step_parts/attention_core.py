@@ -95,8 +95,9 @@ def attention_grid(operators: OperatorTimes, hardware: Hardware) -> AttentionGri
 
 
 def recurrence_parts(operators: OperatorTimes, hardware: Hardware) -> list[StepPart]:
-    """Return the parts of layers with a recurrent state, and the absorbed projections of MLA
-    decodes.
+    """Return the parts of the step time for layers with a recurrent state.
+
+    The result also includes the absorbed projections of MLA decodes.
     """
     model, tp = hardware.architecture, hardware.tp
     parts = []

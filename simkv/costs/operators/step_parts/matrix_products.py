@@ -38,7 +38,10 @@ def product_curve(operators: OperatorTimes, hardware: Hardware, form: str, shape
 def projection_parts(
     operators: OperatorTimes, hardware: Hardware, attention: Attention
 ) -> list[StepPart]:
-    """Return the projections of attention, unless the times of the attention core include them."""
+    """Return the parts of the step time for the projections of attention.
+
+    The result is empty if the times of the attention core include the projections.
+    """
     hidden, tp = hardware.architecture.hidden, hardware.tp
     shapes: list[tuple[Product, Feature]] = []
     if isinstance(attention, Gqa):
@@ -97,8 +100,9 @@ def _state_space(attention: Mamba, hidden: int, tp: int) -> list[tuple[Product, 
 def mlp_parts(
     operators: OperatorTimes, hardware: Hardware, one: DenseMlp, name: str
 ) -> list[StepPart]:
-    """Return the matrix products of a dense MLP or shared expert: gate (if it has one), up and
-    down.
+    """Return the parts of the step time for a dense MLP or a shared expert.
+
+    These are the matrix products gate (if it has one), up and down.
     """
     hidden, width = hardware.architecture.hidden, one.intermediate // hardware.tp
     shapes = (((2 if one.gated else 1) * width, hidden), (hidden, width)) if width else ()
@@ -109,7 +113,9 @@ def mlp_parts(
 
 
 def head_parts(operators: OperatorTimes, hardware: Hardware) -> list[StepPart]:
-    """Return the output head in 16 bits, which runs for each sampled token."""
+    """Return the part of the step time for the output head in 16 bits, which runs for each sampled
+    token.
+    """
     model = hardware.architecture
     shape = (-(-model.vocab // hardware.tp), model.hidden)
     return [StepPart("head", "emits", product_curve(operators, hardware, "bf16", shape))]

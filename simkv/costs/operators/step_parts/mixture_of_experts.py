@@ -11,7 +11,10 @@ from simkv.costs.operators.step_parts.step_part import StepPart
 
 
 def moe_parts(operators: OperatorTimes, hardware: Hardware, moe: MoeMlp) -> list[StepPart]:
-    """Return the parts of one layer; the experts process the tokens of all data-parallel ranks."""
+    """Return the parts of the step time for one layer with a mixture of experts.
+
+    The experts process the tokens of all data-parallel ranks.
+    """
     hidden = hardware.architecture.hidden
     feature: Feature = "group_tokens" if hardware.dp > 1 else "slots"
     shape = MoeShape(

@@ -25,7 +25,7 @@ from simkv.costs.operators.step_parts.step_part import StepPart
 def small_kernel_parts(
     operators: OperatorTimes, hardware: Hardware, layers: LayerSpec
 ) -> list[StepPart]:
-    """Return the small kernels of one layer."""
+    """Return the parts of the step time for the small kernels of one layer."""
     hidden, tp = hardware.architecture.hidden, hardware.tp
     mlp, attention = layers.mlp, layers.attention
     width = mlp.intermediate if isinstance(mlp, DenseMlp) else mlp.shared_intermediate
@@ -51,7 +51,7 @@ def small_kernel_parts(
 
 
 def sampler_parts(operators: OperatorTimes, hardware: Hardware) -> list[StepPart]:
-    """Return the kernels of greedy sampling or sampling with a temperature."""
+    """Return the parts of the step time for greedy sampling or sampling with a temperature."""
     vocab = hardware.architecture.vocab
     return [
         StepPart("sampler", "emits", operators.elementwise(nbytes * vocab)) for nbytes in (6.0, 4.0)
