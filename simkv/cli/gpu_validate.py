@@ -290,7 +290,7 @@ def _check_options(context: typer.Context, folder: Path, recorded: bool) -> None
 
 
 def _judge_recorded(folder: Path, path: Path, repeat_run: Path | None, out: Path | None) -> bool:
-    """Print the results of a recorded run on all levels; return whether all decisions agree."""
+    """Print the evaluation of a recorded run; return whether all decisions agree."""
     from simkv.validation.gpu_runs.baseline_models import fit_baselines, read_training
     from simkv.validation.gpu_runs.comparison_levels import validate_run
     from simkv.validation.gpu_runs.gpu_report import render_run_tables

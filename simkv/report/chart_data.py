@@ -91,7 +91,7 @@ def find_lane_stretches(
 ) -> dict[int, list[tuple[int, float]]]:
     """Return the intervals of each request's lane, as pairs (index in CODES, end in s).
 
-    A lane is the row of a request in the plot; it starts at the request's arrival.
+    A lane is the row of a request in the plot, which starts at the arrival of the request.
 
     The intervals include work that the engine did for the request after its end.
     """
@@ -325,8 +325,10 @@ def time_bins(end: float) -> Floats:
 
 
 def split_fairly(wanted: Sequence[int], most: int) -> list[int]:
-    """Divide ``most`` among entries that want these amounts: no entry gets more than it wants, and
-    the entries that get less than they want get equal amounts.
+    """Divide ``most`` among entries.
+
+    ``wanted`` contains the amount that each entry needs. No entry gets more than it needs, and
+    entries that get less than they need get equal amounts.
     """
     granted = [0] * len(wanted)
     left, open_ = most, sorted(range(len(wanted)), key=lambda i: wanted[i])

@@ -57,7 +57,7 @@ HATCHED: dict[str, Any] = {"hatch": "////", "edgecolor": "#B0B6C2", "linewidth":
 
 
 class Bar(NamedTuple):
-    """An interval of a lane, in seconds; ``kind`` is a key of BARS."""
+    """An interval of a request's lane, in seconds; ``kind`` is a key of BARS."""
 
     kind: str
     start: float
@@ -98,9 +98,9 @@ def build_bars(
 ) -> list[Bar]:
     """Return the lane of one request, including work that the engine did for it after its end.
 
-    The waiting time of a failed request is labeled by its outcome. The exception are requests that
-    were unfinished at the end of the simulation (``horizon``), because they might still have been
-    served. ``intervals`` contains the request's time by cause, and ``paused`` is the result of
+    The waiting time of a failed request is labeled by its outcome. This does not apply to requests
+    that were unfinished when the simulation ended at its ``horizon``, because they might still have
+    been served. ``intervals`` contains the request's time by cause, and ``paused`` is the result of
     ``find_pauses(record)``.
     """
     vain = life.outcome and life.outcome.wasted_wait_label

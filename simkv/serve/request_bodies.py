@@ -1,5 +1,4 @@
-""" "Bodies of HTTP requests. They contain the fields that affect the simulation; other fields are
-ignored.
+r"""Bodies of HTTP requests: the fields that affect the simulation; other fields are ignored.
 
 msgspec decodes a body into these types while it parses the body. It checks the type of a value
 before it reads the value's elements, stops at the first invalid element, and stores no field that
