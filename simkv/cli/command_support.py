@@ -290,7 +290,7 @@ STORE = "points.jsonl"
 
 
 def check_store(folder: Path, kind: str) -> None:
-    """Raise InputError if the directory contains files other than results of this kind."""
+    """Raise InputError if the directory contains files but no results of this kind."""
     check_folder("--out", folder, kind, lambda there: (there / STORE).is_file())
 
 

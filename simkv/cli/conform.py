@@ -167,7 +167,8 @@ def schema(
 def policies(as_json: AsJson = False) -> None:
     """List simulated engines and versions with their sources.
 
-    Shows for each whether its decisions were recorded on the real code or only read from source.
+    For each version, the output shows whether its rules were compared with decisions recorded from
+    the real code, or only read from the source code.
     """
     from simkv.conformance.recording_counts import packaged_counts
     from simkv.schedulers.engine_registry import ENGINES, list_variants

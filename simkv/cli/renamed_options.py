@@ -1,4 +1,4 @@
-"""Old names of commands and options: accepted for one version, with one notice.
+"""Old names of commands and options. simkv accepts them for one version, and prints a notice.
 
 To rename a command or an option, change it where it is defined and add a line here.
 """

@@ -227,7 +227,7 @@ def _selection(
 
 
 def _part(text: str) -> int | float:
-    """Return the sample size: a number of requests if it is an integer, otherwise a fraction."""
+    """Parse a sample size: an integer is a number of requests, any other number is a fraction."""
     try:
         return int(text)
     except ValueError:

@@ -189,7 +189,7 @@ class SweepAnswer(Answer):
 
 
 class FigureChangeAnswer(_Part):
-    """Change of a metric as a fraction of its value before."""
+    """Change of a metric, relative to its value before the change."""
 
     name: str
     before: Number
@@ -522,7 +522,7 @@ def explain_request_data(result: RunResult, number: int) -> ExplainedRequest:
 
 
 def explain_session_data(result: RunResult, number: int) -> ExplainedSession:
-    """Return the turns of a session and its time by kind."""
+    """Return the turns of a session and its time by kind of activity."""
     from simkv.metrics.session_turns import list_sessions, list_turns
     from simkv.report.session_explanation import sum_session_time
 

@@ -14,8 +14,8 @@ from simkv.metrics.expectation_checks import ExpectationCheck
 def write_junit(file: Path, scenarios: Mapping[str, Sequence[ExpectationCheck]]) -> None:
     """Write the checks of ``scenarios``, by name, to ``file``, completely or not at all.
 
-    There is one suite per scenario and one test case per variant and metric; a missed expectation
-    fails with its difference.
+    There is one suite per scenario and one test case per variant and metric. A missed expectation
+    is a failure whose message contains the difference.
     """
     report = JUnitXml("simkv")
     for name, checks in scenarios.items():

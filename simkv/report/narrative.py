@@ -64,7 +64,7 @@ def format_served(summary: Mapping[str, Any]) -> str:
 
 
 def format_outcome_counts(record: RunRecord) -> str:
-    """Return the outcomes of the requests: ``16 of 40 finished, 24 starved``."""
+    """Return the outcomes of the requests, such as ``16 of 40 finished, 24 starved``."""
     count = Counter(life.outcome for life in record.requests.values())
     parts = [f"{count[Outcome.FINISHED]:,} of {len(record.requests):,} finished"]
     others = (*FAILURES, Outcome.CANCELLED)
@@ -87,7 +87,7 @@ def might(result: RunResult) -> str:
 
     The phrase is empty if the number does not depend on this error.
 
-    ``0 to 290 of 300 requests might starve, given the error of the step times``
+    Example: ``0 to 290 of 300 requests might starve, given the error of the step times``
     """
     intervals = result.fidelity.intervals
     found = [
@@ -318,7 +318,7 @@ def _describe_beneficiaries(found: Diagnosis) -> str:
 def describe_main_victim(found: Diagnosis) -> str:
     """Return a sentence about the most preempted request and the request that mainly benefited.
 
-    ``Request 0 lost its KV to request 1.``
+    Example: ``Request 0 lost its KV to request 1.``
     """
     victims = Counter(taken.victim for taken in found.preemptions)
     if not victims:
@@ -415,7 +415,7 @@ def find_better_variant(results: Mapping[str, RunResult], name: str) -> str | No
 
 
 def has_same_world(ours: Scenario, theirs: Scenario) -> bool:
-    """Return whether two variants have the same workload and costs."""
+    """Return whether two variants have the same workload and the same step costs."""
     return all(getattr(ours, name) == getattr(theirs, name) for name in WORLD_FIELDS)
 
 

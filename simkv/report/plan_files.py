@@ -72,10 +72,10 @@ MIN_LOG_RATIO = 20.0
 
 
 def draw_answer(plan: CapacityPlan, path: Path) -> Path:
-    """Draw one panel per objective, with its metric by candidate, its limit, and the answer.
+    """Draw one panel per objective: its metric for each tested value, its limit, and the answer.
 
-    Each point is a run with one seed. The line connects the worst run of each candidate, and the
-    band shows how far its metric may change within the error of the cost profile.
+    Each point is a run with one seed. The line connects the worst runs of the tested values, and
+    the band shows how far its metric may change within the error of the cost profile.
     """
     frame = evaluations(plan)
     frame = frame[~frame["held_back"]]
@@ -97,7 +97,7 @@ def draw_answer(plan: CapacityPlan, path: Path) -> Path:
 def draw_cliff(plan: CapacityPlan, path: Path) -> Path | None:
     """Draw latency and unserved requests by request rate.
 
-    The plot is for the candidate that is the answer or, without an answer, for the last candidate.
+    The plot is for the answer of the plan or, if there is no answer, for the last candidate.
 
     Returns None if the plan did not vary the request rate.
     """

@@ -35,7 +35,7 @@ THUMBNAIL_LANES, THUMBNAIL_BINS = 24, 150
 
 
 def check_gallery(folder: Path) -> None:
-    """Raise InputError if ``folder`` contains files other than an earlier gallery."""
+    """Raise InputError if ``folder`` contains files but no earlier gallery."""
     check_folder("--gallery", folder, "gallery", lambda there: (there / SCRIPT).is_file())
 
 

@@ -149,7 +149,7 @@ def _steps(folder: Path, names: list[str]) -> dict[str, list[dict[str, Any]]]:
 def _figures(
     before: Mapping[str, Any], after: Mapping[str, Any]
 ) -> dict[str, tuple[float | None, float | None]]:
-    """Return the metrics that differ, the largest relative change first."""
+    """Return the metrics that differ, sorted by decreasing relative change."""
     found = {}
     for name in METRICS:
         try:

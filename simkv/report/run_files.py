@@ -44,8 +44,8 @@ RUN_FILES = (
 
 
 def check_run_folder(folder: Path) -> None:
-    """Raise InputError if ``folder`` is the current directory or contains files other than an
-    earlier run.
+    """Raise InputError if ``folder`` is the current directory, or contains files but no earlier
+    run.
     """
     check_folder("--out", folder, "earlier run", _is_run)
     if folder.resolve() == Path.cwd():

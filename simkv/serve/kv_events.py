@@ -4,10 +4,10 @@ Each message contains a batch of events and has three parts:
 
     [topic, sequence number (8 bytes, big-endian), msgpack of [time, [event, ...], rank]]
 
-A PUB socket sends the messages. On request, a ROUTER socket
-sends missed batches again, from a given sequence number on. The formats match vLLM 0.33.0
-(``vllm/distributed/kv_events.py``). A block's hash covers its tokens and all preceding tokens, so
-equal contents have equal hashes on all replicas.
+A PUB socket sends the messages. On request, a ROUTER socket sends missed batches again, from a
+given sequence number on. The formats match vLLM 0.33.0 (``vllm/distributed/kv_events.py``). A
+block's hash covers its tokens and all preceding tokens, so equal contents have equal hashes on all
+replicas.
 """
 
 from __future__ import annotations

@@ -83,16 +83,16 @@ class ServerStoppedError(Exception):
 class LiveSimulation:
     """Simulation of a scenario's engine or fleet, served at ``speed`` times real time.
 
-    Requests: ``received`` is their number. ``journal`` lists them; a request whose client has left
-    has a ``timeout``. ``changes`` lists them in order of receipt, and lists a request again when
-    its client leaves. When more than ``max_history`` requests were received, ``journal``,
-    ``changes``, the records of ended requests and old steps are dropped. ``replicas`` includes
-    replicas that have ended.
+    ``received`` is the number of received requests. ``journal`` lists them; a request whose client
+    has left has a ``timeout``. ``changes`` lists them in order of receipt, and lists a request
+    again when its client leaves. When more than ``max_history`` requests were received,
+    ``journal``, ``changes``, the records of ended requests and old steps are dropped. ``replicas``
+    includes replicas that have ended.
 
-    Callbacks: those in ``on_change`` receive each new entry of ``changes``. Those in ``on_tokens``
-    receive a replica and the numbers of requests that get a token. Those in ``before_forgetting``
-    are called before steps are dropped. ``on_request_end`` receives the record of each ended
-    request, and ``warn`` receives messages for the operator.
+    The other attributes contain callbacks. Those in ``on_change`` receive each new entry of
+    ``changes``. Those in ``on_tokens`` receive a replica and the numbers of requests that get a
+    token. Those in ``before_forgetting`` are called before steps are dropped. ``on_request_end``
+    receives the record of each ended request, and ``warn`` receives messages for the operator.
     """
 
     def __init__(
