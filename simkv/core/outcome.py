@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Any, Protocol
 
 
 class Outcome(StrEnum):
@@ -61,6 +62,16 @@ FAILURES = (
     Outcome.TIMED_OUT,
     Outcome.CUT_OFF,
 )
+
+
+class _Figures(Protocol):
+    def __getitem__(self, name: str, /) -> Any: ...
+
+
+def count_served(figures: _Figures) -> float:
+    """Return the number of requests in the metrics of a run whose outcome is in ``SERVED``."""
+    count: float = sum(figures[outcome] for outcome in SERVED)
+    return count
 
 
 def humanize(name: str) -> str:

@@ -19,6 +19,7 @@ from simkv.core.figure_registry import (
     format_seconds,
     is_lower_bound,
 )
+from simkv.core.outcome import count_served
 from simkv.metrics.expectation_checks import ExpectationCheck, format_found
 from simkv.metrics.fidelity import find_step_errors
 from simkv.metrics.run_result import RunResult
@@ -98,7 +99,7 @@ def _describe_fix(results: Mapping[str, RunResult], name: str) -> str:
     if other := narrative.find_better_variant(results, name):
         theirs = results[other].summary
         how = f"serves {narrative.format_served(theirs)}"
-        if theirs["finished"] == ours.summary["finished"]:
+        if count_served(theirs) == count_served(ours.summary):
             how = _describe_largest_gain(ours.summary, theirs)
         if might := narrative.might(results[other]):
             how += f", but {might}"

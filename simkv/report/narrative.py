@@ -8,7 +8,7 @@ from math import log
 from typing import Any
 
 from simkv.core.figure_registry import METRICS, figure, format_seconds, is_lower_bound
-from simkv.core.outcome import FAILURES, SERVED, Outcome, humanize
+from simkv.core.outcome import FAILURES, SERVED, Outcome, count_served, humanize
 from simkv.explain.blame import PREEMPTION_LABELS
 from simkv.explain.bottleneck import find_bottleneck
 from simkv.explain.diagnosis import Diagnosis
@@ -58,9 +58,10 @@ def format_metric(summary: Mapping[str, Any], key: str, show: Callable[[Any], st
 
 def format_served(summary: Mapping[str, Any]) -> str:
     """Return ``all requests``, or ``280 of 300 requests``."""
-    if summary["finished"] == summary["requests"]:
+    served = count_served(summary)
+    if served == summary["requests"]:
         return "all requests"
-    return f"{summary['finished']:,} of {summary['requests']:,} requests"
+    return f"{served:,} of {summary['requests']:,} requests"
 
 
 def format_outcome_counts(record: RunRecord) -> str:
@@ -426,7 +427,7 @@ def _is_better(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
 
 
 def _share(figures: Mapping[str, Any]) -> float:
-    share: float = figures["finished"] / max(figures["requests"], 1)
+    share: float = count_served(figures) / max(figures["requests"], 1)
     return share
 
 
@@ -462,7 +463,7 @@ def describe_fix(results: Mapping[str, RunResult], name: str, other: str | None)
     ours, theirs = results[name], results[other]
     differ = find_differences(ours.scenario, theirs.scenario)
     a, b = ours.summary, theirs.summary
-    more = b["finished"] != a["finished"]
+    more = count_served(b) != count_served(a)
     said = [f"Variant {other} serves {format_served(b)}{'' if more else ' too'}."]
     if len(differ) <= 4:
         said.append(f"It changes {'; '.join(map(str, differ))}.")

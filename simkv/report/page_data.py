@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from simkv.core.figure_registry import METRICS
-from simkv.core.outcome import Outcome
+from simkv.core.outcome import SERVED, Outcome
 from simkv.explain.blame import PREEMPTION_LABELS
 from simkv.explain.ledger_kinds import COMPUTE_KINDS, KIND_LABELS, LedgerKind
 from simkv.explain.wait_ledger import total_by_kind
@@ -121,12 +121,13 @@ def _variant(
     }
 
 
-def _outcome(outcome: Outcome) -> dict[str, str]:
-    """Return the label and marker of an outcome."""
+def _outcome(outcome: Outcome) -> dict[str, str | bool]:
+    """Return the label and marker of an outcome, and whether its requests count as served."""
     mark = FAILURE_MARKS.get(outcome)
     in_vain = {Outcome.STARVED: "red", Outcome.TIMED_OUT: "brown"}.get(outcome, "purple")
     return {
         "key": outcome.value,
+        "served": outcome in SERVED,
         "word": outcome.word,
         "label": outcome.label,
         "symbol": SYMBOLS[mark.marker] if mark else "circle",

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from simkv.core.outcome import Outcome
+from simkv.core.outcome import SERVED, Outcome
 from simkv.metrics.run_metrics import e2e, ttft
 from simkv.metrics.run_result import RunResult
 from simkv.report.lanes_plot import MAX_LANES, draw_lanes
@@ -106,7 +106,7 @@ def find_slowest_replica(parts: ReplicaRecords) -> str:
     def ill(name: str) -> tuple[int, float]:
         lives = parts[name].requests.values()
         lasted = [(life.ended_at or 0.0) - life.request.arrival for life in lives]
-        unserved = sum(life.outcome != "finished" for life in lives)
+        unserved = sum(life.outcome not in SERVED for life in lives)
         return unserved, sum(lasted) / max(len(lasted), 1)
 
     return max(parts, key=ill)

@@ -145,8 +145,8 @@ def average_repeats(
 
     The columns are ``point``, the settings, ``variant``, the metrics, and two kinds of added
     columns. For each metric, ``±NAME`` is half of the 95 % confidence interval of the mean
-    (Student's t; NaN for one repeat). ``unserved`` is true if any request of any repeat did not
-    finish. A metric is NaN if it is empty in a repeat.
+    (Student's t; NaN for one repeat). ``unserved`` is true if any request of any repeat
+    neither finished nor was cancelled. A metric is NaN if it is empty in a repeat.
     """
     rows = []
     for (point, variant), group in frame.groupby(["point", "variant"], sort=False):
@@ -156,7 +156,8 @@ def average_repeats(
             values = group[name].to_numpy(dtype=np.float64)
             row[name] = math.fsum(values) / len(values)
             row[f"±{name}"] = _half_interval(values)
-        row["unserved"] = bool((group["finished"] < group["requests"]).any())
+        served = group["finished"] + group.get("cancelled", 0)
+        row["unserved"] = bool((served < group["requests"]).any())
         rows.append(row)
     return pd.DataFrame(rows)
 

@@ -169,6 +169,15 @@ def test_reports_that_no_request_failed(results: dict[str, RunResult]) -> None:
     ]
 
 
+def test_cancelled_requests_are_not_listed_as_unserved(page: str) -> None:
+    served = {one["key"]: one["served"] for one in data_of(page)["outcomes"]}
+    assert {key for key, value in served.items() if value} == {"finished", "cancelled"}
+    assert narrative.format_served({"requests": 9, "finished": 4, "cancelled": 5}) == "all requests"
+    assert (
+        narrative.format_served({"requests": 9, "finished": 4, "cancelled": 3}) == "7 of 9 requests"
+    )
+
+
 def test_best_fix_serves_most_with_fewest_changes(folder: Path) -> None:
     text = STARVING.replace(
         "  after: {engine: {variant: pr2034}}",

@@ -99,7 +99,7 @@ const LANES = {
     let count = 0;
     for (let lane = first; lane < last && count <= this.marksAtMost; lane++) {
       const outcome = variant.outcome(variant.drawn[lane]);
-      if (outcome.key === "finished") continue;
+      if (outcome.served) continue;
       count++;
       if (!points.has(outcome)) points.set(outcome, { x: [], y: [] });
       points.get(outcome).x.push(variant.requests.ended[variant.drawn[lane]]);

@@ -258,7 +258,7 @@ const COLUMNS = [
 function fillTable() {
   const variant = pairNow()[table.index];
   const [, , value] = COLUMNS.find(([key]) => key === table.sort);
-  const failed = (p) => variant.outcome(p).key !== "finished";
+  const failed = (p) => !variant.outcome(p).served;
   const places = [...Array(variant.size).keys()].filter((p) => table.filter === "all" || failed(p));
   const key = (p) => value(variant, p);
   const sign = table.down ? -1 : 1;
@@ -328,7 +328,7 @@ function choosePair() {
 function worstOf(variant) {
   const { arrival, ended } = variant.requests;
   let worst = 0;
-  const rank = (p) => (variant.outcome(p).key === "finished" ? 0 : 1e12) + ended[p] - arrival[p];
+  const rank = (p) => (variant.outcome(p).served ? 0 : 1e12) + ended[p] - arrival[p];
   for (let p = 1; p < variant.size; p++) if (rank(p) > rank(worst)) worst = p;
   return worst;
 }

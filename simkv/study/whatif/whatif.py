@@ -21,7 +21,7 @@ from typing import Literal
 
 from simkv.core.errors import InputError
 from simkv.core.figure_registry import METRICS
-from simkv.core.outcome import FAILURES, Outcome
+from simkv.core.outcome import FAILURES, SERVED, Outcome, count_served
 from simkv.scenario.scenario import Scenario
 from simkv.study.simulation_job import SimulationJob
 from simkv.study.whatif.candidate_changes import Change, generate_changes, length_cause
@@ -178,7 +178,7 @@ def _by_turns(
 
 def _ever_fewer(figures: list[RunFigures]) -> bool:
     """Return whether there are three runs, and each served fewer requests than the previous run."""
-    served = [run["finished"] for run in figures]
+    served = [count_served(run) for run in figures]
     return len(served) == 3 and served[0] > served[1] > served[2]
 
 
@@ -200,8 +200,12 @@ def evaluate_change(
         figures=figures,
         judgement=_judge(base, figures, ratio, by),
         sentence=f"{change}: {_told(base, figures, faster, slower, by)}",
-        newly_finished=tuple(b.id for a, b in both if a.e2e_s is None and b.e2e_s is not None),
-        newly_failed=tuple(b.id for a, b in both if a.e2e_s is not None and b.e2e_s is None),
+        newly_finished=tuple(
+            b.id for a, b in both if a.outcome not in SERVED and b.e2e_s is not None
+        ),
+        newly_failed=tuple(
+            b.id for a, b in both if a.e2e_s is not None and b.outcome not in SERVED
+        ),
         faster=faster,
         slower=slower,
         e2e_ratio=ratio,
@@ -241,12 +245,12 @@ def _judge(base: RunFigures, figures: RunFigures, ratio: float, by: str | None) 
         return "changes little" if moved and found == "helps" and by in FAILURES else found
     if base.verdict != "served" and figures.verdict == "served":
         return "fixes"
-    if figures["finished"] != base["finished"]:
-        return "helps" if figures["finished"] > base["finished"] else "hurts"
+    if (after := count_served(figures)) != (before := count_served(base)):
+        return "helps" if after > before else "hurts"
     if moved:  # other requests may be faster only because these requests were rejected
         return "changes little"
     by_latency = _compare(ratio, 1.0)
-    if by_latency != "changes little" or base["finished"] < base["requests"]:
+    if by_latency != "changes little" or count_served(base) < base["requests"]:
         # if requests fail, fewer preemptions may only mean that they ended earlier
         return by_latency
     by_stall = _compare(figures["longest_stall_s"], base["longest_stall_s"], share=MIN_STALL_CHANGE)
@@ -256,10 +260,10 @@ def _judge(base: RunFigures, figures: RunFigures, ratio: float, by: str | None) 
 
 
 def _fail_otherwise(base: RunFigures, figures: RunFigures) -> bool:
-    """Return whether some kind of failure becomes more frequent while the number of finished
+    """Return whether some kind of failure becomes more frequent while the number of served
     requests does not increase.
     """
-    if figures["finished"] > base["finished"]:
+    if count_served(figures) > count_served(base):
         return False
     return any(figures[name] > base[name] for name in FAILURES)
 
@@ -283,8 +287,8 @@ def _ranked(effects: list[Effect], by: str | None) -> list[Effect]:
         return sorted(effects, key=lambda e: (*_last(sign * e.figures[by]), _plainness(e)))
     groups: dict[tuple[float, int, bool, bool], list[Effect]] = {}
     for effect in effects:
-        finished, memory = effect.figures["finished"], effect.change.kind == "memory"
-        group = (-finished, JUDGEMENT_ORDER.index(effect.judgement), memory, effect.is_mixed)
+        served, memory = count_served(effect.figures), effect.change.kind == "memory"
+        group = (-served, JUDGEMENT_ORDER.index(effect.judgement), memory, effect.is_mixed)
         groups.setdefault(group, []).append(effect)
     return [effect for group in sorted(groups) for effect in _by_latency(groups[group])]
 
@@ -346,7 +350,7 @@ def _told(
             parts.append(f"{base[name]:.0f} {word} -> {figures[name]:.0f}")
     if not parts and base.verdict != figures.verdict:
         parts.append(f"{base.verdict} -> {figures.verdict}")
-    if base["finished"] == figures["finished"]:
+    if count_served(base) == count_served(figures):
         parts += _latencies(base, figures, by)
     if not parts and (faster or slower):
         parts = [

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import io
 import json
-from dataclasses import FrozenInstanceError, asdict, fields
+from dataclasses import FrozenInstanceError, asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +171,17 @@ def test_ranks_changes_that_slow_many_requests_last() -> None:
     assert mixed.figures["e2e_ms.mean"] < clean.figures["e2e_ms.mean"]
     assert (mixed.judgement, clean.judgement) == ("helps", "helps")
     assert _ranked([mixed, clean], None) == [clean, mixed]
+
+
+def test_cancelled_requests_are_served() -> None:
+    """A change does not help or hurt by the number of requests that their clients cancel."""
+    base = figures([4.0] * 4)
+    endings = (*base.endings[:3], RequestEnding(3, "cancelled", None))
+    fewer = replace(base, values={**base.values, "finished": 3, "cancelled": 1}, endings=endings)
+    found = evaluate_change(KNOB, base, fewer)
+    assert (found.judgement, found.newly_failed) == ("changes little", ())
+    back = evaluate_change(KNOB, fewer, base)
+    assert (back.judgement, back.newly_finished) == ("changes little", ())
 
 
 def test_ranks_by_all_latencies() -> None:
