@@ -263,7 +263,7 @@ class EngineSpec:
     published_cache_knob: str | None = None
     """Name of the setting that must be on for the server to publish KV events."""
     server_options: LaunchOptions | None = None
-    """Options of the engine's server, to read launch lines; None if they are not known."""
+    """Options of the engine's server, for parsing launch commands; None if they are not known."""
 
     def variant(self, name: str) -> Variant:
         """Return the description of the variant with this name, which may be an alias such as 0.27.

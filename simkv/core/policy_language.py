@@ -20,13 +20,13 @@ from simkv.core.errors import spelling_hint
 
 #: Variables of a request in an expression.
 REQUEST_VARIABLES: Mapping[str, str] = {
-    "age": "seconds between its arrival and the newest arrival",
+    "age": "seconds between its arrival and the arrival of the newest request",
     "prompt_tokens": "prompt tokens",
     "tokens": "tokens so far, prompt and output",
     "blocks": "number of KV blocks",
     "preemptions": "number of preemptions",
     "priority": "priority; smaller is more urgent",
-    "bucket": "length class: number of binary digits of its tokens",
+    "bucket": "length class: number of binary digits of its token count",
 }
 #: Variables of the engine; they are available in expressions that do not compare two requests.
 ENGINE_VARIABLES: Mapping[str, str] = {

@@ -79,15 +79,19 @@ class LaunchOptions:
     serving_images: tuple[str, ...] = ()
     model_argument: bool = False
     start: str = ""
-    """Command that starts the server with a ``{model}``."""
+    """Command that starts the server; it contains ``{model}`` in place of the model's name."""
     transfer: str = ""
-    """Arguments of a server that only prefills or only decodes; empty if it cannot."""
+    """Arguments of a server that only prefills or only decodes; empty if the server does not
+    support this.
+    """
     ranks: Callable[[RankOptions], FieldValues] = _no_ranks
     converted: Mapping[str, Conversion] = field(default_factory=dict)
     variables: Mapping[str, Conversion] = field(default_factory=dict)
     not_modelled: Mapping[str, str] = field(default_factory=dict)
     neutral: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Values of options in ``not_modelled`` that have no effect, such as a default."""
+    """Values of options in ``not_modelled`` that are accepted because they have no effect, such as
+    a default.
+    """
 
     @cached_property
     def _data(self) -> dict[str, Any]:

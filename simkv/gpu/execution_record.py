@@ -70,7 +70,11 @@ class ExecutionRecord:
         """
         if stop := self.record.engine_halt:
             return f"no progress: {stop.why}"
-        return CUT_SHORT if self.cut_short else "no progress: the engine fell asleep"
+        return (
+            CUT_SHORT
+            if self.cut_short
+            else "no progress: the engine has no work, but requests are unfinished"
+        )
 
     @property
     def cut_short(self) -> bool:

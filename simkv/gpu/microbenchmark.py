@@ -1,4 +1,4 @@
-"""A model that times any part of a step, with a cache full of random numbers."""
+"""A model to time any part of a step, with a KV cache that contains random numbers."""
 
 from __future__ import annotations
 

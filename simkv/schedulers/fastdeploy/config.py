@@ -23,31 +23,35 @@ VariantName = Literal[
 VARIANTS: Mapping[str, Variant] = {
     "fixed-reserve": Variant(
         "PaddlePaddle/FastDeploy@4fd877ed4 (2026-03-26)",
-        "after a preemption, admission keeps 16 blocks free per running request, fewer per call",
+        "after a preemption, 16 blocks per running request must stay free at admission; the "
+        "number decreases with each call",
     ),
     "fixed-reserve-full-need": Variant(
         "PaddlePaddle/FastDeploy@74d0f1c01 (2026-01-14, in force until #6541)",
-        "as fixed-reserve; while it reserves, the whole prefill must fit, not only the next chunk",
+        "like fixed-reserve, but the whole prefill must fit while blocks are reserved, not "
+        "only a chunk",
     ),
     "ratio": Variant(
         "Foriv/FastDeploy, PaddlePaddle/FastDeploy#7038 on 62ac1e543 (2026-02-10)",
-        "reserves a decaying share of max_tokens; a prefill halts the growth of decodes",
+        "reserves a decreasing share of max_tokens; decodes get no blocks while a request prefills",
     ),
     "ratio-worker-faithful": Variant(
         "Foriv/FastDeploy, PaddlePaddle/FastDeploy#7038 on 62ac1e543 (2026-02-10)",
-        "as ratio; a request that preempts itself is never acknowledged and hangs",
+        "like ratio, but a request that preempts itself is never acknowledged and hangs",
     ),
     "decode-only-preempt": Variant(
         "PaddlePaddle/FastDeploy@93ac61ec9 (2026-04-28, merged #7444)",
-        "only decodes are preempted, and only for decodes; all chunks must pass the admission test",
+        "only decodes are preempted, and only for other decodes; each chunk must pass the "
+        "admission test",
     ),
     "preempt-sync-minus1": Variant(
         "PaddlePaddle/FastDeploy@74d0f1c01^ (2026-01-14, before #5796)",
-        "as fixed-reserve-full-need; any -1 in its slot acknowledges a preemption",
+        "like fixed-reserve-full-need, but any -1 in a request's slot acknowledges its preemption",
     ),
     "preempt-sync-sentinel": Variant(
         "PaddlePaddle/FastDeploy@74d0f1c01 (2026-01-14, merged #5796)",
-        "as fixed-reserve-full-need; only a -9 in its slot acknowledges a preemption",
+        "like fixed-reserve-full-need, but only a -9 in a request's slot acknowledges its "
+        "preemption",
     ),
 }
 
@@ -94,8 +98,9 @@ class FastDeployConfig:
     use_new_token_ratio_reserve: Annotated[
         Literal[0, 1], Env("FD_USE_NEW_TOKEN_RATIO_RESERVE", "#7444")
     ] = 1
-    """1: reserve memory for a share of max_tokens of each running request. 0: use the fixed block
-    reserve."""
+    """Kind of reserve: 1 reserves memory for a share of the remaining output tokens of each running
+    request, 0 a fixed number of blocks per running request.
+    """
     init_new_token_ratio: Annotated[float, Ge(0), Le(1), KnobSource("#7038, #7444")] = 0.7
     """Initial share of the remaining output tokens for which memory is reserved."""
     min_new_token_ratio: Annotated[float, Ge(0), Le(1), KnobSource("#7444")] = 0.1
@@ -103,7 +108,7 @@ class FastDeployConfig:
     new_token_ratio_decay: Annotated[float, Ge(0), KnobSource("#7444")] = 0.001
     """Amount by which each scheduling call with work reduces the reserved share."""
     clip_max_new_tokens: Annotated[int, Gt(0), KnobSource("#7444")] = 4096
-    """Maximum number of remaining output tokens counted per request in the reserve."""
+    """Maximum number of remaining output tokens of a request that count in the reserve."""
     min_new_token_ratio_factor: Annotated[float, Ge(0), Le(1), KnobSource("#7038, its text")] = 0.3
     """Lower bound of the reserved share, as a fraction of its initial value."""
     new_token_ratio_decay_steps: Annotated[int, Gt(0), KnobSource("#7038")] = 600

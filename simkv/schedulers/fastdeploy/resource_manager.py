@@ -233,7 +233,7 @@ class ResourceManager:
         )
 
     def _blocks_of_chunk(self, seq: FastDeployRequest, tokens: int) -> int:
-        """Return the number of blocks that ``seq`` lacks to compute ``tokens`` more."""
+        """Return the number of blocks that ``seq`` lacks to compute ``tokens`` more tokens."""
         return blocks_for(seq.computed + tokens, self.block_size) - self.pool.held(seq.id)
 
     def _lack(self, blocks: int) -> WaitReason:

@@ -1,4 +1,6 @@
-"""mistral.rs's scheduler before length buckets; its block engine allocates one token slot ahead."""
+"""mistral.rs's scheduler before length buckets, which also allocates a slot for the next token of
+each request.
+"""
 
 from __future__ import annotations
 

@@ -51,11 +51,12 @@ JULY_RULES = ("mixed_prefill", "evict", "prefill_limit")
 VARIANTS: Mapping[str, Variant] = {
     "seed": Variant(
         "EricLBuehler/mistral.rs@b95c8ecb7 (2025-05-29, #1388)",
-        "no length buckets; evicts the oldest; livelocks when the head waits too long",
+        "no length buckets; evicts the oldest request; livelock if the head of the queue "
+        "waits too long",
     ),
     "bucketed": Variant(
         "EricLBuehler/mistral.rs@97708f210 (2026-03-14)",
-        "only one length runs, all others are preempted and prefilled again",
+        "only requests of one length run; all others are preempted and prefilled again",
     ),
     "pr2031a": Variant(
         "EricLBuehler/mistral.rs@0773c31ad (2026-03-25, first commit of #2031)",
@@ -63,18 +64,18 @@ VARIANTS: Mapping[str, Variant] = {
     ),
     "pr2031": Variant(
         "EricLBuehler/mistral.rs@b8d859db1 (2026-03-25, head of #2031)",
-        "decodes of other lengths wait with their KV",
+        "decodes of other lengths wait and keep their KV",
     ),
     "pr2034": Variant(
         "EricLBuehler/mistral.rs@5e7dad2e9 (2026-04-02, #2034 as re-applied in #2047)",
-        "oldest first, no decode buckets, prefill batches limited",
+        "oldest request first; no length buckets for decodes; prefill batches have a size limit",
     ),
     "pr2034july": Variant(
         "EricLBuehler/mistral.rs@72710c751 (2026-07-12, head of #2034)",
-        "the oldest decides the length that runs; others wait with their KV",
+        "requests with the length of the oldest one run; others wait and keep their KV",
     ),
     "merged2250": Variant(
         "EricLBuehler/mistral.rs@bf86b7184 (2026-06-25, #2250)",
-        "bucketed, but the newest is evicted first",
+        "like bucketed, but the newest request is evicted first",
     ),
 }

@@ -116,7 +116,7 @@ class SglangConfig:
     prefill_delayer_max_delay_passes: Annotated[
         int, Gt(0), Flag("--prefill-delayer-max-delay-passes")
     ] = 30
-    """Maximum number of passes that prompts are delayed (before 0.5.20: unlimited)."""
+    """Maximum number of passes for which prompts are delayed (before 0.5.20: unlimited)."""
     prefill_delayer_token_usage_low_watermark: Annotated[
         Annotated[float, Ge(0)] | None, Flag("--prefill-delayer-token-usage-low-watermark")
     ] = None
@@ -155,8 +155,9 @@ class SglangConfig:
     max_loras_per_batch: Annotated[int, Gt(0), Flag("--max-loras-per-batch")] = 8
     """Maximum number of adapters per batch; the base model counts as one."""
     lora_drain_wait_threshold: Annotated[float, Ge(0), Flag("--lora-drain-wait-threshold")] = 0.0
-    """Seconds that a request waits for its adapter before a running adapter stops admitting
-    requests to make room; 0 disables draining."""
+    """Time in seconds that a request waits for its adapter before a running adapter is drained: it
+    then admits no new requests. 0 disables draining.
+    """
     stream_interval: Annotated[int, Gt(0), Flag("--stream-interval")] = 1
     """Number of tokens per streamed chunk. The first and the last token are sent immediately. The
     setting does not affect scheduling decisions."""
@@ -186,7 +187,7 @@ class SglangConfig:
     clip_max_new_tokens_estimation: Annotated[
         int, Ge(0), Env("SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION")
     ] = 4096
-    """Maximum number of remaining output tokens counted per request in memory estimates."""
+    """Maximum number of remaining output tokens of a request that count in memory estimates."""
     in_batch_prefix_caching_check_threshold: Annotated[
         int, Ge(-1), KnobSource("managers/schedule_policy.py")
     ] = 32

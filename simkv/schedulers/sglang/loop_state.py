@@ -139,8 +139,8 @@ class LoopState:
         del self.live[r.id]
 
     def _turn_away_for(self, r: Req) -> Req:
-        """Reject and return the least urgent request among ``r`` and the queue, the latest among
-        equals.
+        """Reject and return the least urgent request among ``r`` and the queue; among equally
+        urgent requests, the latest one.
 
         Without priorities, ``r`` is rejected.
         """

@@ -196,7 +196,7 @@ def _asks_logprobs(state: LoopState, batch: ScheduleBatch) -> bool:
 
 
 def _fewest_free(state: LoopState) -> int:
-    """Return the number of rows that must be free to admit requests while others run."""
+    """Return the number of request slots that must be free to admit requests while others run."""
     asked, rows = state.config.min_free_slots_delay or 0, state.config.rows
     if state.rules.caps_free_slots:
         most = min(4, max(2, (rows + 5) // 6)) if rows >= 8 else 0

@@ -18,9 +18,9 @@ QUANTIZED |= {"modelopt_fp4": "nvfp4", "mxfp4": "mxfp4"}
 QUANTIZED |= dict.fromkeys(("awq", "awq_marlin", "gptq", "gptq_marlin"), "int4")
 
 _ENCODER = "the encoder and its cache are not modelled; prompts are text"
-_KERNELS = "the choice of kernels is not part of step times"
+_KERNELS = "simulated step times do not depend on the choice of kernels"
 _GRAPHS = "step times assume CUDA graphs with their default sizes"
-_SPREAD = "this way to spread a model over GPUs is not modelled"
+_SPREAD = "this kind of parallelism is not modelled"
 _HOST = "KV in host memory is not modelled for this engine"
 
 
@@ -119,7 +119,7 @@ OPTIONS = LaunchOptions(
         "--(enable-flexkv|flexkv-.*|radix-cache-backend|enable-session-radix-cache)": _HOST,
         "--radix-eviction-policy": "the cache evicts the least recently used first",
         "--context-length": (
-            "the length of the model is used; it bounds the rows by default, not the requests"
+            "the model's context length is used, only for the default number of running requests"
         ),
         "--(attention|decode-attention|prefill-attention|sampling|mamba)-backend": _KERNELS,
         "--(moe-runner|moe-a2a|fp8-gemm-runner|fp4-gemm-runner|bf16-gemm|linear-attn).*": _KERNELS,
@@ -160,11 +160,11 @@ OPTIONS = LaunchOptions(
         "--dllm-.*": "diffusion models are not modelled",
         "--default-priority-value|--abort-on-priority-when-disabled": "it is not modelled",
         "--enable-lora-overlap-loading|--lora-eviction-policy|--max-loaded-loras": (
-            "adapters are loaded between steps, least recently used first out"
+            "adapters are loaded between steps, and the least recently used one is evicted first"
         ),
         "--device": "only GPUs are modelled",
         "--enable-fp32-lm-head|--quantization-param-path|--modelopt-.*": (
-            "all layers have one format"
+            "all layers are simulated with the same number format"
         ),
     },
 )

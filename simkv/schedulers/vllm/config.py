@@ -94,8 +94,9 @@ class VllmConfig:
     max_num_queued_tokens: Annotated[
         Annotated[int, Ge(0)] | None, Flag("--max-num-queued-tokens")
     ] = None
-    """If set, limit on the total prompt tokens of all requests that have no first token yet. At or
-    above the limit, new requests are rejected with HTTP 503."""
+    """If set, limit on the total prompt tokens of all requests that have no output token yet. At or
+    above the limit, new requests are rejected with HTTP 503.
+    """
     max_model_len: Annotated[int, Gt(1), Flag("--max-model-len")] = 8192
     """Maximum sequence length (prompt and output) in tokens. Default: with `hardware`, the maximum
     of the model; otherwise 8192 (simkv's own default)."""
@@ -116,13 +117,15 @@ class VllmConfig:
     long_prefill_token_threshold_adaptive: Annotated[
         bool, Flag("--long-prefill-token-threshold-adaptive")
     ] = False
-    """Whether long_prefill_token_threshold is raised to an equal share of the step's token budget.
+    """Whether long_prefill_token_threshold is raised to max_num_batched_tokens divided by the
+    number of requests, if this is larger.
     """
     scheduler_reserve_full_isl: Annotated[
         bool | None, Flag("--scheduler-reserve-full-isl", "#37307")
     ] = None
-    """Whether the whole sequence must fit into free blocks at admission, instead of only its first
-    chunk. Default: on since 0.19."""
+    """Whether a request is admitted only if enough blocks are free for all its known tokens,
+    instead of only for its first chunk. Default: on since 0.19.
+    """
     watermark: Annotated[float, Ge(0), Lt(1), Flag("--watermark")] = 0.0
     """Share of all blocks that must stay free after an admission. The limit does not apply if no
     request is running."""
@@ -198,8 +201,9 @@ class VllmConfig:
     sliding window in tokens, `0` for full attention, `chunked-8192` for attention to tokens since
     the last multiple of 8192 (Llama 4), or `mamba` for layers with a recurrent state (Mamba, linear
     attention). A suffix sets the block size of the group: `0/32` has blocks of 32 tokens even if
-    block_size is 16. Models whose layers differ in KV size per token need this (Gemma 4). `simkv
-    blocks` prints the groups of a model."""
+    block_size is 16. Models whose layers differ in KV size per token need such a suffix (Gemma 4).
+    `simkv blocks` prints the groups of a model.
+    """
     mamba_cache_mode: Annotated[Literal["align", "all"] | None, Flag("--mamba-cache-mode")] = None
     """States that the prefix cache stores. `align` (the default here) stores the states at the ends
     of chunks, which are aligned to blocks. `all` stores the state at the end of every block; it

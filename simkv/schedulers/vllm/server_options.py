@@ -27,11 +27,11 @@ DRAFTS = {"eagle": "eagle", "eagle3": "eagle", "mtp": "mtp"}
 DRAFTS |= {"ngram": "ngram", "draft_model": "draft_model"}
 
 _ENCODER = "the encoder and its cache are not modelled; prompts are text"
-_KERNELS = "the choice of kernels is not part of step times"
+_KERNELS = "simulated step times do not depend on the choice of kernels"
 _OUTPUT = "structured output is not modelled; its grammar costs no time"
-_SPREAD = "this way to spread a model over GPUs is not modelled"
+_SPREAD = "this kind of parallelism is not modelled"
 _OFFLOAD = "offloaded weights are not modelled"
-_V0 = "only V0 has it, which is not modelled"
+_V0 = "only the V0 engine has it, which is not modelled"
 
 
 def _weights(method: Any) -> FieldValues:
@@ -224,7 +224,7 @@ OPTIONS = LaunchOptions(
             _SPREAD
         ),
         "--data-parallel-(hybrid-lb|external-lb|multi-port-external-lb|rank|start-rank)": (
-            "the load balancer of the ranks is simulated as the engine's own"
+            "the engine's own load balancer is simulated"
         ),
         "--data-parallel-size-local|--nnodes|--node-rank|--headless": (
             "the network between hosts is not modelled"
@@ -234,17 +234,17 @@ OPTIONS = LaunchOptions(
             "the size of the cache follows from the GPU; set --num-gpu-blocks-override"
         ),
         "--(scheduler-cls|worker-cls|worker-extension-cls|model-class-overrides)": (
-            "code of your own is not run"
+            "custom code is not run"
         ),
-        "--performance-mode|--optimization-level": "its changed defaults are not modelled",
+        "--performance-mode|--optimization-level": "the defaults that it changes are not modelled",
         "--(disable-hybrid-kv-cache-manager|disable-sliding-window|kv-sharing-fast-prefill)": (
-            "the groups of layers follow from the model"
+            "layer groups are derived from the model"
         ),
         "--(kv-cache-dtype-skip-layers|calculate-kv-scales|quantization-config)": (
-            "all layers have one KV format and one weight format"
+            "all layers are simulated with the same KV and weight formats"
         ),
         "--mamba-(block-size|cache-dtype|ssm-cache-dtype)|--enable-mamba-.*": (
-            "states have the sizes of the defaults"
+            "recurrent states are simulated with their default sizes"
         ),
         "--(swa-bounded-replay|prefix-match-unit|prefix-cache-retention-interval)": (
             "this change of the prefix cache is not modelled"
