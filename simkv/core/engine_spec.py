@@ -142,6 +142,9 @@ class EngineSpec:
     - ``memory``: size of the KV cache, in tokens if ``memory_in_tokens``, else in blocks
     - ``block``: tokens per KV block
     - ``groups``: sliding-window sizes of the layer groups that have separate block tables
+    - ``all_groups_since``: not a config field, but the first release for which ``groups`` of all
+      kinds are modelled; in earlier releases, layer groups that the config rejects are treated as
+      one group
     - ``checkpoints``: whether kernels also save the recurrent state of Mamba-like layers inside a
       prefill chunk, not only at its end
     - ``stream``: tokens per chunk that the server sends to a client
@@ -190,6 +193,7 @@ class EngineSpec:
     block: str = "block_size"
     memory_in_tokens: bool = False
     groups: str | None = None
+    all_groups_since: str | None = None
     checkpoints: str | None = None
     lacks: Mapping[str, Collection[str]] = field(default_factory=dict)
     rules: Mapping[str, Any] = field(default_factory=dict)

@@ -20,6 +20,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from simkv.core.engine_spec import EngineConfig, EngineSpec
+from simkv.core.engine_version import is_since
 from simkv.core.errors import InputError
 from simkv.core.execution_settings import ExecutionSettings
 from simkv.core.launcher_rules import LaunchError, LaunchTarget, ModelFacts
@@ -152,7 +153,7 @@ def _raised_memory(spec: EngineSpec, whole: dict[str, Any], data: dict[str, Any]
         return ""
     if room is None or spec.memory_in_tokens or not isinstance(size, int):
         return ""
-    if not 0 < room.num_gpu_blocks < min(size, MAX_BLOCKS):
+    if not room.num_gpu_blocks < min(size, MAX_BLOCKS):
         return ""
     return (
         f"; {spec.memory} is raised from {room.num_gpu_blocks:,} to {size:,} so that "
@@ -346,6 +347,9 @@ def launch_defaults(
     except LaunchError:
         enough = _enough_blocks(spec, found, hardware, complete)
         if enough is None:
+            room = _capacity(spec, found, hardware)
+            if room is not None and room.num_gpu_blocks < 2:
+                raise LaunchError(spec.memory, room.refusal) from None
             return {**found, **spec.launch.after({**found, **asked}, machine)}
         return complete({**found, spec.memory: enough})
 
@@ -365,7 +369,7 @@ def _enough_blocks(
     if room is None or spec.memory_in_tokens:
         return None
     least: int = found[spec.memory]
-    most = least + int(MEMORY_ERROR * hardware.gpu.memory_bytes) // room.block_bytes
+    most = _most_blocks(room)
     if not _starts({**found, spec.memory: most}, complete):
         return None
     while most - least > 1:
@@ -375,6 +379,12 @@ def _enough_blocks(
         else:
             least = middle
     return most
+
+
+def _most_blocks(room: KvCapacity) -> int:
+    """Return the number of blocks if the computed memory is too small by ``MEMORY_ERROR``."""
+    error = int(MEMORY_ERROR * room.hardware.gpu.memory_bytes)
+    return max((room.rest + error) // room.block_bytes, 0)
 
 
 def _starts(section: dict[str, Any], complete: Callable[[dict[str, Any]], dict[str, Any]]) -> bool:
@@ -453,15 +463,29 @@ def _size(spec: EngineSpec, engine: dict[str, Any], hardware: Hardware) -> dict[
         room = compute_kv_capacity(hardware, setting)
     except (ValidationError, InputError):
         return fits_all
-    if room.num_gpu_blocks < 2:
+    if _most_blocks(room) < 2 or (spec.memory_in_tokens and room.num_gpu_blocks < 2):
         raise LaunchError(spec.memory, room.refusal)
-    blocks = min(room.num_gpu_blocks, MAX_BLOCKS)
+    blocks = min(max(room.num_gpu_blocks, 2), MAX_BLOCKS)
     told = group_knobs(spec, engine.get("variant", spec.config().variant), room, setting)
-    if told:
+    if told and (spec.groups in engine or _accepts(spec, {**whole, **told}, setting.release)):
         kept = (spec.block,) if spec.groups in engine else tuple(told)
         given = {knob: engine[knob] for knob in (spec.checkpoints,) if knob in engine}
         return {spec.memory: blocks, **{knob: told[knob] for knob in kept if knob in told}, **given}
     return {spec.memory: blocks * (setting.block_size if spec.memory_in_tokens else 1)}
+
+
+def _accepts(spec: EngineSpec, engine: dict[str, Any], release: str) -> bool:
+    """Return whether the layer groups of an engine section are modelled for a release.
+
+    Groups of all kinds are modelled since ``spec.all_groups_since``.
+    """
+    if spec.all_groups_since is None or is_since(release, spec.all_groups_since):
+        return True
+    try:
+        _checked().validate_python(engine)
+    except ValidationError:
+        return False
+    return True
 
 
 def group_knobs(

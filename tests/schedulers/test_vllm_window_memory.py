@@ -148,7 +148,20 @@ def test_sequence_longer_than_pool_fits_with_windows_only() -> None:
 @pytest.mark.parametrize(
     ("knobs", "why"),
     [
-        ({"variant": "0.20.0"}, "not modelled for vLLM 0.20.0, only since 0.21"),
+        ({"variant": "0.20.0"}, "not modelled for vLLM 0.20.0, which crashes"),
+        ({"variant": "0.9.2"}, "not modelled for vLLM 0.9.2, only since 0.10"),
+        (
+            {"variant": "0.11.0", "kv_cache_groups": (0, "mamba")},
+            "0.11.0, only full attention together with one window",
+        ),
+        (
+            {"variant": "0.19.0", "kv_cache_groups": (0, 8, 12)},
+            "0.19.0, only full attention together with one window",
+        ),
+        (
+            {"variant": "0.19.0", "num_speculative_tokens": 2},
+            "not modelled with num_speculative_tokens for vLLM 0.19.0",
+        ),
         ({"variant": "0.33.0-skip-blocked"}, "modelled only for models with full attention"),
         ({"kv_cache_groups": (0, 1)}, "a window of at least 2 tokens"),
         ({"kv_cache_groups": ()}, "must have at least one entry"),
@@ -204,3 +217,27 @@ def test_groups_follow_from_layers_of_model() -> None:
 
 def test_random_cases_contain_groups() -> None:
     assert any(make_case("0.33.0", "win-200").config.kv_cache_groups)
+
+
+@pytest.mark.parametrize(
+    ("variant", "held"), [("0.10.2", 10), ("0.11.0", 10), ("0.19.0", 10), ("0.33.0", 10)]
+)
+def test_each_group_takes_blocks_in_old_releases(variant: str, held: int) -> None:
+    scheduler = engine(variant=variant, enable_prefix_caching=False)
+    scheduler.add(Prompt(0, 20, 20))
+    step(scheduler)
+    assert scheduler.blocks_held() == {0: held}  # 20 tokens: five blocks of four in each group
+
+
+@pytest.mark.parametrize(("variant", "admitted"), [("0.19.0", [0]), ("0.21.0", [0, 1])])
+def test_release_0_19_reserves_blocks_that_leave_the_window(
+    variant: str, admitted: list[int]
+) -> None:
+    """The second sequence has 16 blocks in each group; in the group with the window it holds at
+    most 9 at a time. The first sequence leaves 28 of 32 blocks.
+    """
+    knobs = {"enable_prefix_caching": False, "max_num_batched_tokens": 24}
+    scheduler = engine(variant=variant, num_gpu_blocks=33, scheduler_reserve_full_isl=True, **knobs)
+    scheduler.add(Prompt(0, 8, 2))
+    scheduler.add(Prompt(1, 63, 1))
+    assert [request for request, _ in step(scheduler).scheduled] == admitted

@@ -10,9 +10,11 @@ from typing import Any
 
 from simkv.conformance.record.recording_case import CaseSchema, RecordingCase, field_column
 from simkv.conformance.record.vllm_handmade_cases import HANDMADE_CASES
+from simkv.core.engine_version import is_since
 from simkv.core.recording_format import RecordingLine
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.layer_group_parser import CHUNKED
+from simkv.schedulers.vllm.release_knobs import ALL_GROUPS_SINCE
 from simkv.schedulers.vllm.versions import MINORS, find_rules, find_variant
 
 #: Number of the first random case.
@@ -97,14 +99,18 @@ def case_names(version: str, count: int) -> list[str]:
     dies_of_ties = not rules.breaks_ties_by_id and "policy" not in rules.fixed
     kinds = ("rand", "gone", "lora", *(("tied",) if dies_of_ties else ()))
     names = [f"{kinds[i % len(kinds)]}-{FIRST_CASE + i // len(kinds):03}" for i in range(count)]
-    if "kv_cache_groups" not in rules.fixed:
+    if "kv_cache_groups" not in rules.fixed and not has_all_groups(version):
+        names += [
+            f"{('win', 'wingone')[i % 2]}-{FIRST_CASE + i // 2:03}" for i in range(count // 2)
+        ]
+    elif "kv_cache_groups" not in rules.fixed:
         groups = ("win", "mamba", "wingone", "mambagone")
         names += [f"{groups[i % 4]}-{FIRST_CASE + i // 4:03}" for i in range(count // 2)]
         odd = ("chunk", "sizegone", "chunkgone", "size")
         names += [f"{odd[i % 4]}-{FIRST_CASE + i // 4:03}" for i in range(count // 4)]
     if "num_speculative_tokens" not in rules.fixed:
         drafts: tuple[str, ...] = ("spec", "specgone")
-        if "kv_cache_groups" not in rules.fixed:
+        if "kv_cache_groups" not in rules.fixed and has_all_groups(version):
             drafts += ("winspec", "winspecgone")
         if rules.drafts_with_states:
             drafts += ("mambaspecgone", "mambaspec")
@@ -149,6 +155,11 @@ def _newer_knobs(case: RecordingCase, draw: random.Random) -> RecordingCase:
     return case._replace(config=replace(config, **known))
 
 
+def has_all_groups(version: str) -> bool:
+    """Return whether layer groups of all kinds are modelled for a release."""
+    return is_since(version, ALL_GROUPS_SINCE)
+
+
 def _windows(case: RecordingCase, draw: random.Random) -> RecordingCase:
     """Return the case with layer groups, at least one of them with a sliding window, and a scaled
     KV cache.
@@ -156,9 +167,8 @@ def _windows(case: RecordingCase, draw: random.Random) -> RecordingCase:
     config = case.config
     windows = [draw.randint(2, 6 * config.block_size) for _ in range(2)]
     several = draw.randint(1, 3)
-    groups = draw.choice(
-        [(0, windows[0]), (0, *windows[:1] * several), (windows[0],), (0, *windows)]
-    )
+    choices = [(0, windows[0]), (0, *windows[:1] * several), (windows[0],), (0, *windows)]
+    groups = draw.choice(choices if has_all_groups(config.variant) else choices[:2])
     blocks = 1 + (config.num_gpu_blocks - 1) * draw.randint(len(groups), 2 * len(groups)) // 2
     return case._replace(
         config=replace(config, kv_cache_groups=groups, num_gpu_blocks=blocks, startup_check=False)

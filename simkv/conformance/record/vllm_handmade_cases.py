@@ -174,8 +174,8 @@ def _has_drafts(rules: VllmRules) -> bool:
     return "num_speculative_tokens" not in rules.fixed
 
 
-def _has_groups(rules: VllmRules) -> bool:
-    return "kv_cache_groups" not in rules.fixed
+def _drafts_in_groups(rules: VllmRules) -> bool:
+    return "kv_cache_groups" not in rules.fixed and not rules.reserves_whole_windows
 
 
 def _fills_wide_states(rules: VllmRules) -> bool:
@@ -191,7 +191,7 @@ HANDMADE_CASES = {
     "adapter-comes-back": HandmadeCase(_adapter_comes_back, _has_drafts),
     "drafts-hit-alone": HandmadeCase(_hit_alone, _has_drafts),
     "drafts-hit-at-the-end": HandmadeCase(_hit_at_the_end, _has_drafts),
-    "drafts-shorter-hit": HandmadeCase(_shorter_hit, _has_groups),
+    "drafts-shorter-hit": HandmadeCase(_shorter_hit, _drafts_in_groups),
     "drafts-slots-of-a-chunk": HandmadeCase(_slots_of_a_chunk, _fills_wide_states),
     "drafts-padding-cut": HandmadeCase(_padding_is_cut, lambda rules: rules.drafts_with_states),
 }

@@ -16,6 +16,11 @@ tests/costs/hardware/recorded_blocks.csv:
 - The peak is the larger of these two. A mixture of experts also needs persistent buffers: for each
   token and selected expert, three vectors of the expert's width and one of the hidden size (not
   with mxfp4).
+- Weights: vLLM pads the width and the hidden size of mxfp4 experts (gpt-oss) to multiples that the
+  kernel needs (``create_weights`` in ``quantization/mxfp4.py``): Marlin 128 and 256, FlashInfer on
+  compute capability 10 256 and 256. With triton_kernels the hidden size takes a multiple of 256,
+  as a log shows (vllm-project/vllm#33155). On Hopper, releases before 0.12 run Marlin, as logs show
+  (#23278); later ones run triton_kernels.
 - Memory outside torch: 0.13 GiB, or 0.25 GiB from 0.18 on, and 1.9 GiB more if GPUs communicate.
 - CUDA graphs: 1 GB from 0.20 on.
 
@@ -40,7 +45,12 @@ from simkv.costs.hardware.model_architecture import (
     MoeMlp,
     Recurrent,
 )
-from simkv.costs.hardware.model_memory import kv_bytes, state_bytes, weight_bytes
+from simkv.costs.hardware.model_memory import (
+    ExpertPadding,
+    kv_bytes,
+    state_bytes,
+    weight_bytes,
+)
 from simkv.costs.hardware.replica_hardware import Hardware, add_layers
 from simkv.schedulers.engine_registry import ENGINES
 
@@ -54,6 +64,9 @@ SAMPLER_BYTES = {"0": 37, "0.10": 14, "0.11.1": 37, "0.17": 14}
 NON_TORCH_GIB = {"0": 0.13, "0.18": 0.25}
 #: Additional GiB if GPUs communicate.
 COLLECTIVES_GIB = 1.9
+#: Padding of mxfp4 experts by kernel, and first release that runs triton_kernels on Hopper.
+MARLIN_PADDING, TRITON_PADDING = ExpertPadding(128, 256), ExpertPadding(64, 256)
+BLACKWELL_PADDING, TRITON_EXPERTS_SINCE = ExpertPadding(256, 256), "0.12"
 #: Bytes of CUDA graphs, and the first release that reserves memory for them.
 CUDA_GRAPH_BYTES, CUDA_GRAPH_BYTES_SINCE = 1_000_000_000, "0.20"
 #: Tokens in the smallest block of attention kernels; the size of blocks with a state is a multiple
@@ -127,7 +140,10 @@ def compute_kv_capacity(hardware: Hardware, setting: ExecutionSettings) -> KvCap
     """
     sizing = _sizing(setting)
     hardware = add_layers(hardware, setting.draft_layers)
-    weights, size = weight_bytes(hardware), block_size(hardware, setting)
+    weights, size = (
+        weight_bytes(hardware, _padding(hardware, setting)),
+        block_size(hardware, setting),
+    )
     block = block_bytes(hardware, setting)
     if sizing == "static":
         free = hardware.gpu.memory_bytes - SGLANG_CONTEXT
@@ -154,6 +170,17 @@ def compute_kv_capacity(hardware: Hardware, setting: ExecutionSettings) -> KvCap
         block_bytes=block,
         block_size=size,
     )
+
+
+def _padding(hardware: Hardware, setting: ExecutionSettings) -> ExpertPadding:
+    """Return the padding of experts on the hardware."""
+    if hardware.experts != "mxfp4" or _sizing(setting) != "measured by release":
+        return ExpertPadding()
+    capability = hardware.gpu.capability or (0, 0)
+    if (10, 0) <= capability < (11, 0):
+        return BLACKWELL_PADDING
+    triton = (9, 0) <= capability < (10, 0) and is_since(_release(setting), TRITON_EXPERTS_SINCE)
+    return TRITON_PADDING if triton and "marlin" not in hardware.kernels else MARLIN_PADDING
 
 
 def _sizing(setting: ExecutionSettings) -> KvSizing:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import NamedTuple
+
 from simkv.costs.hardware.model_architecture import (
     Attention,
     Gqa,
@@ -23,18 +26,34 @@ INDEX_SCALE_BYTES = 4
 SPARSE_FP8_TOKEN_BYTES = 656
 
 
-def weight_bytes(hardware: Hardware) -> int:
-    """Return the bytes of weights per GPU.
+class ExpertPadding(NamedTuple):
+    """Numbers of which the width of an expert on one GPU and its hidden size must be multiples."""
+
+    width: int = 1
+    hidden: int = 1
+
+    def apply(self, mlp: MoeMlp, hidden: int, expert_tp: int) -> int:
+        """Return the number of parameters of all experts with padding."""
+        width = expert_tp * _round_up(mlp.intermediate // expert_tp, self.width)
+        return replace(mlp, intermediate=width).expert_weights(_round_up(hidden, self.hidden))
+
+
+def _round_up(size: int, unit: int) -> int:
+    return -(-size // unit) * unit
+
+
+def weight_bytes(hardware: Hardware, padding: ExpertPadding | None = None) -> int:
+    """Return the bytes of weights per GPU, with ``padding`` of the experts.
 
     The embedding, the output head, the router and the norms have 16 bits per number.
     """
-    model = hardware.architecture
+    model, padding = hardware.architecture, padding or ExpertPadding()
     norms = 2 * (2 * model.depth + 1) * model.hidden
-    layers = sum(part.count * _layer(part, hardware) for part in model.layers)
+    layers = sum(part.count * _layer(part, hardware, padding) for part in model.layers)
     return int(norms + 2 * model.embeddings / hardware.tp + layers)
 
 
-def _layer(part: LayerSpec, hardware: Hardware) -> float:
+def _layer(part: LayerSpec, hardware: Hardware, padding: ExpertPadding) -> float:
     hidden = hardware.architecture.hidden
     attention = find_number_format(hardware.attention).bytes * _attention(
         part.attention, hardware, hidden
@@ -42,7 +61,8 @@ def _layer(part: LayerSpec, hardware: Hardware) -> float:
     dense = find_number_format(hardware.weights).bytes
     if not isinstance(part.mlp, MoeMlp):
         return attention + dense * part.mlp.weights(hidden) / hardware.tp
-    experts = find_number_format(hardware.experts).bytes * part.mlp.expert_weights(hidden)
+    numbers = padding.apply(part.mlp, hidden, hardware.expert_tp)
+    experts = find_number_format(hardware.experts).bytes * numbers
     shared = dense * part.mlp.shared_weights(hidden) / hardware.tp
     router = 2 * hidden * part.mlp.experts
     return attention + experts / hardware.gpus + shared + router

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt, Le, Lt
 
 from simkv.core.engine_flags import Flag, KnobSource
+from simkv.core.engine_version import is_since
 from simkv.core.policy_language import parse_policy
 from simkv.core.scheduler_protocol import MAX_BLOCK_SIZE, MAX_BLOCKS, blocks_for
 from simkv.schedulers.rule_fields import described_rules
@@ -19,6 +20,7 @@ from simkv.schedulers.vllm.layer_group_parser import (
     parse_layer_group,
 )
 from simkv.schedulers.vllm.policy_hooks import POLICY_HOOKS
+from simkv.schedulers.vllm.release_knobs import ALL_GROUPS_SINCE
 from simkv.schedulers.vllm.release_rules import NEWEST, VllmRules
 from simkv.schedulers.vllm.versions import ReleaseNames, find_rules
 
@@ -544,6 +546,7 @@ class VllmConfig:
                 f"kv_cache_groups: {list(self.kv_cache_groups)} describe layers of the same "
                 f"kind, which form one group in vLLM; use [{self.kv_cache_groups[0]}]"
             )
+        self._check_old_groups(kinds)
         self._check_sizes(kinds)
         for kind in kinds:
             self._check_chunk(kind.chunk)
@@ -554,6 +557,25 @@ class VllmConfig:
             raise ValueError(
                 f"num_gpu_blocks: {usable} usable blocks, but a sequence of max_model_len "
                 f"{self.max_model_len} needs {needed} in {len(kinds)} groups"
+            )
+
+    def _check_old_groups(self, kinds: tuple[LayerKind, ...]) -> None:
+        if is_since(self.variant, ALL_GROUPS_SINCE):
+            return
+        plain = {kind for kind in kinds if not kind.window}
+        windows = {kind for kind in kinds if kind.window}
+        full = LayerKind(0, 0, states=False, block_size=self.block_size)
+        sizes = {kind.block_size for kind in kinds}
+        if plain != {full} or len(windows) != 1 or sizes != {self.block_size}:
+            raise ValueError(
+                f"kv_cache_groups: {list(self.kv_cache_groups)} is not modelled for vLLM "
+                f"{self.variant}, only full attention together with one window, as in [0, 128]; "
+                f"use vLLM {ALL_GROUPS_SINCE} or later"
+            )
+        if self.num_speculative_tokens:
+            raise ValueError(
+                f"kv_cache_groups: not modelled with num_speculative_tokens for vLLM "
+                f"{self.variant}; use [0], or vLLM {ALL_GROUPS_SINCE} or later"
             )
 
     def _check_sizes(self, kinds: tuple[LayerKind, ...]) -> None:

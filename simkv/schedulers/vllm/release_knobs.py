@@ -16,7 +16,9 @@ class ReleasedKnob(NamedTuple):
     """A setting that is available from release ``since`` on and before release ``until``.
 
     Other releases accept only the value ``value``. ``why`` is the error message for releases before
-    ``since``, and ``why_ended`` the one for releases from ``until`` on.
+    ``since``, and ``why_ended`` the one for releases from ``until`` on. ``gap`` is a range of
+    releases (the second one excluded) in which the setting is not available for the reason
+    ``why_gap``.
     """
 
     since: str
@@ -24,7 +26,13 @@ class ReleasedKnob(NamedTuple):
     why: str = ADDED
     until: str | None = None
     why_ended: str = ""
+    gap: tuple[str, str] | None = None
+    why_gap: str = ""
 
+
+#: First release for which groups of all kinds are modelled. For earlier releases, only full
+#: attention together with one length of sliding windows is modelled.
+ALL_GROUPS_SINCE = "0.21"
 
 #: Knobs by the release that introduced them, oldest first.
 RELEASED_KNOBS: Mapping[str, ReleasedKnob] = {
@@ -34,6 +42,14 @@ RELEASED_KNOBS: Mapping[str, ReleasedKnob] = {
         "fcfs",
         "not modelled for vLLM {{version}}, which crashes with priority when it preempts a request "
         "that it scheduled in the same step; use fcfs, or vLLM {since}",
+    ),
+    "kv_cache_groups": ReleasedKnob(
+        "0.10",
+        (0,),
+        MODELLED,
+        gap=("0.20", "0.21"),
+        why_gap="not modelled for vLLM {version}, which crashes because it counts fewer blocks "
+        "than it allocates (get_num_blocks_to_allocate); remove it",
     ),
     "kv_connector": ReleasedKnob("0.11", None, MODELLED),
     "kv_role": ReleasedKnob("0.11", None, MODELLED),
@@ -45,7 +61,6 @@ RELEASED_KNOBS: Mapping[str, ReleasedKnob] = {
     ),
     "num_speculative_tokens": ReleasedKnob("0.12", 0, MODELLED),
     "scheduler_reserve_full_isl": ReleasedKnob("0.19", False),
-    "kv_cache_groups": ReleasedKnob("0.21", (0,), MODELLED),
     "mamba_cache_mode": ReleasedKnob(
         "0.21",
         None,
@@ -76,9 +91,11 @@ RELEASED_KNOBS: Mapping[str, ReleasedKnob] = {
 def fixed_knobs(release: str) -> dict[str, FixedKnob]:
     """Return the settings that cannot be changed in a release, a mapping from names to values."""
     fixed: dict[str, FixedKnob] = {}
-    for knob, (since, value, why, until, why_ended) in RELEASED_KNOBS.items():
+    for knob, (since, value, why, until, why_ended, gap, why_gap) in RELEASED_KNOBS.items():
         if not is_since(release, since):
             fixed[knob] = FixedKnob(value, why.format(since=since))
+        elif gap is not None and is_since(release, gap[0]) and not is_since(release, gap[1]):
+            fixed[knob] = FixedKnob(value, why_gap)
         elif until is not None and is_since(release, until):
             fixed[knob] = FixedKnob("align", why_ended.format(until=until))
     return fixed

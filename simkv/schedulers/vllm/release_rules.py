@@ -231,6 +231,14 @@ class VllmRules:
         since="0.23",
         hidden_by=("reuses_uncached_first",),
     )
+    reserves_whole_windows: bool = _window(
+        "If the whole sequence must fit at admission, a group with a window counts the blocks of "
+        "the whole sequence.",
+        "The group counts at most the blocks that a request holds at a time.",
+        source="KVCacheManager.allocate_slots",
+        until="0.20",
+        shown_since="0.19",
+    )
     frees_after_steps: bool = _window(
         "Blocks that have left the window are freed when no step in flight reads them.",
         "They are freed immediately.",

@@ -18,6 +18,7 @@ from simkv.schedulers.vllm.execution_settings import derive_settings, graph_size
 from simkv.schedulers.vllm.launcher_defaults import LAUNCH
 from simkv.schedulers.vllm.policy_hooks import POLICY_HOOKS
 from simkv.schedulers.vllm.recording import RECORDING
+from simkv.schedulers.vllm.release_knobs import ALL_GROUPS_SINCE
 from simkv.schedulers.vllm.release_rules import VllmRules
 from simkv.schedulers.vllm.server_options import BALANCER_S, CACHE_LINES, OPTIONS
 from simkv.schedulers.vllm.versions import (
@@ -106,6 +107,7 @@ VLLM = EngineSpec(
     cache_example="vLLM's '# GPU blocks: 2588' or 'GPU KV cache size: 41,408 tokens'",
     memory="num_gpu_blocks",
     groups="kv_cache_groups",
+    all_groups_since=ALL_GROUPS_SINCE,
     checkpoints="mamba_prefill_checkpoints",
     longest="max_model_len",
     lora="enable_lora",

@@ -7,7 +7,7 @@ block holds ``block_size`` tokens of one group. Blocks that have left the window
 freed while the request runs.
 
 Source: ``single_type_kv_cache_manager.py`` and ``kv_cache_coordinator.py`` in ``vllm/v1/core``,
-since 0.21.0:
+since 0.10:
 
 - A hit needs all blocks up to its end in groups without a window. In groups with a window it needs
   the blocks in the window before the next token.
@@ -16,7 +16,8 @@ since 0.21.0:
   block.
 - A running request frees the blocks behind its windows before it allocates new ones.
 - If the whole sequence must fit at admission, a group with a window counts no more than the maximum
-  number of blocks that it holds at a time.
+  number of blocks that it holds at a time. With the rule ``reserves_whole_windows``, it counts all
+  blocks.
 - Groups can have different block sizes (Gemma 4). Cache keys are computed for blocks of
   ``block_size``, the smallest size; a larger block has the key of its last part. Hits end, and
   blocks are registered, at common multiples of all sizes.
@@ -67,6 +68,7 @@ class WindowMemory(VllmMemory):
         self._unit, size = lcm(*self._sizes), config.block_size
         self._fills = self._unit if rules.caches_aligned_only else size
         self._most = [config.most_blocks(kind) for kind in config.layer_kinds]
+        self._bounded = not rules.reserves_whole_windows
         self._processed = rules.frees_after_steps
         self._peek = 0  # tokens after the longest possible hit that are also looked up
         self._keyless_behind = rules.reuses_uncached_first or rules.reuses_uncached_windows_first
@@ -200,9 +202,10 @@ class WindowMemory(VllmMemory):
         """Return the maximum number of blocks of a sequence up to ``end``, excluding its
         prefix-cache hit.
         """
+        limits = self._most if self._bounded else [blocks_for(end, size) for size in self._sizes]
         return sum(
             max(min(blocks_for(end, size), most) - start // size, 0)
-            for size, most in zip(self._sizes, self._most, strict=True)
+            for size, most in zip(self._sizes, limits, strict=True)
         )
 
     def _agreed(self, found: list[array[int]], tokens: int) -> tuple[int, int]:

@@ -17,6 +17,7 @@ import pytest
 from simkv.core.execution_settings import ExecutionSettings
 from simkv.costs.hardware.kv_capacity import GIB, compute_kv_capacity
 from simkv.costs.hardware.model_gpu_catalog import find_architecture, find_gpu
+from simkv.costs.hardware.model_memory import weight_bytes
 from simkv.costs.hardware.replica_hardware import make_hardware
 from simkv.schedulers.sglang.config import SglangConfig
 from simkv.schedulers.sglang.execution_settings import derive_settings as sglang_setting
@@ -154,3 +155,27 @@ def test_draft_layer_has_weights_and_kv() -> None:
     assert drafts.block_bytes / plain.block_bytes == pytest.approx(62 / 61)
     experts = 256 * 3 * 7168 * 2048 / 8  # parameters per GPU, one byte each
     assert experts < drafts.weights - plain.weights < 1.1 * experts
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "release", "loaded"),
+    [  # "Model loading took ... GiB": vllm-project/vllm#23278, #33155; myoceane.fr (recorded_blocks)
+        ("gpt-oss-120b", "H100", "0.10.1.1", 65.97),
+        ("gpt-oss-120b", "H100", "0.14.0", 64.38),
+        ("gpt-oss-20b", "A100-80GB", "0.19.0", 13.72),
+    ],
+)
+def test_padded_experts_match_logged_weights(
+    model: str, gpu: str, release: str, loaded: float
+) -> None:
+    hardware = make_hardware(find_gpu(gpu), find_architecture(model))
+    setting = ExecutionSettings("vllm", release, 8192, 1024, memory_share=0.9)
+    assert compute_kv_capacity(hardware, setting).weights / GIB == pytest.approx(loaded, rel=0.006)
+
+
+def test_padding_depends_on_the_width_of_experts_on_each_gpu() -> None:
+    """On 4 GPUs the width is 720: Marlin pads it to 768 and the hidden size from 2,880 to 3,072."""
+    hardware = make_hardware(find_gpu("H100"), find_architecture("gpt-oss-120b"), tp=4)
+    setting = ExecutionSettings("vllm", "0.11.0", 8192, 256, memory_share=0.9)
+    more = compute_kv_capacity(hardware, setting).weights - weight_bytes(hardware)
+    assert more == pytest.approx(36 * 128 * 3 * (768 * 3072 - 720 * 2880) * 4.25 / 8, rel=1e-6)
