@@ -80,8 +80,9 @@ _at_start = partial(rule, at_start=True)
 _step = partial(rule, "Steps")
 _priority = partial(rule, "Priority", knobs=("policy",))
 _lora = partial(rule, "LoRA")
-_window = partial(rule, "Sliding windows", knobs=("kv_cache_groups",))
-_state = partial(rule, "Layers with states", knobs=("kv_cache_groups",))
+# Recordings of 0.10 to 0.19 have only groups with full attention and one window.
+_window = partial(rule, "Sliding windows", knobs=("kv_cache_groups",), shown_since="0.21")
+_state = partial(rule, "Layers with states", knobs=("kv_cache_groups",), shown_since="0.21")
 _draft = partial(rule, "Speculative decoding", knobs=("num_speculative_tokens",))
 _host = partial(rule, "KV in host memory", knobs=("num_cpu_blocks",))
 _transfer = partial(rule, "KV from other replicas", knobs=("kv_connector",))
@@ -237,7 +238,7 @@ class VllmRules:
         "The group counts at most the blocks that a request holds at a time.",
         source="KVCacheManager.allocate_slots",
         until="0.20",
-        shown_since="0.19",
+        shown_since="0.33",
     )
     frees_after_steps: bool = _window(
         "Blocks that have left the window are freed when no step in flight reads them.",
