@@ -159,7 +159,7 @@ def test_draft_layer_has_weights_and_kv() -> None:
 
 @pytest.mark.parametrize(
     ("model", "gpu", "release", "loaded"),
-    [  # "Model loading took ... GiB": vllm-project/vllm#23278, #33155; myoceane.fr (recorded_blocks)
+    [  # "Model loading took": vllm-project/vllm#23278, #33155; myoceane.fr (recorded_blocks.csv)
         ("gpt-oss-120b", "H100", "0.10.1.1", 65.97),
         ("gpt-oss-120b", "H100", "0.14.0", 64.38),
         ("gpt-oss-20b", "A100-80GB", "0.19.0", 13.72),
