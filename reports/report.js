@@ -386,7 +386,7 @@ const LANES = {
     let count = 0;
     for (let lane = first; lane < last && count <= this.marksAtMost; lane++) {
       const outcome = variant.outcome(variant.drawn[lane]);
-      if (outcome.key === "finished") continue;
+      if (outcome.served) continue;
       count++;
       if (!points.has(outcome)) points.set(outcome, { x: [], y: [] });
       points.get(outcome).x.push(variant.requests.ended[variant.drawn[lane]]);
@@ -1461,7 +1461,7 @@ const COLUMNS = [
 function fillTable() {
   const variant = pairNow()[table.index];
   const [, , value] = COLUMNS.find(([key]) => key === table.sort);
-  const failed = (p) => variant.outcome(p).key !== "finished";
+  const failed = (p) => !variant.outcome(p).served;
   const places = [...Array(variant.size).keys()].filter((p) => table.filter === "all" || failed(p));
   const key = (p) => value(variant, p);
   const sign = table.down ? -1 : 1;
@@ -1531,7 +1531,7 @@ function choosePair() {
 function worstOf(variant) {
   const { arrival, ended } = variant.requests;
   let worst = 0;
-  const rank = (p) => (variant.outcome(p).key === "finished" ? 0 : 1e12) + ended[p] - arrival[p];
+  const rank = (p) => (variant.outcome(p).served ? 0 : 1e12) + ended[p] - arrival[p];
   for (let p = 1; p < variant.size; p++) if (rank(p) > rank(worst)) worst = p;
   return worst;
 }
