@@ -168,6 +168,35 @@ class WeightedConfig(_Router):
     """Random seed for ties."""
 
 
+class SessionAdmissionConfig(_Router):
+    """Hold the requests of sessions whose contexts do not fit into the replicas.
+
+    These are the rules of ThunderAgent (arXiv 2602.13692) and of the plugin that llm-d's router
+    adopts from it (llm-d/llm-d-router#2964). The context of an admitted session counts on one
+    replica, also while the session is idle. A new session is admitted if its context fits and no
+    session is paused. Every ``interval`` (s), idle sessions are paused on replicas whose contexts
+    exceed ``capacity_tokens``, smallest first, and paused sessions that fit are resumed. The router
+    holds the requests of paused sessions. Replicas cannot fail, drain or be scaled.
+    """
+
+    name: Literal["session_admission"] = "session_admission"
+    capacity_tokens: Annotated[int, Field(gt=0)]
+    """Tokens of context that fit into one replica: KV blocks times block size."""
+    half_life: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """Half-life of the context of idle sessions when the router decides which sessions to resume
+    (s). ThunderAgent uses 1 s if its decay is on. Default: no decay; sessions that ended then count
+    until they are paused."""
+    buffer_tokens: Annotated[int, Field(ge=0)] = 100
+    """Tokens that are added to the context of each session."""
+    first_estimate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    """Estimated divided by real tokens of the prompts that arrive before the first answer.
+    ThunderAgent assumes five characters per token until then."""
+    interval: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 5.0
+    """Interval at which sessions are resumed and paused (s)."""
+    forced_after: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1800.0
+    """Time after which a held request is sent, whether its session fits or not (s)."""
+
+
 RouterConfig = (
     RoundRobinConfig
     | RandomConfig
@@ -176,6 +205,7 @@ RouterConfig = (
     | SessionConfig
     | CacheAwareConfig
     | WeightedConfig
+    | SessionAdmissionConfig
 )
 
 
@@ -386,6 +416,19 @@ class FleetSection(FleetSettings):
             if getattr(self, name):
                 raise ValueError(f"{name}: cannot be combined with roles prefill and decode")
 
+    def _check_admission(self) -> None:
+        if isinstance(self.decode_router, SessionAdmissionConfig):
+            raise ValueError("decode_router: session_admission works only as router")
+        if not isinstance(self.router, SessionAdmissionConfig):
+            return
+        if self.disaggregated:
+            raise ValueError(
+                "router: session_admission cannot be combined with roles prefill and decode"
+            )
+        for name in ("failures", "drains", "autoscale", "start_cold", "lockstep"):
+            if getattr(self, name):
+                raise ValueError(f"{name}: cannot be combined with the router session_admission")
+
     @field_validator("failures", "drains")
     @classmethod
     def _one_at_a_time(cls, outages: list[Outage]) -> list[Outage]:
@@ -411,6 +454,7 @@ class FleetSection(FleetSettings):
         if self.lockstep and (self.failures or self.drains or self.autoscale or self.start_cold):
             raise ValueError("lockstep: cannot be combined with failing or scaled replicas")
         self._check_roles()
+        self._check_admission()
         if self.autoscale is None:
             return self
         if not isinstance(self.replicas, int):

@@ -42,6 +42,18 @@ def _router(draw: Draw) -> dict[str, Any]:
     return knobs
 
 
+def _admission(draw: Draw) -> dict[str, Any]:
+    return {
+        "name": "session_admission",
+        "capacity_tokens": draw(st.sampled_from([1, 30, 200])),
+        "half_life": draw(st.sampled_from([None, 0.5])),
+        "buffer_tokens": draw(st.sampled_from([0, 5])),
+        "interval": draw(st.sampled_from([0.5, 5.0])),
+        "forced_after": draw(st.sampled_from([1.0, 20.0])),
+        "first_estimate": draw(st.sampled_from([0.5, 1.0])),
+    }
+
+
 def _replicas(draw: Draw, scenario: Scenario) -> Any:
     loras = any(request.lora for request in scenario.workload.requests or ())
     if loras or draw(st.booleans()):  # other engines may not support adapters
@@ -72,7 +84,9 @@ def fleets(draw: Draw, engine: str, variant: str) -> Scenario:
         "cold_start": draw(rarely(st.sampled_from([0.5, 3.0]))) or 0.0,
         "start_cold": draw(rarely(st.just(value=True))) or False,
     }
-    if isinstance(section["replicas"], int):
+    if draw(rarely(st.just(value=True))):
+        section |= {"router": _admission(draw), "failures": [], "drains": [], "start_cold": False}
+    elif isinstance(section["replicas"], int):
         section["autoscale"] = draw(rarely(_autoscale(section["replicas"])))
     if most := draw(rarely(_whole(1, 3))):
         workload = scenario.workload.model_copy(update={"max_concurrency": most})

@@ -8,7 +8,7 @@ from itertools import islice, zip_longest
 import simpy
 
 from simkv.core.outcome import Outcome
-from simkv.core.request import Request
+from simkv.core.request import Prompt, Request
 from simkv.scenario.fleet_section import FleetSettings, Outage
 from simkv.sim.clock import ExactTimeout, SimProcess
 from simkv.sim.engine import Engine
@@ -19,6 +19,7 @@ from simkv.sim.fleet.load_signals import LoadBoard
 from simkv.sim.fleet.recurring_tasks import RecurringTasks
 from simkv.sim.fleet.replica_lifetime import ReplicaLifetime
 from simkv.sim.fleet.routers import LoadSignal, Router
+from simkv.sim.fleet.session_admission import SessionAdmission
 from simkv.sim.replica_base import LEAVING_REASONS, Replica, assign_outcomes, record_cut_off
 from simkv.sim.run_record import EngineHalt, RequestRecord, RunRecord
 
@@ -58,6 +59,7 @@ class Fleet:
     ) -> None:
         self.env = env
         self.router = router
+        self._admission = router if isinstance(router, SessionAdmission) else None
         self.rules = rules or FleetSettings()
         self.size = len(makers)
         self.on_request_end: Callable[[RequestRecord], None] | None = None
@@ -127,6 +129,9 @@ class Fleet:
             self.env.process(self._ticks.every(self._board.interval, self._board.refresh))
         if rules.autoscale:
             self.env.process(self._ticks.every(rules.autoscale.interval, self._scale))
+        if self._admission:
+            interval = self._admission.config.interval
+            self.env.process(self._ticks.every(interval, self._check_sessions))
         yield from ()
 
     def _start(self, replica: int) -> ReplicaLifetime:
@@ -260,7 +265,33 @@ class Fleet:
         if not self._serving:
             self._wait_for_replica(request)
             return
+        if self._admission and not self._admission.admits(request, self._replicas()):
+            self._wait_for_replica(request)
+            self.env.process(self._force(request))
+            return
+        self._submit(request)
+
+    def _submit(self, request: Request) -> None:
         self._choose(self._serving, self.router, self._board, request).engine.submit(request)
+
+    def _replicas(self) -> list[int]:
+        return [lifetime.replica for lifetime in self._serving]
+
+    def _check_sessions(self) -> float:
+        """Resume and pause sessions; send the requests that the router held until now."""
+        assert self._admission
+        self._submit_held(self._admission.check(self.env.now))
+        return 0.0
+
+    def _force(self, request: Request) -> SimProcess:
+        """SimPy process: send a request that the router has held for too long."""
+        assert self._admission
+        yield self.env.timeout(self._admission.config.forced_after)
+        self._submit_held(self._admission.force(request))
+
+    def _submit_held(self, prompts: Iterable[Prompt]) -> None:
+        for prompt in prompts:
+            self._submit(self._unrouted.requests.pop(prompt.id).request)
 
     def _choose(
         self,
@@ -327,6 +358,9 @@ class Fleet:
         """Remove an ended request from the requests in the fleet, and call the functions that wait
         for its end.
         """
+        if self._admission:
+            tokens = life.request.prompt_tokens + life.tokens
+            self._admission.ended(life.request, tokens, self.env.now)
         if life.request.id in self._in_system:
             self._integrate()
             self._in_system.discard(life.request.id)

@@ -40,11 +40,13 @@ from simkv.scenario.fleet_section import (
     PowerOfTwoConfig,
     RandomConfig,
     RouterConfig,
+    SessionAdmissionConfig,
     SessionConfig,
     WeightedConfig,
     _Affine,
     _Scored,
 )
+from simkv.sim.fleet.session_admission import SessionAdmission
 
 #: Type of a function that returns the session of a request.
 SessionLookup = Callable[[Prompt], Hashable]
@@ -306,6 +308,8 @@ def build_router(config: RouterConfig, session: SessionLookup) -> Router:
             return PrefixAffinityRouter(config)
         case WeightedConfig():
             return WeightedRouter(config)
+        case SessionAdmissionConfig():
+            return SessionAdmission(config, session)
         case _:
             return RoundRobinRouter()
 
