@@ -1,6 +1,6 @@
 """Write docs/incidents/agent-sessions.md: ``python -m dev.agent_sessions_page PAGE``.
 
-The simulations take about ten minutes.
+The simulations take about ten minutes and need ``simkv[hardware]``.
 """
 
 from __future__ import annotations
