@@ -177,7 +177,7 @@ def follow(
 
             followed = follow_release(engine, driven.form, drawn, recorded, time_limit)
     newest = next(iter(distinct_releases(engine)))
-    page = words.render_follow_report(f"{driven.title} {found}", newest, driven.form, followed)
+    page = words.render_follow_report(f"{driven.title} {found}", newest, followed)
     if report is not None:
         write_bytes(report, page.encode())
     print(page.removeprefix("# "), end="")

@@ -204,15 +204,6 @@ def _header(recorder: Recorder, requests: Iterable[Request]) -> RecordingLine:
         "variant": config.variant,
         "source": f"simkv, {find_engine_spec(config).variant(config.variant).source}",
         "config": recorder.recording.knobs(config),
-        "requests": [
-            {
-                "id": r.id,
-                "arrival_step": recorder.added[r.id],
-                "prompt_tokens": r.prompt_tokens,
-                "output_tokens": r.output_tokens,
-                **recorder.recording.shown(r),
-            }
-            for r in requests
-        ],
+        "requests": [recorder.recording.request_line(r, recorder.added[r.id]) for r in requests],
     }
     return header | ({"aborts": recorder.aborts} if recorder.aborts else {})

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from simkv.core.request import Prompt
+from simkv.core.request import Prompt, Request
 from simkv.core.scheduler_protocol import Batch
 
 RecordingLine = dict[str, Any]
@@ -82,3 +82,13 @@ class RecordingFormat:
     drains: bool = False
     handles_aborts: bool = True
     ticks: TickFormat | None = None
+
+    def request_line(self, request: Request, step: int) -> RecordingLine:
+        """Return the recorded fields of a request that arrives before ``step``."""
+        return {
+            "id": request.id,
+            "arrival_step": step,
+            "prompt_tokens": request.prompt_tokens,
+            "output_tokens": request.output_tokens,
+            **self.shown(request),
+        }

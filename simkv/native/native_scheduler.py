@@ -8,18 +8,18 @@ import atexit
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from functools import lru_cache
+from multiprocessing.connection import Connection, Pipe
+from multiprocessing.reduction import send_handle
 from pathlib import Path
 from typing import Any
 
 from simkv.core.errors import InputError
 from simkv.core.request import Prompt
 from simkv.core.scheduler_protocol import Batch, Completion
-from simkv.native.wire import receive, send, unpack_batch
 
 #: Wall-clock limit of a call (s). A longer call counts as hanging even if it uses little CPU.
 WALL_SECONDS = 60.0
@@ -52,20 +52,18 @@ class NativeScheduler:
     ) -> None:
         self._process = _process(engine, folder, os.getpid())
         self._to = self._process.connect()
-        self._to.settimeout(None if _debugged is not None else WALL_SECONDS)
         self._folder = folder
         self.failure = ""
         self._now = 0.0
-        self._news: list[tuple[Any, ...]] = []
+        self._news: list[Prompt | int] = []  # new requests, and the ids of aborted requests
         self._live: set[int] = set()
         self._copies: set[int] = set()  # under way between GPU and host memory
         self._reported: list[int] = []
         self._has_news = False
-        send(self._to, (dict(knobs), {k: dict(v) for k, v in native.items()}, _debugged))
-        answer = self._answer()
+        started = self._exchange("start", knobs, native, _debugged)
         if self.failure:
             raise InputError(f"{folder}: {self.failure}")
-        _, self._num_blocks, self._depth = answer
+        self._num_blocks, self._depth = started
         self._counts = (0, 0, self._num_blocks)
 
     @property
@@ -86,7 +84,7 @@ class NativeScheduler:
     @property
     def num_waiting(self) -> int:
         """Length of the waiting queue."""
-        return self._counts[0] + sum(len(message) > 1 for message in self._news)
+        return self._counts[0] + sum(isinstance(message, Prompt) for message in self._news)
 
     @property
     def num_running(self) -> int:
@@ -100,26 +98,12 @@ class NativeScheduler:
     def add(self, prompt: Prompt) -> None:
         """Add a request; the real scheduler receives it at the next decision."""
         self._live.add(prompt.id)
-        self._news.append(
-            (
-                prompt.id,
-                prompt.prompt_tokens,
-                prompt.max_tokens,
-                prompt.arrival,
-                prompt.priority,
-                prompt.has_images,
-                prompt.ignore_eos,
-                [tuple(segment) for segment in prompt.segments],
-                prompt.lora,
-                prompt.routing_key,
-                prompt.logprobs_from,
-            )
-        )
+        self._news.append(prompt)
 
     def abort(self, request_id: int) -> None:
         """Abort a request; the real scheduler receives the abort at the next decision."""
         self._live.discard(request_id)
-        self._news.append((request_id,))
+        self._news.append(request_id)
 
     def schedule(self) -> Batch:
         """Return the decision of the real scheduler."""
@@ -127,8 +111,8 @@ class NativeScheduler:
         answer = self._call("schedule", self._now, news)
         if answer is None:
             return Batch(fatal=self.failure, scheduled=[(i, 0) for i in sorted(self._live)])
-        packed, self._counts = answer
-        batch = unpack_batch(packed)
+        batch: Batch
+        batch, self._counts = answer
         self._has_news = False
         if batch.moves:
             self._copies.update(move.job for move in (*batch.moves.loads, *batch.moves.stores))
@@ -144,9 +128,10 @@ class NativeScheduler:
         answer = self._call("complete", accepted, sorted(ended), copied)
         if answer is None:
             return Completion([], [])
+        completion: Completion
         completion, self._counts = answer
-        self._live.difference_update(completion[1], completion[2])
-        return Completion(*completion)
+        self._live.difference_update(completion.finished, completion.refused)
+        return completion
 
     def moved(self, jobs: Sequence[int]) -> None:
         """Record the numbers of finished copies; the real scheduler receives them with the next
@@ -198,33 +183,26 @@ class NativeScheduler:
         return state
 
     def _call(self, name: str, *given: Any) -> Any:
-        """Call a method of the driver; return its result, or None if this or an earlier call
-        failed.
-        """
-        if self.failure:
-            return None
-        try:
-            send(self._to, (name, *given))
-        except OSError:
-            self.failure = f"{name}: the process of {self._folder} has ended"
-            return None
-        answer = self._answer(name)
-        return None if self.failure else answer[1]
+        """Return the result of a call to the driver, or None if this or an earlier call failed."""
+        return None if self.failure else self._exchange(name, *given)
 
-    def _answer(self, name: str = "start") -> Any:
+    def _exchange(self, name: str, *given: Any) -> Any:
+        """Send a message, and return the answer or None; on an error, set ``failure``."""
         try:
-            answer = receive(self._to)
-        except TimeoutError:
-            self.failure = f"{name}: no answer within {WALL_SECONDS:g} s"
-            self._process.stop()
-            _process.cache_clear()
+            self._to.send((name, *given))
+            if not self._to.poll(None if _debugged is not None else WALL_SECONDS):
+                self.failure = f"{name}: no answer within {WALL_SECONDS:g} s"
+                self._process.stop()
+                _process.cache_clear()
+                return None
+            status, answer = self._to.recv()
         except (EOFError, OSError):
             self.failure = f"{name}: the process of {self._folder} has ended"
-        else:
-            if answer[0] == "failed":
-                self.failure = answer[1]
-            return answer
-        return None
+            return None
+        if status == "failed":
+            self.failure = answer
+            return None
+        return answer
 
     def __del__(self) -> None:
         if to := self.__dict__.get("_to"):
@@ -237,7 +215,7 @@ class SourceProcess:
     """
 
     def __init__(self, engine: str, folder: Path) -> None:
-        self._control, child = socket.socketpair()
+        self._control, child = Pipe()
         quiet = None if _debugged is not None else subprocess.DEVNULL
         root = str(Path(__file__).parents[2])
         # The environment is empty, so that no environment variable of the user affects a decision.
@@ -256,17 +234,17 @@ class SourceProcess:
         child.close()
         atexit.register(self.stop)
         try:
-            answer = receive(self._control)
+            failure = self._control.recv()
         except EOFError:
-            answer = ("failed", "the process that imports it has ended")
-        if answer[0] == "failed":
+            failure = "the process that imports it has ended"
+        if failure:
             self.stop()
-            raise InputError(f"{folder}: {answer[1]}")
+            raise InputError(f"{folder}: {failure}")
 
-    def connect(self) -> socket.socket:
-        """Start a child process for a new scheduler and return a connection to it."""
-        ours, child = socket.socketpair()
-        socket.send_fds(self._control, [b"+"], [child.fileno()])
+    def connect(self) -> Connection:
+        """Return a connection to a new child, which will build a scheduler."""
+        ours, child = Pipe()
+        send_handle(self._control, child.fileno(), self._child.pid)
         child.close()
         return ours
 

@@ -12,23 +12,23 @@ import os
 import pdb
 import random
 import signal
-import socket
 import sys
 import time
 import traceback
 import uuid
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle
 from pathlib import Path
 from typing import Any
 
 from simkv.core.errors import InputError
-from simkv.core.request import Prompt, Segment
+from simkv.core.request import Prompt
 from simkv.core.scheduler_protocol import Batch
+from simkv.native.driver_protocol import Counts
 from simkv.native.import_stubs import MissingImport
 from simkv.native.native_engines import NATIVE_ENGINES
-from simkv.native.wire import pack_batch, pack_completion, receive, send
 
 #: CPU time limit of one call of a scheduler (s).
 CPU_SECONDS = 10.0
@@ -59,19 +59,19 @@ class SimulatedWorld:
 class DriverServer:
     """Server for the calls of one ``NativeScheduler``."""
 
-    def __init__(self, to: socket.socket, world: SimulatedWorld, engine: str, folder: Path) -> None:
+    def __init__(self, to: Connection, world: SimulatedWorld, engine: str, folder: Path) -> None:
         self.to, self.world, self.folder = to, world, folder
-        knobs, native, self.debugged = receive(to)
+        _, knobs, native, self.debugged = to.recv()
         self.step = 0
         self.driver = NATIVE_ENGINES[engine].build(knobs, native)
 
     def serve(self) -> None:
         """Answer calls until the client closes the connection."""
         driver = self.driver
-        send(self.to, ("ready", driver.num_blocks, driver.pipeline_depth))
+        self.to.send(("done", (driver.num_blocks, driver.pipeline_depth)))
         calls: dict[str, Any] = {
             "schedule": self._schedule,
-            "complete": lambda *given: (pack_completion(driver.complete(*given)), driver.counts()),
+            "complete": lambda *given: (driver.complete(*given), driver.counts()),
             "waiting_ids": driver.waiting_ids,
             "running_ids": driver.running_ids,
             "blocks_held": driver.blocks_held,
@@ -79,36 +79,36 @@ class DriverServer:
             "fingerprint": driver.fingerprint,
         }
         while True:
-            name, *given = receive(self.to)
+            name, *given = self.to.recv()
             try:
                 signal.setitimer(signal.ITIMER_PROF, 0 if self.debugged else CPU_SECONDS)
                 answer = calls[name](*given)
                 signal.setitimer(signal.ITIMER_PROF, 0)
             except CpuLimitExceeded as late:
                 what = f"used more than {CPU_SECONDS:g} s of CPU time"
-                send(self.to, ("failed", f"{self._place(late)}: {name}: {what}"))
+                self.to.send(("failed", f"{self._place(late)}: {name}: {what}"))
             except (Exception, SystemExit) as error:
                 signal.setitimer(signal.ITIMER_PROF, 0)
                 what = f"{type(error).__name__}: {error}".rstrip(": ")
-                send(self.to, ("failed", f"{self._place(error)}: {name}: {what}"))
+                self.to.send(("failed", f"{self._place(error)}: {name}: {what}"))
             else:
-                send(self.to, ("done", answer))
+                self.to.send(("done", answer))
 
-    def _schedule(self, now: float, news: list[tuple[Any, ...]]) -> tuple[Any, Any]:
+    def _schedule(self, now: float, news: list[Prompt | int]) -> tuple[Batch, Counts]:
         """Pass new requests and aborts to the scheduler and return its decision."""
         driver = self.driver
         self.world.now = now
         for message in news:
-            if len(message) == 1:
-                driver.abort(message[0])
+            if isinstance(message, Prompt):
+                driver.add(message)
             else:
-                driver.add(_prompt(*message))
+                driver.abort(message)
         decide: Any = driver.schedule
         if self.step == self.debugged:
             decide = partial(pdb.Pdb(nosigint=True).runcall, decide)
         batch: Batch = decide()
         self.step += 1
-        return pack_batch(batch), driver.counts()
+        return batch, driver.counts()
 
     def _place(self, error: BaseException) -> str:
         return place_of(error, self.folder)
@@ -124,12 +124,6 @@ def place_of(error: BaseException, folder: Path) -> str:
     return str(folder)
 
 
-def _prompt(*fields: Any) -> Prompt:
-    """Return the prompt in a message; its segments are plain tuples."""
-    prompt = Prompt(*fields)
-    return replace(prompt, segments=tuple(Segment(*one) for one in prompt.segments))
-
-
 def _short(file: str, folder: Path) -> str:
     path = Path(file)
     return str(path.relative_to(folder) if path.is_relative_to(folder) else path)
@@ -140,8 +134,8 @@ def _late(*_: object) -> None:
 
 
 def main() -> None:
-    """Import the engine's code, and fork a child process for each socket that is received."""
-    control = socket.socket(fileno=int(sys.argv[1]))
+    """Import the source, and fork a child for each socket that is received."""
+    control = Connection(int(sys.argv[1]))
     engine, folder = sys.argv[2], Path(sys.argv[3])
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -154,22 +148,22 @@ def main() -> None:
             NATIVE_ENGINES[engine].load()
             signal.setitimer(signal.ITIMER_PROF, 0)
         except (InputError, MissingImport) as error:
-            send(control, ("failed", f"{place_of(error, folder)}: {error}"))
+            control.send(f"{place_of(error, folder)}: {error}")
             return
         except CpuLimitExceeded as late:
-            send(control, ("failed", f"{place_of(late, folder)}: its import does not end"))
+            control.send(f"{place_of(late, folder)}: its import does not end")
             return
         except BaseException as error:
             what = error.msg if isinstance(error, SyntaxError) else str(error)
             why = f"cannot be imported: {type(error).__name__}: {what}"
-            send(control, ("failed", f"{place_of(error, folder)}: {why}"))
+            control.send(f"{place_of(error, folder)}: {why}")
             return
-        send(control, ("loaded",))
+        control.send(None)
         while True:
-            asked, sockets, *_ = socket.recv_fds(control, 1, 1)
-            if not asked:
+            try:
+                to = Connection(recv_handle(control))
+            except EOFError:
                 return
-            to = socket.socket(fileno=sockets[0])
             if os.fork() == 0:
                 control.close()
                 _run(to, world, engine, folder)
@@ -177,12 +171,12 @@ def main() -> None:
             to.close()
 
 
-def _run(to: socket.socket, world: SimulatedWorld, engine: str, folder: Path) -> None:
+def _run(to: Connection, world: SimulatedWorld, engine: str, folder: Path) -> None:
     try:
         server = DriverServer(to, world, engine, folder)
     except BaseException as error:
         what = f"{place_of(error, folder)}: {type(error).__name__}: {error}"
-        send(to, ("failed", what.rstrip(": ")))
+        to.send(("failed", what.rstrip(": ")))
         return
     try:
         server.serve()

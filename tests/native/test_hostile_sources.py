@@ -33,7 +33,7 @@ PLANTED = {
         "        scheduled_new_reqs: list[Request] = []\n",
         "        import fancy.limits; assert fancy.limits.most() > 3\n"
         "        scheduled_new_reqs: list[Request] = []\n",
-        "needs limits.most() of fancy, which is not installed",
+        "uses limits.most() of fancy, which is not installed",
         3,
     ),
     "unknown import": ("import itertools\n", "import itertools, fancy.limits\n", "served", 0),

@@ -21,7 +21,7 @@ class CaseRun(ABC):
     """The run of a case (a workload for recordings) until no request remains or no request makes
     progress.
 
-    ``alive`` are the unfinished requests, and ``left`` is the number of tokens that the model still
+    ``alive`` are the unfinished requests, and ``outputs`` is the number of tokens that the model
     emits for each request. After ``idle_limit`` consecutive steps that schedule nothing, the case
     counts as stalled.
     """
@@ -32,7 +32,7 @@ class CaseRun(ABC):
         self.case, self.config = case, case.config
         self.step = 0
         self.alive = {request["id"] for request in case.requests}
-        self.left = {request["id"]: request["output_tokens"] for request in case.requests}
+        self.outputs = {request["id"]: request["output_tokens"] for request in case.requests}
         self._arrived: set[int] = set()
         longest = max(r["prompt_tokens"] + r["output_tokens"] for r in case.requests)
         self._barren_limit = max(MAX_BARREN_STEPS, longest)

@@ -6,7 +6,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from typing import Any
 
+from simkv.conformance.record.case_sampling import cut_segments
 from simkv.conformance.record.recording_case import CaseSchema, RecordingCase
+from simkv.core.recording_format import RecordingFormat, RecordingLine
+from simkv.schedulers.engine_registry import ENGINES
 
 #: Maximum number of cases that are tried; each of them is recorded.
 MAX_TRIES = 600
@@ -53,10 +56,30 @@ def _smaller(case: RecordingCase, form: CaseSchema) -> Iterator[RecordingCase]:
         yield case._replace(aborts=[other for other in aborts if other is not abort])
     yield from (case._replace(config=config) for config in _plainer(case.config, form))
     for index, request in enumerate(requests):
-        for change in form.simplify_request(request):
+        for simpler in _simpler(request, ENGINES[case.config.name].recording):
             rest = [*requests]
-            rest[index] = {**request, **change}
+            rest[index] = simpler
             yield case._replace(requests=rest)
+
+
+def _simpler(line: RecordingLine, recording: RecordingFormat) -> Iterator[RecordingLine]:
+    """Yield variants of a request; each is smaller, earlier or simpler."""
+    for name in ("lora", "routing_key", "logprobs_from"):
+        if line.get(name) is not None:
+            yield {**line, name: None}
+    for name in ("arrival_step", "priority"):
+        if line.get(name, 0) > 0:
+            yield {**line, name: 0}
+    prompt, length, outputs = recording.prompt(line), line["prompt_tokens"], line["output_tokens"]
+    for tokens in sorted({1, length // 2, length - 1}):
+        if 0 < tokens < length:
+            segments = cut_segments(prompt.segments, tokens)
+            shorter = replace(prompt, prompt_tokens=tokens, segments=segments)
+            yield {**line, **recording.shown(shorter), "prompt_tokens": tokens}
+    for tokens in sorted({1, outputs // 2, outputs - 1}):
+        if 0 < tokens < outputs:
+            shorter = replace(prompt, max_tokens=tokens)
+            yield {**line, **recording.shown(shorter), "output_tokens": tokens}
 
 
 def _plainer(config: Any, form: CaseSchema) -> Iterator[Any]:

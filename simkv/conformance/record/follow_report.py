@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields
 
 from simkv.conformance.decision_trace import DecisionTrace
-from simkv.conformance.record.recording_case import CaseSchema
 from simkv.conformance.record.release_follower import FollowResult, UnexplainedCase
 from simkv.core.recording_format import RecordingLine
 from simkv.schedulers.engine_registry import ENGINES
@@ -30,14 +29,12 @@ def headline(release: str, newest: str, found: FollowResult) -> str:
     return f"{release} differs from every combination of known rules"
 
 
-def render_follow_report(release: str, newest: str, form: CaseSchema, found: FollowResult) -> str:
-    """Return a Markdown page with the result, the number of cases and any case that no rules
-    explain.
-    """
+def render_follow_report(release: str, newest: str, found: FollowResult) -> str:
+    """Return a Markdown page with the result, the number of cases and any unexplained case."""
     lines = [f"# {headline(release, newest, found)}", ""]
     lines.append(f"{found.cases} random cases, {found.steps:,} steps of the unmodified scheduler.")
     if found.unexplained:
-        lines += ["", *_unlike(found.unexplained, form)]
+        lines += ["", *_unlike(found.unexplained)]
     return "\n".join([*lines, ""])
 
 
@@ -45,16 +42,17 @@ def _changes(changed: Mapping[str, bool]) -> str:
     return ", ".join(f"`{rule}: {str(value).lower()}`" for rule, value in changed.items())
 
 
-def _unlike(unlike: UnexplainedCase, form: CaseSchema) -> Iterator[str]:
+def _unlike(unlike: UnexplainedCase) -> Iterator[str]:
     header = unlike.trace.header
     yield f"## Case {unlike.name}, reduced"
     yield ""
     yield f"Settings: {_knobs(unlike.trace)}"
     yield ""
-    yield f"| {' | '.join(form.columns)} |"
-    yield f"| {' | '.join('---' for _ in form.columns)} |"
+    fields = dict.fromkeys(name for request in header["requests"] for name in request)
+    yield f"| {' | '.join(fields)} |"
+    yield f"| {' | '.join('---' for _ in fields)} |"
     for request in header["requests"]:
-        yield f"| {' | '.join(column(request) for column in form.columns.values())} |"
+        yield f"| {' | '.join(_shown(request, name) for name in fields)} |"
     yield ""
     if aborts := header.get("aborts"):
         yield f"Aborts (step, phase, request): {json.dumps(aborts)}"

@@ -1,9 +1,9 @@
-"""A workload for recording an engine's released scheduler, and the structure of such workloads."""
+"""A workload for recording an engine's released scheduler, and the settings of such workloads."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from simkv.core.recording_format import RecordingLine
@@ -39,44 +39,13 @@ class RecordingCase(NamedTuple):
 
 @dataclass(frozen=True)
 class CaseSchema:
-    """Structure of the cases of an engine, used to shrink and display a case.
+    """Settings of an engine's cases.
 
     When a case is shrunk, the settings in ``kept`` do not change, because they are sizes or select
     a scheduler. All other settings are reset to their values in ``plain`` or, if missing there, to
-    their defaults. ``cut(request, tokens)`` returns the fields that change if the prompt of a
-    request is shortened to ``tokens``. ``limit`` is the name of the field with the maximum number
-    of output tokens. ``idle`` contains the fields that may be 0. ``columns`` maps table headings to
-    functions that return the cell of a request. ``unnamed`` contains the settings that have other
-    names in the engine.
+    their defaults. Settings in ``unnamed`` have other names in the engine.
     """
 
     kept: Collection[str]
     plain: Mapping[str, Any]
-    cut: Callable[[RecordingLine, int], RecordingLine]
-    limit: str
-    idle: Sequence[str]
-    columns: Mapping[str, Callable[[RecordingLine], str]] = field(default_factory=dict)
     unnamed: Collection[str] = ()
-
-    def simplify_request(self, request: RecordingLine) -> Iterator[RecordingLine]:
-        """Yield dictionaries of changed fields; each one makes a request smaller, earlier or
-        simpler.
-        """
-        for name in ("lora", "routing_key", "logprobs_from"):
-            if request.get(name) is not None:
-                yield {name: None}
-        for name in self.idle:
-            if request.get(name, 0) > 0:
-                yield {name: 0}
-        prompt, outputs = request["prompt_tokens"], request["output_tokens"]
-        for tokens in sorted({1, prompt // 2, prompt - 1}):
-            if 0 < tokens < prompt:
-                yield {"prompt_tokens": tokens, **self.cut(request, tokens)}
-        for tokens in sorted({1, outputs // 2, outputs - 1}):
-            if 0 < tokens < outputs:
-                yield {"output_tokens": tokens, self.limit: tokens}
-
-
-def field_column(name: str) -> Callable[[RecordingLine], str]:
-    """Return a function that returns the field ``name`` of a request as text for a table column."""
-    return lambda request: str(request[name])

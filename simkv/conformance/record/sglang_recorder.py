@@ -42,6 +42,7 @@ class SglangRun(CaseRun):
         self.engine = SglangEngine(case.config, lambda: float(self.step))
         self._in_flight: deque[Any] = deque()
         self._lost: list[int] = []
+        self._left = {**self.outputs}
         self._emitted = 0
 
     def arrive(self, request: RecordingLine) -> None:
@@ -79,7 +80,7 @@ class SglangRun(CaseRun):
         elif (not batch and not overlap) or not (batch or last):
             engine.rest()
         scheduler.last_batch = batch
-        line |= {"finished": [i for i in ended if i not in engine.refused], **self._left(batch)}
+        line |= {"finished": [i for i in ended if i not in engine.refused], **self._after(batch)}
         return line, self._emitted
 
     def _launched(self, batch: Any) -> RecordingLine:
@@ -96,10 +97,10 @@ class SglangRun(CaseRun):
     def _ends(self, i: int) -> bool:
         """Count a token of a request and return whether it is the last."""
         self._emitted += 1
-        self.left[i] -= 1
-        return not self.left[i]
+        self._left[i] -= 1
+        return not self._left[i]
 
-    def _left(self, batch: Any) -> RecordingLine:
+    def _after(self, batch: Any) -> RecordingLine:
         scheduler, memory = self.engine.scheduler, self.engine.memory
         rows = list(scheduler.running_batch.reqs)
         if batch and not batch.forward_mode.is_decode():

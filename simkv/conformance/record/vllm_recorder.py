@@ -98,7 +98,7 @@ class VllmRun(CaseRun):
         engine = self.engine
         had = {i: engine.outputs(i) for i in launched.emits if int(i) in alive}
         counts = {i: self._emitted(i, launched.drafts.get(i, 0)) for i in launched.emits}
-        ended = [i for i in counts if self.left[int(i)] == 0]
+        ended = [i for i, n in counts.items() if engine.outputs(i) + n >= self.outputs[int(i)]]
         engine.deliver(launched, counts, ended, engine.worker.report(step))
         counted = sum(engine.is_over(i) or engine.outputs(i) > n for i, n in had.items())
         ids = list(launched.rows)
@@ -110,8 +110,9 @@ class VllmRun(CaseRun):
         """
         outputs, accepts = self.engine.outputs(i), self.accepts[int(i)]
         accepted = min(accepts[outputs % len(accepts)], drafts) if drafts and accepts else 0
-        tokens: int = 1 + max(min(accepted, self.left[int(i)] - 1), 0)
-        self.left[int(i)] -= tokens
+        # vLLM may have discarded tokens of a preempted request, which the model emits again
+        left = self.outputs[int(i)] - outputs
+        tokens: int = 1 + max(min(accepted, left - 1), 0)
         return tokens
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from simkv.core.recording_format import RecordingLine
 from simkv.core.request import Prompt
 from simkv.native.import_stubs import ConfigStub, accepted_arguments, name_of
-from simkv.native.sglang.sglang_request_factory import EOS_TOKEN, SglangRequestFactory
+from simkv.native.sglang.sglang_request_factory import SglangRequestFactory
 from simkv.native.sglang.sglang_scheduler_setup import (
     SglangReleaseMemory,
     build_sglang_scheduler,
@@ -144,10 +144,10 @@ class SglangEngine:
         scheduler, emitted = self.scheduler, []
         going = [r for r in batch.reqs if not r.finished()]
         for r in batch.reqs:
-            i, token = int(r.rid), 0
-            if not (r.finished() or r.is_retracted or r.inflight_middle_chunks > 0):
-                last = ends(i) and i not in self.refused
-                token = EOS_TOKEN if last else self.made.number(f"o{i}", len(r.output_ids))
+            i = int(r.rid)
+            token = self.made.number(f"o{i}", len(r.output_ids))
+            if not (r.finished() or r.is_retracted or r.inflight_middle_chunks > 0) and ends(i):
+                r.eos_token_ids.add(token)
             emitted.append(token)
         result = ConfigStub(
             next_token_ids=torch.tensor(emitted, dtype=torch.int64),

@@ -9,9 +9,6 @@ from typing import Any
 from simkv.core.recording_format import RecordingLine
 from simkv.native.import_stubs import ConfigStub, ImportStub, name_of
 
-#: The token that ends a request.
-EOS_TOKEN = 1
-
 
 class RequestTimesStub:
     """Timestamps of a request in steps; only the time at which it entered the queue affects
@@ -39,11 +36,8 @@ class SglangRequestFactory:
         self._numbers: dict[Any, int] = {}
 
     def number(self, *what: object) -> int:
-        """Return the id of a token that these arguments identify; equal arguments give the same id.
-
-        The id is never the id of the EOS token.
-        """
-        return self._numbers.setdefault(what, len(self._numbers) + EOS_TOKEN + 1)
+        """Return a number that identifies the arguments; equal arguments give the same number."""
+        return self._numbers.setdefault(what, len(self._numbers) + 1)
 
     def make(self, line: RecordingLine, scheduler: Any) -> Any:
         """Build a text request, as ``handle_generate_request`` does."""
@@ -68,7 +62,7 @@ class SglangRequestFactory:
             "",
             tokens,
             sampling,
-            eos_token_ids={EOS_TOKEN},
+            eos_token_ids=set(),  # the last token is added when it is emitted
             vocab_size=1 << 40,
             lora_id=line.get("lora"),
             priority=line.get("priority", 0),

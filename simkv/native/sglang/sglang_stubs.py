@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 from simkv.core.errors import InputError
 from simkv.native.import_stubs import ConfigStub, SourceFinder, stub_imports
@@ -297,13 +298,18 @@ def _is_real(name: str) -> bool:
     return inner in REAL_MODULES or within
 
 
+def _no_compile(function: Any = None, **_: Any) -> Any:
+    """Return the function uncompiled; ``torch.compile`` needs triton."""
+    return function or _no_compile
+
+
 @contextlib.contextmanager
 def stub_sglang_imports(source: Path) -> Iterator[None]:
     """Context in which SGLang is imported from ``source``; at its end, the previous imports are
     restored.
     """
     try:
-        import torch  # noqa: F401 - before its own packages are hidden
+        import torch  # before its own packages are hidden
     except ImportError as error:
         raise InputError(
             "SGLang's scheduler needs torch, also without a GPU: pip install 'simkv[sglang]'"
@@ -314,7 +320,10 @@ def stub_sglang_imports(source: Path) -> Iterator[None]:
     level = logger.level
     logger.setLevel(logging.CRITICAL + 1)
     try:
-        with stub_imports(SourceFinder(source, packages, _is_real, attributes)):
+        with (
+            patch.object(torch, "compile", _no_compile),
+            stub_imports(SourceFinder(source, packages, _is_real, attributes)),
+        ):
             yield
     finally:
         logger.setLevel(level)

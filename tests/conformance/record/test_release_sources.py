@@ -18,7 +18,6 @@ import pytest
 from typer.testing import CliRunner
 
 from simkv.cli import app
-from simkv.conformance.record.sglang_cases import RARE
 from simkv.core.errors import InputError
 from simkv.native.release_sources import open_sources
 from tests.conftest import ROOT
@@ -158,13 +157,12 @@ def test_conform_reads_the_output_of_record(wheel: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize("version", ["0.5.15", "0.5.20", "0.5.22", "0.5.23"])
 def test_sglang_releases_are_recorded(version: str, tmp_path: Path) -> None:
     folder = wheel_of("sglang", version)
-    given = ["record", "sglang", version, "--cases", "12", "--source", str(folder)]
+    given = ["record", "sglang", version, "--cases", "40", "--source", str(folder)]
     command = [sys.executable, "-m", "simkv", *given, "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    rare = len(RARE.get(version, ()))
-    assert f"the rules of {version} reproduce {12 + rare} of {12 + rare}" in done.stdout
-    assert len(list(tmp_path.iterdir())) == 12 + rare
+    assert f"the rules of {version} reproduce 40 of 40" in done.stdout
+    assert len(list(tmp_path.iterdir())) == 40
 
 
 def _wheel(folder: Path, version: str) -> Path:
