@@ -94,10 +94,10 @@ def record(
 
     driven = ENGINE_DRIVERS[engine]
     with (
-        open_sources(driven.package, version, source) as (folder, found),
-        driven.stub_imports(folder),
+        open_sources(driven.native.package, version, source) as (folder, found),
+        driven.native.stub_imports(folder),
     ):
-        names = [*_names(driven, found, cases, seed), *driven.handmade_names(found)]
+        names = [*_names(driven, found, cases, seed), *driven.form.handmade(found)]
         traces: dict[str, DecisionTrace] = {}
         end = time.monotonic() + time_limit
         with progress("cases", len(names)) as advance:
@@ -114,14 +114,14 @@ def record(
                         why += f"; {len(traces)} earlier recordings are in {out}"
                     raise InputError(why) from error
                 advance()
-    base = driven.base_release(found)
+    base = driven.native.variant_of(found)
     rules = driven.rules_of(base)
     recorded = list(traces)
     different = [name for name, trace in traces.items() if find_mismatch(trace, rules)]
     if keep and not different:
         kept = [
-            *driven.handmade_names(found),
-            *choose(rules, driven.seen(base), traces, driven.knobs),
+            *driven.form.handmade(found),
+            *choose(rules, driven.seen(base), traces, driven.form.shown),
         ]
         traces = {name: traces[name] for name in dict.fromkeys(kept)}
     _write(out, traces.values())
@@ -164,8 +164,8 @@ def follow(
 
     driven = ENGINE_DRIVERS[engine]
     with (
-        open_sources(driven.package, version, source) as (folder, found),
-        driven.stub_imports(folder),
+        open_sources(driven.native.package, version, source) as (folder, found),
+        driven.native.stub_imports(folder),
     ):
         names = interleave_kinds(_names(driven, found, cases, seed))
         drawn = {name: prepare_case(driven, found, name, folder) for name in names}
@@ -177,7 +177,7 @@ def follow(
 
             followed = follow_release(engine, driven.form, drawn, recorded, time_limit)
     newest = next(iter(distinct_releases(engine)))
-    page = words.render_follow_report(f"{driven.title} {found}", newest, followed)
+    page = words.render_follow_report(f"{driven.native.title} {found}", newest, followed)
     if report is not None:
         write_bytes(report, page.encode())
     print(page.removeprefix("# "), end="")

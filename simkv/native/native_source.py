@@ -9,8 +9,6 @@ import hashlib
 import re
 import subprocess
 from functools import lru_cache
-from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -18,7 +16,7 @@ from typing import NamedTuple
 from simkv.core.errors import InputError
 from simkv.native.driver_protocol import NativeEngine
 from simkv.native.native_engines import NATIVE_ENGINES, describe_unsupported
-from simkv.native.release_sources import unpack_wheel, version_of_wheel
+from simkv.native.release_sources import installed_package, unpack_wheel, version_of_wheel
 
 #: Value of ``source`` that selects the installed package.
 INSTALLED = "installed"
@@ -84,10 +82,9 @@ def locate(engine: str, path: str) -> Path:
 def _locate(spec: NativeEngine, path: str) -> tuple[Path, str | None]:
     """Return the folder that contains the package, and the version if the source is a wheel."""
     if path == INSTALLED:
-        found = find_spec(spec.package)
-        if found is None or not found.origin:
-            raise SourceError(f"source: {spec.package} is not installed; expected a path")
-        return Path(found.origin).parent.parent, metadata.version(spec.package)
+        if found := installed_package(spec.package):
+            return found
+        raise SourceError(f"source: {spec.package} is not installed; expected a path")
     given = Path(path)
     if given.is_file():
         return _unpacked(given, spec.package), version_of_wheel(given)

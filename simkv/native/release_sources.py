@@ -43,8 +43,8 @@ def open_sources(package: str, version: str, given: Path | None = None) -> Itera
         elif given is not None:
             folder = unpack_wheel(given, package, Path(room))
             version = version_of_wheel(given) if version == NEWEST else version
-        elif (installed := _installed(package, version)) is not None:
-            folder = installed
+        elif (installed := installed_package(package)) and installed.version == version:
+            folder = installed.folder
         else:
             wheel = _downloaded(package, version, Path(room))
             folder, version = unpack_wheel(wheel, package, Path(room)), version_of_wheel(wheel)
@@ -55,15 +55,14 @@ def open_sources(package: str, version: str, given: Path | None = None) -> Itera
         yield Sources(folder, version)
 
 
-def _installed(package: str, version: str) -> Path | None:
-    """Return the folder of the installed package, or None if it does not have this version."""
+def installed_package(package: str) -> Sources | None:
+    """Return the installed package, or None if it is not installed."""
     try:
-        if metadata.version(package) != version:
-            return None
+        version = metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
     spec = find_spec(package)
-    return Path(spec.origin).parent.parent if spec and spec.origin else None
+    return Sources(Path(spec.origin).parent.parent, version) if spec and spec.origin else None
 
 
 def _downloaded(package: str, version: str, room: Path) -> Path:

@@ -6,7 +6,6 @@ import contextlib
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
@@ -14,7 +13,6 @@ from typing import Any
 
 from simkv.conformance.decision_trace import DecisionTrace
 from simkv.conformance.record import (
-    rule_inference,
     sglang_cases,
     sglang_recorder,
     trtllm_cases,
@@ -23,11 +21,12 @@ from simkv.conformance.record import (
     vllm_recorder,
 )
 from simkv.conformance.record.recording_case import CaseSchema, RecordingCase
-from simkv.native.native_engines import NATIVE_ENGINES
-from simkv.native.sglang import sglang_stubs
-from simkv.native.trtllm import trtllm_stubs
-from simkv.native.vllm import vllm_stubs
-from simkv.schedulers.sglang import versions as sglang_versions
+from simkv.conformance.record.rule_inference import OBSERVABLE_RULES, can_show
+from simkv.native.driver_protocol import NativeEngine
+from simkv.native.sglang.sglang_driver import NATIVE_SGLANG
+from simkv.native.trtllm.trtllm_driver import NATIVE_TRTLLM
+from simkv.native.vllm.vllm_driver import NATIVE_VLLM
+from simkv.schedulers.sglang.versions import RULES, RULES_SHOWN
 from simkv.schedulers.vllm.versions import find_rules
 
 
@@ -35,30 +34,19 @@ from simkv.schedulers.vllm.versions import find_rules
 class EngineDriver:
     """Functions that record the released scheduler of an engine.
 
-    Within the context ``stub_imports(folder)``, the scheduler of ``package`` is imported from
-    ``folder``, and ``record(case, version, name)`` records a case. ``make_case(version, name)``
-    builds a case. ``case_names(version, count)`` returns names of random cases, and
-    ``handmade_names(version)`` returns names of handmade cases. ``form`` describes the structure of
-    the cases.
-
-    The rules of a version are compared with the rules of ``base_release(version)``. ``rules_of``
-    returns the rules of a release; it is None if all versions have the same rules. ``seen`` returns
-    the rules that recordings can show. For each setting in ``knobs``, some recordings that depend
-    on the setting are stored as test data.
+    ``record(case, version, name)`` records a case with the code of ``native``. ``make_case(version,
+    name)`` builds a case, and ``case_names(version, count)`` returns the names of random cases.
+    ``form`` describes the settings of the cases. ``rules_of`` returns the rules of a release; it is
+    None if all versions have the same rules. ``seen`` returns the rules that recordings can show.
     """
 
-    title: str
-    package: str
+    native: NativeEngine
     form: CaseSchema
-    stub_imports: Callable[[Path], AbstractContextManager[None]]
     record: Callable[[Any, str, str], DecisionTrace]
-    make_case: Callable[[str, str], Any]
+    make_case: Callable[[str, str], RecordingCase]
     case_names: Callable[[str, int], list[str]]
-    handmade_names: Callable[[str], list[str]]
-    base_release: Callable[[str], str]
     rules_of: Callable[[str], Any]
     seen: Callable[[str], list[str]]
-    knobs: tuple[str, ...] = ()
 
 
 def interleave_kinds(names: Sequence[str]) -> list[str]:
@@ -81,10 +69,10 @@ def prepare_case(driven: EngineDriver, version: str, name: str, folder: Path) ->
     If the rules of the version are unknown, some settings have their defaults: the settings that
     its decision code in ``folder`` does not mention.
     """
-    case: RecordingCase = driven.make_case(version, name)
-    if driven.base_release(version) == version:
+    case = driven.make_case(version, name)
+    if driven.native.variant_of(version) == version:
         return case
-    known, kept = _mentioned(driven.package, folder), (*driven.form.kept, *driven.form.unnamed)
+    known, kept = _mentioned(driven.native, folder), (*driven.form.kept, *driven.form.unnamed)
     config = case.config
     for one in fields(config) if known else ():
         absent = not {one.name, one.name.upper(), f"SGLANG_{one.name.upper()}"} & known
@@ -95,13 +83,11 @@ def prepare_case(driven: EngineDriver, version: str, name: str, folder: Path) ->
 
 
 @lru_cache(maxsize=2)
-def _mentioned(package: str, folder: Path) -> frozenset[str]:
-    """Return the words in two groups of source files: files that make decisions, and files that
-    declare options.
+def _mentioned(spec: NativeEngine, folder: Path) -> frozenset[str]:
+    """Return the words in the files of a source that decide or declare options.
 
     Returns no words if the source declares no options.
     """
-    spec = next(spec for spec in NATIVE_ENGINES.values() if spec.package == package)
     options = spec.options(folder).keys()
     texts = (path.read_text(encoding="utf-8") for path in spec.files(folder) if options)
     return frozenset(options | {word for text in texts for word in _WORD.findall(text)})
@@ -112,48 +98,30 @@ _WORD = re.compile(r"\w+")
 
 ENGINE_DRIVERS: Mapping[str, EngineDriver] = {
     "vllm": EngineDriver(
-        "vLLM",
-        "vllm",
+        NATIVE_VLLM,
         vllm_cases.CASE_SCHEMA,
-        vllm_stubs.stub_vllm_imports,
         vllm_recorder.record,
         vllm_cases.make_case,
         vllm_cases.case_names,
-        vllm_cases.handmade_names,
-        vllm_cases.base_release,
         find_rules,
-        lambda version: [
-            rule
-            for rule in rule_inference.OBSERVABLE_RULES["vllm"]
-            if rule_inference.can_show(version, rule)
-        ],
+        lambda version: [rule for rule in OBSERVABLE_RULES["vllm"] if can_show(version, rule)],
     ),
     "sglang": EngineDriver(
-        "SGLang",
-        "sglang",
+        NATIVE_SGLANG,
         sglang_cases.CASE_SCHEMA,
-        sglang_stubs.stub_sglang_imports,
         sglang_recorder.record,
         sglang_cases.make_case,
         sglang_cases.case_names,
-        lambda _: [],
-        sglang_cases.base_release,
-        sglang_versions.RULES.__getitem__,
-        lambda base: list(sglang_versions.RULES_SHOWN[base]),
-        sglang_cases.SHOWN_KNOBS,
+        RULES.__getitem__,
+        lambda base: list(RULES_SHOWN[base]),
     ),
     "trtllm": EngineDriver(
-        "TensorRT-LLM",
-        "tensorrt_llm",
+        NATIVE_TRTLLM,
         trtllm_cases.CASE_SCHEMA,
-        trtllm_stubs.stub_trtllm_imports,
         trtllm_recorder.record,
         trtllm_cases.make_case,
         trtllm_cases.case_names,
-        lambda _: [],
-        trtllm_cases.base_variant,
         lambda _: None,
         lambda _: [],
-        trtllm_cases.SHOWN_KNOBS,
     ),
 }

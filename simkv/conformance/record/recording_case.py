@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -43,9 +43,13 @@ class CaseSchema:
 
     When a case is shrunk, the settings in ``kept`` do not change, because they are sizes or select
     a scheduler. All other settings are reset to their values in ``plain`` or, if missing there, to
-    their defaults. Settings in ``unnamed`` have other names in the engine.
+    their defaults. Settings in ``unnamed`` have other names in the engine. For ``shown`` settings,
+    recordings are kept that depend on them. ``handmade(version)`` returns the names of handmade
+    cases.
     """
 
     kept: Collection[str]
     plain: Mapping[str, Any]
     unnamed: Collection[str] = ()
+    shown: Collection[str] = ()
+    handmade: Callable[[str], list[str]] = lambda _: []

@@ -18,6 +18,7 @@ from simkv.conformance.record.case_sampling import (
 )
 from simkv.conformance.record.recording_case import CaseSchema, RecordingCase
 from simkv.core.request import Request, Segment
+from simkv.native.sglang.sglang_driver import NATIVE_SGLANG
 from simkv.schedulers.sglang.config import SglangConfig
 from simkv.schedulers.sglang.recording import RECORDING
 from simkv.schedulers.sglang.versions import RULES
@@ -143,13 +144,6 @@ ADDED: Mapping[str, Sequence[tuple[Mapping[str, tuple[Any, ...]], float]]] = {
 ABORTING = {"gone": 1.0, "tight": 0.4, "urgent": 0.4, "whole": 0.3, "order": 0.2}
 
 
-def base_release(version: str) -> str:
-    """Return ``version`` if it is known, otherwise the newest known release; the result determines
-    the settings.
-    """
-    return version if version in RULES else next(iter(RULES))
-
-
 def case_names(_: str, count: int) -> list[str]:
     """Return ``count`` names of random cases; the kinds alternate."""
     return case_numbers(KINDS, count)
@@ -158,7 +152,7 @@ def case_names(_: str, count: int) -> list[str]:
 def make_case(version: str, name: str) -> RecordingCase:
     """Build the case with this name, which consists of a kind in ``KINDS`` and a number."""
     draw, kind = Random(f"{version} {name}"), name.split("-")[0]
-    config = _config(draw, base_release(version), kind)
+    config = _config(draw, NATIVE_SGLANG.variant_of(version), kind)
     room = config.max_total_num_tokens - max(2 * config.page_size + 2, 7)
     gaps = (0, 1, 1, 2, 3) if kind == "delay" else GAPS
     if config.max_total_num_tokens <= 64:
@@ -226,4 +220,5 @@ def _decorated(draw: Random, request: Request, config: SglangConfig, *, whole: b
 CASE_SCHEMA = CaseSchema(
     kept={"name", "variant", "page_size", "max_total_num_tokens"},
     plain={"disable_radix_cache": True, "disable_overlap_schedule": True},
+    shown=SHOWN_KNOBS,
 )

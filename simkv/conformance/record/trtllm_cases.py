@@ -14,7 +14,8 @@ from simkv.conformance.record.case_sampling import (
     sample_settings,
 )
 from simkv.conformance.record.recording_case import CaseSchema, RecordingCase
-from simkv.schedulers.trtllm.config import VARIANTS, TrtllmConfig
+from simkv.native.trtllm.trtllm_driver import NATIVE_TRTLLM
+from simkv.schedulers.trtllm.config import TrtllmConfig
 from simkv.schedulers.trtllm.recording import RECORDING
 
 #: Kinds of cases. Without block reuse: plain, with aborts, with little memory. With block reuse:
@@ -30,14 +31,6 @@ SHOWN_KNOBS = (
     "max_seq_len",
     "enable_block_reuse",
 )
-
-
-def base_variant(version: str) -> str:
-    """Return the variant whose settings are used for ``version``.
-
-    This is ``version`` if it is known, and the newest known variant if it is not.
-    """
-    return version if version in VARIANTS else next(iter(VARIANTS))
 
 
 def case_names(_: str, count: int) -> list[str]:
@@ -73,7 +66,7 @@ def _config(draw: Random, version: str, kind: str, *, tight: bool, reuse: bool) 
     knobs = sample_settings(
         draw,
         {
-            "variant": (base_variant(version),),
+            "variant": (NATIVE_TRTLLM.variant_of(version),),
             "max_seq_len": (None, None, range(max(6, pool // 3), pool + 1)),
             "max_batch_size": (8,) if press else (range(1, 7 if tight else 13),),
             "max_num_tokens": (range(max(block, 6), pool + 1),),
@@ -101,4 +94,5 @@ CASE_SCHEMA = CaseSchema(
         "max_num_tokens",
     ),
     plain={"enable_block_reuse": False},
+    shown=SHOWN_KNOBS,
 )

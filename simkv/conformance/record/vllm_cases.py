@@ -23,11 +23,12 @@ from simkv.conformance.record.vllm_handmade_cases import HANDMADE_CASES
 from simkv.core.engine_version import is_since
 from simkv.core.recording_format import RecordingLine
 from simkv.core.request import Request
+from simkv.native.vllm.vllm_driver import NATIVE_VLLM
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.layer_group_parser import CHUNKED
 from simkv.schedulers.vllm.recording import RECORDING
 from simkv.schedulers.vllm.release_rules import VllmRules
-from simkv.schedulers.vllm.versions import MINORS, find_rules, find_variant
+from simkv.schedulers.vllm.versions import find_rules
 
 #: Settings whose choices do not depend on other settings.
 SETTINGS: Mapping[str, tuple[Any, ...]] = {
@@ -60,25 +61,13 @@ FAMILIES = (
 )
 
 
-def base_release(version: str) -> str:
-    """Return the release whose settings are used for ``version``.
-
-    This is ``version`` if it is known, and the newest known release if it is not.
-    """
-    try:
-        find_variant(version)
-    except ValueError:
-        return next(iter(MINORS.values()))
-    return version
-
-
 def case_names(version: str, count: int) -> list[str]:
     """Return the names of random cases of a release.
 
     There are ``count`` cases that are plain, with aborts or with LoRA adapters, and fractions of
     this number of the kinds in ``FAMILIES``, if the release supports the feature.
     """
-    rules = find_rules(base_release(version))
+    rules = find_rules(NATIVE_VLLM.variant_of(version))
     dies_of_ties = not rules.breaks_ties_by_id and "policy" not in rules.fixed
     names = case_numbers(("rand", "gone", "lora", *(("tied",) if dies_of_ties else ())), count)
     for knob, inverse, kinds in FAMILIES:
@@ -98,8 +87,8 @@ def _supports(rules: VllmRules, kind: str) -> bool:
 
 
 def handmade_names(version: str) -> list[str]:
-    """Return the names of the ``HANDMADE_CASES`` whose settings the release accepts."""
-    rules = find_rules(base_release(version))
+    """Return the names of the ``HANDMADE_CASES`` whose config the release accepts."""
+    rules = find_rules(NATIVE_VLLM.variant_of(version))
     return [name for name, made in HANDMADE_CASES.items() if made.exists(rules)]
 
 
@@ -277,7 +266,7 @@ def make_case(version: str, name: str) -> RecordingCase:
     exists only if the release supports it. Some releases do not order requests of equal priority
     and arrival; for these releases, only ``tied-`` cases contain such requests.
     """
-    base = base_release(version)
+    base = NATIVE_VLLM.variant_of(version)
     if name in HANDMADE_CASES:
         return HANDMADE_CASES[name].make(base)
     draw, kind = Random(f"{version} {name}"), name.split("-")[0]
@@ -345,4 +334,5 @@ CASE_SCHEMA = CaseSchema(
     plain={"enable_prefix_caching": False, "async_scheduling": False},
     unnamed={"enable_lora", "max_cpu_loras", "speculative_method", "mamba_prefill_checkpoints"}
     | {"startup_check"},
+    handmade=handmade_names,
 )

@@ -205,19 +205,14 @@ def _parts(
 ) -> dict[str, Any]:
     """Return the attributes of the scheduler; some of them do not affect its decisions."""
     return {
+        **{knob.name: getattr(config, knob.name) for knob in fields(config)},
         "server_args": SETTINGS,
         "ps": PARALLEL_SETTINGS,
         "tree_cache": memory.tree,
         "req_to_token_pool": memory.rows,
         "token_to_kv_pool_allocator": memory.allocator,
-        "page_size": config.page_size,
-        "max_total_num_tokens": config.max_total_num_tokens,
         "max_req_len": config.max_total_num_tokens - 1,
         "max_running_requests": config.rows,
-        "max_queued_requests": config.max_queued_requests,
-        "allow_auto_truncate": config.allow_auto_truncate,
-        "max_prefill_tokens": config.max_prefill_tokens,
-        "schedule_policy": config.schedule_policy,
         "enable_overlap": not config.disable_overlap_schedule,
         "enable_overlap_mlx": False,
         "enable_metrics": False,
@@ -226,13 +221,7 @@ def _parts(
         "max_prefill_bs": 0,
         "entries": 0,
         "clock": clock,
-        "enable_priority_scheduling": config.enable_priority_scheduling,
-        "schedule_low_priority_values_first": config.schedule_low_priority_values_first,
-        "priority_scheduling_preemption_threshold": (
-            config.priority_scheduling_preemption_threshold
-        ),
         "min_free_slots_delayer": _free_slots(config),
-        "enable_lora": config.enable_lora,
         "lora_drainer": _drainer(config, clock),
         "is_generation": True,
         "device": "cpu",

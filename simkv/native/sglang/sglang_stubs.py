@@ -142,22 +142,16 @@ SETTINGS: Any = ConfigStub(
     radix_eviction_policy="lru",
     is_config_namespace_published=lambda _: False,
 )
-ONE_RANK = dict.fromkeys(
-    [
-        "tp_size",
-        "pp_size",
-        "dp_size",
-        "attn_dp_size",
-        "attn_tp_size",
-        "attn_cp_size",
-        "dcp_size",
-        "attn_dcp_size",
-    ],
-    1,
-)
-PARALLEL_SETTINGS: Any = ConfigStub(
-    ONE_RANK, num_dp_ranks=1, tp_rank=0, attn_tp_rank=0, tp_group=ConfigStub()
-)
+
+
+class OneRank(ConfigStub):
+    """Settings of parallelism with one rank: all sizes are 1."""
+
+    def __getattr__(self, name: str) -> Any:
+        return 1 if name.endswith("_size") else super().__getattr__(name)
+
+
+PARALLEL_SETTINGS: Any = OneRank(num_dp_ranks=1, tp_rank=0, attn_tp_rank=0, tp_group=ConfigStub())
 
 
 class PrefillRange(NamedTuple):
@@ -232,31 +226,10 @@ UTILITIES: dict[str, Any] = {
     **dict.fromkeys(("is_pin_memory_available", "support_triton"), _no),
     **dict.fromkeys((f"is_{kind}" for kind in ("cuda", "cpu", "hip", "npu", "xpu")), _no),
 }
-#: Groups of settings, except for the settings of parallelism.
-_KINDS = [
-    "schedule",
-    "memory",
-    "exec",
-    "disagg",
-    "device",
-    "model",
-    "spec",
-    "lora",
-    "mm",
-    "serving",
-    "observability",
-    "kvcache",
-    "flags",
-    "resources",
-    "forward",
-    "context",
-    "server_args",
-    "platform",
-]
-
 STUB_ATTRIBUTES: dict[str, dict[str, Any]] = {
     "runtime_context": {
-        **{f"get_{name}": lambda: SETTINGS for name in _KINDS},
+        # ``get_schedule`` and so on: all groups of settings are in one object
+        "__getattr__": lambda _: lambda: SETTINGS,
         "get_parallel": lambda: PARALLEL_SETTINGS,
         "attention_backends": lambda: ("torch_native", "torch_native"),
     },

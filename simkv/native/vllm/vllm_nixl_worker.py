@@ -14,7 +14,8 @@ from typing import Any
 from simkv.core.recording_format import RecordingLine
 from simkv.native.import_stubs import ConfigStub, ImportStub, name_of
 from simkv.native.scripted_transfers import ScriptedTransfers
-from simkv.native.vllm.vllm_stubs import CONNECTOR_PACKAGE, CORE
+from simkv.native.vllm.vllm_connector import connect, worker_report
+from simkv.native.vllm.vllm_stubs import CONNECTOR_PACKAGE
 from simkv.schedulers.vllm.config import VllmConfig
 
 #: Location of a prompt's KV, in the format that a prefill replica uses to report it.
@@ -71,12 +72,7 @@ class NixlWorker:
     def report(self, step: int) -> Any:
         """Return the report on finished transfers that vLLM receives with the result of a batch."""
         loads, sends = self._transfers.done(step)
-        return ConfigStub(
-            finished_recving=[name_of(i) for i in loads],
-            finished_sending=[name_of(i) for i in sends],
-            failed_recving=(),
-            invalid_block_ids=(),
-        )
+        return worker_report([name_of(i) for i in loads], [name_of(i) for i in sends])
 
 
 def sampling_extra_args(request: Mapping[str, Any], block_size: int) -> Any:
@@ -102,37 +98,20 @@ def _blocks(ids: Any) -> int:
 
 def _given(config: VllmConfig) -> dict[str, Any]:
     """Return the configuration of the connector."""
-    base = importlib.import_module(CONNECTOR_PACKAGE + ".base")
-    names = ("KVConnectorBase_V1", "KVConnectorRole", "SupportsHMA")
-    real = {name: getattr(base, name) for name in names if hasattr(base, name)}
-    importlib.import_module(CONNECTOR_PACKAGE).__dict__.update(real)
-    kind = _connector()
-
-    def create(config: Any, role: Any = None, kv_cache_config: Any = None) -> Any:  # noqa: ARG001
-        last = () if kv_cache_config is None else (kv_cache_config,)
-        return kind(config, base.KVConnectorRole.SCHEDULER, *last)
-
-    # An earlier case may have imported the scheduler when these modules were stubs.
-    scheduler = importlib.import_module(CORE + "sched.scheduler")
-    scheduler.__dict__.update(real, KVConnectorFactory=ConfigStub(create_connector=create))
 
     def extra(_: str, default: Any) -> Any:
         return default
 
-    return {
-        "kv_transfer_config": ConfigStub(
-            kv_connector=config.kv_connector,
-            kv_role=config.kv_role,
-            engine_id="0",
-            is_kv_consumer=config.kv_role != "kv_producer",
-            is_kv_producer=config.kv_role != "kv_consumer",
-            kv_load_failure_policy="recompute",
-            kv_buffer_device="cuda",
-            get_from_extra_config=extra,
-        ),
-        "max_concurrent_batches": config.depth,
-        "use_v2_model_runner": True,
-    }
+    return connect(
+        config,
+        _connector,
+        kv_connector=config.kv_connector,
+        kv_role=config.kv_role,
+        is_kv_consumer=config.kv_role != "kv_producer",
+        is_kv_producer=config.kv_role != "kv_consumer",
+        kv_buffer_device="cuda",
+        get_from_extra_config=extra,
+    )
 
 
 def _connector() -> Any:

@@ -13,10 +13,10 @@ from typing import Any
 
 from simkv.core.recording_format import RecordingLine
 from simkv.core.scheduler_protocol import KvCopies, KvCopy
-from simkv.native.import_stubs import ConfigStub
 from simkv.native.scripted_transfers import ScriptedCopies
+from simkv.native.vllm.vllm_connector import connect, worker_report
 from simkv.native.vllm.vllm_disk_tier import BLOCK_BYTES, SteppedDiskTier
-from simkv.native.vllm.vllm_stubs import CONNECTOR_PACKAGE, CORE
+from simkv.native.vllm.vllm_stubs import CONNECTOR_PACKAGE
 from simkv.schedulers.vllm.config import VllmConfig
 
 
@@ -83,13 +83,7 @@ class FakeOffloadingWorker:
         common = importlib.import_module(CONNECTOR_PACKAGE + ".offloading.common")
         meta = common.OffloadingWorkerMetadata(completed_jobs=dict.fromkeys(done, 1))
         arrived = sorted(self._loads.pop(number) for number in done if number in self._loads)
-        return ConfigStub(
-            kv_connector_worker_meta=meta,
-            finished_recving=arrived,
-            finished_sending=(),
-            failed_recving=(),
-            invalid_block_ids=(),
-        )
+        return worker_report(arrived, (), kv_connector_worker_meta=meta)
 
 
 def _sides(job: Any) -> Any:
@@ -97,39 +91,19 @@ def _sides(job: Any) -> Any:
     return getattr(job, "transfer_spec", None) or (job.src_spec, job.dst_spec)
 
 
-def _block(_: Any) -> int:
-    return BLOCK_BYTES
-
-
 def _given(config: VllmConfig, more: Mapping[str, Any]) -> dict[str, Any]:
     """Return the configuration of the connector."""
-    base = importlib.import_module(CONNECTOR_PACKAGE + ".base")
-    real = {n: getattr(base, n) for n in ("KVConnectorBase_V1", "KVConnectorRole", "SupportsHMA")}
-    importlib.import_module(CONNECTOR_PACKAGE).__dict__.update(real)
-    for module in (".offloading.config", ".offloading.scheduler"):
-        importlib.import_module(CONNECTOR_PACKAGE + module).__dict__[
-            "_group_kv_bytes_per_block"
-        ] = _block
-    kind = importlib.import_module(CONNECTOR_PACKAGE + ".offloading_connector").OffloadingConnector
-
-    def create(config: Any, role: Any, kv_cache_config: Any) -> Any:  # noqa: ARG001
-        return kind(config, base.KVConnectorRole.SCHEDULER, kv_cache_config)
-
-    # An earlier case may have imported the scheduler when these modules were stubs.
-    scheduler = importlib.import_module(CORE + "sched.scheduler")
-    scheduler.__dict__.update(real, KVConnectorFactory=ConfigStub(create_connector=create))
     extra = {
         "cpu_bytes_to_use": config.num_cpu_blocks * BLOCK_BYTES,
         "eviction_policy": config.eviction_policy,
         **more,
     }
-    return {
-        "kv_transfer_config": ConfigStub(
-            engine_id="0",
-            is_kv_consumer=True,
-            kv_load_failure_policy="recompute",
-            kv_connector_extra_config=extra,
-        ),
-        "max_concurrent_batches": config.depth,
-        "use_v2_model_runner": True,
-    }
+    return connect(config, _connector, is_kv_consumer=True, kv_connector_extra_config=extra)
+
+
+def _connector() -> Any:
+    """Return the connector's class, for blocks of ``BLOCK_BYTES`` bytes."""
+    for name in (".offloading.config", ".offloading.scheduler"):
+        module: Any = importlib.import_module(CONNECTOR_PACKAGE + name)
+        module._group_kv_bytes_per_block = lambda _: BLOCK_BYTES
+    return importlib.import_module(CONNECTOR_PACKAGE + ".offloading_connector").OffloadingConnector
