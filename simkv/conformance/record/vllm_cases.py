@@ -27,7 +27,7 @@ from simkv.native.vllm.vllm_driver import NATIVE_VLLM
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.layer_group_parser import CHUNKED
 from simkv.schedulers.vllm.recording import RECORDING
-from simkv.schedulers.vllm.release_rules import VllmRules
+from simkv.schedulers.vllm.release_knobs import ALL_GROUPS_SINCE
 from simkv.schedulers.vllm.versions import find_rules
 
 #: Settings whose choices do not depend on other settings.
@@ -67,18 +67,27 @@ def case_names(version: str, count: int) -> list[str]:
     There are ``count`` cases that are plain, with aborts or with LoRA adapters, and fractions of
     this number of the kinds in ``FAMILIES``, if the release supports the feature.
     """
-    rules = find_rules(NATIVE_VLLM.variant_of(version))
+    variant = NATIVE_VLLM.variant_of(version)
+    rules = find_rules(variant)
     dies_of_ties = not rules.breaks_ties_by_id and "policy" not in rules.fixed
     names = case_numbers(("rand", "gone", "lora", *(("tied",) if dies_of_ties else ())), count)
     for knob, inverse, kinds in FAMILIES:
         if knob not in rules.fixed:
-            known = [kind for kind in kinds if _supports(rules, kind)]
-            names += case_numbers(known, count // inverse)
+            known = [kind for kind in kinds if _supports(variant, kind)]
+            names += case_numbers(known, count // inverse) if known else []
     return names
 
 
-def _supports(rules: VllmRules, kind: str) -> bool:
-    """Return whether a release supports drafts together with the layer groups of a kind."""
+def has_all_groups(version: str) -> bool:
+    """Return whether layer groups of all kinds are modelled for a release."""
+    return is_since(version, ALL_GROUPS_SINCE)
+
+
+def _supports(version: str, kind: str) -> bool:
+    """Return whether the layer groups of a kind are modelled for a release, also with drafts."""
+    rules = find_rules(version)
+    if kind.startswith(("mamba", "chunk", "size", "winspec")) and not has_all_groups(version):
+        return False
     if kind.startswith("mambaspec"):
         return rules.drafts_with_states
     if kind.startswith("sizespec"):
@@ -129,7 +138,10 @@ def _layers(draw: Random, config: VllmConfig, kind: str) -> VllmConfig:
     chunk = f"{CHUNKED}{size * draw.randint(1, 6)}"
     special = {"win": windows[1], "chunk": chunk, "mamba": "mamba"}[kind]
     several = (0, *[special] * draw.randint(1, 3))
-    groups: tuple[Any, ...] = draw.choice([several, several, (special,), (0, special, windows[0])])
+    choices = [several, several, (special,), (0, special, windows[0])]
+    groups: tuple[Any, ...] = draw.choice(
+        choices if has_all_groups(config.variant) else choices[:2]
+    )
     usable, most = config.num_gpu_blocks - 1, max(config.max_model_len // size, 1)
     blocks = usable * draw.randint(len(groups), 2 * len(groups)) // 2
     knobs = {}
