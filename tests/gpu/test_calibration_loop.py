@@ -176,7 +176,7 @@ def test_campaign_with_other_settings_is_not_continued(out):
         CliRunner().invoke(app, arguments, catch_exceptions=False)
     arguments += ["--clock", "cpu", "--kv-tokens", "4096"]
     try:
-        with pytest.raises(InputError, match="limits was"):
+        with pytest.raises(InputError, match="but limits is now"):
             CliRunner().invoke(app, arguments, catch_exceptions=False)
         for option, message in (
             ("sun", "expected wall or cpu"),

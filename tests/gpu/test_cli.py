@@ -36,7 +36,7 @@ def served(tmp_path):
     arguments = ["gpu", "run", str(path), "--device", "cpu", "--model", "tiny", "--out", str(out)]
     result = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert result.exit_code == 0, result.output
-    assert result.output.count("all the same") == 2
+    assert result.output.count("all equal") == 2
     return out
 
 

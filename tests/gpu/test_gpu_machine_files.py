@@ -74,7 +74,7 @@ def test_script_prints_its_usage(tmp_path):
     assert not (tmp_path / "out").exists()
     done = on_gpu("validate", tmp_path / "out", tmp_path)
     assert done.returncode == 2
-    assert "contains no plan" in done.stderr
+    assert "contains no plan" in done.stdout
 
 
 @pytest.fixture(scope="module")

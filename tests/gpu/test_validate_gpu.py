@@ -150,7 +150,7 @@ def test_rejects_a_profile_of_another_device(folder, tmp_path):
     other = PROFILE.model_copy(update={"gpu": "NVIDIA H100 80GB HBM3"})
     shutil.copytree(folder / "out/plan", tmp_path / "out/plan")
     (tmp_path / "out/plan/profile.json").write_text(other.model_dump_json(exclude_none=True))
-    with pytest.raises(InputError, match="a profile of NVIDIA H100 80GB HBM3, this is"):
+    with pytest.raises(InputError, match="was measured on NVIDIA H100 80GB HBM3, but this GPU is"):
         invoke(tmp_path, "--budget", "0.01s")
     run = invoke(tmp_path, "--budget", "0.01s", "--repeats", "1", "--allow-other-gpu")
     assert "Not served because time ran out" in run.output

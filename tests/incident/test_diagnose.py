@@ -187,8 +187,8 @@ def test_calibrate_fits_a_log_and_spans(
     truth = StepCost(load_profile("assumed-costs.json", HERE))
     load = StepLoad(0, 0, 0, 8, 4000, 0, 8)
     assert StepCost(fitted)(load) == pytest.approx(truth(load), rel=0.05)
-    assert "sampled from log" not in done.err
+    assert "sampled from the log" not in done.err
     assert simkv("calibrate").code == 2
     done = simkv("calibrate", "--log", log)
     assert done.code == 0
-    assert "sampled from log" in done.err
+    assert "sampled from the log" in done.err

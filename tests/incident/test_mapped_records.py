@@ -55,7 +55,7 @@ def test_rejects_column_that_the_file_does_not_have(tmp_path: Path, kind: str) -
 def test_rejects_unknown_names_and_bad_values(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"unknown column .arival. .did you mean 'arrival'"):
         parse_record_columns("arival=ts")
-    with pytest.raises(InputError, match="lacks output_tokens"):
+    with pytest.raises(InputError, match="missing output_tokens"):
         parse_record_columns("arrival=ts,prompt_tokens=in")
     path = write(tmp_path, "csv", [*ROWS[:1], {**ROWS[1], "in": "many"}])
     with pytest.raises(InputError, match="row 2: in: expected a number of at least 0, got 'many'"):

@@ -61,7 +61,12 @@ def figures(took: list[float | None], **more: float) -> RunFigures:
     """Return a run with these E2E latencies (s); None is a request without an answer."""
     done = [one for one in took if one is not None]
     values: dict[str, Any] = dict.fromkeys((*ALL, *FAILED, *RANKED_LATENCIES, "e2e_ms.median"), 0.0)
-    values |= {"finished": len(done), "requests": len(took), "cut_off": len(took) - len(done)}
+    values |= {
+        "finished": len(done),
+        "requests": len(took),
+        "cut_off": len(took) - len(done),
+        "cancelled": 0,
+    }
     values |= {"e2e_ms.mean": 1e3 * sum(done) / max(len(done), 1)} | more
     ends = (RequestEnding(i, "finished" if e else "cut_off", e) for i, e in enumerate(took))
     verdict = "served" if len(done) == len(took) else "cut off"

@@ -15,6 +15,7 @@ import simpy
 from hypothesis import strategies as st
 
 from simkv.core.engine_spec import EngineSpec
+from simkv.core.engine_version import is_since
 from simkv.core.policy_language import PolicyHook
 from simkv.core.request import Request
 from simkv.core.scheduler_protocol import Scheduler
@@ -26,6 +27,7 @@ from simkv.schedulers import engine_registry
 from simkv.schedulers.mistralrs.policy_hooks import VARIANTS_WITHOUT_HOOKS
 from simkv.schedulers.rule_fields import described_rules
 from simkv.schedulers.sglang import versions as sglang_versions
+from simkv.schedulers.vllm.release_knobs import ALL_GROUPS_SINCE
 from simkv.schedulers.vllm.release_rules import VllmRules
 from simkv.schedulers.vllm.spec import VLLM
 from simkv.schedulers.vllm.versions import RULES, find_rules
@@ -97,6 +99,8 @@ def _vllm(draw: Draw, variant: str) -> Knobs:
     kinds += [[0, "chunked-4"], ["chunked-8", 3], ["chunked-8"]]
     larger = block_size * draw(st.sampled_from([2, 3]))
     kinds += [[f"0/{larger}", 3], [0, f"9/{larger}", f"9/{larger}"], [5, f"0/{larger}", 8]]
+    every_kind = is_since(variant, ALL_GROUPS_SINCE)
+    kinds = kinds if every_kind else [[0, 3], [0, 9, 9]]
     groups = draw(rarely(st.sampled_from(kinds))) or [0]
     groups = [0] if "kv_cache_groups" in find_rules(variant).fixed else groups
     chunked |= "mamba" in groups
@@ -132,6 +136,7 @@ def _vllm(draw: Draw, variant: str) -> Knobs:
     }
     chunks = any(str(group).startswith("chunked") for group in groups)
     together = not chunks and ("mamba" not in groups or find_rules(variant).drafts_with_states)
+    together &= every_kind or not any(groups)
     if together and "num_speculative_tokens" not in find_rules(variant).fixed:
         knobs |= _drafts(draw, variant, knobs)
     drafts = knobs.get("num_speculative_tokens", 0)

@@ -59,7 +59,7 @@ def explain(*arguments: object) -> str:
 def test_explains_all_variants_briefly(two: Path) -> None:
     told = explain(two)
     assert "tight (vllm 0.33.0): starved, 2 of 3 finished, 1 starved" in told
-    assert "starvation: one request starved; request 1 waited 3.000 of its 3.000 s" in told
+    assert "starvation: one request starved; request 1 waited 3.000 s of its 3.000 s" in told
     assert "wide (vllm 0.33.0): served, 3 of 3 finished" in told
     assert f"simkv explain {two} --variant tight" in told
 

@@ -143,7 +143,7 @@ def test_state_behind_gap_stays_until_0_29() -> None:
 @pytest.mark.parametrize(
     ("knobs", "why"),
     [
-        ({"variant": "0.20.0"}, "not modelled for vLLM 0.20.0, only since 0.21"),
+        ({"variant": "0.20.0"}, "not modelled for vLLM 0.20.0, which crashes"),
         (
             {"mamba_cache_mode": "all"},
             f"not available in vLLM {NEWEST}, which always uses align since 0.32",

@@ -15,8 +15,7 @@ from simkv.core.scheduler_protocol import Batch, Completion, Held, Refusal, Wait
 from simkv.native.driver_protocol import Counts, NativeEngine
 from simkv.native.trtllm.trtllm_engine import TrtllmEngine
 from simkv.native.trtllm.trtllm_stubs import ROOT, SCHEDULER, stub_trtllm_imports
-from simkv.schedulers.trtllm.config import VARIANTS, TrtllmConfig
-from simkv.schedulers.trtllm.scheduler import find_rejection
+from simkv.schedulers.trtllm.config import VARIANTS, TrtllmConfig, find_rejection
 
 
 class NativeTrtllm:

@@ -9,7 +9,8 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt, Le
 
 from simkv.core.engine_flags import Flag, KnobSource
-from simkv.core.scheduler_protocol import MAX_BLOCK_SIZE, Variant
+from simkv.core.request import Prompt
+from simkv.core.scheduler_protocol import MAX_BLOCK_SIZE, Refusal, Variant
 
 CapacityPolicy = Literal["GUARANTEED_NO_EVICT", "MAX_UTILIZATION", "STATIC_BATCH"]
 ChunkingPolicy = Literal["FIRST_COME_FIRST_SERVED", "EQUAL_PROGRESS"]
@@ -104,3 +105,17 @@ class TrtllmConfig:
         """
         pool = self.max_tokens_in_paged_kv_cache
         return pool if self.max_seq_len is None else min(self.max_seq_len, pool)
+
+
+def find_rejection(prompt: Prompt, config: TrtllmConfig) -> Refusal | None:
+    """Return the server's error if the server rejects the request before the engine receives it,
+    else None.
+    """
+    tokens, most = prompt.prompt_tokens, config.max_num_tokens
+    if tokens > most and not config.enable_chunked_prefill:
+        words = f"The sum of prompt length ({tokens}), query length (0) should not exceed "
+        return Refusal("max_num_tokens", f"{words}max_num_tokens ({most})")
+    if tokens >= config.longest:
+        left = config.longest - tokens
+        return Refusal("max_seq_len", f"`default_max_tokens` ({left}) must be greater than 0")
+    return None

@@ -25,7 +25,7 @@ from simkv.core.scheduler_protocol import (
 from simkv.schedulers.trtllm import decode_leap
 from simkv.schedulers.trtllm.block_reuse import ReusingKvCache
 from simkv.schedulers.trtllm.capacity_scheduler import CapacityResult, max_utilization, no_evict
-from simkv.schedulers.trtllm.config import TrtllmConfig
+from simkv.schedulers.trtllm.config import TrtllmConfig, find_rejection
 from simkv.schedulers.trtllm.llm_request import LlmRequest
 from simkv.schedulers.trtllm.memory import KvCache
 from simkv.schedulers.trtllm.micro_batch_scheduler import (
@@ -273,20 +273,6 @@ class TrtllmScheduler:
             self.cache.fingerprint(),
             tuple(sorted(self.leaving)),
         )
-
-
-def find_rejection(prompt: Prompt, config: TrtllmConfig) -> Refusal | None:
-    """Return the server's error if the server rejects the request before the engine receives it,
-    else None.
-    """
-    tokens, most = prompt.prompt_tokens, config.max_num_tokens
-    if tokens > most and not config.enable_chunked_prefill:
-        words = f"The sum of prompt length ({tokens}), query length (0) should not exceed "
-        return Refusal("max_num_tokens", f"{words}max_num_tokens ({most})")
-    if tokens >= config.longest:
-        left = config.longest - tokens
-        return Refusal("max_seq_len", f"`default_max_tokens` ({left}) must be greater than 0")
-    return None
 
 
 def _kind(chosen: MicroBatch) -> BatchKind:

@@ -371,7 +371,7 @@ def test_leap_changes_nothing_under_changed_rules(data: st.DataObject) -> None:
 
 def ended(finished: int, outcome: str, faster: float = 1.0) -> RunFigures:
     """Return metrics of ten requests; requests that did not finish have the given outcome."""
-    failed = dict.fromkeys((str(name) for name in FAILURES), 0.0) | {outcome: 10.0 - finished}
+    failed = dict.fromkeys((*map(str, FAILURES), "cancelled"), 0.0) | {outcome: 10.0 - finished}
     values = {"requests": 10.0, "finished": float(finished), **failed, "longest_stall_s": 0.0}
     endings = tuple(
         RequestEnding(
