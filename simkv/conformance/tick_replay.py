@@ -70,12 +70,14 @@ TICK_MARGIN_S = 0.125
 
 
 def one_step_per_tick(lag: int, gap: bool) -> Pacing:
-    """Return delays with which each of the three threads runs once per tick, as in the recordings.
+    """Return delays that make scheduler, worker and token processor run once per tick, as in the
+    recordings.
 
     A step takes one second. A tick takes one second, or 1.5 seconds with ``gap``; the additional
     half second is the time from the decision until its tasks are put into the queue. A message of
     tick t is received before the decision of tick t + 1 + ``lag``. With ``gap`` and a positive
-    ``lag``, it is received before the tasks of tick t + ``lag`` are put into the queue.
+    ``lag``, the message is received earlier: after the decision of tick t + ``lag``, and before the
+    tasks of that tick are put into the queue.
     """
     wait = 0.5 if gap else 0.0
     tick = 1.0 + wait

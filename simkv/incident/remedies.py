@@ -82,8 +82,8 @@ class RemedySearch:
 
     ``tried`` is the number of changes that were tried, and ``bounds`` limits each trial.
     ``cut_off`` is the number of trials that ended before all requests finished. ``skipped`` lists
-    values of limits that were not tried, because the two preceding, less strict values had already
-    decreased the number of served requests.
+    the values that were not tried: if two values of a limit decrease the number of served requests,
+    stricter values are skipped.
     """
 
     base: RunFigures

@@ -132,13 +132,13 @@ def estimate_fidelity(
     again: Callable[[str, Callable[[Executor], Executor]], MeasuredRun] | None,
     unknown: float = 0.0,
 ) -> Fidelity:
-    """Return the known errors and the intervals of a run's metrics.
+    """Return what is known about the errors of a run's step times, and intervals of its metrics.
 
     ``outside`` is the fraction of busy time in steps outside the range of the profile's data.
-    ``unknown`` is the fraction of busy time in steps whose error is unknown, because they are
-    outside the range in a feature for which the profile has no such error. ``again`` simulates the
-    run again; its arguments are a name for the re-run and a function that changes the executor.
-    Without ``again``, no intervals are computed.
+    ``unknown`` is the fraction of busy time in steps whose error is unknown: they are outside this
+    range, and the profile contains no estimate of the error there. ``again`` simulates the run
+    again; its arguments are a name for the re-run and a function that changes the executor. Without
+    ``again``, no intervals are computed.
     """
     errors = profile.fit.held_out
     intervals: dict[str, FigureInterval] = {}

@@ -415,8 +415,8 @@ class RunRecord:
         return self._decoding_since.get(i)
 
     def close(self, last: int) -> None:
-        """End the segments of all requests at the end of the run, and count the tokens delivered to
-        clients.
+        """At the end of the run, end the last state of each request, and count the tokens delivered
+        to clients.
         """
         for i in list(self._decoding_since):
             self.leave_decode_group(i, last)

@@ -41,9 +41,9 @@ class Tokens(list[int]):
 class Launched(NamedTuple):
     """A scheduling decision: vLLM's ``output``, and the work of the step.
 
-    ``rows`` maps request ids to numbers of scheduled tokens, and ``start`` to the number of tokens
-    before these. ``emits`` are the requests that emit a token. ``drafts`` are the drafts that the
-    model may accept.
+    ``rows`` maps request ids to the numbers of scheduled tokens. ``start`` maps request ids to the
+    numbers of tokens that precede the scheduled ones. ``emits`` are the requests that emit a token.
+    ``drafts`` are the drafts that the model may accept.
     """
 
     output: Any

@@ -41,8 +41,8 @@ class TrtllmScheduler:
 
     ``active`` is in arrival order. An active request without blocks waits: it was either never
     admitted or is paused, and a paused request keeps its position. ``launched`` requests are in the
-    newest step, and their states were not updated after it yet. ``pausing`` requests have lost
-    their blocks in this iteration. ``leaving`` contains the ids of requests whose clients
+    newest step, whose results have not been applied to their states yet. ``pausing`` requests have
+    lost their blocks in this iteration. ``leaving`` contains the ids of requests whose clients
     disconnected.
     """
 

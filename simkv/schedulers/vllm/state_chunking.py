@@ -20,8 +20,9 @@ from simkv.schedulers.vllm.request_state import RequestState
 def has_inner_state(start: int, end: int, proof: int, size: int) -> bool:
     """Return whether the kernel also writes a state inside the chunk from ``start`` to ``end``.
 
-    The kernel writes the state at the last block end before token ``proof``, if this block end is
-    at least one block after ``start``. ``start``, ``end`` and the block ``size`` are in tokens.
+    The kernel writes the state at the last block end before the last of ``proof`` tokens, if this
+    block end is at least one block after ``start``. ``start``, ``end`` and the block ``size`` are
+    in tokens.
     """
     last = (proof - 1) // size * size
     reaches = blocks_for(end, size) > start // size + 1

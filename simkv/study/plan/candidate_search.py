@@ -74,8 +74,10 @@ def _between(low: int, high: int, width: int) -> tuple[int, ...]:
 
 
 def find_edge(known: KnownAnswers, neighbours: int = NEIGHBOURS) -> int | None:
-    """Return the first candidate that meets the objectives and whose next neighbours meet them too,
-    or None.
+    """Return the first candidate that meets the objectives, if none of the next ``neighbours``
+    candidates is known to miss them; None if there is no such candidate.
+
+    Twice as many candidates are checked if results so far are not monotone.
     """
     reach = _reach(known, neighbours)
     bad = [i for i in known if not known[i]]

@@ -112,7 +112,7 @@ class PlanCandidates:
         return make_job(scenario, self.folder, self.limits, peak=self.survive)
 
     def with_condition(self, scenario: Scenario, condition: PlanCondition) -> Scenario:
-        """Return the scenario, changed to the seed and the step durations of a condition."""
+        """Return the scenario with the seed and the step durations of ``condition``."""
         scenario = reseed_scenario(scenario, condition.repeat)
         if condition.side is None:
             return scenario

@@ -27,8 +27,8 @@ from simkv.validation.gpu_runs.validation_suite import OVERLAPPED, SYNCHRONOUS
 
 @dataclass(frozen=True)
 class Plan:
-    """Validation plan: the trials in the order of serving, the profiles by name, and the training
-    steps of the campaign.
+    """Validation plan: the trials in the order in which they run, the profiles by name, and the
+    measured steps to which the other cost models are fitted.
     """
 
     trials: list[Trial]

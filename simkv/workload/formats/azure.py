@@ -47,7 +47,9 @@ def parse_timestamps(texts: Sequence[str]) -> Ints:
 
 
 def parse_timestamp(text: str) -> int:
-    """Return a wall-clock time in nanoseconds since 1970. Raises ValueError with the reason."""
+    """Return a wall-clock time in nanoseconds since 1970. Raises ValueError if the text is
+    invalid.
+    """
     parts = _TIME.fullmatch(text.strip())
     try:
         if not parts:
