@@ -39,11 +39,10 @@ HASH_SEEDS = ("1", "2")
 
 @dataclass
 class CheckResult:
-    """Result of a check: the number of scenarios that were run, and the violated law (invariant),
-    if any.
+    """Result of a check: the number of scenarios that were run, and the violated invariant, if any.
 
-    ``counterexample`` is a scenario that violates the law, as plain data. ``knobs`` are the engine
-    settings that the user fixed.
+    ``counterexample`` is a scenario that violates the invariant, as plain data. ``knobs`` are the
+    engine settings that the user fixed.
     """
 
     scenarios: int = 0
@@ -64,12 +63,11 @@ class CheckResult:
 
 
 def check_laws(file: Path, examples: int = 200, knobs: dict[str, Any] | None = None) -> CheckResult:
-    """Run random scenarios with the scheduler in ``file`` until one violates a law (an invariant).
+    """Run random scenarios with the scheduler in ``file`` until one violates an invariant.
 
-    This scenario is then simplified as long as it violates a law. At most ``examples`` scenarios
-    are sampled. The code in ``file`` is executed. ``knobs`` are engine settings that are the same
-    in every scenario. Raises InputError if the file contains no scheduler or if Hypothesis is not
-    installed.
+    At most ``examples`` scenarios are sampled, and a violating scenario is simplified. The code in
+    ``file`` is executed. ``knobs`` are fixed engine settings. Raises InputError if the file
+    contains no scheduler or if Hypothesis is not installed.
     """
     try:
         import hypothesis
@@ -162,12 +160,7 @@ def _hash_otherwise(file: Path, found: CheckResult, trees: list[dict[str, Any]])
 
 
 def run_outcomes(scenarios: str) -> str:
-    """Run scenarios and return the outcomes of all requests as JSON: a list of texts for each
-    scenario.
-
-    ``scenarios`` is a JSON array of scenarios. The results of two processes are compared to detect
-    random decisions.
-    """
+    """Run a JSON array of scenarios and return the outcomes of all requests as JSON."""
     outcomes = []
     with override_trust(True):
         for tree in json.loads(scenarios):

@@ -28,16 +28,13 @@ from simkv.schedulers.engine_registry import find_engine_spec
 class Recorder:
     """A scheduler that forwards all calls to ``inner`` and records its decisions.
 
-    ``config`` is the configuration of ``inner``. ``lines`` has one line for each call of
-    ``schedule``, with the fields common to all engines. The queues are read at the same point of
-    the engine loop as in the recordings of the engine. ``added`` maps the id of a request to the
-    index of the first call after its arrival. ``aborts`` are tuples (call, phase, request id):
-    phase 1 is before the call, and phase 2 is between the call and the delivery of its tokens.
-    ``ending`` is the reason why the engine died, or None.
+    ``lines`` has one line for each call of ``schedule``. ``added`` maps a request id to the index
+    of the first call after the arrival. ``aborts`` are tuples (call, phase, request id); phase 1 is
+    before the call, and phase 2 is between the call and the delivery of its tokens. ``ending`` is
+    the reason why the engine died, or None.
 
-    With ``whole``, lines also have the fields that only this engine's recordings have. The
-    simulated engine must be built with ``leaping=False``, because it does not record the steps that
-    it skips.
+    With ``whole``, lines also have the engine-specific fields. The simulated engine must be built
+    with ``leaping=False``, because skipped steps are not recorded.
     """
 
     def __init__(self, inner: Any, config: Any, *, whole: bool = False) -> None:
@@ -131,11 +128,8 @@ class Recorder:
         self._open = False
 
     def until_all_ended(self) -> tuple[list[RecordingLine], set[int]]:
-        """Return the lines up to the end of the recording, and the ids of requests that are
-        unfinished there.
-
-        A recording ends with the step in which the last request ends. The ``RecordingFormat`` of
-        some engines also records the steps that empty the pipeline after this step.
+        """Return the lines up to the end of the recording, and the ids of requests unfinished
+        there.
         """
         alive = set(self.added)
         for index, line in enumerate(self.lines):
@@ -153,20 +147,13 @@ class Recorder:
 
 
 def ended_requests(line: RecordingLine) -> set[int]:
-    """Return the ids of the requests that ended in a step.
-
-    These are the requests that finished or were rejected in the step, and the requests that were
-    lost or aborted before it.
-    """
+    """Return the ids of the requests that finished, were rejected, lost or aborted in a step."""
     left = (line["finished"], line["ignored"], line.get("lost", ()), line.get("aborted", ()))
     return {i for ids in left for i in ids}
 
 
 def decision_hashes(lines: Iterable[RecordingLine]) -> list[str]:
-    """Return one hash for each line, computed from this line and all lines before it.
-
-    The hashes of two runs are equal up to the first line that differs.
-    """
+    """Return one hash for each line, computed from the line and all lines before it."""
     chain = hashlib.sha256()
     hashes = []
     for line in lines:
@@ -180,8 +167,8 @@ def write_decision_trace(
 ) -> None:
     """Write the recorded decisions to ``path`` as gzip-compressed JSON Lines.
 
-    ``stopped`` is the reason that is written if requests are unfinished although the engine did not
-    die. Equal decisions give equal bytes. After an error, no partial file is left.
+    ``stopped`` is the reason for unfinished requests if the engine did not die. Equal decisions
+    give equal bytes.
     """
     recorder.close()
     by_id = {request.id: request for request in requests}

@@ -24,8 +24,8 @@ ENDED = "all requests ended"
 class Mismatch:
     """The first step at which simkv differs from a recording.
 
-    ``recorded`` and ``simulated`` map the names of the fields that differ to their values. ``step``
-    is "end" if all steps are equal but the two runs end differently.
+    ``recorded`` and ``simulated`` map the differing fields to their values. ``step`` is "end" if
+    only the ends of the runs differ.
     """
 
     step: str
@@ -37,8 +37,8 @@ class Mismatch:
 class Conformance:
     """Result of replaying one recording; ``difference`` is None if simkv reproduces the recording.
 
-    ``steps`` is the number of equal steps. ``assumed`` is a text about an assumption on the
-    engine's release that no recording confirms, or None.
+    ``steps`` is the number of equal steps. ``assumed`` describes an unconfirmed assumption on the
+    engine's release, or is None.
     """
 
     name: str
@@ -98,9 +98,8 @@ def replay_decisions(
 ) -> Iterator[RecordingLine]:
     """Yield one line for each decision of simkv's scheduler on the workload of ``header``.
 
-    The lines have the format of the engine's recordings. The last line is ``{"truncated": True,
-    "ending": ..., "why": ...}`` if the engine dies, or if its state repeats after at least
-    ``at_least`` lines.
+    The lines have the format of the engine's recordings. A last line with ``"truncated": True``
+    follows if the engine dies, or if its state repeats after at least ``at_least`` lines.
     """
     if engine.recording.ticks and "delays" in header:
         return tick_replay.replay_ticks(engine, header, at_least)
@@ -110,13 +109,9 @@ def replay_decisions(
 def compare(
     trace: DecisionTrace, simulated: Iterator[RecordingLine]
 ) -> tuple[int, Mismatch | None]:
-    """Compare a recording with simulated lines.
+    """Compare every recorded field and the end of a recording with simulated lines.
 
-    Returns the number of equal lines at the beginning, and the first difference or None. Every
-    recorded field must be reproduced. The two runs must also end in the same way: all requests end,
-    or the runs stop for the same kind of reason (see ``decision_trace.ending_kind``). If the
-    recording stopped at the recorder's step limit, its steps must repeat periodically; the
-    repetition must begin at the latest at the step at which simkv detects a cycle.
+    Returns the number of equal lines at the beginning, and the first difference or None.
     """
     for count, line in enumerate(trace.steps):
         ours = next(simulated, {})

@@ -61,10 +61,7 @@ def ending_kind(closing: RecordingLine) -> str:
 
 
 def relative_times(line: RecordingLine) -> RecordingLine:
-    """Return a line in which all step numbers and ticks are relative to the line itself.
-
-    If the steps of a run repeat periodically, corresponding lines of two periods are then equal.
-    """
+    """Return a line in which all step numbers and ticks are relative to the line itself."""
     now = line.get("tick", 0)
     moments: RecordingLine = {"step": 0, "tick": 0}
     if "delivered" in line and isinstance(line["delivered"], list):
@@ -86,9 +83,8 @@ def _since(word: Any, now: int) -> Any:
 class DecisionTrace:
     """A parsed recording: the header (engine, variant, config and requests) and one line per step.
 
-    ``truncated`` is the closing line if the engine could not finish all requests, or None. In error
-    messages, ``name`` is the name of the recording and ``where`` is the position of its header
-    line.
+    ``truncated`` is the closing line if the engine could not finish all requests, or None. ``name``
+    and ``where`` are the recording's name and position in error messages.
     """
 
     name: str
@@ -221,11 +217,7 @@ def read_trace(path: Path) -> DecisionTrace:
 
 
 def pack_traces(traces: Iterable[DecisionTrace]) -> bytes:
-    """Return the content of a gzip-compressed file with these recordings.
-
-    ``read_traces`` can read the file. Equal recordings give equal bytes (with the same version of
-    zlib).
-    """
+    """Return the content of a gzip-compressed file with the recordings, for ``read_traces``."""
     lines = (
         line
         for trace in traces

@@ -83,10 +83,7 @@ def closing_line(ending: str, why: str, proved: int | None = None) -> RecordingL
 
 
 class InFlightBatches:
-    """Batches that were scheduled but not completed, oldest first.
-
-    Each batch is stored with the ids of its decode group (requests that decode in every step).
-    """
+    """Batches that were scheduled but not completed, oldest first."""
 
     def __init__(
         self,
@@ -152,9 +149,8 @@ def arrivals_by_step(requests: list[RecordingLine]) -> dict[int, list[RecordingL
 class ScriptedClients:
     """Recorded arrivals and aborts of each step; ``alive`` contains the ids of unfinished requests.
 
-    Aborts in the header are tuples (step, phase, id). Phase 0 is before the arrivals of the step,
-    phase 1 is between the arrivals and the decision, and phase 2 is between the decision and the
-    delivery of tokens.
+    Aborts are tuples (step, phase, id). Phase 0 is before the arrivals of the step, phase 1 is
+    before the decision, and phase 2 is before the delivery of tokens.
     """
 
     def __init__(
@@ -175,7 +171,7 @@ class ScriptedClients:
     def arrive(self, step: int) -> bool:
         """Add the requests and process the aborts that precede the decision of ``step``.
 
-        Returns whether there were any arrivals or aborts.
+        Returns whether requests arrived or were aborted.
         """
         moved = self.leave(step, 0)
         for request in self._arrivals.pop(step, ()):
@@ -185,9 +181,8 @@ class ScriptedClients:
         return self.leave(step, 1) or moved
 
     def leave(self, step: int, phase: int) -> bool:
-        """Abort the unfinished requests whose clients leave in this phase.
-
-        Returns whether there were any.
+        """Abort the unfinished requests whose clients leave in the phase; return whether
+        any did.
         """
         left = False
         for i in self._aborts.pop((step, phase), ()):
@@ -251,10 +246,8 @@ class StallDetector:
         self.proved: int | None = None
 
     def after(self, step: int, moved: bool, state: Callable[[], Hashable]) -> None:
-        """Check the scheduler's state after a step.
-
-        If ``moved`` is true, an event occurred or is expected. The states seen before are then
-        discarded.
+        """Check the scheduler's state after a step, unless an event occurred or is expected
+        (``moved``).
         """
         if moved:
             self.progress()
@@ -266,10 +259,7 @@ class StallDetector:
         self._seen.clear()
 
     def repeats(self, state: Hashable) -> bool:
-        """Return whether ``state`` has occurred since the last call of ``progress``.
-
-        If it has not occurred, it is stored.
-        """
+        """Return whether ``state`` has occurred since the last call of ``progress``."""
         if state in self._seen:
             return True
         self._seen.add(state)

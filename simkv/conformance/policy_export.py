@@ -166,8 +166,8 @@ def load_policy(file: Path) -> tuple[EngineSpec, Any, CustomCode]:
 def export_policy(file: Path, knobs: dict[str, Any], module: str) -> str:
     """Return the source of a Python module with the scheduler class for vLLM.
 
-    ``knobs`` are values for the settings of the policy. ``module`` is the name under which vLLM
-    will import the file. Raises InputError if the file contains no policy or a setting is unknown.
+    ``knobs`` are settings of the policy. ``module`` is the name under which vLLM imports the file.
+    Raises InputError if the file contains no policy or a setting is unknown.
     """
     if _is_scenario(file):
         if knobs:
@@ -252,8 +252,8 @@ def check_export(
 ) -> Iterator[tuple[str, Mismatch | None]]:
     """Yield the name of each random case, and its first mismatch or None.
 
-    A mismatch is a step in which two schedulers decide differently: the vLLM scheduler in
-    ``folder`` with the exported policy, and the simulated scheduler.
+    The exported policy runs in the vLLM scheduler in ``folder`` and is compared with the
+    simulation.
     """
     simulated = simulated_spec(file, knobs)
     for trace in record_export(file, knobs, folder, cases):

@@ -47,11 +47,9 @@ class DifferentDecision(Exception):
 
 
 class ComparedScheduler:
-    """A port that repeats every call on ``native`` and raises DifferentDecision if the results
-    differ.
+    """A port that repeats every call on ``native`` and raises DifferentDecision at a difference.
 
-    ``features`` counts the kinds of events that occurred during the comparison, and ``compared``
-    counts the comparisons by subject.
+    ``features`` counts the events of each kind, and ``compared`` the comparisons by subject.
     """
 
     def __init__(self, port: Any, native: Any, *, tabled: bool = True) -> None:

@@ -26,9 +26,7 @@ def replay_ticks(
 ) -> Iterator[RecordingLine]:
     """Yield one line for each tick of simkv's pipeline on the workload of ``header``.
 
-    In a tick, the pipeline receives messages, makes a decision, puts tasks into the worker's queue
-    and runs a step. It may also receive messages between the decision and the put. The parameters
-    have the same meaning as in ``decision_replay.replay_decisions``.
+    A last line follows if the engine dies, or if it stalls and ``at_least`` lines were yielded.
     """
     delays, recording = header["delays"], engine.recording
     gap = delays["messages_processed_between_schedule_and_put"] > 0
@@ -70,17 +68,15 @@ TICK_MARGIN_S = 0.125
 
 
 def one_step_per_tick(lag: int, gap: bool) -> Pacing:
-    """Return delays that make scheduler, worker and token processor run once per tick, as in the
-    recordings.
+    """Return delays that make scheduler, worker and token processor run once per tick.
 
-    A step takes one second. A tick takes one second, or 1.5 seconds with ``gap``; the additional
-    half second is the time from the decision until its tasks are put into the queue. A message of
-    tick t is received before the decision of tick t + 1 + ``lag``. With ``gap`` and a positive
-    ``lag``, the message is received earlier: after the decision of tick t + ``lag``, and before the
-    tasks of that tick are put into the queue.
+    A step takes one second. A tick takes one second, or 1.5 seconds with ``gap``. ``lag`` is the
+    number of additional ticks until a message is received.
     """
     wait = 0.5 if gap else 0.0
     tick = 1.0 + wait
+    # With ``gap`` and a lag, a message of tick t arrives after the decision of tick t + ``lag``,
+    # and before the tasks of that tick are put into the queue.
     early = tick - wait / 2 if gap and lag else 0.0
     return Pacing(
         schedule_interval=tick,

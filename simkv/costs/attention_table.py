@@ -68,22 +68,10 @@ class AttentionSlice(FrozenModel):
 
 
 class SkewCorrection(FrozenModel):
-    """Additional cost of decodes of unequal length, computed as in LLMServingSim.
+    """Additional cost of decodes of unequal context length, computed as in LLMServingSim.
 
-    The correction interpolates between two times: the attention time if all decodes had the mean
-    context, and the time if all had the longest context. The result lies at a measured fraction of
-    the distance between the two times (0: time at the mean context; 1: time at the longest
-    context). This fraction is looked up in a table with five keys. The first key is the number of
-    prefill tokens; the nearest measured value on a logarithmic scale is used. The other keys are
-    intervals (buckets): of the number of decodes, of the mean context relative to the shortest (0)
-    and the longest context (1), of the longest context, and of the KV length of the prefill. The
-    upper edge of a bucket belongs to the bucket. ``default`` is the fraction for combinations that
-    were not measured.
-
-    LLMServingSim itself uses a measured fraction only if the number of prefill tokens matches
-    exactly. Few engine steps match, so in most mixed steps LLMServingSim uses its default: 0.05
-    instead of the measured 0.3 with 16 decodes, and 0.05 instead of -0.01 with 128 decodes (RTX PRO
-    6000, Llama-3.1-8B).
+    The attention time lies between two times: with the mean context for all decodes, and with the
+    longest context for all. A table of measured fractions states the position between both times.
     """
 
     default: float

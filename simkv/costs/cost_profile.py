@@ -72,19 +72,18 @@ class LinearPiece(FrozenModel):
 
 
 class CostTerm(FrozenModel):
-    """A term of a step's cost, in seconds.
+    """A term of a step's cost in seconds, as a function of one ``feature`` of the step.
 
-    The term is a function of one ``feature`` of the step: a number of sequences, tokens or context
-    tokens, or ``steps``, which is always 1. Further features: ``slots`` (number of tokens after
-    padding to the size of a CUDA graph), ``group_tokens`` (tokens of all data-parallel ranks that
-    run in lockstep), ``emits`` (number of sequences for which a token is sampled), ``prefill_mean``
-    (mean number of tokens that a prefill token attends to), ``decode_mean`` (mean context of the
-    decodes), ``decode_tail`` (longest decode context minus the mean), ``mixed_decode_seqs`` (number
-    of decodes in a step that also has prefills).
+    ``slots`` is the number of tokens after padding to the size of a CUDA graph. ``group_tokens`` is
+    the number of tokens of all data-parallel ranks that run in lockstep. ``emits`` is the number of
+    sequences for which a token is sampled. ``prefill_mean`` is the mean number of tokens that a
+    prefill token attends to. ``decode_mean`` is the mean context of the decodes. ``decode_tail`` is
+    the longest decode context minus the mean. ``mixed_decode_seqs`` is the number of decodes in a
+    step with prefills. The feature ``steps`` is always 1.
 
-    The function has one of three forms: ``seconds`` per unit, linear ``pieces``, or a ``table`` of
-    measured ``[value, seconds]`` pairs with linear interpolation. ``when`` restricts the term to
-    steps with prefills, with decodes, with both (``mixed``) or with decodes only (``pure decode``).
+    The function is ``seconds`` per unit, linear ``pieces``, or a ``table`` of measured ``[value,
+    seconds]`` pairs. ``when`` restricts the term to steps with prefills, with decodes, with both
+    (``mixed``) or with decodes only (``pure decode``).
     """
 
     name: str
@@ -135,8 +134,7 @@ class StepError(FrozenModel):
 class ErrorSource(FrozenModel):
     """A reason for errors of step times, such as kernels that were not measured.
 
-    ``ends`` maps a kind of step to an interval of log(real / predicted). If no other reason
-    applies, the interval contains 90 % of the real times.
+    ``ends`` maps a kind of step to a 90 % interval of log(real / predicted).
     """
 
     name: str
@@ -148,12 +146,9 @@ class FitQuality(FrozenModel):
 
     ``rms_s`` is the root mean square error in seconds over ``points`` measurements. ``held_out``
     maps a kind of step to the errors on steps excluded from the fit. ``beyond`` maps a feature to
-    the relative step error that is added for each doubling of the feature outside the range. This
-    error was measured by extrapolating to excluded data at the ends of the range.
-    ``unmeasured_kernels`` are kernels that the engine runs but that were not measured; the times of
-    another kernel are used instead. ``sources`` are the reasons for errors of costs that were
-    composed from the times of single operators. If ``sources`` is not empty, intervals are computed
-    from it instead of from ``held_out``.
+    the relative step error for each doubling of the feature outside the range.
+    ``unmeasured_kernels`` are kernels of the engine that were not measured. ``sources`` are the
+    reasons for errors of composed costs; they replace ``held_out``.
     """
 
     points: int
@@ -166,20 +161,16 @@ class FitQuality(FrozenModel):
 
 
 class CostProfile(FrozenModel):
-    """Step costs of an engine, model and GPU, with the kind of data they are based on, their range
-    and the sources of the data.
+    """Step costs of an engine, model and GPU, with their range and the sources of the data.
 
-    The step time is the sum of the ``terms``, plus the time from the ``attention`` table or the
-    ``grid`` if present. The sum of the terms in ``floor`` is the time that the host needs to launch
-    a step while the GPU runs; no step is shorter than this time.
+    The step time is the sum of the ``terms``, plus the attention time from ``attention`` or
+    ``grid``. No step is shorter than the sum of the terms in ``floor``, which is the time that the
+    host needs to launch a step.
 
-    ``graph_sizes`` are the token counts of captured CUDA graphs. A step is padded to the next size
-    (``slots``); steps larger than the last size are not padded.
-
-    ``range`` maps a feature to the smallest and largest value per step that the data covers.
-    ``idle_pass_s`` is the duration of a scheduler pass with nothing to run. ``front_s`` is the time
-    before the engine core receives a request (API server, tokenization, queues). Only ``simkv
-    validate`` adds this time; the clients of a scenario send requests directly to the engine core.
+    ``graph_sizes`` are the token counts of captured CUDA graphs. ``range`` maps a feature to the
+    smallest and largest value that the data covers. ``idle_pass_s`` is the duration of a scheduler
+    pass with nothing to run. ``front_s`` is the time before the engine core receives a request;
+    only ``simkv validate`` adds this time.
     """
 
     format: Literal[1] = 1
@@ -274,8 +265,7 @@ class StepCost:
     def ahead(self, load: StepLoad, steps: int) -> list[float] | None:
         """Return the durations in seconds of the next ``steps`` decode steps.
 
-        After each step, the context of every sequence is one token longer. Returns None if the
-        profile requires that each step is evaluated separately.
+        Returns None if the profile requires that each step is evaluated separately.
         """
         if not (self._by_batch_only and isinstance(self._attention, GridCost)):
             return None
@@ -304,11 +294,11 @@ class StepCost:
         return self._sum(load) + self._attention(load)
 
     def linear_decode_cost(self, seqs: int) -> tuple[float, float]:
-        """Return two costs of a decode step: the base cost (s), and the cost per context token (s).
+        """Return the base cost (s) of a step with ``seqs`` decodes, and the cost per context token
+        (s).
 
-        ``seqs`` is the number of decoded sequences; the step samples one token for each. The base
-        cost does not include the attention time from a table or grid. The cost per token is valid
-        only if ``linear`` is true.
+        The base cost does not include the attention time from a table or grid. The cost per token
+        is valid only if ``linear`` is true.
         """
         base = self._by_batch.get(seqs)
         if base is None:
@@ -331,11 +321,8 @@ class StepCost:
 
 
 def merge_tables(terms: Sequence[CostTerm]) -> list[CostTerm]:
-    """Merge the tables of terms with the same ``feature`` and ``when`` into one table with the same
-    sum.
-
-    Merging saves time, because every step looks up each table, and composed profiles have many
-    tables.
+    """Merge the tables of terms with equal ``feature`` and ``when`` into their sum, to save
+    lookups.
     """
     groups: dict[object, list[CostTerm]] = {}
     for number, term in enumerate(terms):
@@ -379,10 +366,10 @@ def packaged_profiles() -> list[str]:
 
 
 def profile_path(name: str, beside: Path | None = None) -> Path:
-    """Return the path of the packaged profile ``name``, or of a JSON file.
+    """Return the path of a packaged profile, or of a JSON file relative to the directory
+    ``beside``.
 
-    A name that ends in ``.json`` is a path relative to the directory ``beside`` (default: the
-    current directory). Raises InputError if there is no such profile.
+    ``beside`` defaults to the current directory. Raises InputError if there is no such profile.
     """
     if name.endswith(".json"):
         path = (beside or Path()) / name

@@ -45,11 +45,8 @@ def sum_terms(
 def compute_feature(load: StepLoad, feature: str, graph_sizes: Sequence[int] = ()) -> float:
     """Return the value of a feature of one step.
 
-    ``graph_sizes`` are the token counts of captured CUDA graphs, which ``slots`` and
-    ``group_tokens`` depend on. If every data-parallel rank that runs in lockstep fits into a CUDA
-    graph, all ranks are padded to the graph size of the largest rank. If one rank exceeds the
-    largest graph, no rank runs a graph (vLLM 0.19.0, ``_synchronize_dp_ranks`` in
-    ``vllm/v1/worker/dp_utils.py``).
+    ``graph_sizes`` are the token counts of captured CUDA graphs. Data-parallel ranks in lockstep
+    are padded as in vLLM 0.19.0 (``_synchronize_dp_ranks`` in ``vllm/v1/worker/dp_utils.py``).
     """
     if feature == "steps":
         return 1
@@ -94,8 +91,8 @@ def make_linear(slope: float) -> FeatureFunction:
 def make_piecewise_linear(pieces: Sequence[tuple[float, float, float]]) -> FeatureFunction:
     """Return a piecewise linear function.
 
-    Each piece is a tuple of the largest x, the base and the slope. The largest x of the last piece
-    must be infinite.
+    Each piece is a tuple of the largest x, the base and the slope. The last piece has no upper
+    limit: its largest x must be infinite.
     """
 
     def form(x: float) -> float:
@@ -111,9 +108,7 @@ def make_interpolated(xs: Sequence[float], ys: Sequence[float]) -> FeatureFuncti
 
 
 def memoize(form: FeatureFunction) -> FeatureFunction:
-    """Return ``form`` with a cache of its results; a cache helps because the same token counts
-    occur often.
-    """
+    """Return ``form`` with a cache of its results."""
     said: dict[float, float] = {}
 
     def keeping(x: float) -> float:

@@ -12,10 +12,9 @@ from simkv.core.engine_version import find_version, is_since
 class FrontEndCosts:
     """CPU time of an API server, in seconds.
 
-    ``request_s`` is spent on each request (HTTP, chat template), ``prompt_token_s`` on each token
-    of its prompt (tokenization), and ``output_token_s`` on each token sent to a client. Each of the
-    ``processes`` processes does this work serially. ``latency_s`` delays a request without using
-    CPU time.
+    ``request_s`` is the time per request, ``prompt_token_s`` the time per prompt token, and
+    ``output_token_s`` the time per token sent to a client. ``processes`` is the number of server
+    processes. ``latency_s`` delays a request without using CPU time.
     """
 
     request_s: float = 0.0

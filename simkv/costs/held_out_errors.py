@@ -41,10 +41,9 @@ def compute_held_out_errors(
 ) -> dict[str, StepError]:
     """Return the relative errors of step times, by kind of step (decode, prefill or mixed).
 
-    Each measured batch is excluded in turn. Its time is predicted by linear interpolation between
-    its two neighbors, separately along each axis on which it has two neighbors. ``rest`` returns
-    the time of a step without attention (s). The interpolation spans two intervals of the table, so
-    the error within one interval is smaller. The result is empty if no batch has two neighbors.
+    Each measured batch is predicted by linear interpolation between its two neighbors in the table.
+    ``rest`` returns the time of a step without attention (s). The result is empty if no batch has
+    two neighbors.
     """
     measured = _measured(table)
 
@@ -71,9 +70,8 @@ def compute_extrapolation_errors(
 ) -> dict[Feature, float]:
     """Return the relative step error for each doubling of a feature outside the range, by feature.
 
-    The error is measured along each axis of the table: the last value of each line of measurements
-    is extrapolated from the two values before it. The result is the 90th percentile of these
-    errors. ``rest`` returns the time of a step without attention (s).
+    The error is the 90th percentile over extrapolations of the last measured values. ``rest``
+    returns the time of a step without attention (s).
     """
     measured = _measured(table)
     found: dict[Feature, float] = {}

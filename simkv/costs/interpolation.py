@@ -10,9 +10,8 @@ from collections.abc import Sequence
 def bracket(points: Sequence[float], x: float) -> tuple[int, int, float]:
     """Return the indices of the two points around ``x``, and the position of ``x`` between them.
 
-    The position is 0 at the left point and 1 at the right point. If ``x`` is below the first point,
-    the result is the first point with position 0. If ``x`` is above the last point, the position
-    exceeds 1 (extrapolation). ``points`` must increase strictly.
+    The position is 0 at the left point and 1 at the right point; it exceeds 1 above the last point.
+    Below the first point, the position is 0. ``points`` must increase strictly.
     """
     if len(points) == 1 or x <= points[0]:
         return 0, 0, 0.0
@@ -38,10 +37,8 @@ def interpolate(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
 def extrapolate(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
     """Return the linearly interpolated value at ``x``, extrapolated at both ends.
 
-    If there is only one point, its value is returned for every ``x``. Below the first point, the
-    first segment is extrapolated. Above the last point, the slope is the mean slope between half of
-    the last x and the last x. The mean is used because the time of a matrix product grows in steps,
-    so the slope of a single segment is unreliable.
+    Above the last point, the slope is the mean slope between half of the last x and the last x. A
+    single point gives a constant.
     """
     if len(xs) == 1:
         return ys[0]

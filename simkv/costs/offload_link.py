@@ -6,14 +6,11 @@ from __future__ import annotations
 class OffloadLink:
     """Link that copies KV between two kinds of memory, in both directions, while engine steps run.
 
-    Copies in one direction run one after another; the two directions are independent. Between GPU
-    and host memory, this is the behavior of vLLM 0.33.0 (``SingleDirectionOffloadingHandler`` in
-    ``vllm/v1/kv_offload/cpu/gpu_worker.py``). Between host memory and disk, it approximates many
-    threads that share the link.
+    Copies in one direction run one after another, as in vLLM 0.33.0
+    (``SingleDirectionOffloadingHandler`` in ``vllm/v1/kv_offload/cpu/gpu_worker.py``).
 
-    ``bandwidth`` is in bytes per second towards the GPU, and ``back`` is the bandwidth in the other
-    direction (default: the same). ``latency`` in seconds is added to each copy. The values are not
-    calibrated, and copies do not slow down steps in the simulation.
+    ``bandwidth`` is in bytes per second towards the GPU, and ``back`` in the other direction.
+    ``latency`` in seconds is added to each copy. The values are not calibrated.
     """
 
     def __init__(

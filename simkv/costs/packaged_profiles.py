@@ -36,8 +36,7 @@ class KnownCost:
     """Available step costs: a packaged profile, or a model and a GPU with composed costs.
 
     ``name`` is empty for composed costs. ``fits`` is the minimum number of GPUs that can hold the
-    model in its published number format, or None if unknown. ``error`` is a text about the error of
-    step times on steps that the fit did not use.
+    model, or None if unknown. ``error`` is a text about the error of step times.
     """
 
     name: str
@@ -85,8 +84,8 @@ def _measured(tables: Path, system: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def find_min_gpus(model: Architecture, gpu: Gpu) -> int | None:
-    """Return the smallest number of GPUs (1, 2, 4, 8 or 16) that can hold the model and the KV of
-    8,192 tokens.
+    """Return the smallest number of GPUs (1 to 16) that can hold the model and the KV of 8,192
+    tokens.
 
     Returns None if 16 GPUs are too few.
     """

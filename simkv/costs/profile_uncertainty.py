@@ -35,10 +35,9 @@ MAX_UNKNOWN_SHARE = 0.05
 
 
 class OutOfRangeMargin:
-    """Additional relative error of a step outside the range of its profile.
+    """Additional relative error of a step outside the range of its profile; 0 inside the range.
 
-    The error is 0 inside the range. Outside, it grows by ``FitQuality.beyond`` with each doubling
-    of a feature. If several features are outside, their errors are combined as independent errors.
+    The error grows by ``FitQuality.beyond`` with each doubling of a feature outside the range.
     """
 
     def __init__(self, profile: CostProfile) -> None:
@@ -65,9 +64,8 @@ def error_ends(
 ) -> dict[str, tuple[float, float]]:
     """Return an interval of log(real / predicted) for each kind of step.
 
-    The interval contains 95 of 100 real steps. With ``lasting``, it contains the mean duration of
-    many steps instead. A kind of step without a measured error uses the error of all steps or, if
-    that is missing, the largest error. ``runs`` is the relative variation between runs and hosts.
+    The interval contains 95 % of the real steps or, with ``lasting``, the mean duration of many
+    steps. ``runs`` is the relative variation between runs and hosts.
     """
     worst = max(errors.values(), key=lambda error: error.p95)
     found: dict[str, tuple[float, float]] = {}
@@ -88,11 +86,7 @@ def combine_ends(ends: Iterable[tuple[float, float]]) -> tuple[float, float]:
 
 
 def find_sources(profile: CostProfile) -> list[ErrorSource]:
-    """Return the sources of error of a profile; empty if no error is known.
-
-    A measured profile has one source: its error on held-out steps, with the variation between runs
-    and hosts.
-    """
+    """Return the sources of error of a profile; empty if no error is known."""
     if profile.fit.sources or not profile.fit.held_out:
         return profile.fit.sources
     lasting = profile.basis == "measured"
@@ -112,15 +106,13 @@ def compute_scales(sources: Sequence[ErrorSource], side: ErrorSide) -> dict[Step
 def compute_profile_scales(profile: CostProfile, side: ErrorSide) -> dict[StepKind, float]:
     """Return the factor for step times at one end of the profile's error, for each kind of step.
 
-    ``side`` selects the end (faster or slower). The factors apply to steps within the range of the
-    profile.
+    ``side`` selects the end (faster or slower).
     """
     return compute_scales(find_sources(profile), side)
 
 
 def make_scaled_executor(profile: CostProfile, side: ErrorSide) -> Callable[[Executor], Executor]:
-    """Return a function that wraps an executor and makes all its steps faster or slower by the
-    profile's error.
+    """Return a function that wraps an executor and scales its step times by the profile's error.
 
     ``side`` selects faster or slower. Raises InputError if the profile has no error estimate.
     """
@@ -144,10 +136,9 @@ def doublings(value: float, low: float, high: float) -> float:
 
 
 def unknown_share(profile: CostProfile, outside: Mapping[Feature, float], busy: float) -> float:
-    """Return the fraction of the busy time in which a step was outside the range and the resulting
-    error is unknown.
+    """Return the fraction of busy time in steps outside the range whose error is unknown.
 
-    ``outside`` maps a feature to the total seconds of steps outside its range; ``busy`` is in
+    ``outside`` maps a feature to the total seconds of steps outside its range. ``busy`` is in
     seconds.
     """
     unknown = [s for feature, s in outside.items() if feature not in profile.fit.beyond]

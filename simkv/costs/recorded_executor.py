@@ -11,8 +11,7 @@ from simkv.costs.step_load import StepLoad
 class RecordedExecutor:
     """Executor with recorded durations (s) of steps and idle passes, in the recorded order.
 
-    If the run requests more durations than were recorded, it differs from the recorded run. In this
-    case, RuntimeError is raised.
+    Raises RuntimeError if the run requests more durations than were recorded.
     """
 
     def __init__(self, steps: Iterable[float], idles: Iterable[float]) -> None:

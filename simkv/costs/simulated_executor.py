@@ -44,25 +44,17 @@ def advance_load(load: StepLoad, steps: int) -> StepLoad:
 class SimulatedExecutor:
     """Executor with step times from a cost profile; records steps outside the profile's range.
 
-    ``outside`` maps a feature to the total seconds of the steps in which it left the range.
-    ``extremes`` maps a feature to its smallest and largest value in these steps. ``busy`` is the
-    total duration of all steps in seconds, and ``outside_s`` is the total duration of steps with at
-    least one feature outside the range.
+    ``outside`` maps a feature to the total seconds of steps outside its range. ``extremes`` maps a
+    feature to its smallest and largest value outside the range. ``busy`` is the total duration of
+    all steps in seconds. ``outside_s`` is the total duration of steps with a feature outside its
+    range.
 
-    ``loading`` has two times in seconds: to copy a LoRA adapter from host memory to the GPU, and to
-    read it from disk into host memory before that. Both times delay the step, because the thread
-    that runs the steps also loads the adapters, one after another (vLLM 0.33.0, ``_apply_adapters``
-    in ``vllm/lora/worker_manager.py``).
+    ``loading`` has the times in seconds to copy a LoRA adapter from host memory to the GPU, and to
+    read an adapter from disk (vLLM 0.33.0, ``_apply_adapters`` in ``vllm/lora/worker_manager.py``).
 
-    Verification of a draft token costs as much as a decode without context: one more row in the
-    matrix products and one sampled token. The duration of a drafter pass is ``drafting`` times the
-    duration of a step in which the model decodes the same sequences. These costs are not
-    calibrated.
-
-    If ``layers`` is not 0, it is the number of layers of the model, and the drafter is one
-    additional layer (multi-token prediction). The duration of a pass is then the time of one layer
-    plus the time of the whole output head. The first pass computes all tokens of the step, and each
-    further pass computes one token per sequence (``propose`` in vllm/v1/spec_decode).
+    ``drafting`` is the duration of a drafter pass divided by the duration of a decode step.
+    ``layers`` is the number of layers of the model for multi-token prediction, or 0 for other
+    drafters. The costs of drafts are not calibrated.
     """
 
     def __init__(
@@ -152,11 +144,7 @@ class SimulatedExecutor:
             self.outside_s += seconds
 
     def alone(self, prompt_tokens: int, output_tokens: int) -> float:
-        """Return the seconds that a request takes in isolation, from its start to its last token.
-
-        The result is the time of one prefill and of all decode steps at batch size 1. Each decode
-        step is counted with the mean context length.
-        """
+        """Return the duration in seconds of a request in isolation, until its last token."""
         first = self._cost(
             StepLoad(1, prompt_tokens, 0, 0, 0, count_attention_pairs(prompt_tokens, 0), 1)
         )

@@ -15,21 +15,19 @@ Floats = npt.NDArray[np.float64]
 
 
 class StepLoad(NamedTuple):
-    """Amount of work in a step.
+    """Amount of work in a step; all token counts are totals over the sequences.
 
-    ``prefill_seqs`` sequences compute ``prefill_tokens`` tokens, which follow ``prefill_context``
-    tokens whose KV was computed earlier. ``decode_seqs`` sequences compute one token each and read
-    ``decode_context`` tokens of KV. All token counts are totals over the sequences.
-    ``prefill_pairs`` is the number of attention pairs (prefill token, attended token). ``emits`` is
-    the number of sequences for which the step samples a token. ``shortest`` and ``longest`` are the
-    smallest and largest KV length of a decode; they are 0 unless the executor needs them
-    (``compute_step_load``).
+    ``prefill_context`` is the number of tokens before the prefills whose KV was computed earlier.
+    ``decode_context`` is the number of KV tokens that decodes read. ``prefill_pairs`` is the number
+    of attention pairs (prefill token, attended token). ``emits`` is the number of sequences for
+    which the step samples a token. ``shortest`` and ``longest`` are the smallest and largest KV
+    length of a decode, or 0 if not needed.
 
-    If ``group_ranks`` data-parallel ranks run their steps together, they compute ``group_tokens``
-    tokens in total, and each rank computes at most ``group_most`` tokens; 0 means a single engine.
-    Before the step, ``lora_copies`` adapters are copied to the GPU; ``lora_reads`` of these are
-    first read from disk. Decodes verify ``draft_tokens`` in addition to their own tokens, and the
-    drafter runs ``draft_passes`` times after the step.
+    ``group_ranks`` is the number of data-parallel ranks in lockstep, or 0 for a single engine.
+    ``group_tokens`` is the total number of their tokens, and ``group_most`` the number of the
+    largest rank. ``lora_copies`` is the number of adapters copied to the GPU before the step, and
+    ``lora_reads`` the number of adapters read from disk. ``draft_tokens`` are verified by decodes.
+    ``draft_passes`` is the number of drafter passes after the step.
     """
 
     prefill_seqs: int
@@ -62,9 +60,8 @@ def count_attention_pairs(tokens: int, context: int) -> int:
 def compute_step_load(batch: Batch, *, spread: bool = False) -> StepLoad:
     """Return the amount of work in a batch.
 
-    In a mixed batch, a sequence counts as a decode if it has KV and computes one token, not
-    counting draft tokens. With ``spread``, the shortest and longest decode context are computed
-    too. This takes more time, because it iterates over all sequences.
+    With ``spread``, the shortest and longest decode context are computed too, which takes more
+    time.
     """
     load = _computed(batch)
     if batch.drafted:
@@ -133,12 +130,10 @@ class Executor(Protocol):
         """Run a step with this amount of work and return its duration in seconds."""
 
     def forecast_steps(self, load: StepLoad, steps: int) -> Sequence[float] | Floats:
-        """Return the durations in seconds of up to ``steps`` decode steps that follow a decode-only
-        step.
+        """Return the durations in seconds of up to ``steps`` decode steps after a decode-only step.
 
-        The executor counts forecast steps as run only when the engine reports them to ``ran``. An
-        executor that cannot forecast returns an empty sequence; the engine then calls ``run`` for
-        each step.
+        An executor that cannot forecast returns an empty sequence. Forecast steps count as run only
+        when the engine reports them to ``ran``.
         """
 
     def ran(self, load: StepLoad, seconds: Sequence[float]) -> None:

@@ -17,10 +17,8 @@ Counts = tuple[int, int, int]
 
 
 class NativeDriver(Protocol):
-    """Adapter that runs the real scheduler of an engine; its methods are similar to those of
+    """Adapter that runs the real scheduler of an engine; its methods are similar to
     ``Scheduler``.
-
-    Each ``complete`` call delivers the results of the oldest batch that ``schedule`` returned.
     """
 
     @property
@@ -47,8 +45,10 @@ class NativeDriver(Protocol):
     def complete(
         self, accepted: Mapping[int, int], ended: Sequence[int], copied: Sequence[int]
     ) -> Completion:
-        """Deliver the results of the oldest batch: the number of accepted drafts by request, the
-        requests that end, and the finished copies to and from host memory.
+        """Deliver the results of the oldest batch.
+
+        ``accepted`` has the number of accepted drafts by request, ``ended`` the requests that end,
+        and ``copied`` the finished copies to and from host memory.
         """
 
     def counts(self) -> Counts:
@@ -74,14 +74,12 @@ class NativeDriver(Protocol):
 class NativeEngine:
     """An engine whose own scheduler code can be run.
 
-    ``package`` is its Python package; ``subfolders`` are the folders of a checkout that may contain
-    it. ``stub_imports(folder)`` returns a context in which the engine is imported from ``folder``,
-    ``load()`` imports the modules that make scheduling decisions, and ``build(knobs, native)``
-    builds a driver. ``files(folder)`` lists the files that affect decisions. ``options(folder)``
-    maps each option of the engine to the class that declares it. ``refused(config)`` returns the
-    name of a setting in ``config`` that the driver does not support, or None.
-    ``variant_of(version)`` returns the variant of simkv's own scheduler with the nearest rules.
-    ``stubbed`` describes the stubs that affect decisions.
+    ``package`` is its Python package, in one of the ``subfolders`` of a checkout. ``stub_imports``
+    returns a context in which the engine is imported, ``load`` imports its scheduler, and ``build``
+    builds a driver. ``files`` lists the files that affect decisions. ``options`` maps each option
+    to the class that declares it. ``refused`` returns the name of an unsupported setting, or None.
+    ``variant_of`` returns the simulated release with the nearest rules. ``stubbed`` describes the
+    stubs that affect decisions.
     """
 
     title: str

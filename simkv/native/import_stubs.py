@@ -153,10 +153,10 @@ class StubModule(types.ModuleType):
 
 
 class SourceFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Import hook for ``packages``: it loads the modules for which ``is_real`` is true from the
-    folder ``source``, and replaces all others by stubs.
+    """Import hook that loads decision modules of ``packages`` from ``source`` and stubs all others.
 
-    ``attributes`` maps the name of a stub module to its attributes.
+    ``is_real`` selects the modules to load. ``attributes`` maps the name of a stub module to its
+    attributes.
     """
 
     def __init__(
@@ -193,10 +193,8 @@ class SourceFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 class AutoStubFinder(SourceFinder):
-    """Import hook that replaces missing packages by stubs; it must be the last import hook.
-
-    It applies only to imports in the files of ``source``, because installed packages handle missing
-    imports themselves.
+    """Import hook that replaces missing packages by stubs, for imports in the files of
+    ``source``.
     """
 
     def find_spec(self, name: str, _path: object, _target: object = None) -> Any:
@@ -213,11 +211,9 @@ class AutoStubFinder(SourceFinder):
 
 @contextlib.contextmanager
 def stub_imports(finder: SourceFinder) -> Iterator[None]:
-    """Return a context in which modules are imported with ``finder``; at the end of the context,
-    the previously imported modules are restored.
+    """Return a context in which modules are imported with ``finder``.
 
-    Packages that are neither installed nor replaced by ``finder`` become stubs, which raise an
-    error if a decision uses their values.
+    Packages that are not installed become stubs. At its end, the context restores the modules.
     """
 
     def theirs() -> dict[str, types.ModuleType]:
@@ -241,9 +237,7 @@ def stub_imports(finder: SourceFinder) -> Iterator[None]:
 
 
 def name_of(number: int) -> str:
-    """Return the id that the engine uses for a request; ids have the same sort order as request
-    numbers.
-    """
+    """Return the id that the engine uses for a request; ids sort like request numbers."""
     return f"{number:08}"
 
 

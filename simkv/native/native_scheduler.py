@@ -35,12 +35,10 @@ def debug_at(step: int | None) -> None:
 
 
 class NativeScheduler:
-    """The real scheduler of an engine, which runs in a child of the process that imported the
-    engine's code (``SourceProcess``).
+    """The real scheduler of an engine, which runs in a separate process (``SourceProcess``).
 
-    Implements ``simkv.core.scheduler_protocol.Scheduler``. If a call fails or exceeds its time
-    limit, the next batch reports the error in ``Batch.fatal``. Raises InputError if the code cannot
-    be imported.
+    If a call fails or exceeds its time limit, the next batch reports the error in ``Batch.fatal``.
+    Raises InputError if the code cannot be imported.
     """
 
     def __init__(
@@ -134,22 +132,20 @@ class NativeScheduler:
         return completion
 
     def moved(self, jobs: Sequence[int]) -> None:
-        """Record the numbers of finished copies; the real scheduler receives them with the next
-        completed batch.
+        """Record finished copies, which the real scheduler receives with the next completed
+        batch.
         """
         self._reported += [job for job in jobs if job in self._copies]
 
     @property
     def awaits_kv(self) -> bool:
-        """Whether copies are in flight; if no request can run, the engine waits until a copy
-        finishes.
-        """
+        """Whether copies are in flight."""
         return bool(self._copies) and not self._has_news
 
     @property
     def has_pending_copies(self) -> bool:
-        """Whether copies are pending that no batch has listed so far; always False, because only
-        writes to disk can be pending in this way.
+        """Always False, because only writes to disk can be pending without being listed in
+        a batch.
         """
         return False
 

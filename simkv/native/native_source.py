@@ -32,7 +32,7 @@ class SourceError(InputError):
 class NativeSource(NamedTuple):
     """Code of an engine: the ``folder`` with its package, and data that identify the code.
 
-    ``commit`` is the output of ``git describe``; ``dirty`` is true if files differ from the commit.
+    ``commit`` is the output of ``git describe``. ``dirty`` is true if files differ from the commit.
     ``digest`` is the SHA-256 of the files that affect decisions.
     """
 
@@ -55,8 +55,7 @@ class NativeSource(NamedTuple):
 def find_source(engine: str, path: str, folder: Path) -> NativeSource:
     """Return the engine's code at ``path`` (a checkout or wheel), which is relative to ``folder``.
 
-    Raises SourceError if the engine's code cannot be run, or if there is no code of the engine at
-    this path.
+    Raises SourceError if the path contains no code of the engine, or if the code cannot be run.
     """
     if engine not in NATIVE_ENGINES:
         raise SourceError(

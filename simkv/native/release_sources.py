@@ -31,11 +31,10 @@ class Sources(NamedTuple):
 
 @contextmanager
 def open_sources(package: str, version: str, given: Path | None = None) -> Iterator[Sources]:
-    """Context that provides the sources of this version of ``package``.
+    """Return a context that provides the sources of a version of ``package``.
 
-    ``given`` is a folder that contains the package, or a wheel. If it is None, the installed
-    package is used if it has this version; if not, pip downloads the wheel. Raises InputError if
-    there are no sources.
+    ``given`` is a folder or a wheel; None means the installed package, or a download with pip.
+    Raises InputError if there are no sources.
     """
     with TemporaryDirectory() as room:
         if given is not None and given.is_dir():

@@ -20,11 +20,10 @@ def _take_due(due: dict[int, int], step: int) -> list[int]:
 
 
 class ScriptedCopies:
-    """KV copies between GPU and host memory.
+    """KV copies between GPU and host memory; copy ``n`` takes ``steps[n % len(steps)]`` steps.
 
-    Copy number ``n`` takes ``steps[n % len(steps)]`` steps. A copy to the GPU can finish in the
-    step that starts it; a copy to host memory can finish in the next step. If a step requires that
-    a copy is finished (``flush``), the copy finishes in this step.
+    A copy to the GPU can finish in the step that starts it, and a copy to host memory in the next
+    step.
     """
 
     def __init__(self, steps: Sequence[int]) -> None:
@@ -85,11 +84,10 @@ class KvTransferHooks(Protocol):
 
 
 class ScriptedTransfers:
-    """KV transfers between replicas; transfer number ``n`` takes ``steps[n % len(steps)]`` steps.
+    """KV transfers between replicas; transfer ``n`` takes ``steps[n % len(steps)]`` steps.
 
-    Transfers are numbered in the order of their start; in a step, loads start before sends. A
-    transfer can finish in the step that starts it. The receiver of a send is not simulated. A load
-    of 0 blocks only notifies the sender and never finishes.
+    Transfers are numbered in the order of their start. A transfer can finish in the step that
+    starts it.
     """
 
     def __init__(self, steps: Sequence[int]) -> None:
@@ -134,8 +132,8 @@ class ReplayedTransfers:
             self._script.begin(batch.loads, self._scheduler.sends, step)
 
     def deliver(self, step: int) -> bool:
-        """Report to the scheduler the transfers that finish by ``step``; return whether there were
-        any.
+        """Report the transfers that finish by ``step`` to the scheduler; return whether any
+        finished.
         """
         if not self._script:
             return False

@@ -35,9 +35,7 @@ CPU_SECONDS = 10.0
 
 
 class CpuLimitExceeded(BaseException):
-    """Raised if a call exceeds its time limit; it is not a subclass of Exception, so that the
-    engine's code does not catch it.
-    """
+    """Raised if a call exceeds its time limit."""
 
 
 class SimulatedWorld:

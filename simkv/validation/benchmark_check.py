@@ -165,8 +165,7 @@ def fit_calibration(
 ) -> Calibration:
     """Return the calibration with the smallest errors of the mean latencies over all cases.
 
-    The fit minimizes the squares of the relative errors. With one case, only the factors are
-    fitted. ``advance`` is called after each simulation.
+    With one case, only the factors are fitted. ``advance`` is called after each simulation.
     """
     from scipy.optimize import least_squares
 

@@ -54,9 +54,9 @@ _THROUGHPUTS = ("request_throughput", "output_throughput")
 class BenchmarkResult:
     """Result of a load generator.
 
-    ``figures`` are named as in ``summary.json``. ``load`` are options of a scenario (fields of
-    ``ScenarioOptions``). ``model`` is the model's name, if the file states it. ``notes`` list the
-    information that the file does not contain.
+    ``figures`` are the metrics, named as in ``summary.json``. ``load`` has fields of
+    ``ScenarioOptions``. ``model`` is the model's name if the file states it. ``notes`` list missing
+    information.
     """
 
     path: Path

@@ -22,14 +22,12 @@ BOOTSTRAP_SAMPLES, MIN_BLOCKS, CONFIDENCE = 200, 4, 0.95
 def step_error_intervals(
     errors: npt.NDArray[np.float64], seed: int = 0
 ) -> dict[str, ConfidenceInterval]:
-    """Return confidence intervals of three statistics: the median and the P95 of the absolute
-    errors, and the bias.
+    """Return confidence intervals of the median and the P95 of the absolute errors, and of the
+    bias.
 
-    ``errors`` contains the relative errors in the order of the steps. A block that reaches the end
-    of the run continues at its start (circular blocks, Politis and Romano 1992), so that every step
-    is sampled equally often. The number of blocks is about equal to the length of a block. The
-    result is empty for a single step. With few steps, the interval of P95 is too low, because no
-    sample exceeds the largest error.
+    ``errors`` contains the relative errors in the order of the steps. Blocks of steps are resampled
+    by circular bootstrap (Politis and Romano 1992). The result is empty for a single step. With few
+    steps, the interval of P95 is too low.
     """
     count = len(errors)
     if count < 2:

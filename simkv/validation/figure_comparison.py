@@ -15,10 +15,9 @@ JUDGED_MODEL = "profile"
 class FigureComparison:
     """A metric of a real run, and its simulated value with each cost model.
 
-    If the run was repeated, ``real`` is the mean over the runs and ``repeats`` contains all values.
-    ``name`` is the name of a metric (``makespan_s``), or of a metric and a statistic
-    (``ttft_ms.p99``). ``interval`` contains the simulated values that are possible within the error
-    of the profile.
+    ``real`` is the mean over the runs, and ``repeats`` contains the value of each run. ``name`` is
+    the name of a metric (``makespan_s``), or of a metric and a statistic (``ttft_ms.p99``).
+    ``interval`` contains the values that are possible within the error of the profile.
     """
 
     name: str
@@ -63,10 +62,9 @@ class FigureComparison:
         return relative_error(self.simulated[model], self.real)
 
     def error_interval(self, model: str = JUDGED_MODEL) -> tuple[float, float] | None:
-        """Return the 95 % interval of a cost model's relative error, computed by resampling the
-        repeats.
+        """Return the 95 % interval of a cost model's relative error, resampled over the repeats.
 
-        The result is None with fewer than two runs, or if a measured value is 0.
+        Returns None with fewer than two runs, or if a measured value is 0.
         """
         ends = mean_interval(self.repeats)
         if ends is None or not ends[0]:

@@ -92,11 +92,7 @@ class SourceComparison:
 
     @property
     def judgement(self) -> Judgement:
-        """Result of the comparison: better, worse, mixed, unchanged or not run.
-
-        If only one of the two runs serves all requests, the result is better or worse. In all other
-        cases, the metrics determine the result.
-        """
+        """Result of the comparison: better, worse, mixed, unchanged or not run."""
         if self.before is None or self.after is None:
             return "not run"
         served = [one.verdict in SERVED_VERDICTS for one in (self.before, self.after)]
@@ -120,11 +116,7 @@ class SourceComparison:
         }
 
     def as_check(self) -> ExpectationCheck:
-        """Return the comparison as a check of an expectation.
-
-        The check fails if all requests were served with the release but not with the engine's own
-        code.
-        """
+        """Return the comparison as a check, which fails if only the release serves all requests."""
         found = self.after.summary if self.after else f"not run: {self.refused}"
         expected = f"verdict as in the newest release ({self.before and self.before.summary})"
         return ExpectationCheck(self.variant, "source", expected, found, not self.is_regression)
@@ -138,12 +130,12 @@ def compare_incidents(
     advance: Callable[[int, int], None] | None = None,
     release: str | None = None,
 ) -> list[SourceComparison]:
-    """Compare each variant of ``incidents``; the incidents must use the engine whose code is
-    compared.
+    """Compare each variant of ``incidents``; the incidents must use the engine of the compared
+    code.
 
-    Variants that differ only in their release are compared once. ``jobs`` is the maximum number of
-    processes; None means one per core. ``advance`` is called with the number of finished runs and
-    the total number of runs. ``release`` is the release whose port is used; None means the newest.
+    ``jobs`` is the maximum number of processes; None means one per core. ``advance`` is called with
+    the number of finished runs and the total number of runs. ``release`` is the release whose port
+    is used; None means the newest.
     """
     pairs: list[tuple[PackagedIncident, str, SimulationJob | str, SimulationJob | str]] = []
     for incident in incidents:

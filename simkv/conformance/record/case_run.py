@@ -18,12 +18,10 @@ MAX_BARREN_STEPS = 400
 
 
 class CaseRun(ABC):
-    """The run of a case (a workload for recordings) until no request remains or no request makes
-    progress.
+    """The run of a recording's workload until no request remains or makes progress.
 
-    ``alive`` are the unfinished requests, and ``outputs`` is the number of tokens that the model
-    emits for each request. After ``idle_limit`` consecutive steps that schedule nothing, the case
-    counts as stalled.
+    ``outputs`` is the number of tokens that the model emits for each request. ``idle_limit`` is the
+    number of consecutive steps without scheduled requests after which the run counts as stalled.
     """
 
     idle_limit = MAX_BARREN_STEPS
@@ -62,10 +60,8 @@ class CaseRun(ABC):
         return False
 
     def leave(self, phase: int) -> list[int]:
-        """Abort the requests whose clients leave in this phase.
-
-        Returns the ids of the aborted requests; requests that had not arrived or had already ended
-        are left out.
+        """Abort the requests whose clients leave in the phase, and return the ids of aborted
+        requests.
         """
         ids = [i for at, when, i in self.case.aborts if (at, when) == (self.step, phase)]
         there = [i for i in dict.fromkeys(ids) if i in self.alive & self._arrived]
@@ -112,8 +108,8 @@ def record_run(
 ) -> DecisionTrace:
     """Return the recording of a run.
 
-    ``knobs`` is the recorded config. ``reason`` describes an exception that kills the real engine;
-    it returns None for all other exceptions, which are raised.
+    ``knobs`` is the recorded config. ``reason`` describes an exception that kills the real engine,
+    and returns None for all other exceptions.
     """
     case = run.case
     header: RecordingLine = {

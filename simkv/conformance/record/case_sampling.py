@@ -67,10 +67,9 @@ def sample_requests(
 
 
 def add_follow_ups(draw: Random, requests: Sequence[Request], longest: int) -> list[Request]:
-    """Return the requests, and later requests that continue the prompt and output of some of them.
+    """Add later requests that continue the prompt and output of some requests.
 
-    Some follow-up requests continue only a part of the tokens. Their prompts have at most
-    ``longest`` tokens.
+    Prompts of follow-up requests have at most ``longest`` tokens.
     """
     found = [*requests]
     for r in draw.sample(requests, draw.randint(0, len(requests))):
@@ -114,7 +113,7 @@ def sample_aborts(
 ) -> list[tuple[int, int, int]]:
     """Return aborts of about half of the requests, as tuples (step, phase, request id).
 
-    Most of these requests are being served. Phases have numbers below ``phases``.
+    Phases have numbers below ``phases``.
     """
     return sorted(
         (

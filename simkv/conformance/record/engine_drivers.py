@@ -34,10 +34,10 @@ from simkv.schedulers.vllm.versions import find_rules
 class EngineDriver:
     """Functions that record the released scheduler of an engine.
 
-    ``record(case, version, name)`` records a case with the code of ``native``. ``make_case(version,
-    name)`` builds a case, and ``case_names(version, count)`` returns the names of random cases.
-    ``form`` describes the settings of the cases. ``rules_of`` returns the rules of a release; it is
-    None if all versions have the same rules. ``seen`` returns the rules that recordings can show.
+    ``record`` records a case with the code of ``native``, ``make_case`` builds a case, and
+    ``case_names`` returns the names of random cases. ``form`` describes the settings of the cases.
+    ``rules_of`` returns the rules of a release, or is None if all versions have equal rules.
+    ``seen`` returns the rules that recordings can show.
     """
 
     native: NativeEngine
@@ -50,10 +50,7 @@ class EngineDriver:
 
 
 def interleave_kinds(names: Sequence[str]) -> list[str]:
-    """Return the names of cases in an order in which the kinds of cases alternate.
-
-    Each kind therefore occurs early.
-    """
+    """Return the names of cases in an order in which the kinds of cases alternate."""
     turn: Counter[str] = Counter()
     order: dict[str, int] = {}
     for name in names:
@@ -64,10 +61,10 @@ def interleave_kinds(names: Sequence[str]) -> list[str]:
 
 
 def prepare_case(driven: EngineDriver, version: str, name: str, folder: Path) -> RecordingCase:
-    """Return a case, which is a workload for recording the decisions of a version.
+    """Return a workload for recording the decisions of a version.
 
-    If the rules of the version are unknown, some settings have their defaults: the settings that
-    its decision code in ``folder`` does not mention.
+    If the rules of the version are unknown, settings that its code in ``folder`` does not mention
+    have their defaults.
     """
     case = driven.make_case(version, name)
     if driven.native.variant_of(version) == version:

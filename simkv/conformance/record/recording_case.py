@@ -12,11 +12,10 @@ from simkv.core.recording_format import RecordingLine
 class RecordingCase(NamedTuple):
     """Configuration, requests and aborts of a recording.
 
-    ``aborts`` are tuples (step, phase, request id). The other fields are lists of durations in
-    steps: ``copies`` for KV copies to and from host memory, ``disk`` for transfers to and from a
-    disk, ``looks`` for lookups on the disk, and ``transfers`` for KV transfers between replicas.
-    The first operation takes the first duration, and so on; after the last duration, the list
-    starts again.
+    ``aborts`` are tuples (step, phase, request id). The lists of durations in steps are ``copies``
+    for KV copies to and from host memory, ``disk`` for transfers to and from a disk, ``looks`` for
+    lookups on the disk, and ``transfers`` for KV transfers between replicas. Operations use the
+    durations in order and repeatedly.
     """
 
     config: Any
@@ -41,11 +40,9 @@ class RecordingCase(NamedTuple):
 class CaseSchema:
     """Settings of an engine's cases.
 
-    When a case is shrunk, the settings in ``kept`` do not change, because they are sizes or select
-    a scheduler. All other settings are reset to their values in ``plain`` or, if missing there, to
-    their defaults. Settings in ``unnamed`` have other names in the engine. For ``shown`` settings,
-    recordings are kept that depend on them. ``handmade(version)`` returns the names of handmade
-    cases.
+    Shrinking leaves the settings in ``kept`` unchanged and resets all others to ``plain`` or to
+    their defaults. ``unnamed`` settings have other names in the engine. ``shown`` settings need
+    recordings that depend on them. ``handmade(version)`` returns the names of handmade cases.
     """
 
     kept: Collection[str]

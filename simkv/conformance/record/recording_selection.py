@@ -41,7 +41,6 @@ def recordings_by_knob(
     """Return the names of the recordings that depend on a setting, for each setting in ``knobs``.
 
     A recording depends on a setting if simkv does not reproduce it with the default of the setting.
-    A setting with string values has an entry for each recorded value.
     """
     shown: dict[str, list[str]] = {}
     for name, trace in traces.items():
@@ -71,10 +70,8 @@ def choose(
 ) -> list[str]:
     """Return the names of the recordings that are stored as test data.
 
-    There are two recordings for each rule in ``seen`` and two for each setting in ``knobs``. Small
-    recordings are added until ``RANDOM_CASES_KEPT`` recordings have preemptions; a third of this
-    number also have aborts. If there are too few, any small recordings are added. Raises InputError
-    if no recording shows a rule; in this case, more cases must be recorded.
+    Two recordings are stored for each rule in ``seen`` and for each setting in ``knobs``, with
+    small random ones in addition. Raises InputError if no recording shows a rule.
     """
     traces = dict(sorted(traces.items(), key=lambda item: len(pack_traces([item[1]]))))
     apart = recordings_by_rule(rules, seen, dict(list(traces.items())[:RECORDINGS_SEARCHED]))

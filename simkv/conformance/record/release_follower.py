@@ -49,13 +49,12 @@ class UnexplainedCase:
 
 @dataclass(frozen=True)
 class FollowResult:
-    """Result of comparing a release with known rules in ``cases`` cases, which have ``steps`` steps
-    in total.
+    """Result of comparing a release with known rules in ``cases`` cases, with ``steps`` steps in
+    total.
 
-    ``like`` are the releases whose rules reproduce all decisions of the release. If there are no
-    such releases, ``changed`` lists the combinations of rules that reproduce all decisions. A
-    combination is given by its changes relative to the newest release. If there are no such
-    combinations, ``unexplained`` is a counterexample. ``broken`` is the error if the release cannot
+    ``like`` are the known releases whose rules reproduce all decisions. ``changed`` lists changes
+    to the rules of the newest release that reproduce all decisions. ``unexplained`` is a
+    counterexample for a release with unknown rules. ``broken`` is the error if the release cannot
     be recorded.
     """
 
@@ -128,11 +127,7 @@ def follow(
 
 
 def describe_crash(name: str, error: Exception) -> str:
-    """Describe an exception of the real scheduler in a case, including the place where it was
-    raised.
-
-    The place is needed because some assertions have no message.
-    """
+    """Describe an exception of the real scheduler in a case, with the place where it was raised."""
     at = extract_tb(error.__traceback__)[-1]
     said = f"{type(error).__name__}: {error}".rstrip(": ")
     return f"{name}: {said} ({Path(at.filename).name}:{at.lineno})"

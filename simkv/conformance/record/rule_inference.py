@@ -50,12 +50,7 @@ Rules = TypeVar("Rules")
 
 
 def can_show(version: str, rule: str) -> bool:
-    """Return whether recordings of a release of vLLM can show a rule.
-
-    Some rules need a setting that the release does not have. Other rules have an effect only if
-    another rule is on or off. For some releases, the stored recordings do not show the rule; the
-    result is then also False.
-    """
+    """Return whether recordings of a release of vLLM can show a rule."""
     rules, described = find_rules(version), SHOWN_BY_VLLM[rule]
     if described.shown_since is not None and not is_since(version, described.shown_since):
         return False
@@ -67,10 +62,7 @@ def can_show(version: str, rule: str) -> bool:
 
 
 def observable_rules(trace: DecisionTrace) -> list[str]:
-    """Return the rules in ``OBSERVABLE_RULES`` that a recording can show.
-
-    It can show a rule if it sets the settings that the rule needs.
-    """
+    """Return the rules in ``OBSERVABLE_RULES`` that a recording can show with its settings."""
     engine = trace.header["engine"]
     config = ENGINES[engine].recording.config(trace.header)
     plain = {field.name for field in fields(config) if getattr(config, field.name) == field.default}
@@ -106,11 +98,9 @@ def distinct_releases(engine: str) -> dict[str, Any]:
 
 
 def rule_combinations(engine: str, rules: Any) -> Iterator[tuple[Mapping[str, bool], Any]]:
-    """Yield combinations of observable rules, as pairs of changes to ``rules`` and the changed
-    rules.
+    """Yield combinations of rules, as pairs of at most ``MAX_CHANGED_RULES`` changes and the rules.
 
-    Combinations with fewer changes come first. A combination has at most ``MAX_CHANGED_RULES``
-    changes.
+    Combinations with fewer changes come first.
     """
     for count in range(1, min(len(OBSERVABLE_RULES[engine]), MAX_CHANGED_RULES) + 1):
         for names in combinations(OBSERVABLE_RULES[engine], count):

@@ -62,10 +62,8 @@ FAMILIES = (
 
 
 def case_names(version: str, count: int) -> list[str]:
-    """Return the names of random cases of a release.
-
-    There are ``count`` cases that are plain, with aborts or with LoRA adapters, and fractions of
-    this number of the kinds in ``FAMILIES``, if the release supports the feature.
+    """Return the names of ``count`` basic random cases of a release, and of cases for its
+    features.
     """
     variant = NATIVE_VLLM.variant_of(version)
     rules = find_rules(variant)

@@ -48,8 +48,7 @@ class HostLink(FrozenModel):
         """Estimate the duration of a ring collective on ``ranks`` GPUs, for each size in ``SIZES``.
 
         Returns pairs of a size (bytes) and a duration (s). The size is the whole message for an
-        all-reduce, and the data of one GPU for other collectives. An all-reduce sends all data
-        around the ring twice.
+        all-reduce, and the data of one GPU for other collectives.
         """
         trips = 2 * (ranks - 1) / ranks if collective == "all_reduce" else float(ranks - 1)
         return [(size, self.latency + trips * size / self.bandwidth) for size in SIZES]

@@ -8,11 +8,11 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Interconnect:
-    """The interconnect between GPUs, with ``bandwidth`` in bytes/s per direction and ``latency`` in
+    """The interconnect between GPUs: ``bandwidth`` in bytes/s per direction, ``latency`` in
     seconds.
 
-    If ``kind`` is ``measured``, both values were measured with single all-reduce operations. If
-    not, the bandwidth comes from a data sheet and the latency is 0.
+    The values were measured if ``kind`` is ``measured``. For other kinds, the bandwidth comes from
+    a data sheet and the latency is 0.
     """
 
     kind: Literal["NVLink", "PCIe", "measured"]

@@ -98,9 +98,8 @@ class KvCapacity:
     """Memory use of one GPU in bytes, and the number of KV blocks that fit into the rest.
 
     ``usable`` is the memory that the engine may use. ``activations`` is the peak memory of the
-    largest step, and ``outside`` is the memory that is allocated outside torch. ``block_bytes`` is
-    the size of a block of ``block_size`` tokens. A block covers all layers with KV or, if there are
-    several layer groups, the layers of one group.
+    largest step. ``outside`` is the memory allocated outside torch. ``block_bytes`` is the size of
+    a KV block of ``block_size`` tokens.
     """
 
     hardware: Hardware
@@ -247,8 +246,7 @@ def _prefill_graphs(most: int) -> list[int]:
 def block_bytes(hardware: Hardware, setting: ExecutionSettings) -> int:
     """Return the size of a KV block in bytes, as in vLLM.
 
-    A block covers all layers or, if there are several groups (``kv_groups``), the layers of one
-    group.
+    A block covers all layers, or the layers of one group if there are several (``kv_groups``).
     """
     kept = [part for part in hardware.architecture.layers if kv_bytes(part.attention, hardware)]
     if len(kv_groups(hardware)) < 2 or not _keeps_states(hardware, setting):
@@ -262,9 +260,8 @@ def block_bytes(hardware: Hardware, setting: ExecutionSettings) -> int:
 def block_size(hardware: Hardware, setting: ExecutionSettings) -> int:
     """Return the number of tokens per block.
 
-    This is the configured size, or a larger one if the recurrent state of a layer does not fit into
-    a block. vLLM logs this change: "Setting attention block size to 528 tokens to ensure that
-    attention page size is >= mamba page size" (``vllm/platforms/interface.py`` of 0.33).
+    The configured size is increased if the recurrent state of a layer does not fit into a block, as
+    in vLLM 0.33 (``vllm/platforms/interface.py``).
     """
     layers = hardware.architecture.layers
     state = max(state_bytes(part.attention, hardware) for part in layers)
@@ -278,15 +275,13 @@ def block_size(hardware: Hardware, setting: ExecutionSettings) -> int:
 
 
 def kv_groups(hardware: Hardware, block_size: int = 16) -> list[int | str]:
-    """Return the kind of each layer group that has separate block tables, in the format of vLLM's
+    """Return the kinds of the layer groups with separate block tables, in the format of vLLM's
     config.
 
-    A group is a number (its sliding window in tokens, 0 for full attention), ``chunked-8192`` for
-    layers with chunked attention, or ``mamba`` for layers with a recurrent state. All groups have
-    the same number of layers and share the blocks of the KV cache; each block belongs to one group.
-    Layers with fewer bytes per token get more tokens per block, so that all blocks have the same
-    number of bytes: in ``0/32``, 32 is the number of tokens per block. If no such size exists, the
-    blocks are padded (``vllm/v1/core/kv_cache_planning.py`` of 0.33).
+    A kind is a sliding window in tokens (0 for full attention), ``chunked-8192`` for chunked
+    attention, or ``mamba`` for a recurrent state. In ``0/32``, 32 is the number of tokens per
+    block. All groups have equal numbers of layers and equal block sizes in bytes
+    (``vllm/v1/core/kv_cache_planning.py`` of 0.33).
     """
     counts = _by_kind(hardware)
     if len({name for name, _ in counts}) < 2:
@@ -302,8 +297,8 @@ def kv_groups(hardware: Hardware, block_size: int = 16) -> list[int | str]:
 
 
 def can_checkpoint_states(hardware: Hardware) -> bool:
-    """Return whether all kernels with a recurrent state can save the state in the middle of a
-    prefill chunk, as the kernels of Mamba-2 can.
+    """Return whether all kernels with a recurrent state can save it in the middle of a prefill
+    chunk.
     """
     kinds = [part.attention for part in hardware.architecture.layers]
     states = [kind for kind in kinds if isinstance(kind, Recurrent)]

@@ -15,10 +15,9 @@ class Gqa:
     """Grouped-query attention: ``heads`` query heads share ``kv_heads`` KV heads of size
     ``head_dim``.
 
-    A token attends to the last ``window`` tokens, or to all tokens if ``window`` is 0. If
-    ``chunked`` is true, the context is divided into chunks of ``window`` tokens, and a token
-    attends only to earlier tokens of its chunk, as in Llama 4. With ``output_gate``, the query
-    projection also computes an output gate, as in Qwen3.5.
+    A token attends to the last ``window`` tokens; 0 means all tokens. If ``chunked`` is true, a
+    token attends only to earlier tokens of its chunk of ``window`` tokens, as in Llama 4. With
+    ``output_gate``, the query projection also computes an output gate, as in Qwen3.5.
     """
 
     heads: int
@@ -94,10 +93,8 @@ class Mla:
 class GatedDeltaNet:
     """Gated delta net: stores a state of fixed size per sequence instead of KV.
 
-    ``conv`` is the width of the short convolution over keys, queries and values. If ``gate_rank``
-    is set, the output gate and the per-channel decay are computed by projections of this low rank
-    (Kimi Delta Attention). If it is not set, the gate has a full projection, and each head has one
-    decay.
+    ``conv`` is the width of the short convolution. ``gate_rank`` is the rank of the projections of
+    gate and decay in Kimi Delta Attention, or unset for a full projection.
     """
 
     k_heads: int
@@ -145,9 +142,9 @@ class GatedDeltaNet:
 class Mamba:
     """Selective state space: stores ``state`` numbers for each of ``inner`` channels instead of KV.
 
-    Each number has ``number_bytes`` bytes. Mamba-2 has ``mamba2_heads`` heads in ``groups`` groups;
-    the heads of a group share input and output matrices. Mamba-1 has no heads, and its time steps
-    have a projection of rank ``rank``. ``conv`` is the width of the short convolution.
+    Each number has ``number_bytes`` bytes. Mamba-2 has ``mamba2_heads`` heads in ``groups`` groups.
+    In Mamba-1, the projection of the time steps has the rank ``rank``. ``conv`` is the width of the
+    short convolution.
     """
 
     inner: int
@@ -164,8 +161,9 @@ class Mamba:
         return self.mamba2_heads or self.inner
 
     def channels(self, tp: int = 1) -> int:
-        """Return the number of channels of the convolution; groups are replicated if ``tp`` does
-        not divide their number.
+        """Return the number of channels of the convolution on each of ``tp`` GPUs.
+
+        Groups are replicated if ``tp`` does not divide their number.
         """
         copies = self.groups and -self.groups % tp
         return self.inner + 2 * (self.groups + copies) * self.state
@@ -277,8 +275,7 @@ class Architecture:
     """A decoder of width ``hidden``, with ``layers`` grouped by kind.
 
     If ``tied``, the output head and the embedding share their weights. ``max_model_len`` is
-    ``max_position_embeddings``, which engines scale by ``rope`` if it is given. ``model_type`` is
-    the value at the top level of ``config.json``.
+    ``max_position_embeddings`` before scaling by ``rope``.
     """
 
     name: str

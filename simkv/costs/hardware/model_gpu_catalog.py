@@ -50,11 +50,9 @@ class _Entry(_Named):
 class Model(_Named):
     """A decoder with equal layers: full grouped-query attention, and either a gated MLP or experts.
 
-    ``heads`` query heads share ``kv_heads`` KV heads of size ``head_dim``. If ``experts`` is not 0,
-    every layer has ``experts`` MLPs of width ``intermediate``, and a token uses
-    ``experts_per_token`` of these. If ``tied``, the output head and the embedding share their
-    weights. ``itemsize`` is the number of bytes per weight and KV number. A model with different
-    kinds of layers has no ``Model``, only an ``Architecture``.
+    ``heads`` query heads share ``kv_heads`` KV heads of size ``head_dim``. ``intermediate`` is the
+    width of the MLP or of each expert. If ``tied``, the output head and the embedding share their
+    weights. ``itemsize`` is the number of bytes per weight and KV number.
     """
 
     layers: Positive
@@ -110,16 +108,12 @@ class Model(_Named):
 class Gpu(_Named):
     """A GPU: ``memory_bytes`` as reported by CUDA, ``bandwidth`` in bytes/s, and 16-bit ``flops``.
 
-    ``flops_fp8`` and ``flops_fp4`` are the rates for smaller formats, or None if the GPU does not
-    support them. ``nvlink`` and ``pcie`` are in bytes/s per GPU and direction, from data sheets.
-    ``system`` is the name of the GPU in published measurements and operator tables.
-    ``gpus_per_node`` is the number of GPUs that the interconnect joins: the GPUs in a node or, for
-    GB200 and GB300, in a rack. ``capability`` is the CUDA compute capability, or None for GPUs
-    without CUDA.
+    ``flops_fp8`` and ``flops_fp4`` are None if the GPU does not support the format. ``nvlink`` and
+    ``pcie`` are in bytes/s per GPU and direction, from data sheets. ``system`` is the name of the
+    GPU in operator tables. ``gpus_per_node`` is the number of GPUs that the interconnect joins.
+    ``capability`` is the CUDA compute capability, or None without CUDA.
 
     ``collectives`` maps a collective and a number of GPUs to measured pairs of bytes and seconds.
-    For an all-reduce, the bytes are its input; for an all-gather, the bytes that each GPU sends;
-    for a reduce-scatter, the bytes that each GPU receives.
     """
 
     memory_bytes: Positive
@@ -139,10 +133,7 @@ class Gpu(_Named):
         return hash(self.name)
 
     def peak_flops(self, bits: int) -> float:
-        """Return the FLOP/s for numbers of ``bits`` bits.
-
-        If the GPU does not support this size, the next larger supported size is used.
-        """
+        """Return the FLOP/s for numbers of ``bits`` bits, or of the next larger supported size."""
         rates = {16: self.flops, 8: self.flops_fp8, 4: self.flops_fp4}
         return next(rate for size in (4, 8, 16) if size >= bits and (rate := rates[size]))
 
@@ -255,10 +246,10 @@ def find_model(name: str) -> Model:
 
 
 def find_architecture(name: str) -> Architecture:
-    """Return the architecture of a model, named with or without the organization.
+    """Return the architecture of a model. Raises InputError if the model is unknown.
 
-    The name of a quantized model (such as ``Llama-3.1-70B-Instruct-FP8``, ``-NVFP4`` or ``-AWQ``)
-    selects the base model with quantized weights. Raises InputError if the model is unknown.
+    The name of a quantized model, such as ``Llama-3.1-70B-Instruct-FP8``, selects the base model
+    with quantized weights.
     """
     wanted = _squeezed(name)
     for entry, known in zip(_entries(), architectures(), strict=True):
@@ -278,11 +269,9 @@ def find_architecture(name: str) -> Architecture:
 
 
 def find_gpu(name: str) -> Gpu:
-    """Return the GPU with this name.
+    """Return the GPU with this name. Raises InputError if no GPU matches.
 
-    If no GPU has exactly this name, the result is a GPU with a name whose words all occur in
-    ``name``, as in ``NVIDIA H100 80GB``. If several GPUs match, the one with the most words is
-    returned. Raises InputError if none matches.
+    The name may contain additional words, as in ``NVIDIA H100 80GB``.
     """
     for gpu in gpus():
         if _squeezed(name) in {_squeezed(known) for known in (gpu.name, *gpu.also)}:

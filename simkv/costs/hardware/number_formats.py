@@ -15,8 +15,8 @@ KvFormatName = Literal["bf16", "fp8", "nvfp4"]
 class NumberFormat:
     """A number format of weights; ``bytes`` is the size per weight, including the scales.
 
-    ``bits`` is the size of the number itself. ``activations`` is the size in bits of the operands
-    on tensor cores, which may be larger: 4-bit integers are multiplied as 16-bit numbers.
+    ``bits`` is the size of the number without scales. ``activations`` is the size in bits of the
+    operands on tensor cores.
     """
 
     name: FormatName

@@ -20,14 +20,12 @@ KernelSwitch = Literal["marlin", "mxfp8"]
 class Hardware:
     """The hardware of one replica: ``tp x dp`` GPUs that hold ``architecture``.
 
-    Groups of ``tp`` GPUs split every attention layer. The ``dp`` groups process separate requests.
-    Whole experts are distributed over ``ep`` sets of GPUs, and each expert is split across the ``tp
-    x dp / ep`` GPUs of a set.
+    ``tp`` GPUs split every attention layer. The ``dp`` groups of GPUs process separate requests.
+    ``ep`` is the number of sets of GPUs over which whole experts are distributed.
 
-    Number formats: ``weights`` for dense MLPs, ``attention`` for attention projections, ``experts``
-    for experts, and ``kv`` for the KV cache. Embedding, output head, router and norms have 16 bits
-    per number. ``kernels`` are the kernels that were selected with options of the server
-    (``KernelSwitch``).
+    Number formats are ``weights`` for dense MLPs, ``attention`` for attention projections,
+    ``experts`` for experts, and ``kv`` for the KV cache. ``kernels`` are the kernels selected with
+    options of the server (``KernelSwitch``).
     """
 
     gpu: Gpu
@@ -71,10 +69,9 @@ def make_hardware(
 ) -> Hardware:
     """Build a ``Hardware`` after validation, with defaults for missing values.
 
-    If ``weights`` is given, it is also the default of ``attention`` and ``experts``. If not, the
-    defaults are the formats of the published model. If the published model has one scale per block,
-    ``fp8`` means ``fp8_block``. Raises InputError that names the field if the model cannot be
-    distributed over these GPUs.
+    ``weights`` is the default of ``attention`` and ``experts``. The default of ``weights`` is the
+    format of the published model. Raises InputError if the model cannot be distributed over the
+    GPUs.
     """
     published = architecture.published
     if weights == "fp8" and published.weights == "fp8_block":
@@ -104,9 +101,7 @@ def make_hardware(
 def add_layers(hardware: Hardware, layers: int) -> Hardware:
     """Return the hardware with ``layers`` more layers of the model, for multi-token prediction.
 
-    The added layers equal the last layers of the model that store KV for the whole context. They
-    share the embedding and the output head with the model. Each has an additional projection of two
-    hidden states, which is not counted (at most a sixth of a dense layer).
+    The added layers equal the last layers of the model that store KV for the whole context.
     """
     if not layers:
         return hardware

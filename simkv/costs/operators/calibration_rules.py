@@ -49,10 +49,9 @@ TERM_CONSTANTS: dict[str, Literal["products", "experts", "collectives"]] = {
 class CostConstants(FrozenModel):
     """Factors for operator times and for whole steps, and seconds that are added to steps.
 
-    ``prefill`` scales steps with prefills, and ``decode`` scales steps without prefills.
-    ``prefill_step_s`` is added to each step with prefills, ``step_s`` to every step, and ``seq_s``
-    to a step for each of its sequences. ``front_s`` is the time until the engine core receives a
-    request.
+    ``prefill`` scales steps with prefills, and ``decode`` scales other steps. ``prefill_step_s`` is
+    added to each step with prefills, ``step_s`` to every step, and ``seq_s`` for each sequence of a
+    step. ``front_s`` is the time until the engine core receives a request.
     """
 
     products: Factor = 1.0
@@ -83,8 +82,7 @@ class CostConstants(FrozenModel):
 class ConstantsRule(FrozenModel):
     """Constants of a calibration, and the conditions under which they apply.
 
-    A rule applies if all of its conditions hold; a condition that is None always holds. ``source``
-    states where the constants come from.
+    A condition that is None always holds. ``source`` states where the constants come from.
     """
 
     systems: list[str] | None = None

@@ -79,8 +79,7 @@ def composed_profile_path(hardware: Hardware) -> Path:
 def load_composed_profile(hardware: Hardware, setting: ExecutionSettings) -> CostProfile | None:
     """Return the packaged profile for this hardware, or None if there is none.
 
-    ``setting`` determines the CUDA graphs and the host time of the result. If the engine runs other
-    kernels than those in the profile, ``fit.unmeasured_kernels`` lists them.
+    ``setting`` determines the CUDA graphs and the host time of the result.
     """
     path = composed_profile_path(hardware)
     if not path.is_file() or hardware.interconnect != hardware.gpu.interconnect():

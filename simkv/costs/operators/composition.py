@@ -52,11 +52,10 @@ def compose(
     *,
     measured: bool = True,
 ) -> CostProfile:
-    """Compose a cost profile from the times of single operators.
+    """Compose a cost profile from the times of single operators; its error is unknown.
 
-    The ``range`` of the profile covers the attention tables. Its error is unknown. ``source``
-    describes where the operator times come from. ``measured`` is False if they were estimated from
-    the data sheet.
+    ``source`` describes where the operator times come from. ``measured`` is False if they were
+    estimated from the data sheet.
     """
     parts = _parts(operators, hardware, setting)
     grid = attention_grid(operators, hardware)

@@ -45,8 +45,8 @@ STEP_KINDS = {"prefill": 0, "mixed": 0, "decode": 1}
 class MeasuredPair:
     """First and last engine release on which a configuration was measured, and its error.
 
-    ``scale`` is the error of the configuration's costs (for TTFT and for TPOT) divided by the error
-    of all configurations with the same engine and kind of MLP.
+    ``scale`` is the error for TTFT and for TPOT, divided by the error of all configurations with
+    equal engine and kind of MLP.
     """
 
     releases: tuple[str, str]
@@ -62,8 +62,7 @@ class Measured:
     def beyond(self, kind: Configuration, release: str) -> int:
         """Return the number of releases between ``release`` and the nearest measured release.
 
-        The measured releases are those of the same configuration or, if there are none, of this GPU
-        family or of the engine. The result is 0 if a release is unknown.
+        The result is 0 if a release is unknown.
         """
         part = ENGINES[kind.backend].release_part if kind.backend in ENGINES else 1
         engine = [(o, p.releases) for o, p in self.pairs.items() if o.backend == kind.backend]
@@ -88,9 +87,9 @@ def applicable_sources(
 ) -> dict[str, tuple[float, float]]:
     """Return the sources of error of a configuration, and how much each width must be increased.
 
-    For each source, the result has two factors, for TTFT and for TPOT. The square of the width is
-    multiplied by the factor. ``kernels`` is true if some kernels of the release were not measured
-    on this GPU. The result is empty if nothing was measured with this engine.
+    For each source, the result has two factors for the square of the width: for TTFT and for TPOT.
+    ``kernels`` is true if some kernels were not measured on the GPU. The result is empty if nothing
+    was measured with the engine.
     """
     if all(other.backend != kind.backend for other in measured.pairs):
         return {}
@@ -107,11 +106,8 @@ def applicable_sources(
 
 
 def new_model_factor(measured: Measured, kind: Configuration) -> float:
-    """Return a factor for the squares of all widths; it exceeds 1 for a model that was not
-    measured.
-
-    The widths were measured on n models. For another model, the squares are larger by 1 / n. This
-    is the usual factor if a new value is predicted from the mean of n values.
+    """Return a factor for the squares of all widths: 1 + 1 / n for a model that is not among the n
+    measured models, and 1 for a measured model.
     """
     if kind in measured.pairs:
         return 1.0
@@ -120,11 +116,10 @@ def new_model_factor(measured: Measured, kind: Configuration) -> float:
 
 
 def protocol_factor(concurrency: int) -> float:
-    """Return the factor for the square of the width of ``protocol``.
+    """Return the factor for the square of the width of ``protocol``, which grows with concurrency.
 
-    This source of error applies if it is unknown how often the clients repeated their requests. All
-    clients start at once, so the mean TTFT includes an initial burst. The share of this burst in
-    the mean is unknown, and its effect grows with the number of clients.
+    ``protocol`` is the error that results if the number of requests per client is unknown. All
+    clients start at once, so the initial burst has an unknown share in the mean TTFT.
     """
     return math.log1p(concurrency / 64) ** 2
 
@@ -158,7 +153,7 @@ class ErrorSources:
         """Return the sources of error of a configuration, each with its interval ends by kind of
         step.
 
-        The result is empty if nothing was measured with this engine.
+        The result is empty if nothing was measured with the engine.
         """
         applicable = applicable_sources(self.measured, kind, release, kernels=kernels)
         new = new_model_factor(self.measured, kind)
@@ -206,9 +201,7 @@ def add_error_sources(
 ) -> CostProfile:
     """Return a composed profile with its sources of error.
 
-    The profile is unchanged if no configuration of this engine was measured. If the profile is
-    estimated from the data sheet, or if it uses a link that was not measured, the error of
-    data-sheet estimates is one of the sources.
+    The profile is unchanged if no configuration of the engine was measured.
     """
     kind = classify_configuration(hardware, setting)
     packaged = packaged_sources()

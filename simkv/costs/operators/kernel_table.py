@@ -27,8 +27,8 @@ Operator = Literal["experts", "products", "attention"]
 class KernelTable(FrozenModel):
     """Rows of operator tables that measure a kernel.
 
-    ``backend`` is the engine that was measured, and ``dtype`` is the number format in the table. In
-    these rows, the column ``kernel_source`` contains ``source``.
+    ``backend`` is the measured engine, and ``dtype`` the number format in the table. ``source`` is
+    a part of the column ``kernel_source``.
     """
 
     backend: str
@@ -46,9 +46,9 @@ class Kernel(FrozenModel):
 class KernelRule(FrozenModel):
     """Conditions under which an engine runs a kernel; a condition that is None always holds.
 
-    ``releases`` and ``capability`` (compute capability of the GPU) are ranges that include the
-    first value and exclude the second. ``model`` must occur in the name of the model. ``switch``
-    must be one of ``Hardware.kernels``. ``source`` states where the rule comes from.
+    ``releases`` and ``capability`` (compute capability of the GPU) are half-open ranges, which
+    exclude the second value. ``model`` is a part of the model's name. ``switch`` is one of
+    ``Hardware.kernels``. ``source`` states where the rule comes from.
     """
 
     operator: Operator

@@ -77,7 +77,7 @@ class TableStore:
         return bool(self._files(table, self.backend))
 
     def rows(self, table: str, where: RowFilter, *, anyone: bool = False) -> pd.DataFrame | None:
-        """Return the rows that match ``where``, from all versions of the engine's table, or None.
+        """Return the matching rows from all versions of the engine's table, or None.
 
         With ``anyone``, the tables of the other engines are used instead. The column ``rank`` is
         smallest for the preferred version.
@@ -163,11 +163,11 @@ def clean_rows(
     keys: Sequence[str],
     fastest: Callable[[pd.DataFrame], pd.Series[float]] | None = None,
 ) -> dict[Any, float]:
-    """Return the time in seconds for each combination of values of ``keys``, cleaned by rules 1 to
-    3 of this module.
+    """Return the time in seconds for each combination of values of ``keys``, after removing bad
+    rows.
 
-    Rule 1 applies if ``fastest`` is given: a function that returns the time (ms) of each row at the
-    GPU's peak rate. Rule 3 applies if ``others`` is given: the rows of other tables.
+    ``fastest`` returns the time (ms) of each row at the GPU's peak rate, for rule 1 of the module.
+    ``others`` are the rows of other tables, for rule 3.
     """
     found, elsewhere = (
         {} if rows is None else _least(_possible(rows, fastest), keys) for rows in (own, others)
@@ -179,11 +179,9 @@ def clean_rows(
 
 
 def select_plausible_curve(own: Sequence[Curve], others: Sequence[Curve]) -> Curve:
-    """Return the first curve of ``own`` that is plausible by rule 3 of this module.
+    """Return the first curve of ``own`` that is plausible by rule 3 of the module.
 
-    ``own`` is in order of preference. For each point of a curve, the time is divided by the fastest
-    time of all curves at this point. A curve is plausible if the median of these ratios is at most
-    ``HOST_BOUND``. If no curve is plausible, the fastest curve is returned.
+    ``own`` is in order of preference. If no curve is plausible, the fastest curve is returned.
     """
     every = [*own, *others]
     for curve in own:

@@ -84,12 +84,10 @@ class OperatorTimes(Protocol):
         """
 
     def absorbed(self, attention: Mla) -> Curve:
-        """Return the duration of two projections of MLA decodes, as a function of the number of
-        tokens.
+        """Return the duration of the absorbed projections of MLA decodes, by number of tokens.
 
-        MLA decodes compute attention on latents, without projecting the latents to keys and values.
-        Instead, queries are projected to latents before the attention, and its output is projected
-        back after it (absorbed projections).
+        The absorbed projections convert queries to latents before the attention, and its output
+        back.
         """
 
     def experts(self, shape: MoeShape, form: str) -> Curve:

@@ -50,11 +50,7 @@ def sum_curves(curves: Iterable[Curve]) -> Curve:
 
 
 def make_nondecreasing(points: Mapping[float, float]) -> dict[float, float]:
-    """Lower the y of each point to the minimum over this point and all points with larger x.
-
-    A smaller size cannot take longer than a larger one, because it could be padded to the larger
-    size.
-    """
+    """Lower the y of each point to the minimum over all points with an equal or larger x."""
     found: dict[float, float] = {}
     least = float("inf")
     for x in sorted(points, reverse=True):

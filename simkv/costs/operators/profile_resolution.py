@@ -99,8 +99,7 @@ def estimate_from_data_sheet(
 ) -> CostProfile:
     """Estimate the profile from the GPU's data sheet.
 
-    ``shares`` are the fractions of the data sheet's rates that operators reach. The error of the
-    profile is the error of such estimates for GPUs that have operator tables.
+    ``shares`` are the fractions of the data sheet's rates that operators reach.
     """
     operators = Roofline(hardware.gpu, hardware.interconnect, shares)
     changed = find_constants(hardware, setting) if constants is None else constants

@@ -83,11 +83,9 @@ COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")
 class Sharding:
     """Distribution of a model over GPUs, and facts about the model that the tables lack.
 
-    ``layers`` is the number of layers, and ``tp`` is the number of tensor-parallel GPUs. ``hidden``
-    is the hidden size, which determines the size of collectives. ``experts`` and
-    ``experts_per_token`` describe a mixture of experts, whose experts are split equally across
-    ``expert_ranks`` GPUs. ``link`` is the link between the GPUs; None selects the times of
-    collectives in the GPU catalog.
+    ``tp`` is the number of tensor-parallel GPUs. ``hidden`` is the hidden size. ``expert_ranks`` is
+    the number of GPUs that split the experts. ``link`` is the link between the GPUs; None selects
+    the GPU catalog.
     """
 
     layers: int

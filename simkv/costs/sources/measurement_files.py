@@ -32,11 +32,10 @@ def find_table(folder: Path, stem: str) -> Path:
 def read_table(
     path: Path, columns: Mapping[str, ColumnKind], rows: RowPredicate | None = None
 ) -> pd.DataFrame:
-    """Read columns of a CSV file (also gzip-compressed) or Parquet file and validate their values.
+    """Read columns of a CSV or Parquet file; numbers must be finite and not negative.
 
-    ``rows`` selects the rows to validate and return; the result keeps the original row numbers as
-    its index. Numbers must be finite and not negative. Raises InputError that names the file, the
-    line and the column.
+    ``rows`` selects the rows to return, which keep their row numbers as the index. Raises
+    InputError for an invalid value.
     """
     check_input(path, most=MAX_TABLE_BYTES)
     try:

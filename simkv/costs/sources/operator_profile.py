@@ -64,9 +64,9 @@ def operators_profile(
 ) -> CostProfile:
     """Build a profile from cost terms and from attention times.
 
-    ``sizes`` are the numbers of tokens at which the terms were measured. ``build_attention_table``
-    describes the columns of ``prefills`` and ``decodes``. ``source`` describes where the data come
-    from and lists everything that was not measured.
+    ``sizes`` are the numbers of tokens at which the terms were measured. ``prefills`` and
+    ``decodes`` have the columns of ``build_attention_table``. ``source`` describes where the data
+    come from.
     """
     ranges: dict[Feature, tuple[float, float]] = {
         "tokens": (min(sizes), max(sizes)),

@@ -26,10 +26,9 @@ class ModelTraits:
     """Properties of a model and its engine that the fit uses.
 
     ``kv_bytes_per_token`` and ``flops_per_pair`` (FLOP per attention pair) are totals over all
-    layers. ``max_num_batched_tokens`` and ``block_size`` are settings of the engine.
-    ``flops_per_token`` is the FLOP per computed token without attention, or 0 if it is unknown. For
-    a mixture of experts, ``expert_share`` is the fraction of all weights that belongs to experts,
-    and ``chosen`` is the fraction of the experts that a token uses.
+    layers. ``flops_per_token`` is the FLOP per computed token without attention, or 0 if unknown.
+    ``expert_share`` is the fraction of all weights that belongs to experts, and ``chosen`` the
+    fraction of the experts that a token uses.
     """
 
     kv_bytes_per_token: int

@@ -25,9 +25,7 @@ from simkv.schedulers.sglang.recording import RECORDING
 
 
 class LaunchedRows(NamedTuple):
-    """Requests of a launched batch: pairs of request and number of tokens to compute, the numbers
-    of tokens before these, and the kind of the batch.
-    """
+    """Requests of a launched batch with their token counts, and the kind of the batch."""
 
     rows: list[tuple[int, int]]
     contexts: list[int]
@@ -38,9 +36,9 @@ class SglangEngine:
     """SGLang's scheduler with the given settings; ``clock`` returns the time in seconds.
 
     ``received`` has the requests by id. ``refused`` are the requests that are too long. ``ignored``
-    lists the requests that the present step rejects, and ``retracted`` the requests that it
-    preempts. ``left_early`` are the requests whose clients have left. ``aborted`` are the requests
-    that SGLang removed from its queue.
+    are the requests rejected in the current step, and ``retracted`` the requests preempted in the
+    current step. ``left_early`` are the requests whose clients have left. ``aborted`` are the
+    requests that SGLang removed from its queue.
     """
 
     def __init__(self, config: SglangConfig, clock: Callable[[], float]) -> None:
@@ -117,8 +115,8 @@ class SglangEngine:
         return batch
 
     def rows(self, batch: Any) -> LaunchedRows:
-        """Return the requests of a batch that was just launched, with their token counts; ``batch``
-        may be None.
+        """Return the requests of a launched batch with their token counts; ``batch`` may be
+        None.
         """
         rows: list[tuple[int, int]] = []
         contexts: list[int] = []
@@ -137,7 +135,7 @@ class SglangEngine:
     def process(self, batch: Any, ends: Callable[[int], bool]) -> list[Any]:
         """Deliver the batch's tokens; return the requests that finish, in the order of the batch.
 
-        ``ends`` is called for each token and returns whether it is the last token of its request.
+        ``ends`` returns whether a token is the last of its request.
         """
         import torch
 

@@ -87,8 +87,7 @@ def build_sglang_scheduler(
 ) -> Any:
     """Return SGLang's scheduler with ``memory``; ``clock`` returns the simulated time in seconds.
 
-    The scheduler calls ``retracted`` with each request that it puts back into its queue, and
-    ``gave_up`` for each abort that it sends.
+    ``retracted`` is called with each preempted request, and ``gave_up`` for each abort.
     """
     _set(config)
     module: Any = importlib.import_module("sglang.srt.managers.scheduler")

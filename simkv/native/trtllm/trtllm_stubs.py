@@ -45,10 +45,10 @@ StreamToken = tuple[str, int]
 
 
 class LlmRequestStub:
-    """A request as the scheduler sees it; ``left`` is the number of tokens that the model will
-    still emit.
+    """A request with the fields that the scheduler reads.
 
-    ``prompt`` contains the tokens of the prompt; by default, they are unique to the request.
+    ``left`` is the number of tokens that the model will still emit. ``prompt`` contains the tokens
+    of the prompt; by default, they are unique to the request.
     """
 
     num_draft_tokens = 0
@@ -161,7 +161,7 @@ class LlmRequestStub:
             self.state = LlmRequestState.GENERATION_COMPLETE
 
     def pause(self) -> None:
-        """Return the request to the start of its prefill; its emitted tokens become part of the
+        """Return the request to the start of its prefill; emitted tokens become part of the
         prompt.
         """
         self.max_new_tokens -= self.num_tokens - self.prompt_len

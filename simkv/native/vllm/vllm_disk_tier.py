@@ -114,9 +114,7 @@ class SteppedDiskTier:
         }
 
     def read_for(self, request: str, keys: Any, states: Any) -> int:
-        """Return the number of a request's loaded blocks that were read from disk, according to
-        vLLM.
-        """
+        """Return the number of a request's loaded blocks that vLLM read from disk."""
         context = states[request].req_context
         sources = (str(self._manager.get_load_source(key, context)) for key in keys)
         return sum(source.lower().endswith("disk") for source in sources)

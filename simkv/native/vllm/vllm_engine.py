@@ -58,9 +58,9 @@ class Launched(NamedTuple):
 class VllmEngine:
     """vLLM's scheduler with the given settings, and the requests added to it.
 
-    ``instead`` maps the scheduler's class to the class to run, such as a subclass. ``copying`` are
-    durations of KV copies in steps. ``native`` are further options of vLLM, by config class.
-    ``freed`` lists the requests whose blocks the last decision freed.
+    ``instead`` maps the scheduler's class to the class to run. ``copying`` are durations of KV
+    copies in steps. ``native`` are further options of vLLM, by config class. ``freed`` lists the
+    requests whose blocks the last decision freed.
     """
 
     def __init__(
@@ -136,10 +136,10 @@ class VllmEngine:
     def deliver(
         self, launched: Launched, counts: Mapping[str, int], ended: Collection[str], report: Any
     ) -> None:
-        """Deliver new tokens and the KV worker's ``report`` to vLLM; ``counts`` contains the number
-        of new tokens of each request.
+        """Deliver new tokens and the KV worker's ``report`` to vLLM.
 
-        The last token of the requests in ``ended`` is their stop token.
+        ``counts`` has the number of new tokens of each request. ``ended`` are the requests that
+        receive a stop token.
         """
         ids = list(launched.rows)
         tokens = {i: self._new_tokens(i, n) for i, n in counts.items()}
@@ -171,9 +171,7 @@ class VllmEngine:
         return [*skipped, *waiting]
 
     def is_over(self, i: str) -> bool:
-        """Return whether a request has ended; vLLM lists an ended request until another replica has
-        read its blocks.
-        """
+        """Return whether a request has ended."""
         request = self.scheduler.requests.get(i)
         return request is None or request.is_finished()
 
@@ -182,8 +180,8 @@ class VllmEngine:
         return request.num_output_tokens if request else 0
 
     def blocks(self, i: str) -> list[int]:
-        """Return the ids of a request's blocks, one layer group after another; blocks that were
-        freed are omitted.
+        """Return the ids of a request's blocks, one layer group after another, without freed
+        blocks.
         """
         manager = self.scheduler.kv_cache_manager
         coordinator = getattr(manager, "coordinator", None)  # 0.9.0 has only one layer group
@@ -195,8 +193,8 @@ class VllmEngine:
         return [block.block_id for table in tables for block in table if block is not null]
 
     def number(self, *what: object) -> int:
-        """Return the id of a token that these arguments identify; equal arguments give the same
-        id.
+        """Return the id of the token that the arguments identify; equal arguments give
+        equal ids.
         """
         return self.numbers.setdefault(what, len(self.numbers) + 1)
 

@@ -89,10 +89,9 @@ def profile_model(profile: CostProfile) -> CostModel:
 
 
 def fit_baselines(steps: Sequence[TrainingStep], profile: CostProfile) -> dict[str, CostModel]:
-    """Fit all models to ``steps`` by least squares of relative errors, and return them by name.
+    """Fit the cost models to ``steps`` by least squares of relative errors; return them by name.
 
-    The result is empty if there are no steps. It has no random forest if scikit-learn is not
-    installed.
+    The result is empty if there are no steps. Without scikit-learn, it lacks the random forest.
     """
     if not steps:
         return {}
@@ -178,11 +177,7 @@ def read_training(folder: Path, profile: CostProfile) -> list[TrainingStep]:
 
 
 def with_host(steps: Sequence[TrainingStep], profile: CostProfile) -> list[TrainingStep]:
-    """Return steps that were measured without a host, with the host time of the profile included.
-
-    If the profile overlaps host time with GPU time, a step takes the longer of both times. If it
-    does not, the host time is added.
-    """
+    """Return the steps, measured without host time, with the host time of the profile included."""
     host = profile.floor or [term for term in profile.terms if term.name.startswith("host")]
     nothing = CostTerm(name="nothing", feature="steps", seconds=1e-9)
     cost = ProfileCost(profile.model_copy(update={"terms": [*host, nothing], "floor": None}))
@@ -209,10 +204,8 @@ def roofline(
 ) -> CostProfile:
     """Return the step costs of a device that reaches its peak bytes/s and FLOP/s, without overhead.
 
-    The time of a step is a sum of three times: the time of the weights, the time of the KV reads of
-    decodes, and the time of prefill attention. The time of the weights is the time to read them or
-    to multiply by them, whichever is longer. The times are added because kernels run one after
-    another.
+    The time of a step is the sum of the times of the weights, of the KV reads and of prefill
+    attention.
     """
     weights = shape.step_weights * itemsize / bytes_per_s
     multiplied = shape.step_weights - shape.vocab * shape.hidden  # without the output head

@@ -63,15 +63,12 @@ FIGURES = (
 
 @dataclass(frozen=True)
 class Validation:
-    """Results of a comparison: L0 in ``verdict``, L1 in ``steps`` by cost model and kind of step,
-    and L2 in ``figures`` by metric.
+    """Results of a comparison: L0 in ``verdict``, L1 in ``steps`` and L2 in ``figures``.
 
-    ``step_ends`` are the 95 % intervals of the L1 errors in ``steps``. ``stalls`` are the steps of
-    each run that L1 excludes, because they took unusually long. ``same_victims`` has a fraction for
-    each cost model: the number of requests that were preempted both in the run and in the
-    simulation, divided by the number that were preempted in at least one of them. ``over_composed``
-    has P10, median and P90 of the measured step times divided by the times composed from public
-    operator tables, by kind of step.
+    ``step_ends`` are the 95 % intervals of the L1 errors. ``stalls`` are the unusually long steps
+    of each run, which L1 excludes. ``same_victims`` is the Jaccard index of the requests preempted
+    in the run and in the simulation, by cost model. ``over_composed`` has P10, median and P90 of
+    the measured step times divided by the composed step times, by kind of step.
     """
 
     verdict: Agreement
@@ -91,9 +88,7 @@ def validate_run(
 ) -> Validation:
     """Compare ``profile`` and ``baselines`` with a run and its repeats (``again``).
 
-    The comparison uses the steps of all these runs, except stalled steps, and the means of their
-    metrics. Two more cost models are evaluated if they are known: the roofline of the device, and
-    the costs composed from operator tables of the same GPU and model.
+    The comparison uses all steps of the runs except stalled steps, and the means of the metrics.
     """
     runs = [run, *again]
     models = {
@@ -175,7 +170,7 @@ def figure_intervals(
 ) -> dict[str, tuple[float, float]]:
     """Return the interval of each metric that results from the profile's error on held-out steps.
 
-    The result is empty if this error is unknown. It does not contain metrics without finite bounds.
+    The result is empty if the error is unknown, and lacks metrics without finite bounds.
     """
     if not profile.fit.held_out:
         return {}
@@ -199,10 +194,10 @@ def figure_intervals(
 class IntervalScore:
     """Score of the intervals of several metrics; it combines coverage and width.
 
-    Of ``figures`` real values, ``held`` lie in their interval. Of these, ``useful`` have an
-    interval that is at most ``USEFUL_WIDTH`` wide. Widths are relative to the real value. ``score``
-    is the mean interval score of Gneiting and Raftery (2007): the width of an interval, plus 40
-    times the distance between the interval and a real value outside it. Lower scores are better.
+    ``figures`` is the number of metrics. ``held`` is the number of intervals that contain the real
+    value. ``useful`` is the number of intervals that contain the real value and have a relative
+    width of at most ``USEFUL_WIDTH``. ``score`` is the mean interval score of Gneiting and Raftery
+    (2007); lower scores are better.
     """
 
     figures: int
@@ -244,8 +239,8 @@ def _peak_blocks(record: RunRecord) -> float:
 
 
 class SteadyStep(NamedTuple):
-    """A step that did not stall: its batch composition, its duration in seconds, and whether a
-    request was preempted in it.
+    """A step that did not stall: its load, its duration in seconds, and whether it preempted a
+    request.
     """
 
     load: StepLoad

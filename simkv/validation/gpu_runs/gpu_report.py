@@ -89,8 +89,8 @@ class ModelScore:
     """Step errors of a cost model over all trials.
 
     ``median`` and ``p95`` are the median and P95 of the relative step errors of a trial, averaged
-    over the trials. ``wins`` is the number of trials in which the median error of the profile is
-    smaller than the median error of this model.
+    over the trials. ``wins`` is the number of trials in which the profile has a smaller median
+    error than the model.
     """
 
     median: float

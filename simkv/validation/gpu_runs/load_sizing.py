@@ -36,10 +36,10 @@ SHORTEST_PROMPT = 24
 class PlanScale:
     """Limits on the sizes of all validation cases.
 
-    ``rows`` is the largest number of decodes in a step, ``kv_tokens`` is the size of the KV pool,
-    ``context`` is the length of the longest request, and ``budget`` is the size of the largest
-    step. The last three are in tokens. In a closed loop, a request has at most ``mean_context``
-    tokens on average. Lengths of recorded workloads are divided by ``divisor``.
+    ``rows`` is the largest number of decodes in a step. In tokens, ``kv_tokens`` is the size of the
+    KV pool, ``context`` the length of the longest request, ``budget`` the size of the largest step,
+    and ``mean_context`` the largest mean length in a closed loop. Lengths of recorded workloads are
+    divided by ``divisor``.
     """
 
     rows: int = 256
@@ -82,10 +82,9 @@ def scale_of(profile: CostProfile, kv_tokens: int | None = None) -> PlanScale:
 class Trial:
     """A scenario to be served on the GPU.
 
-    This trial is compared with the trial named ``beside``. ``profile`` is the name of the profile
-    that predicts the trial: ``profile-overlapped`` if the scheduler plans a step while the GPU runs
-    the previous one, or ``profile`` if it does not. ``predicted`` contains the predicted metrics,
-    named as in ``summary.json``, and the predicted maxima of decodes per step and of KV tokens.
+    ``beside`` is the name of the trial to compare with. ``profile`` is the name of the profile that
+    predicts the trial. ``predicted`` contains the predicted metrics, named as in ``summary.json``,
+    and the predicted maxima of decodes per step and of KV tokens.
     """
 
     name: str
@@ -110,10 +109,9 @@ class LoadSizer:
     scale: PlanScale
 
     def closed_loop(self, name: str, engine: JsonDict, rows: int, shape: JsonDict) -> Scenario:
-        """Return a scenario with ``rows`` clients; each sends its next request when its previous
-        one has ended.
+        """Return a scenario with ``rows`` clients that send a request when their previous one ends.
 
-        ``shape`` contains the lengths. They are reduced if one request per client would take too
+        ``shape`` contains the lengths, which are reduced if one request per client would take too
         long.
         """
         while True:
@@ -161,8 +159,7 @@ class LoadSizer:
     def pressure(self, name: str, calm: Scenario) -> Scenario:
         """Return the scenario ``calm`` with a smaller KV cache, which causes preemptions.
 
-        The cache is the largest one that causes the wanted number of preemptions. Raises InputError
-        if no cache size causes enough preemptions within the available time.
+        Raises InputError if no cache size causes enough preemptions within the available time.
         """
         blocks = int(0.9 * self._figures(calm)["kv_tokens_peak"] // self.scale.block_size)
         least = self.scale.context // self.scale.block_size + 2
@@ -185,8 +182,7 @@ class LoadSizer:
     def spikes(self, name: str, engine: JsonDict, window: int) -> Scenario:
         """Return a scenario with a part of a packaged trace of load spikes.
 
-        The rate of the trace is scaled to the capacity of the engine. Different ``window`` numbers
-        select different parts.
+        The rate of the trace is scaled to the capacity of the engine. ``window`` selects the part.
         """
         rows = trace_requests(self.scale.divisor, self.scale.context)
         engine = {**engine, "enable_prefix_caching": True}
@@ -254,8 +250,8 @@ class ObservedExecutor(SimulatedExecutor):
 
 
 def predict_figures(scenario: Scenario, profile: CostProfile) -> dict[str, Any]:
-    """Return the metrics of ``summary.json`` as predicted by ``profile``, and values that describe
-    the load.
+    """Return the metrics of ``summary.json`` as predicted by ``profile``, and properties of the
+    load.
 
     ``rows_mean`` is the mean number of decodes over time. ``rows_peak`` and ``kv_tokens_peak`` are
     the largest numbers of decodes and of KV tokens. ``outside`` lists the features that exceed the
@@ -289,11 +285,9 @@ def with_prediction(case: Trial, profile: CostProfile) -> Trial:
 
 
 def lengths(context: int, scale: PlanScale, output: float = 0.5) -> JsonDict:
-    """Return length settings for requests that hold about ``context`` tokens of KV on average while
-    they run.
+    """Return length settings for requests that hold ``context`` tokens of KV on average.
 
-    The prompt is three quarters of ``context``, and the output is ``output`` times ``context``. A
-    request never exceeds the longest context in ``scale``.
+    The output is ``output`` times ``context``. No request exceeds the longest context in ``scale``.
     """
     prompt, low, high = 3 * context // 4, int(output * context / 2), int(1.5 * output * context)
     return {

@@ -23,9 +23,8 @@ SHEET_SHARES, MEASURED_SHARES, HOST_S = (0.8, 0.6), (0.9, 0.8), 1e-3
 def nominal_profile(profile: CostProfile, campaign: Path | None = None) -> CostProfile:
     """Return the data-sheet costs of the profile's model on its GPU.
 
-    If the catalog lacks the GPU, the costs are derived from the peak rates measured in
-    ``campaign``, a directory of `simkv gpu calibrate`. Raises InputError for a model of unknown
-    shape, or if both the catalog entry and the campaign are missing.
+    ``campaign`` is a directory of `simkv gpu calibrate` with measured peak rates, for GPUs that the
+    catalog lacks. Raises InputError if the model's shape or the GPU's peak rates are unknown.
     """
     shape = MODEL_SHAPES.get(profile.model)
     if shape is None:

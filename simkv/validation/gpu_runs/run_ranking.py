@@ -47,8 +47,7 @@ class JudgedTrial:
 
 @dataclass(frozen=True)
 class Ranking:
-    """A metric of one trial (``case``) divided by the same metric of another trial (``beside``),
-    measured and simulated.
+    """Measured and simulated ratio of a metric between two trials, ``case`` and ``beside``.
 
     ``right`` is True if the measured and the simulated ratio are both above 1 or both below 1. It
     is None if the measured ratio differs from 1 by at most twice the noise.

@@ -100,10 +100,9 @@ def check_agreement(scenario: Scenario, passes: Iterable[Timed], recorder: Recor
 class GpuRun:
     """A stored run of one variant.
 
-    ``steps`` are pairs (load, seconds). ``record`` is the record of the replay; it equals the
-    record of the run if all decisions are the same according to ``verdict``. ``about`` is the
-    content of ``summary.json``, including setup, machine and peak rates. ``stalls`` are steps that
-    took far longer than other steps of their size.
+    ``steps`` are pairs (load, seconds). ``record`` is the record of the replay. ``verdict`` states
+    whether run and replay made equal decisions. ``about`` is the content of ``summary.json``.
+    ``stalls`` are the unusually long steps.
     """
 
     scenario: Scenario

@@ -89,12 +89,11 @@ def plan_trials(
     sized_by: CostProfile,
     start_s: float = START_S,
 ) -> list[Trial]:
-    """Return all trials in the order of serving, with the predictions of ``profiles``.
+    """Return all trials in the order in which they run, with the predictions of ``profiles``.
 
-    Each case has two trials with different seeds. If ``profiles`` has a profile with overlapped
-    host time, trials with a pipelined scheduler precede trials with a synchronous one. All runs
-    together take at most ``budget_s`` seconds, by the costs of ``sized_by`` and by the predictions
-    of the profiles. Raises InputError if ``budget_s`` is too short.
+    Each case has two trials with different seeds. All runs together take at most ``budget_s``
+    seconds, by the costs of ``sized_by`` and by the predictions. Raises InputError if ``budget_s``
+    is too short.
     """
     count = len(list(_trials(profiles)))
     units = sum(weight for _, _, weight in _trials(profiles))

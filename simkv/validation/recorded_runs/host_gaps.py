@@ -49,9 +49,8 @@ DECODE_LIMITS = (8, 32, 128)
 class StepKindTimes:
     """Mean times in seconds of the steps of one kind.
 
-    ``kernels`` is the mean kernel time, ``host`` is the mean host time, and ``uncertainty`` is the
-    standard error of ``host``. ``steps`` is the number of steps of this kind in all intervals that
-    were not excluded.
+    ``kernels`` is the mean kernel time, ``host`` the mean host time, and ``uncertainty`` the
+    standard error of ``host``. ``steps`` is the number of counted steps.
     """
 
     kind: str
@@ -115,8 +114,7 @@ def host_times(case: RecordedRun, profile: CostProfile) -> HostTimes:
 def intervals(steps: Sequence[PacedStep]) -> Iterator[TokenInterval]:
     """Yield the intervals between consecutive token outputs with known times.
 
-    The result does not contain intervals in which the engine was idle, and intervals with more than
-    ``MAX_INTERVAL_STEPS`` steps.
+    Idle intervals and intervals with more than ``MAX_INTERVAL_STEPS`` steps are excluded.
     """
     since: float | None = None
     passed: list[PacedStep] = []

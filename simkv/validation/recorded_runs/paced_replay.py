@@ -56,9 +56,9 @@ class RequestEvents:
 class PacedStep:
     """A step with its ``load``; its kernels take ``kernels`` seconds according to the profile.
 
-    ``came`` is the recorded time in seconds at which the step's tokens were emitted, or None.
-    ``sure`` is false if the record has different times for these tokens. ``after_idle`` is true if
-    no step ran directly before this step.
+    ``came`` is the recorded time in seconds of the step's tokens, or None. ``sure`` is false if the
+    record has different times for the tokens. ``after_idle`` is true if the engine was idle before
+    the step.
     """
 
     load: StepLoad
@@ -139,11 +139,7 @@ class PacedEngine(Engine):
         due.callbacks.append(lambda _: self.notify())
 
     def schedule(self) -> Batch | None:
-        """Make a decision without the requests that are scheduled later in the record.
-
-        While the engine is busy, the times may differ slightly: a request is excluded only if it is
-        later by more than half of the kernel time of the last step.
-        """
+        """Make a decision without the requests that are scheduled later in the record."""
         until = self.env.now + (self._lasted / 2 if self._busy() else 1e-9)
         coming = [self._events.scheduled[m.id] for m in self.inbox if isinstance(m, Request)]
         now = sum(1 for _ in takewhile(lambda time: time <= until, coming))
@@ -157,9 +153,8 @@ class PacedEngine(Engine):
     ) -> float:
         """Run a batch until the recorded time of its tokens.
 
-        If no time is recorded for its tokens, the batch ends at the recorded scheduling time of a
-        request that is nearest to its predicted end. If there is no such time near the predicted
-        end, the batch takes the kernel time that the profile predicts.
+        Without a recorded time, the end of the batch is estimated from recorded scheduling times of
+        requests or from the kernel time.
         """
         if not batch:
             return super().launch(batch, load, start, seconds)

@@ -143,10 +143,9 @@ class Origin(_Facts):
 class RunFacts(_Facts):
     """Contents of ``case.json``.
 
-    ``max_concurrency`` is the maximum number of requests in flight if the clients send a request
-    when another finishes; the recorded arrivals then determine only the order. None means that
-    requests are sent at their recorded arrivals. If no data on single requests are public,
-    ``measured`` contains statistics, and ``arrivals`` describes the requests that were sent.
+    ``max_concurrency`` is the maximum number of requests in flight in a closed loop, or None if
+    requests are sent at their recorded arrivals. ``measured`` contains published statistics, and
+    ``arrivals`` describes the requests, if no data on single requests are public.
     """
 
     name: str
@@ -167,11 +166,10 @@ class RunFacts(_Facts):
 class RecordedRun:
     """A recorded run.
 
-    ``requests`` has one row per request, in order, with its measured times (ms). It was read from
-    the file ``table``. If ``from_queue``, TTFT and E2E start when the engine core receives a
-    request; if not, they start at its arrival. ``scored`` marks the rows to compare; rows that were
-    used for calibration are excluded. ``told`` contains the published statistics (ms) by metric
-    name. It is empty if the times of single requests are known.
+    ``requests`` has one row per request, with its measured times (ms), read from the file
+    ``table``. With ``from_queue``, TTFT and E2E start when the engine core receives a request
+    instead of at its arrival. ``scored`` selects the requests to compare. ``told`` contains the
+    published statistics (ms) by metric name.
     """
 
     folder: Path

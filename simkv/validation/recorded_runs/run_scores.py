@@ -45,10 +45,8 @@ class Score:
     """Comparison of a recorded run with its simulation, for all scored requests and by stage of the
     run.
 
-    The compared values are statistics of latencies (ms), the makespan (s), and the number of
-    preemptions. ``published`` contains the errors (percent) by metric that the authors of the
-    record published for their own simulator. ``fitted_to_itself`` means that the costs come from
-    isolated requests of the same run.
+    ``published`` contains the errors (percent) that the authors of the record published for their
+    own simulator. ``fitted_to_itself`` means that the costs come from isolated requests of the run.
     """
 
     case: RecordedRun
@@ -85,8 +83,8 @@ def simulate_and_score(
 ) -> Score:
     """Simulate a recorded run and compare the result with the record.
 
-    Each metric gets an interval, which results from simulations with the profile's error. There are
-    no intervals if the profile's error is unknown for more than ``MAX_UNKNOWN_SHARE`` of the run.
+    Each metric gets an interval from simulations with the profile's error, unless the error is
+    unknown for more than ``MAX_UNKNOWN_SHARE`` of the run.
     """
     replayed = simulate_run(case, profile, config, notes)
     own = case.has_isolated_requests and profile.name.startswith(case.name)

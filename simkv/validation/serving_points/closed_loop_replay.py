@@ -32,14 +32,12 @@ from simkv.workload.clients import Clients, Dependency
 
 @dataclass(frozen=True)
 class ClosedLoop:
-    """Workload of a closed-loop benchmark: ``prompts`` requests, with at most ``concurrency`` in
+    """Workload of a closed-loop benchmark: at most ``concurrency`` of ``prompts`` requests in
     flight.
 
-    Prompt lengths are sampled between two fractions (``shares``) of ``isl`` tokens, and output
-    lengths between the same fractions of ``osl`` tokens. One in ``fresh`` prompts is new; all
-    others are in the prefix cache. Before these requests, ``warm_up`` equal requests are served,
-    which are not counted in the results. The engine first checks its queue after ``cold_s``
-    seconds.
+    Lengths are sampled between two fractions (``shares``) of ``isl`` prompt tokens and ``osl``
+    output tokens. One in ``fresh`` prompts is not in the prefix cache. ``warm_up`` is the number of
+    requests before the counted ones. The engine first checks its queue after ``cold_s`` seconds.
     """
 
     isl: int
@@ -89,8 +87,7 @@ class PointReplay:
 
     ``moved`` has the derivatives of mean TTFT and mean TPOT with respect to each constant in
     ``FITTED_CONSTANTS``, in ms per unit of the constant. ``sources`` are the sources of error of
-    the step costs. ``unmeasured`` is true if some kernels were not measured and the times of other
-    kernels were used.
+    the step costs. ``unmeasured`` is true if some kernels were not measured.
     """
 
     latency: Latency | None

@@ -53,16 +53,12 @@ NVIDIA_EXTRA_TOKENS = 1500
 class Recipe:
     """Configuration of the server of a measured point.
 
-    Number formats are named as in ``Hardware``. Only vLLM uses ``max_num_batched_tokens`` and
-    ``max_num_seqs``; None means the default of the release on the GPU. Only SGLang uses
-    ``chunked_prefill_size``, ``max_prefill_tokens`` and ``recv_interval``. ``mixed`` is true if
-    running requests decode in steps with prefills, and ``radix`` is true if prefixes are cached.
-    ``memory_share`` is the fraction of GPU memory that the engine uses (None: as SGLang derives
-    it). ``ep`` is the actual value if the row of the data states another value. The number of
-    prompts is ``rounds`` times the concurrency of the client. Lengths are between the two fractions
-    ``shares`` of the stated lengths. One in ``fresh`` prompts is not in the prefix cache.
-    ``kernels`` are the kernels that were selected with options of the server. ``assumed`` contains
-    sentences about undocumented facts.
+    None means the default of the release. ``mixed`` is true if requests decode in steps with
+    prefills, and ``radix`` is true if prefixes are cached. ``memory_share`` is the fraction of GPU
+    memory that the engine uses. ``ep`` is set if the data state another value. ``rounds`` is the
+    number of prompts divided by the concurrency. ``shares`` are the fractions of the stated lengths
+    between which lengths lie. One in ``fresh`` prompts is not in the prefix cache. ``kernels`` are
+    selected with options of the server. ``assumed`` contains undocumented facts.
     """
 
     weights: FormatName

@@ -45,8 +45,7 @@ class MeasuredRow:
     """A measured configuration with its results.
 
     ``line`` is the line number in the file. Lengths are in tokens. ``version`` is the engine's
-    version as digits and dots, or empty. Rows with the same ``measurement`` are repeated entries of
-    one measurement.
+    version as digits and dots, or empty. Repeated entries have equal ``measurement``.
     """
 
     line: int

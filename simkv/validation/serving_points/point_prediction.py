@@ -34,9 +34,8 @@ CLIENT_MS = 8.0
 class Prediction:
     """Prediction of a row.
 
-    ``latency`` and its interval from ``low`` to ``high`` are in ms; they are None if they are
-    unknown. If there is no prediction, ``why`` contains the reason; if there is one, it contains
-    notes.
+    ``latency`` and its interval from ``low`` to ``high`` are in ms, or None if unknown. ``why`` is
+    the reason for a missing prediction, or contains notes.
     """
 
     row: MeasuredRow

@@ -65,9 +65,7 @@ class GroupScore:
 
 
 def is_trusted(prediction: Prediction) -> bool:
-    """Return whether the configuration that a row states can be trusted: whether it is not marked
-    as suspect.
-    """
+    """Return whether the configuration that a row states is not marked as suspect."""
     return not prediction.row.suspect
 
 
@@ -171,9 +169,7 @@ def _errors(predictions: Sequence[Prediction], weights: np.ndarray, index: int) 
 def interval_scores(low: np.ndarray, high: np.ndarray, real: np.ndarray) -> np.ndarray:
     """Return the score of each interval, divided by the measured value; smaller scores are better.
 
-    The score is the width of the interval. If the measurement lies outside the interval, ``2 /
-    OUTSIDE`` times its distance from the interval is added (Gneiting and Raftery 2007, section
-    6.2).
+    Source: Gneiting and Raftery 2007, section 6.2, with the level ``OUTSIDE``.
     """
     missed = np.maximum(low - real, 0.0) + np.maximum(real - high, 0.0)
     return np.asarray((high - low + 2.0 / OUTSIDE * missed) / real)

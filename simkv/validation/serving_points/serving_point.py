@@ -124,11 +124,10 @@ def point_of(row: MeasuredRow) -> ServingPoint:
 
 
 def nearest_variant(backend: str, version: str) -> tuple[str, int]:
-    """Return the simulated release nearest to ``version``, and the number of releases between the
-    two.
+    """Return the simulated release nearest to ``version``, and its distance in releases.
 
-    Of two equally near releases, the older one is returned. Without a version, the oldest release
-    is returned, and the distance is the number of all releases.
+    The older of two equally near releases is returned. Without a version, the oldest release is
+    returned, and the distance is the number of all releases.
     """
     spec = ENGINES[backend]
     released = [name for name in spec.variants if plain_release(name) == name]

@@ -39,11 +39,10 @@ def prompt_pairs(length: float, window: int = 0) -> float:
 def lookup_prefill(
     store: TableStore, shape: Gqa, kv: str, flops: float, kernel: Kernel | None = None
 ) -> tuple[Lookup, str, bool] | None:
-    """Return the attention time of prompts as a function of their number and length.
+    """Return the attention time of prompts as a function of their number and length, or None.
 
-    The second value is a note if the time was measured with a similar shape or with another engine;
-    it is empty in all other cases. The third value is True if the time was measured with
-    ``kernel``. Returns None if no such time was measured.
+    The second value is a note on substituted measurements, or empty. The third value is True if the
+    time was measured with ``kernel``. Returns None if no time was measured.
     """
     found = _nearest(store, "context_attention", shape, kv, kernel)
     if found is None:
@@ -75,10 +74,10 @@ def _windowed_prefill(plane: Lookup, window: int) -> Lookup:
 def lookup_decode(
     store: TableStore, shape: Gqa, kv: str, bandwidth: float, kernel: Kernel | None = None
 ) -> tuple[Lookup, str, bool] | None:
-    """Return the attention time of decodes as a function of their number and context.
+    """Return the attention time of decodes as a function of their number and context, or None.
 
-    The second and third values have the same meaning as in ``lookup_prefill``. Returns None if no
-    such time was measured.
+    The second value is a note on substituted measurements, or empty. The third value is True if the
+    time was measured with ``kernel``. Returns None if no time was measured.
     """
     found = _nearest(store, "generation_attention", shape, kv, kernel)
     if found is None:

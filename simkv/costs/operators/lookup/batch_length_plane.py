@@ -9,13 +9,11 @@ from simkv.costs.operators.piecewise_curve import Curve, make_curve, make_nondec
 
 
 class BatchLengthPlane:
-    """Duration in seconds for ``batch`` sequences of ``length`` tokens, interpolated from measured
+    """Duration in seconds for ``batch`` sequences of ``length`` tokens, interpolated from
     ``points``.
 
-    Interpolation is linear in both variables. Above the largest measured batch, the duration is
-    proportional to the batch. Above the longest measured length, the duration is proportional to
-    ``work(length)``: the context of a decode, or the number of attention pairs of a prompt. The
-    duration never decreases with batch or length.
+    Above the largest measured batch, the duration is proportional to the batch. Above the longest
+    measured length, the duration is proportional to ``work(length)``.
     """
 
     def __init__(

@@ -14,10 +14,7 @@ from simkv.costs.operators.piecewise_curve import Curve, make_curve, make_nondec
 def lookup_all_reduce(store: TableStore, gpus: int, *, graph: bool) -> Curve | None:
     """Return the time (s) of an all-reduce as a function of the number of 16-bit values.
 
-    Returns None if it was not measured. ``graph`` selects launches in a CUDA graph. If most times
-    in a table are implausibly slow, another table is used, because the slow one was measured on a
-    host with slow links. (Example: in two thirds of the versions for L40S, the bandwidth with four
-    GPUs is only a fifth of the bandwidth with two GPUs.)
+    ``graph`` selects launches in a CUDA graph. Returns None if no all-reduce was measured.
     """
     own = _curves(store, gpus, graph=graph, anyone=False)
     if not own:

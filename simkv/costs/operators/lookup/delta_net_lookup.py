@@ -15,13 +15,10 @@ from simkv.costs.operators.piecewise_curve import (
 def lookup_delta_net(
     store: TableStore, shape: DeltaNetShape, phase: str
 ) -> tuple[Curve, str] | None:
-    """Return the time (s) as a function of the number of tokens, and a note about substituted
-    measurements.
+    """Return the time (s) by number of tokens, and a note about substituted measurements.
 
-    Returns None if the time was not measured. In the phase ``context``, tokens are the tokens of
-    one prompt; in ``generation``, they are the number of decodes. The time is the sum of the times
-    of the convolution and of the recurrence. For each of the two and for each number of tokens, the
-    time of the fastest kernel is used.
+    In the phase ``context``, the tokens belong to one prompt; in ``generation``, each decode has
+    one token. Returns None if the time was not measured.
     """
     rows = store.rows("gdn", {"phase": phase})
     if rows is None:

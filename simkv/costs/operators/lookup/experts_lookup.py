@@ -38,8 +38,7 @@ _SHAPE = ["hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "mo
 def name_expert_distribution(experts: int) -> str:
     """Return the name that the tables use for the distribution of tokens over experts.
 
-    The distribution is a power law, with the exponents of aiconfigurator's model files: 1.01 for
-    models with many experts, such as DeepSeek-V3, and 1.2 for other models.
+    The exponents of the power law are from aiconfigurator's model files.
     """
     return "power_law_1.01" if experts >= 256 else "power_law_1.2"
 

@@ -27,11 +27,7 @@ def lookup_gemm(
     """Return the time (s) of a matrix product as a function of the number of tokens.
 
     The second value is True if the time was measured with ``kernel``, or if ``kernel`` is None.
-
-    Times are interpolated bilinearly in ``n`` and ``k``, because the numbers of operations and
-    bytes are bilinear functions of ``n`` and ``k``. Beyond the measured values, times are
-    extrapolated. ``flops`` is the peak rate of the format. Returns None if the number format was
-    not measured.
+    ``flops`` is the peak rate of the format. Returns None if the number format was not measured.
     """
     for table in kernel.tables if kernel else ():
         of_kernel = select_kernel(

@@ -32,11 +32,9 @@ T = TypeVar("T")
 class MeasuredOperators:
     """Operator times from the measured tables in ``store``; missing times come from ``sheet``.
 
-    ``sheet`` estimates times from the data sheet. ``kernels`` are the engine's kernels, as
-    ``find_kernels`` returns them. ``notes`` lists the operators whose times were estimated or were
-    taken from a similar measurement. ``points`` is the number of operators found in the tables.
-    ``unmeasured`` are the kernels that were not measured, for which the times of another kernel are
-    used.
+    ``sheet`` estimates times from the data sheet. ``kernels`` are the engine's kernels. ``notes``
+    lists estimated and substituted operators. ``points`` is the number of operators in the tables.
+    ``unmeasured`` are the kernels without measurements.
     """
 
     def __init__(

@@ -13,9 +13,7 @@ from simkv.costs.operators.step_parts.step_part import StepPart
 def all_reduce_parts(
     operators: OperatorTimes, hardware: Hardware, setting: ExecutionSettings
 ) -> list[StepPart]:
-    """Return the parts of the step time for tensor-parallel communication.
-
-    These are the all-reduces after attention and MLP of every layer, and the all-gather of the
+    """Return the parts of the step time for all-reduces in every layer and the all-gather of
     logits.
     """
     if hardware.tp == 1:

@@ -22,12 +22,11 @@ HOST_TIMES_PATH = Path(__file__).parents[1] / "host.json"
 
 
 class HostTime(FrozenModel):
-    """Host time of an engine in seconds: per step, per sequence, and per layer that is launched
-    without a CUDA graph.
+    """Host time of an engine in seconds: per step, per sequence, and per layer outside a CUDA
+    graph.
 
-    If ``asynchronous`` is None, the values apply to synchronous and asynchronous scheduling. The
-    host launches layers with a mixture of experts while the GPU works, so ``mixture_layer_s`` is
-    not added to the step time. It is only a lower bound of the time per layer.
+    If ``asynchronous`` is None, the values apply to synchronous and asynchronous scheduling.
+    ``mixture_layer_s`` is a lower bound of the time per layer with a mixture of experts.
     """
 
     engine: str
@@ -49,8 +48,8 @@ def host_times() -> tuple[HostTime, ...]:
 class HostTerms(NamedTuple):
     """Cost terms of the host.
 
-    The terms in ``on_top`` are added to the GPU's time. A step takes at least the sum of the terms
-    in ``floor``. ``sources`` states where the values come from.
+    The terms in ``on_top`` are added to the GPU's time. The sum of the terms in ``floor`` is a
+    lower bound of the step time. ``sources`` states where the values come from.
     """
 
     on_top: list[CostTerm]

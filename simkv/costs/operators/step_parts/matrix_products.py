@@ -100,10 +100,7 @@ def _state_space(attention: Mamba, hidden: int, tp: int) -> list[tuple[Product, 
 def mlp_parts(
     operators: OperatorTimes, hardware: Hardware, one: DenseMlp, name: str
 ) -> list[StepPart]:
-    """Return the parts of the step time for a dense MLP or a shared expert.
-
-    These are the matrix products gate (if it has one), up and down.
-    """
+    """Return the parts of the step time for the matrix products of a dense MLP or shared expert."""
     hidden, width = hardware.architecture.hidden, one.intermediate // hardware.tp
     shapes = (((2 if one.gated else 1) * width, hidden), (hidden, width)) if width else ()
     return [
