@@ -22,11 +22,10 @@ Floats = npt.NDArray[np.float64]
 def arrivals_from_access(
     access: pd.DataFrame, series: pd.DataFrame, seed: int, *, initial: int = 0
 ) -> tuple[pd.DataFrame, int]:
-    """Return a table of arrivals, as in ``Evidence.arrivals``, and the number of requests that were
-    in the system when the log began.
+    """Return a table of arrivals and the number of requests in the system at the start of the log.
 
-    The second value is at least ``initial``. Requests that arrived between two times of the log get
-    arrival times between these, which are uniformly distributed and sampled with ``seed``.
+    An access line gives no exact arrival time. The arrival times are sampled uniformly from the
+    interval before each access line.
     """
     summed = sum_over_ranks(series)[["running", "waiting"]].sum(axis="columns")
     at, present = summed.index.to_numpy(np.float64), summed.to_numpy(np.float64)

@@ -16,9 +16,7 @@ LARGEST = 1e15
 
 
 def check_size(name: str, value: object) -> None:
-    """Raise ValueError if a server cannot have written this number, such as 10**20 running
-    requests.
-    """
+    """Raise ValueError if a number is too large to be real, such as 10**20 running requests."""
     if isinstance(value, int | float) and abs(value) > LARGEST:
         raise ValueError(f"{name} is larger than {LARGEST:g}")
 
@@ -26,9 +24,8 @@ def check_size(name: str, value: object) -> None:
 class BoundedTable:
     """Table of at most ``most`` rows, stored as columns.
 
-    When the table is full, it drops the oldest rows. If ``thinned`` is true, it instead keeps every
-    second row, later every fourth, eighth and so on, spread evenly from the first to the last.
-    ``seen`` is the number of rows appended.
+    A full table drops its oldest rows. If ``thinned`` is true, a full table keeps every second row
+    instead. ``seen`` is the number of appended rows.
     """
 
     def __init__(self, most: int, *, thinned: bool = False) -> None:
@@ -67,7 +64,7 @@ class BoundedTable:
     def note(self, what: str) -> list[str]:
         """Return a list with one sentence about the dropped rows; empty if no row was dropped.
 
-        ``what`` is the noun for the rows in this sentence.
+        ``what`` is the noun for the rows.
         """
         table = self.frame()
         if table is None or len(table) == self.seen:
@@ -86,8 +83,7 @@ class AccessCounts:
     """Number of HTTP requests by status in each interval of a log (see ``Evidence.access``).
 
     Uvicorn's access lines have no time. Each request is counted in the interval between the nearest
-    lines with a time before and after its access line. If a log begins with access lines, the start
-    of the first interval is unknown.
+    log lines with a time.
     """
 
     def __init__(self, most: int) -> None:
@@ -101,8 +97,8 @@ class AccessCounts:
     def add(self, status: int, at: float | None, timed: bool) -> None:
         """Count one request with this HTTP status.
 
-        ``at`` (s) is the time of the access line if the line is ``timed``, else the last time read
-        from the log.
+        ``at`` (s) is the last time that was read from the log. ``timed`` is true if the access line
+        itself has this time.
         """
         if timed and at is not None:
             self.close(at)
@@ -115,9 +111,7 @@ class AccessCounts:
             self.close(at)
 
     def close(self, at: float | None) -> None:
-        """Assign the requests counted since the last call to the interval from that call to ``at``
-        (s).
-        """
+        """End the current interval at ``at`` (s), and start the next one."""
         if any(self._open):
             accepted, rejected, failed = self._open
             row = {"from_s": self._since, "t_s": at, "accepted": accepted}

@@ -82,10 +82,10 @@ def read_stage(
     advance: Callable[[int], None] | None = None,
     columns: Mapping[str, str] | None = None,
 ) -> Evidence:
-    """Stage 1: read all inputs, join them, and write the evidence to ``folder``.
+    """Read and join all inputs, and write the evidence to ``folder``.
 
-    ``advance`` receives the number of bytes read. ``columns`` maps the columns of one custom file
-    of requests (see ``mapped_records``). Raises InputError if an input cannot be used.
+    ``advance`` receives the number of bytes read. ``columns`` maps the columns of a custom request
+    file (see ``mapped_records``). Raises InputError if an input cannot be used.
     """
     whole = read_inputs(inputs, advance, columns)
     evidence = select_worst_part(with_inferred(whole, summarize_log(whole)))
@@ -94,9 +94,9 @@ def read_stage(
 
 
 def rebuild_stage(folder: Path, asked: UserSettings) -> tuple[RebuiltWorkload, ServerSetup]:
-    """Stage 2: reconstruct the workload and the server's configuration.
+    """Reconstruct the workload and the server's configuration.
 
-    ``asked`` contains the settings that the user gave, which override the inputs.
+    ``asked`` contains the user's settings, which override the inputs.
     """
     evidence = files.read_evidence(folder)
     if asked.version is None:
@@ -126,7 +126,7 @@ def _seed(folder: Path) -> int:
 def calibrate_stage(
     folder: Path, asked: UserSettings, tell: ReportProgress = lambda _done, _total: None
 ) -> CostProfile:
-    """Stage 3: fit the step costs to the measured times.
+    """Fit the step costs to the measured times.
 
     ``tell`` receives the number of finished simulations and the expected number.
     """
@@ -172,9 +172,8 @@ def fit_profile(
 ) -> tuple[CostProfile, bool]:
     """Fit step costs to the logs, spans and client results of one server, and return the profile.
 
-    The function runs stages 1 to 3 in a temporary directory. It also returns whether the requests
-    of the fit were sampled from log lines, because the inputs contain no data on single requests.
-    Raises InputError if an input cannot be used or does not determine the costs.
+    The second value is true if the requests were sampled from log lines. Raises InputError if an
+    input cannot be used or does not determine the costs.
     """
     with TemporaryDirectory(prefix="simkv-") as folder:
         sampled = is_sampled(read_stage(inputs, Path(folder)))
@@ -189,11 +188,10 @@ def explain_stage(
     tell: Callable[[int, int | None], None] = lambda _done, _expected: None,
     try_flags: bool = True,
 ) -> IncidentAnswer:
-    """Stage 4: simulate the incident, compare it with the observation, and write the diagnosis.
+    """Simulate the incident, compare it with the observation, and write the diagnosis.
 
-    The answer names the affected requests, the cause and the fix. ``workers`` is the number of
-    processes that try flags; without ``try_flags``, no flag is tried. ``tell`` receives the number
-    of finished simulations and the expected number (None if unknown).
+    ``workers`` is the number of processes that try flags. ``tell`` receives the number of finished
+    simulations and the expected number (None if unknown).
     """
     profile = calibrate_stage(folder, asked)
     rebuilt, setup = rebuild_stage(folder, asked)
@@ -241,10 +239,10 @@ def explain_stage(
 
 
 def summarize_stage(folder: Path, reason: UndeterminedError) -> IncidentAnswer:
-    """Build the answer from the measured metrics alone, for inputs that do not determine the
-    workload.
+    """Build the answer from the measured metrics alone.
 
-    Raises ``reason`` if the inputs have no measured metrics either.
+    Used for inputs that do not determine the workload. Raises ``reason`` if the inputs have no
+    measured metrics.
     """
     evidence = files.read_evidence(folder)
     summary = summarize_log(evidence)

@@ -32,9 +32,7 @@ METHOD = (
 
 
 def request_label(observed: pd.DataFrame, row: int) -> str:
-    """Return the label of the request in this row of ``observed``, such as ``request 3
-    (cmpl-1a2b)``.
-    """
+    """Return the label of a request, such as ``request 3 (cmpl-1a2b)``."""
     name = observed.loc[row].get("request")
     return f"request {row} ({name})" if isinstance(name, str) else f"request {row}"
 
@@ -46,9 +44,8 @@ def request_labels(observed: pd.DataFrame, rows: Sequence[int], most: int = 3) -
 
 
 def victim_lines(observed: pd.DataFrame, result: RunResult, waits: WaitSummary) -> Iterator[str]:
-    """Yield Markdown lines about the requests that waited longest and the requests that blocked
-    them.
-    """
+    """Yield Markdown lines about the requests that waited longest, and the requests that blocked
+    them."""
     if not waits.victims:
         return
     yield "## Victims"
@@ -77,7 +74,7 @@ def victim_lines(observed: pd.DataFrame, result: RunResult, waits: WaitSummary) 
 
 
 def verdict_lines(found: Sequence[Verdict], waits: WaitSummary) -> Iterator[str]:
-    """Yield Markdown lines about the verdicts and about the waiting time in seconds by cause."""
+    """Yield Markdown lines about the verdicts, and about the waiting time in seconds by cause."""
     yield "## Where the time went"
     yield ""
     for verdict in found:
@@ -88,9 +85,7 @@ def verdict_lines(found: Sequence[Verdict], waits: WaitSummary) -> Iterator[str]
 
 
 def remedy_lines(mending: RemedySearch) -> Iterator[str]:
-    """Yield Markdown lines about the changes that help, about their side effects, and about the
-    search that found them.
-    """
+    """Yield Markdown lines about the changes that help and their side effects."""
     yield "## What would have helped"
     yield ""
     if mending.remedies:
@@ -175,7 +170,8 @@ def render_diagnosis(
 ) -> str:
     """Return the text of ``diagnosis.md``.
 
-    ``five`` contains the five summary lines, and ``rest`` the sections that explain the incident.
+    ``five`` contains the five summary lines. ``rest`` contains the sections that explain the
+    incident.
     """
     lines = [
         f"# {escape_markdown(evidence.source)}",

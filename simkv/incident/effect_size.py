@@ -34,16 +34,14 @@ _FIGURES = {STALLED: "longest_stall_s", PREEMPTED: "preemptions"}
 
 @dataclass(frozen=True)
 class EffectSize:
-    """Effect of a change on the metric ``figure``.
+    """Effect of a change on the metric ``figure``, with a 90 % interval.
 
-    ``before`` and ``after`` are the values of the metric in the simulated incident, without and
-    with the change. ``low`` and ``high`` are bounds of the ratio of ``after`` to ``before`` in the
-    incident and in ``worlds`` other scenarios that may describe it. For the number of finished
-    requests, they are bounds of the difference. They are None if the ratio is undefined in one of
-    the scenarios. A mean covers the requests that finish both with and without the change; ``of``
-    contains the smallest and the largest number of such requests in a scenario, out of
-    ``requests``. ``holds`` is the number of scenarios, including the incident itself, in which the
-    whole interval is an improvement.
+    ``before`` and ``after`` are the simulated values without and with the change. ``low`` and
+    ``high`` are the bounds of the ratio of ``after`` to ``before``. For the number of finished
+    requests, they are the bounds of the difference. They are None if the ratio is undefined.
+
+    ``worlds`` is the number of additional simulated scenarios that may describe the incident.
+    ``holds`` is the number of scenarios in which the whole interval is an improvement.
     """
 
     figure: str
@@ -58,11 +56,9 @@ class EffectSize:
 
     @property
     def sure(self) -> bool:
-        """Whether the change is an improvement in at least the fraction ``MIN_HOLDING_SHARE`` of
-        the scenarios.
+        """Whether the change is an improvement in almost all scenarios.
 
-        In a scenario, this means that the whole interval is an improvement. With fewer than ten
-        scenarios, the change must be an improvement in all of them.
+        The required fraction of the scenarios is ``MIN_HOLDING_SHARE``.
         """
         known = self.low is not None and self.high is not None
         return known and self.holds >= MIN_HOLDING_SHARE * (self.worlds + 1)
@@ -70,8 +66,7 @@ class EffectSize:
     @property
     def told(self) -> str:
         """The effect as text, such as ``mean E2E 41.1 s -> 5.8 s, x0.14, 90 % interval 0.12 to
-        0.17``.
-        """
+        0.17``."""
         if self.figure == ANSWERED:
             ends = self._ends("{:+.0f}".format)
             return f"answered {self.before:.0f} -> {self.after:.0f}, {ends}"
@@ -100,9 +95,9 @@ class EffectSize:
 class SideEffects:
     """Side effects of a change on other requests.
 
-    ``slower`` is the number of requests that take at least 5 % longer, and ``worst`` is the largest
-    ratio of the times with and without the change. ``failed`` is the number of requests that get an
-    answer only without the change.
+    ``slower`` is the number of requests that take at least 5 % longer. ``worst`` is the largest
+    factor by which a request takes longer. ``failed`` is the number of requests that finish only
+    without the change.
     """
 
     slower: int
@@ -111,16 +106,14 @@ class SideEffects:
 
 
 def measure_side_effects(effect: Effect, base: RunFigures) -> SideEffects:
-    """Count the requests that a change makes slower or leaves without an answer."""
+    """Count the requests that a change makes slower or prevents from finishing."""
     before, after = ({e.id: e.e2e_s for e in run.endings} for run in (base, effect.figures))
     ratios = [(after[i] or 0.0) / (before[i] or 1.0) for i in effect.slower]
     return SideEffects(len(ratios), max(ratios, default=1.0), len(effect.newly_failed))
 
 
 def choose_figure(effect: Effect, base: RunFigures) -> str:
-    """Return the name of the metric that measures the benefit of a change, as ``simkv whatif``
-    does.
-    """
+    """Return the name of the metric that measures the benefit of a change."""
     if effect.figures["finished"] != base["finished"]:
         return ANSWERED
     if abs(effect.e2e_ratio - 1) >= MIN_LATENCY_CHANGE:
@@ -133,10 +126,10 @@ def choose_figure(effect: Effect, base: RunFigures) -> str:
 def measure_effect(
     effect: Effect, base: RunFigures, worlds: Sequence[tuple[RunFigures, RunFigures]]
 ) -> EffectSize:
-    """Measure the effect of a change on the incident, with its interval.
+    """Measure the effect of a change on the incident, with a 90 % interval.
 
-    Each pair in ``worlds`` contains two runs of another scenario that may describe the incident:
-    without and with the change.
+    Each pair in ``worlds`` contains the runs of another likely scenario without and with the
+    change.
     """
     figure = choose_figure(effect, base)
     runs = [(base, effect.figures), *worlds]

@@ -37,9 +37,7 @@ MEMBERS_WRITTEN = 4
 
 @dataclass(frozen=True)
 class EnsembleFigure:
-    """A metric of each workload in an ensemble: the mean or a ``quantile`` of a column of request
-    times.
-    """
+    """Metric of each sampled workload: the mean or a ``quantile`` of a column of request times."""
 
     column: str
     label: str
@@ -68,12 +66,10 @@ def fit_members(
     steps: pd.DataFrame | None = None,
     tell: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> tuple[pd.DataFrame, dict[int, CostProfile]]:
-    """Return a table of the likely members of the ensemble, the likeliest first, and their cost
-    profiles by seed.
+    """Return the likely sampled workloads, the likeliest first, and their cost profiles by seed.
 
-    The table has the seed of each member and its metrics in seconds. ``steps`` contains the logged
-    steps, if any. ``tell`` receives the number of finished members and the total. Raises
-    UndeterminedError if no member can be simulated.
+    The table has the seed and the metrics (s) of each workload. ``tell`` receives the number of
+    finished workloads and the total. Raises UndeterminedError if no workload can be simulated.
     """
     rows, profiles = [], {}
     for seed in range(MEMBERS):
@@ -129,10 +125,9 @@ def write_members(
     table: pd.DataFrame,
     profiles: dict[int, CostProfile],
 ) -> None:
-    """Write the workload and the profile of each likely member of the ensemble except the first.
+    """Write the workload and the profile of each likely sampled workload except the first.
 
-    The first member is already stored as the workload of the incident. The files are
-    ``ensemble-SEED.csv`` and ``ensemble-SEED.json``.
+    The files are ``ensemble-SEED.csv`` and ``ensemble-SEED.json``.
     """
     for seed in table["seed"].astype(int).tolist()[1 : MEMBERS_WRITTEN + 1]:
         workload, profile = _files(folder, seed)
@@ -144,9 +139,7 @@ def write_members(
 
 
 def other_members(folder: Path, scenario: Scenario) -> list[Scenario]:
-    """Return a scenario for each likely member of the ensemble except the first, if the files of
-    the member exist.
-    """
+    """Return a scenario for each likely sampled workload except the first."""
     table = pd.read_csv(folder / ENSEMBLE)
     first, knob = int(table["memory"].iloc[0]), find_engine_spec(scenario.engine).memory
     found = []

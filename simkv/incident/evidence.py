@@ -44,9 +44,7 @@ STEP_COLUMNS = (
 
 
 class UndeterminedError(InputError):
-    """Raised if the inputs are valid but do not determine the workload, so that only a summary is
-    possible.
-    """
+    """Raised if the inputs are valid but do not determine the workload."""
 
 
 @dataclass(frozen=True)
@@ -65,13 +63,11 @@ class Evidence:
     """Evidence from one source, or from all sources of one incident.
 
     ``requests`` is a table as returned by ``read_measured_latencies``, with arrival times in
-    ``t_s``. ``arrivals`` lists requests without a measured answer (``request``, ``t_s``,
-    ``max_tokens``, ``prompt_tokens``; an unknown length is 0). ``access`` counts the HTTP requests
-    for tokens from ``from_s`` to ``t_s``: ``accepted``, ``rejected`` (status 4xx) and ``failed``
-    (status 5xx). ``engine`` is the name of the engine, and ``settings`` contains its start options
-    under the engine's own names. ``died`` is the log line that reports the end of the engine
-    process. ``notes`` contains sentences about omissions and assumptions, and ``lacks`` sentences
-    about missing information.
+    ``t_s``. ``arrivals`` lists requests without a measured answer; an unknown length is 0.
+    ``access`` counts the accepted, rejected (status 4xx) and failed (status 5xx) HTTP requests from
+    ``from_s`` to ``t_s``. ``settings`` contains the engine's start options under their own names.
+    ``died`` is the log line that reports the end of the engine process. ``notes`` contains
+    sentences about assumptions. ``lacks`` contains sentences about missing information.
     """
 
     source: str
@@ -90,8 +86,7 @@ class Evidence:
 
 
 def sum_over_ranks(series: pd.DataFrame) -> pd.DataFrame:
-    """Return the statistics by time: running and waiting requests summed over ranks, and the mean
-    cache usage.
+    """Return the running and waiting requests, summed over ranks, and the mean cache usage by time.
 
     If a rank has no value at some time, its last value is used.
     """
@@ -110,5 +105,5 @@ def source_location(path: Path, line: int) -> str:
 
 
 def tables(parts: Sequence[Evidence], name: str) -> list[pd.DataFrame]:
-    """Return the field ``name``, which contains a table, of each source that has this table."""
+    """Return the table ``name`` of each source that has one."""
     return [getattr(part, name) for part in parts if getattr(part, name) is not None]

@@ -28,11 +28,13 @@ Ints = npt.NDArray[np.int64]
 class FixedSchedule:
     """The contents of each step, and the range of steps of each request.
 
-    A row is a step. A request is first scheduled in row ``first`` and gets its first token in row
-    ``token``; it decodes in the rows after ``token``, up to ``last``. A value is -1 if the request
-    did not get that far. The request arrived during the step of row ``came``, and ``left`` is the
-    fraction of this step that was still to come. Data-parallel ranks in lockstep wait for each
-    other; ``slowed`` is the ratio of the duration of each step to its duration without this wait.
+    A row is a step. A request is first scheduled in row ``first``, gets its first token in row
+    ``token``, and decodes up to row ``last``. A value is -1 if the request did not get that far.
+    The request arrived during row ``came``. ``left`` is the fraction of row ``came`` after the
+    arrival.
+
+    Data-parallel ranks in lockstep wait for each other. ``slowed`` is the factor by which the wait
+    makes each step longer.
     """
 
     prefill_tokens: Floats
@@ -52,9 +54,9 @@ class FixedSchedule:
     def of(
         made: ScenarioRun, count: int, prices: UnitCosts, shape: ModelTraits | None = None
     ) -> FixedSchedule:
-        """Build the schedule from a run of ``count`` requests, whose ids are 0 to ``count`` - 1.
+        """Build the schedule from a run of ``count`` requests with ids from 0 to ``count`` - 1.
 
-        ``prices`` contains the step costs of the run, and ``shape`` the properties of the model.
+        ``prices`` contains the step costs of the run.
         """
         record = made.record
         log = record.steps
@@ -113,7 +115,7 @@ class FixedSchedule:
     def spans(self, prices: UnitCosts) -> tuple[Floats, Floats, Floats]:
         """Return the prefill time, decode time and TTFT of each request in seconds.
 
-        The TTFT includes waiting. A value is NaN if the request did not get that far.
+        A value is NaN if the request did not get that far.
         """
         cost = self.steps(prices)
         total = np.concatenate([[0.0], np.cumsum(cost)])

@@ -44,7 +44,7 @@ HEAD = 4096
 
 
 def is_forward_passes(path: Path) -> bool:
-    """Return whether a file contains forward-pass metrics; False if it cannot be read as text."""
+    """Return whether a file contains forward-pass metrics."""
     try:
         with path.open(encoding="utf-8") as file:
             head = file.read(HEAD)
@@ -56,8 +56,7 @@ def is_forward_passes(path: Path) -> bool:
 def read_forward_passes(path: Path) -> pd.DataFrame:
     """Return the steps in a file of forward-pass metrics, one row per message.
 
-    Idle messages (``wall_time`` 0, or no scheduled request) are skipped. Raises InputError with
-    file, line and field for invalid messages.
+    Idle messages are skipped. Raises InputError with file, line and field if a message is invalid.
     """
     rows = [row for place, message in _messages(path) if (row := _step(place, message))]
     if not rows:
@@ -113,12 +112,10 @@ def _number(place: str, values: dict[str, Any], name: str, prefix: str = "") -> 
 def fit_forward_passes(
     steps: pd.DataFrame, *, engine: str, model: str = "unknown", gpu: str = "unknown"
 ) -> CostProfile:
-    """Fit a cost profile to steps; one step in four is held out to measure the errors of the
-    profile.
+    """Fit a cost profile to measured steps; one step in four is held out to measure the errors.
 
     ``engine``, ``model`` and ``gpu`` name the server in the profile. Raises InputError if there are
-    fewer than ``MIN_STEP_LINES`` steps with prefills, or fewer than this number of decode-only
-    steps.
+    fewer than ``MIN_STEP_LINES`` steps with prefills or decode-only steps.
     """
     prefills = steps["prefill_tokens"] > 0
     for kind, count in (

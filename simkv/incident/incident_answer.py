@@ -68,8 +68,8 @@ def refuse_explanation(
 ) -> IncidentAnswer:
     """Build the answer for a simulation that does not reproduce the observation.
 
-    The answer lists the information that would help to reproduce it. ``beside`` is the table of
-    observed and simulated values over time.
+    The answer lists the missing information. ``beside`` is the table of observed and simulated
+    values over time.
     """
     missed = "; ".join(
         f"{line.name}: {line.simulated:.4g} simulated, {line.observed:.4g} {line.kind}"
@@ -223,9 +223,7 @@ def _describe_order(result: RunResult, found: Sequence[Verdict]) -> str:
 
 
 def describe_settings(search: RemedySearch | None) -> str:
-    """Return a sentence about the settings whose default value would have been better; empty if
-    there are none.
-    """
+    """Return a sentence about the settings whose default is better; empty if there are none."""
     changes = [
         remedy.effect.change
         for remedy in (search.remedies if search else ())
@@ -253,8 +251,8 @@ def describe_inferred(setup: ServerSetup) -> str:
 def describe_search(search: RemedySearch | None, healthy: bool, sampled: bool = False) -> str:
     """Return the ``Fix:`` line with the best changes found by the search.
 
-    If the requests were ``sampled``, there are several reconstructions of the workload. The line
-    then names only changes that help in at least 90 % of them, and gives their number.
+    ``sampled`` is true if several workloads were sampled. The line then names only changes that
+    help in at least 90 % of the workloads.
     """
     if healthy:
         return "Fix: none needed."
@@ -288,9 +286,7 @@ def describe_search(search: RemedySearch | None, healthy: bool, sampled: bool = 
 
 
 def describe_unknown_prefixes(setup: ServerSetup, observed: pd.DataFrame) -> str:
-    """Return a note that the effect of prefix caching is unknown, because it is off and the inputs
-    do not show which prompts share a prefix; otherwise an empty string.
-    """
+    """Return a note that the effect of prefix caching is unknown; empty if it is known."""
     engine = setup.engine
     off = engine.get("enable_prefix_caching") is False or engine.get("disable_radix_cache")
     if not off or "session" in observed or "cached_tokens" in observed:
@@ -333,9 +329,7 @@ def _describe_confidence(
 
 
 def describe_ensemble(ensemble: pd.DataFrame) -> str:
-    """Return a sentence about the range of the mean E2E latency over the reconstructed
-    workloads.
-    """
+    """Return a sentence about the range of the mean E2E latency over the sampled workloads."""
     low, high, mean = (float(ensemble["e2e"].agg(name)) for name in ("min", "max", "mean"))
     known = high - low <= IDENTIFIABLE_SPREAD * mean
     return (

@@ -59,11 +59,9 @@ MIN_OUTPUT_TOKENS = 4
 
 @dataclass(frozen=True)
 class ObservedTimes:
-    """Targets of the fit: the prefill time and the time per token of each request, in seconds (NaN
-    if unknown).
+    """Measured prefill time and time per token of each request, in seconds (NaN if unknown).
 
-    If queue times are unknown, the TTFT, which includes waiting, replaces the prefill time, and
-    ``with_queue`` is true.
+    ``with_queue`` is true if queue times are unknown. The TTFT then replaces the prefill time.
     """
 
     prefill: Floats
@@ -88,15 +86,13 @@ class ObservedTimes:
         return ObservedTimes(first, later, whole, with_queue)
 
     def beside(self, simulated: pd.DataFrame) -> tuple[Floats, Floats]:
-        """Return log(simulated / measured) of prefill times and of times per token, for each
-        request.
-        """
+        """Return log(simulated / measured) of each request's prefill time and time per token."""
         prefill = simulated["ttft_ms" if self.with_queue else "prefill_ms"].to_numpy(np.float64)
         decode = simulated["tpot_ms"].to_numpy(np.float64)
         return _log(prefill / 1e3, self.prefill), _log(decode / 1e3, self.decode)
 
     def means(self, simulated: pd.DataFrame, kept: npt.NDArray[np.bool_]) -> Floats:
-        """Return log(simulated / measured) of the mean E2E and of the mean time per token.
+        """Return log(simulated / measured) of the mean E2E latency and of the mean time per token.
 
         The means are over the requests for which ``kept`` is true.
         """
@@ -129,8 +125,7 @@ def _log(simulated: Floats, measured: Floats) -> Floats:
 class FittedIncident(NamedTuple):
     """Profile and scenario that reproduce the observed times.
 
-    ``run`` is the simulation of all requests with this profile and scenario, or None if it has not
-    been run yet.
+    ``run`` is the simulation of all requests, or None if it has not been run yet.
     """
 
     profile: CostProfile
@@ -150,11 +145,9 @@ def calibrate_incident(
 ) -> FittedIncident:
     """Return the profile that reproduces the observed times, and the scenario.
 
-    If the size of the KV cache is unknown, the scenario has the size that fits best. ``requests``
-    and the rows of ``observed`` are the same requests in the same order. ``steps`` contains the
-    logged steps, if any (see ``fit_unit_costs``). ``of_lines`` states whether the requests were
-    sampled from log lines; their times are then less reliable than logged steps, and their prefill
-    times are unknown. ``tell`` receives the number of finished simulations and the total. Raises
+    If the size of the KV cache is unknown, the scenario has the size that fits best. ``steps``
+    contains the logged steps, if any. ``of_lines`` is true if the requests were sampled from log
+    lines. ``tell`` receives the number of finished simulations and the total. Raises
     UndeterminedError if there are no measured times.
     """
     budget = getattr(scenario.engine, "max_num_batched_tokens", 0) or 8192
@@ -197,13 +190,10 @@ def calibrate_incident(
 
 
 def choose_fitted_rows(count: int) -> tuple[Ints, npt.NDArray[np.bool_]]:
-    """Return the rows of the requests to simulate for the fit, and a mask of those that only warm
-    up the server and are not fitted.
+    """Return the rows of the requests to simulate, and a mask of the warm-up requests.
 
-    If there are at most ``MAX_FITTED_REQUESTS`` requests, all of them are simulated. If there are
-    more, the function selects segments of successive requests at equal distances, because the
-    traffic may change over time. The simulated server is empty at the start of each segment. The
-    first requests of each segment after the first therefore only warm it up.
+    Warm-up requests are simulated but not fitted. If there are more than ``MAX_FITTED_REQUESTS``
+    requests, groups of successive requests are simulated.
     """
     if count <= MAX_FITTED_REQUESTS:
         return np.arange(count), np.zeros(count, bool)
@@ -282,8 +272,8 @@ def build_profile_of_steps(
 ) -> CostProfile:
     """Build a profile from ``count`` logged steps, with placeholders for its name, model and GPU.
 
-    ``errors`` contains log(fitted / measured duration) of the held-out steps; ``prefills`` states
-    which of these steps contain a prefill.
+    ``errors`` contains log(fitted / measured duration) of the held-out steps. ``prefills`` is true
+    for each held-out step with a prefill.
     """
     held_out = summarize_errors_by_kind(_named(errors[prefills], errors[~prefills]))
     return _draft(prices, shape, 0.0).model_copy(

@@ -99,7 +99,7 @@ def _plain(value: Any) -> Any:
 
 
 def read_evidence(folder: Path) -> Evidence:
-    """Read the evidence that an earlier `simkv diagnose` wrote, and that a user may have edited.
+    """Read the evidence that an earlier `simkv diagnose` wrote.
 
     Raises InputError if a file cannot be read.
     """

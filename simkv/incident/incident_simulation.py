@@ -18,17 +18,15 @@ LATENCY_COLUMNS = ("queue_ms", "prefill_ms", "ttft_ms", "e2e_ms", "tpot_ms")
 
 
 def rank_records(run: ScenarioRun) -> list[RunRecord]:
-    """Return the record of each data-parallel rank, or the whole record in a list for a single
-    engine.
-    """
+    """Return the record of each data-parallel rank; a single engine has one record."""
     return [lifetime.engine.record for lifetime in run.lifetimes]
 
 
 def request_times(record: RunRecord, front_s: float = 0.0) -> pd.DataFrame:
     """Return a table with one row per request, ordered by id, with times in ms.
 
-    A time is NaN if the request did not get that far. ``front_s`` is the time in seconds before a
-    request reaches the engine core; TTFT and E2E include it.
+    A time is NaN if the request did not get that far. TTFT and E2E include ``front_s``, the time in
+    seconds before a request reaches the engine core.
     """
     starts = record.steps.start
     rows = {}
@@ -56,7 +54,7 @@ def request_times(record: RunRecord, front_s: float = 0.0) -> pd.DataFrame:
 def sample_state(parts: Sequence[RunRecord], at: npt.NDArray[np.float64]) -> pd.DataFrame:
     """Return the running requests, waiting requests and cache usage at the times ``at`` (s).
 
-    Requests are summed over the ranks ``parts``; the cache usage is the mean over the ranks.
+    Requests are summed over the ranks, and the cache usage is the mean over the ranks.
     """
     found = [_at_times(record, at) for record in parts]
     whole = found[0]

@@ -17,10 +17,8 @@ def timeline(
 ) -> pd.DataFrame:
     """Build the table of observed and simulated means per time interval.
 
-    ``t_s`` is the start of an interval in seconds. Each metric in ``TIMELINE_FIGURES`` has two
-    columns, with the prefixes ``observed_`` and ``simulated_``; a value is NaN if the interval has
-    no data. ``moments`` is the table of ``compare_observed``. The tables ``observed`` and
-    ``simulated`` have one row per request, with times in ms.
+    ``t_s`` is the start of an interval in seconds. The columns of each metric have the prefixes
+    ``observed_`` and ``simulated_``. A value is NaN if the interval has no data.
     """
     arrivals = (observed["t_s"] - observed["t_s"].iloc[0]).to_numpy(np.float64)
     end = max(float(moments["t_s"].max()), float(arrivals.max()), 1e-3)
@@ -41,9 +39,7 @@ def _means(values: pd.Series[float], row: np.ndarray) -> pd.Series[float]:
 
 
 def timeline_cells(table: pd.DataFrame) -> list[tuple[str, ...]]:
-    """Return the table as text for the columns ``HEAD``, with ``observed / simulated`` in each
-    cell.
-    """
+    """Return the table as text, with ``observed / simulated`` in each cell."""
     return [
         (
             f"{row['t_s']:.4g}",

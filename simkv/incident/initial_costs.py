@@ -52,8 +52,7 @@ class CostPrior:
 def guess_unit_costs(observed: pd.DataFrame, budget: int) -> UnitCosts:
     """Estimate the unit costs that best match the measured times of the requests.
 
-    ``observed`` has the columns t_s, prompt_tokens, output_tokens, ttft_ms and e2e_ms, and
-    queue_ms and prefill_ms if known. ``budget`` is the maximum number of tokens of a step.
+    ``budget`` is the maximum number of tokens of a step.
     """
     known = observed.dropna(subset=["ttft_ms", "e2e_ms"]).head(MAX_ROWS)
     spans = _Spans(known)
@@ -151,9 +150,7 @@ def _overlap(start: Floats, end: Floats, begin: Floats, stop: Floats) -> Floats:
 def cost_priors(
     guess: UnitCosts, shape: ModelTraits | None, gpu: Gpu | None
 ) -> dict[str, CostPrior]:
-    """Return the prior of each unit cost by name; the priors are based on the GPU and the model if
-    these are known.
-    """
+    """Return the prior of each unit cost by name, based on the GPU and the model if known."""
     step, token = guess.decode_step, guess.token
     found = {
         "decode_step": CostPrior(step, UNKNOWN_SIGMA),

@@ -46,8 +46,8 @@ MORE_CACHE = (
 class Finding:
     """A pattern in the measured metrics: its name, a sentence, and whether it is a problem.
 
-    ``advice`` is the suggested change, or "" if the lines do not suggest one. ``inferred`` is the
-    name and value of a setting that can be inferred from the lines.
+    ``advice`` is the suggested change, or "". ``inferred`` is the name and value of a setting that
+    follows from the log.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Finding:
 class SlotLimit:
     """Limit on running requests: the setting's name, and its value (None if not logged).
 
-    ``single`` is true if the lines describe one engine, and false for several data-parallel ranks.
+    ``single`` is true if the log describes one engine, and false for several data-parallel ranks.
     """
 
     name: str

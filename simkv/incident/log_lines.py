@@ -53,8 +53,8 @@ HALF_A_YEAR = 183 * DAY
 class LogLine:
     """A line of a log.
 
-    ``at`` is its time in seconds. A line without a time (``timed`` is false) has the time of the
-    previous line, or None before the first time.
+    ``at`` is the time in seconds, or None before the first time in the log. A line without its own
+    time has the time of the previous line, and ``timed`` is false.
     """
 
     number: int
@@ -141,10 +141,7 @@ def _physical_lines(source: TraceSource) -> Iterator[tuple[int, str]]:
 
 
 def read_beginning(source: TraceSource, characters: int) -> str:
-    """Return at most ``characters`` characters from the beginning of a log.
-
-    If the file is one JSON document, the messages of its entries count as the text.
-    """
+    """Return at most ``characters`` characters from the beginning of a log."""
     if (entries := read_export(source)) is not None:
         return "\n".join(entries)
     with source.text() as stream:
@@ -168,10 +165,9 @@ def read_export(source: TraceSource) -> list[str] | None:
 
 
 def read_line(readers: Sequence[Callable[[Any, LogLine], bool]], log: Any, line: LogLine) -> None:
-    """Pass a line to the readers in turn, until a reader returns true because it recognized the
-    line.
+    """Pass a line to the readers in turn, until a reader returns true.
 
-    Raises InputError with file and line for values that a server cannot have written.
+    Raises InputError with file and line if a value is not possible.
     """
     try:
         any(reader(log, line) for reader in readers)
@@ -205,11 +201,7 @@ class Writers:
         self._seen: dict[int, list[str]] = {}
 
     def check(self, line: LogLine, engine: int) -> None:
-        """Raise InputError if two servers alternately write lines of the same engine.
-
-        Such servers ran at the same time. The lines of a server before and after a restart do not
-        alternate.
-        """
+        """Raise InputError if two servers alternately write lines of one engine."""
         found = _WRITER.match(line.text)
         name = " ".join(filter(None, found.groups())) if found else ""
         seen = self._seen.setdefault(engine, [])

@@ -25,7 +25,7 @@ SLOT_SETTING = "max_num_seqs"
 
 @dataclass(frozen=True)
 class LogSummary:
-    """Measured metrics of a log as text, and findings about problems, the most important first."""
+    """Measured metrics of a log as text, and its problems, the most important first."""
 
     figures: str
     findings: tuple[Finding, ...]
@@ -37,11 +37,7 @@ class LogSummary:
 
 
 def summarize_log(evidence: Evidence) -> LogSummary | None:
-    """Return the summary of a log.
-
-    Return None if the inputs have neither statistics nor access lines nor the end of the engine
-    process.
-    """
+    """Return the summary of a log, or None if the inputs contain no metrics."""
     lines = None
     if evidence.series is not None and len(evidence.series):
         lines = _summed(evidence.series)

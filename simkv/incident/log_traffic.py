@@ -29,9 +29,8 @@ TRAFFIC = "traffic.csv"
 class LogTraffic:
     """Requests of a log, written to the file ``trace``, and the configuration of the server.
 
-    ``settings`` contains the fields of the engine's config that the log's start-up lines state,
-    except the size of the KV cache, which depends on the GPU. ``notes`` are sentences about
-    assumptions.
+    ``settings`` contains the fields of the engine's config that the log states, except the size of
+    the KV cache. ``notes`` are sentences about assumptions.
     """
 
     trace: Path
@@ -55,8 +54,8 @@ def is_trace(path: Path) -> bool:
 def read_log_traffic(path: Path, folder: Path, asked: UserSettings) -> LogTraffic:
     """Rebuild the requests of a log and write them to ``folder``.
 
-    ``asked`` contains the settings that the user gave. Raises InputError if the log cannot be read
-    or does not determine its requests.
+    ``asked`` contains the user's settings. Raises InputError if the log cannot be read or does not
+    determine its requests.
     """
     evidence = read_source(path)
     setup = infer_setup(evidence, asked)

@@ -37,10 +37,11 @@ class LogWindows:
 
     ``prompt`` and ``output`` are the numbers of tokens computed in an interval. ``running`` and
     ``waiting`` (requests) and ``held`` (tokens in the KV cache) are the state at the end of the
-    interval (NaN if unknown). ``firsts`` is the number of requests prefilled in the interval (NaN
-    if the lines report only tokens). ``hit_rate`` is the logged prefix-cache hit rate (NaN if
-    unknown). ``initial_running`` and ``initial_waiting`` are the numbers of requests in the server
-    when the first interval begins.
+    interval. ``firsts`` is the number of requests prefilled in the interval. ``hit_rate`` is the
+    logged prefix-cache hit rate. Unknown values are NaN.
+
+    ``initial_running`` and ``initial_waiting`` are the numbers of requests at the start of the
+    first interval.
     """
 
     end: Floats
@@ -62,9 +63,7 @@ class LogWindows:
 
 
 def can_build_windows(series: pd.DataFrame | None) -> bool:
-    """Return whether the lines report the numbers of computed tokens, without which no intervals
-    can be built.
-    """
+    """Return whether the log lines report the numbers of computed tokens."""
     if series is None or not len(series):
         return False
     counted = "prompts" in series and series["prompts"].fillna(0).sum() > 0
@@ -83,12 +82,10 @@ def build_windows(series: pd.DataFrame, tokens: float) -> LogWindows:
 
 
 def with_initial_state(cut: LogWindows) -> LogWindows:
-    """Return the windows of a log that begins while the server is working, with the number of
-    requests at its beginning.
+    """Return the time intervals with the number of requests at the start of the log.
 
-    The numbers of running and waiting requests in the first line are assumed to apply at the
-    beginning as well. If the first interval has far fewer output tokens than the same number of
-    requests emits in later intervals, the server is assumed to begin without requests.
+    The log begins while the server is working. The numbers in the first line are assumed to apply
+    at the start.
     """
     pairs = (cut.running > 0) & (cut.output > 0)
     if not pairs.any() or cut.running[0] <= 0:
@@ -103,10 +100,8 @@ def with_initial_state(cut: LogWindows) -> LogWindows:
 def series_from_steps(steps: pd.DataFrame, series: pd.DataFrame, budget: int) -> pd.DataFrame:
     """Build a table of statistics lines from logged iterations.
 
-    The number of waiting requests is interpolated between the real statistics lines around an
-    iteration. The cache usage is interpolated in the same way if the iteration does not report it.
-    If a step uses its whole ``budget`` of tokens, its last prompt is assumed to continue in the
-    next step.
+    Waiting requests are interpolated between the real statistics lines. A prompt is assumed to
+    continue in the next step if its step uses the whole ``budget`` of tokens.
     """
     found = []
     for engine, lines in split_by_engine(series).items():

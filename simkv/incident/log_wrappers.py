@@ -38,10 +38,10 @@ _UNITS = ((1e17, 1e9), (1e14, 1e6), (1e11, 1e3))
 
 
 def split_line(raw: str) -> list[str]:
-    """Return the messages in a physical line, without color codes.
+    """Return the log messages in a line of a file, without color codes.
 
-    One line contains several messages if a progress bar separates its updates with carriage
-    returns, or if two processes write into the same line.
+    A line contains several messages if a progress bar uses carriage returns, or if two processes
+    write at once.
     """
     text = unwrap(raw) or raw
     if "\x1b" in text:
@@ -102,11 +102,7 @@ def _clock(when: Any) -> str:
 
 
 def export_lines(text: str) -> list[str] | None:
-    """Return the messages in a log that is one JSON document; None for any other text.
-
-    Objects with a message are found at any depth. In the ``values`` of Loki, each pair consists of
-    a time and a line; in the ``values`` of Prometheus, each pair consists of a time and a number.
-    """
+    """Return the messages in a log that is one JSON document; None for any other text."""
     if text.lstrip()[:1] not in ("[", "{"):
         return None
     try:

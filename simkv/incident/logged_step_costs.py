@@ -52,7 +52,7 @@ def fit_unit_costs(
 ) -> tuple[UnitCosts, Floats, npt.NDArray[np.bool_]]:
     """Fit unit costs to logged steps; one step in four is held out.
 
-    Returns the costs and, for each held-out step, log(fitted / measured duration) and whether the
+    Return the costs and, for each held-out step, log(fitted / measured duration) and whether the
     step contains a prefill.
     """
     drawn = steps if len(steps) <= MAX_STEP_LINES else steps.sample(MAX_STEP_LINES, random_state=0)

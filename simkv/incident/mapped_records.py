@@ -33,7 +33,7 @@ _MILLISECONDS = 1e11
 
 
 def parse_record_columns(text: str) -> dict[str, str]:
-    """Parse ``name=column,...``, where each ``name`` is a column name of simkv.
+    """Parse ``name=column,...``; each ``name`` is a column name of simkv.
 
     Raises InputError if a name is unknown, missing or given twice.
     """

@@ -35,10 +35,10 @@ INFERRED = "inferred from the statistics lines"
 class IncidentAnswer:
     """Answer of a diagnosis.
 
-    ``summary_lines`` contains the five summary lines, and ``text`` the content of ``diagnosis.md``.
-    ``healthy`` is true if no problem was found. ``explained`` is false if the simulation does not
-    reproduce the incident. ``cause`` is the name of the verdict, of the kind of waiting or of the
-    finding that explains the incident. ``remedy`` is the first suggested fix.
+    ``text`` is the content of ``diagnosis.md``. ``healthy`` is true if no problem was found.
+    ``explained`` is false if the simulation does not reproduce the incident. ``cause`` is the name
+    of the verdict, kind of waiting or finding that explains the incident. ``remedy`` is the first
+    suggested fix.
     """
 
     summary_lines: tuple[str, ...]
@@ -50,8 +50,7 @@ class IncidentAnswer:
 
 
 def summarize_measured(summary: LogSummary, evidence: Evidence, reason: str) -> IncidentAnswer:
-    """Build the answer from measured metrics alone, for inputs that do not determine the
-    workload.
+    """Build the answer from measured metrics alone.
 
     ``reason`` states which information the inputs lack.
     """
@@ -78,9 +77,10 @@ def read_inputs(
     advance: Callable[[int], None] | None = None,
     columns: Mapping[str, str] | None = None,
 ) -> Evidence:
-    """Read and join all sources. Raises InputError if a source cannot be used.
+    """Read and join all sources.
 
-    ``columns`` maps the columns of one custom file of requests (see ``mapped_records``).
+    ``columns`` maps the columns of a custom request file (see ``mapped_records``). Raises
+    InputError if a source cannot be used.
     """
     mapped = [path for path in inputs if columns and is_mapped(path, columns)]
     if columns and not mapped:
@@ -120,9 +120,7 @@ def with_inferred(evidence: Evidence, summary: LogSummary | None) -> Evidence:
 
 
 def triage_lines(evidence: Evidence, summary: LogSummary | None) -> Iterator[str]:
-    """Yield the lines of the triage: the measured metrics, then one line per finding; causes come
-    before their effects.
-    """
+    """Yield a line for the measured metrics, then one line per finding, causes before effects."""
     if summary is None:
         yield (
             f"Triage of {evidence.source}: the log contains no statistics lines; the simulation "

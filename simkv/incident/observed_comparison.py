@@ -38,8 +38,7 @@ class FigureMatch:
     """An observed and a simulated value of one metric, in seconds or requests.
 
     ``tolerance`` is the accepted difference as text. ``reconstructed`` is true if the observed
-    value was not measured, but sampled to agree with the inputs. If ``decides`` is false, the
-    metric is reported but does not affect the verdict.
+    value was sampled instead of measured. ``decides`` is true if the metric affects the verdict.
     """
 
     name: str
@@ -73,8 +72,8 @@ class FigureMatch:
 class ObservedComparison:
     """Comparison of all metrics of an incident.
 
-    ``moments`` is a table over time, with the column ``t_s`` and columns for running requests,
-    waiting requests and cache usage, each with the prefixes ``observed_`` and ``simulated_``.
+    ``moments`` is a table over time with running requests, waiting requests and cache usage. Its
+    columns have the prefixes ``observed_`` and ``simulated_``.
     """
 
     lines: tuple[FigureMatch, ...]
@@ -82,9 +81,7 @@ class ObservedComparison:
 
     @property
     def reproduced(self) -> bool:
-        """Whether the simulation reproduces the incident, which means that all deciding metrics are
-        within tolerance.
-        """
+        """Whether all deciding metrics are within their tolerance."""
         return all(line.agrees for line in self.lines if line.decides)
 
     @property
@@ -106,9 +103,8 @@ def compare_observed(
     """Compare a simulation with the observation.
 
     ``simulated`` and ``observed`` contain the same requests in the same order, with times in ms.
-    ``parts`` contains the record of each data-parallel rank. ``origin`` is the time 0 of these
-    records on the clock of ``series`` (s). ``died`` is true if the log reports the end of the
-    engine process. ``reconstructed`` is true if the observed requests were sampled.
+    ``parts`` contains the record of each data-parallel rank. ``origin`` is the start of the
+    simulation on the clock of ``series`` (s).
     """
     moments = _moments(parts, observed, series, origin)
     lines = [*_latencies(simulated, observed, reconstructed), *_answers(simulated, observed)]
@@ -155,8 +151,9 @@ def _preemptions(parts: Sequence[RunRecord], series: pd.DataFrame | None) -> lis
 def series_distance(parts: Sequence[RunRecord], series: pd.DataFrame, origin: float) -> float:
     """Return the distance between a run and the statistics lines of a server.
 
-    The distance is the sum of three mean absolute differences: in running requests, in waiting
-    requests and in cache usage. The first two are relative to the number of requests in the system.
+    The distance is the sum of the mean absolute differences in running requests, waiting requests
+    and cache usage. The differences in requests are relative to the number of requests in the
+    system.
     """
     moments = _moments(parts, pd.DataFrame(), series, origin)
     present = moments[["observed_running", "observed_waiting"]].sum(axis="columns").mean()

@@ -22,11 +22,7 @@ _REQUESTS = (("ttft_ms", "TTFT (s)"), ("e2e_ms", "E2E (s)"))
 def write_incident_plot(
     path: Path, moments: pd.DataFrame, observed: pd.DataFrame, simulated: pd.DataFrame
 ) -> None:
-    """Plot the observed and the simulated values, and write the plot to ``path``.
-
-    The panels show running requests, waiting requests and cache usage over time, and TTFT and E2E
-    latency by arrival.
-    """
+    """Plot the observed and the simulated values, and write the plot to ``path``."""
     with plot_settings():
         figure = Figure(figsize=(WIDTH, 8.8))
         axes = figure.subplots(len(_PANELS) + len(_REQUESTS), 1, sharex=True)

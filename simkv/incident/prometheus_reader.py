@@ -73,8 +73,7 @@ Samples = dict[str, dict[tuple[tuple[str, str], ...], list[tuple[float, float]]]
 def read_metrics(source: TraceSource, *others: TraceSource) -> Evidence:
     """Read the evidence in one or more metrics files of one server.
 
-    Several files can be scrapes from different times, such as before and after a run. Raises
-    InputError if a file cannot be read, or if there is only one scrape in total.
+    Raises InputError if a file cannot be read, or if there is only one scrape in total.
     """
     samples: Samples = defaultdict(lambda: defaultdict(list))
     for one in (source, *others):

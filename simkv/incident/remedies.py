@@ -56,10 +56,10 @@ RemedyKind = Literal["flag", "version", "memory"]
 
 @dataclass(frozen=True)
 class Remedy:
-    """A change of a flag, of the version or of the cache size that helps.
+    """A change that helps: another value of a flag, another version or another cache size.
 
-    ``typed`` is the flag as the operator types it, or the version to install. ``cost`` describes
-    the side effects on other requests, and ``gain`` is the effect size (None if not measured).
+    ``typed`` is the flag on the command line, or the version to install. ``cost`` describes the
+    side effects on other requests. ``gain`` is the effect size (None if not measured).
     """
 
     effect: Effect
@@ -77,13 +77,12 @@ class Remedy:
 
 @dataclass(frozen=True)
 class RemedySearch:
-    """Result of the search: the run without a change (``base``), and the changes that help, the
-    best first.
+    """Result of the search: the run without a change (``base``), and the changes that help, best
+    first.
 
-    ``tried`` is the number of changes that were tried, and ``bounds`` limits each trial.
-    ``cut_off`` is the number of trials that ended before all requests finished. ``skipped`` lists
-    the values that were not tried: if two values of a limit decrease the number of served requests,
-    stricter values are skipped.
+    ``tried`` is the number of changes that were tried. ``cut_off`` is the number of trials that
+    ended before all requests finished. ``skipped`` lists the values that were not tried. The search
+    skips stricter values of a limit after two values that decrease the number of served requests.
     """
 
     base: RunFigures
@@ -107,9 +106,8 @@ def find_remedies(
 ) -> RemedySearch:
     """Try every flag, and rank the changes that prevent or reduce the problem.
 
-    ``worlds`` contains further scenarios that may describe the incident, each as a list of
-    alternatives, of which the one with the largest deviation comes first. The effects of a change
-    in these scenarios widen its interval.
+    ``worlds`` contains lists of alternative scenarios that may describe the incident. Each list
+    begins with the scenario that deviates most.
     """
     folder = evaluator.folder
     tried = bounds.tried(scenario, folder)
@@ -135,11 +133,9 @@ def find_remedies(
 
 
 def scenarios_within_error(scenario: Scenario, profile: CostProfile) -> list[list[Scenario]]:
-    """Return two lists of scenarios: with faster steps and with slower steps, within the profile's
-    error.
+    """Return a list of scenarios with faster steps and a list of scenarios with slower steps.
 
-    The scenarios of a list are alternatives, in which the steps differ by decreasing fractions of
-    the error.
+    The step times of the scenarios in a list differ by decreasing fractions of the profile's error.
     """
     sides: tuple[ErrorSide, ...] = ("faster", "slower")
     return [
@@ -284,7 +280,7 @@ def _as_typed(scenario: Scenario, change: Change) -> str | None:
 def lengthens_tail(effect: Effect, base: RunFigures) -> bool:
     """Return whether a change makes the slowest requests much slower (p99 E2E).
 
-    Only requests that finish with and without the change count.
+    The comparison covers the requests that finish with and without the change.
     """
     after = {ending.id: ending.e2e_s for ending in effect.figures.endings}
     both = [
@@ -323,8 +319,9 @@ def _ranked(remedies: list[Remedy], base: RunFigures) -> list[Remedy]:
 
 
 def mean_gain(remedy: Remedy, base: RunFigures) -> float:
-    """Return the decrease of the mean E2E latency in ms; 0 if the number of finished requests
-    changes.
+    """Return the decrease of the mean E2E latency in ms.
+
+    The result is 0 if the number of finished requests changes.
     """
     if not base["finished"] or remedy.effect.figures["finished"] != base["finished"]:
         return 0.0
@@ -332,11 +329,10 @@ def mean_gain(remedy: Remedy, base: RunFigures) -> float:
 
 
 def is_minor(remedy: Remedy, most: float, base: RunFigures) -> bool:
-    """Return whether a remedy decreases the mean E2E latency far less than the best remedy does
-    (``most``, in ms).
+    """Return whether a remedy is far less effective than the best remedy.
 
-    A remedy that lets more requests finish, or that prevents a third of the preemptions, is never
-    minor.
+    ``most`` is the largest decrease of the mean E2E latency in ms. A remedy is never minor if more
+    requests finish, or if it prevents a third of the preemptions.
     """
     if remedy.effect.figures["preemptions"] < (1 - MINOR_GAIN_SHARE) * base["preemptions"]:
         return False

@@ -60,12 +60,12 @@ class UserSettings:
 
 @dataclass(frozen=True)
 class ServerSetup:
-    """The engine's section, the hardware if known, and the source of each value.
+    """The engine's section of the scenario, the hardware if known, and the source of each value.
 
     ``assumed`` lists the assumption for each missing setting. ``guessed`` is true if the KV cache
-    size is assumed or derived from the GPU; ``sized`` is true if the size is given or derived from
-    the GPU. ``ranks`` is the number of data-parallel ranks, each of which has an engine with this
-    setup. ``lockstep`` is true if all ranks start each step together, as with a mixture of experts.
+    size is assumed or derived from the GPU. ``sized`` is true if the size is given or derived from
+    the GPU. ``ranks`` is the number of data-parallel ranks. ``lockstep`` is true if all ranks start
+    each step together.
     """
 
     engine: dict[str, Any]
@@ -90,8 +90,9 @@ class ServerSetup:
 
 
 def infer_setup(evidence: Evidence, asked: UserSettings) -> ServerSetup:
-    """Infer the server's setup. Raises InputError if the engine is unknown or the setup is
-    invalid.
+    """Infer the server's setup.
+
+    Raises InputError if the engine is unknown or the setup is invalid.
     """
     name = asked.engine or evidence.engine
     if name is None:

@@ -39,8 +39,9 @@ MAX_HIT_RATE = 0.99
 
 @dataclass(frozen=True)
 class PromptTokens:
-    """Prompt tokens of each interval: the ``computed`` tokens, and the ``whole`` prompts, which
-    also include the tokens found in the cache.
+    """Prompt tokens of each interval.
+
+    ``computed`` excludes the tokens found in the cache, and ``whole`` includes them.
     """
 
     computed: Floats
@@ -52,11 +53,8 @@ def split_prompt_tokens(
 ) -> PromptTokens:
     """Return the prompt tokens of each interval, computed and in total.
 
-    ``counts`` contains the number of requests in each interval. The logged hit rate covers the last
-    ``HIT_RATE_REQUESTS`` requests, so totals are computed for groups of this number of requests.
-    Within a group, the total is divided among the intervals in proportion to the totals that their
-    own hit rates give. ``fallback`` is the hit rate if the log has none. ``computed_only`` states
-    whether the logged prompt tokens exclude cached tokens.
+    ``counts`` contains the number of requests in each interval. ``fallback`` is the hit rate if the
+    log has none. ``computed_only`` is true if the logged prompt tokens exclude cached tokens.
     """
     rate = pd.Series(cut.hit_rate).ffill().fillna(fallback).clip(0.0, MAX_HIT_RATE).to_numpy()
     if not computed_only:
@@ -78,11 +76,11 @@ def split_prompt_tokens(
 def tokens_in_cache(
     cut: LogWindows, tokens: PromptTokens, output: float, block: int
 ) -> PromptTokens:
-    """Return the prompt tokens of each interval, estimated from the number of tokens that running
-    requests hold in the cache.
+    """Return the prompt tokens of each interval, estimated from the cache usage of running
+    requests.
 
-    ``output`` is the mean number of output tokens of a request; on average, half of them are in the
-    cache. If the size of the cache is unknown, ``tokens`` is returned.
+    ``output`` is the mean number of output tokens of a request. If the size of the cache is
+    unknown, ``tokens`` is returned.
     """
     busy = (cut.running > 0) & np.isfinite(cut.held)
     if not busy.any():
@@ -100,10 +98,8 @@ def hold_whole_prompts(
 ) -> bool:
     """Return whether each running request holds its whole prompt in the cache, as in sessions.
 
-    The number of cached tokens per running request is compared with two values. If it is closer to
-    the length of the mean prompt, the requests form sessions. If it is closer to the computed part
-    of the mean prompt, the requests only share a common beginning. If the size of the cache is
-    unknown, sessions are assumed.
+    The alternative is that requests only share a common prefix. If the size of the cache is
+    unknown, the result is true.
     """
     busy = (cut.running > 0) & np.isfinite(cut.held)
     if not busy.any():
@@ -122,15 +118,13 @@ def assign_sessions(
     *,
     warm: bool = False,
 ) -> tuple[Floats, Ints, Floats]:
-    """Return the prompt length and the session number of each request, in the order of arrival.
+    """Return the prompt length and session number of each request, and the initial cache of each
+    session.
 
-    The third value contains, for each session, the number of tokens that are already cached before
-    its first request in the log. It is 0 unless the log begins with a ``warm`` cache.
-
-    ``came`` contains the arrival times (s), ``added`` the number of tokens that each prompt
-    computes, and ``target_hits`` the cumulative number of cached tokens in the log at each request.
-    A session is busy for up to ``busy_s`` seconds after each arrival. Hits are whole blocks of
-    ``block`` tokens.
+    The initial cache is the number of tokens that are cached before the first request in the log.
+    ``came`` contains the arrival times (s). ``added`` contains the number of tokens that each
+    prompt computes. ``target_hits`` is the cumulative number of cached tokens in the log at each
+    request. A session is busy for up to ``busy_s`` seconds after each arrival.
     """
     wanted = float(target_hits[-1] + np.maximum(added, 1.0).sum()) if len(came) else 0.0
     found = []
@@ -146,12 +140,9 @@ def assign_sessions(
 def lost_hit_share(
     cut: LogWindows, came: Floats, prompts: Floats, sessions: Ints, tokens: float
 ) -> float:
-    """Return the share of prompt tokens whose cached blocks were evicted before their reuse.
+    """Return the fraction of prompt tokens whose cached blocks were evicted before their reuse.
 
-    The blocks of a session become free when a turn ends. They are evicted if the server allocates
-    more tokens before the next turn than were free at that time. The cache has ``tokens`` tokens;
-    the lines report how many of them are allocated and free. Each turn is assumed to take the mean
-    time in the system.
+    Each turn is assumed to take the mean time in the system.
     """
     if not np.isfinite(tokens) or not np.isfinite(cut.held).any() or not len(came):
         return 0.0

@@ -88,7 +88,7 @@ class _Log:
 
 
 def read(source: TraceSource) -> Evidence:
-    """Read a log from the server's last start, as ``vllm_log_reader.read`` does."""
+    """Read a log from the server's last start."""
     log, starts = _Log(source.path), 0
     for line in read_log_lines(source, LINE_PATTERN):
         if "server_args=" in line.text and (log.series or log.finished):

@@ -40,10 +40,10 @@ MAX_SKEW_S, MIN_SKEW_S = 120.0, 2.0
 
 
 def join(parts: Sequence[Evidence]) -> Evidence:
-    """Join the evidence of all sources; all times are converted to the clock of the source with the
-    best data on requests.
+    """Join the evidence of all sources.
 
-    Raises InputError if the sources are from two engines.
+    All times are converted to the clock of the source with the best data on requests. Raises
+    InputError if the sources are from two engines.
     """
     engines = {part.engine: part.source for part in parts if part.engine}
     if len(engines) > 1:

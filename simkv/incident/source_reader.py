@@ -25,14 +25,12 @@ from simkv.workload.trace_source import TraceSource
 
 
 class LogReader(Protocol):
-    """A module that reads the logs of one engine, named ``ENGINE``; messages call the engine
-    ``TITLE``.
+    """A module that reads the logs of the engine ``ENGINE``; messages call the engine ``TITLE``.
 
-    ``LOGS_ITERATIONS`` is true if each row of ``steps`` in the evidence is a single iteration with
-    its duration, and false if it is the work between two lines. ``OWN_LINE`` matches lines that no
-    other program writes. ``OLDEST`` is the oldest release that can be simulated (None if there is
-    no limit). ``REQUEST_FLAGS`` are the flags of the server that log or export single requests
-    (None if there are none). ``SLOT_SETTING`` is the setting that limits running requests.
+    ``LOGS_ITERATIONS`` is true if the log reports single iterations with their durations.
+    ``OWN_LINE`` matches lines that no other program writes. ``OLDEST`` is the oldest release that
+    can be simulated (None if there is no limit). ``REQUEST_FLAGS`` are the server flags that log or
+    export single requests. ``SLOT_SETTING`` is the setting that limits running requests.
     """
 
     ENGINE: str
@@ -93,8 +91,8 @@ def _is_metrics(path: Path) -> bool:
 def read_source(path: Path, advance: Callable[[int], None] | None = None) -> Evidence:
     """Read the evidence in a log, an export or a client's results.
 
-    ``advance`` receives the number of bytes read. Invalid rows are skipped and counted. Raises
-    InputError if the file cannot be read or its format is unknown.
+    ``advance`` receives the number of bytes read. Raises InputError if the file cannot be read or
+    its format is unknown.
     """
     source = TraceSource(path, Selection(skip_bad=True), advance)
     head = read_head(path)

@@ -19,13 +19,9 @@ CLOCK_MARGIN_S = 1e5
 
 
 def token_clock(cut: LogWindows, pace: Floats) -> tuple[Floats, Floats]:
-    """Return times (s), and the cumulative number of tokens that a running request emits until each
-    time.
+    """Return times (s), and the number of tokens that a running request emits until each time.
 
-    ``pace`` contains the seconds per token in each interval. Before the first interval, its pace
-    applies as well; the same is true after the last interval. In a gap between two intervals, the
-    pace of the later one applies. The second time is the start of the first interval; the count of
-    tokens is 0 at this time.
+    ``pace`` contains the seconds per token in each interval.
     """
     begin, last = float(cut.begin[0]), float(cut.end[-1])
     times = np.concatenate([[begin - CLOCK_MARGIN_S, begin], cut.end, [last + CLOCK_MARGIN_S]])
@@ -40,12 +36,9 @@ def match_completions(
     first: Floats,
     end: Floats,
 ) -> tuple[Floats, Floats]:
-    """Move the end times of requests so that the number of requests in the system at each line
-    equals the logged number.
+    """Move the end times of requests so that the number of requests in the system matches the log.
 
-    The arrivals determine the number of completions in each interval. The completions are placed so
-    that the number of requests in the system changes linearly between two lines. The order of the
-    sampled ends is preserved. Returns the output tokens and the end times.
+    Return the output tokens and the end times. The order of the end times does not change.
     """
     arrived = np.searchsorted(came, cut.end, "right").astype(np.float64)
     present = cut.running + np.nan_to_num(cut.waiting)
@@ -83,10 +76,10 @@ def match_completions(
 
 
 def admission_times(cut: LogWindows, came: Floats, counts: Ints) -> Floats:
-    """Return the times at which requests leave the queue, in order; ``counts`` is their number in
-    each interval.
+    """Return the times at which requests leave the queue, in order.
 
-    Requests that already run when the log begins leave the queue when they arrive.
+    ``counts`` is the number of these requests in each interval. Requests that already run when the
+    log begins leave the queue when they arrive.
     """
     waiting = np.nan_to_num(cut.waiting)
     grown = np.diff(waiting, prepend=float(cut.initial_waiting))
@@ -100,10 +93,9 @@ def admission_times(cut: LogWindows, came: Floats, counts: Ints) -> Floats:
 
 
 def departure_times(came: Floats, low: float, high: float, grown: float, count: int) -> Floats:
-    """Return ``count`` times between ``low`` and ``high``, in order, at which requests leave.
+    """Return ``count`` times between ``low`` and ``high`` at which requests leave, in order.
 
-    The times are chosen so that the number of requests present grows by ``grown`` at a constant
-    rate, given the arrival times ``came``.
+    The number of requests present grows by ``grown`` at a constant rate.
     """
     grid = np.linspace(low, high, GRID_POINTS)
     done = np.searchsorted(came, grid, "right") - np.searchsorted(came, low, "right")

@@ -81,10 +81,10 @@ WARM_UP_SPACING = 2.0
 class KnownEngine:
     """Known properties of the engine.
 
-    ``tokens`` is the cache capacity in tokens (NaN if unknown), ``block`` the number of tokens per
-    block, and ``longest`` the maximum request length in tokens. ``shared`` is the fraction of
-    prompt tokens found in the cache; if ``computed_only``, the lines do not count these tokens.
-    ``started`` is true if the lines begin with the start of the server, when it has no requests.
+    ``tokens`` is the cache capacity in tokens (NaN if unknown), and ``block`` is the block size in
+    tokens. ``longest`` is the maximum request length in tokens. ``shared`` is the fraction of
+    prompt tokens found in the cache. ``computed_only`` is true if the logged prompt tokens exclude
+    cached tokens. ``started`` is true if the log begins with the start of the server.
     """
 
     tokens: float
@@ -109,12 +109,11 @@ class _Means:
 def sample_from_lines(
     series: pd.DataFrame, known: KnownEngine, seed: int, arrivals: pd.DataFrame | None = None
 ) -> pd.DataFrame:
-    """Sample one member of the ensemble, engine by engine, and return its requests.
+    """Sample one workload that matches the statistics lines, and return its requests.
 
-    An ensemble is a set of workloads that all match the lines. The table has the columns of
-    ``read_measured_latencies`` and a column ``engine``. ``arrivals`` contains the logged arrivals,
-    if there is only one engine. Raises UndeterminedError if the number of requests cannot be
-    determined.
+    The table has the columns of ``read_measured_latencies`` and a column ``engine``. ``arrivals``
+    contains the logged arrivals, if there is only one engine. Raises UndeterminedError if the
+    number of requests cannot be determined.
     """
     luck = np.random.default_rng(seed)
     found = []

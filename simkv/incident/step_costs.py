@@ -37,10 +37,12 @@ MIN_POWER, MAX_POWER = 0.5, 30.0
 
 @dataclass(frozen=True)
 class UnitCosts:
-    """Unit costs in seconds, and the exponent ``power`` (see the module).
+    """Unit costs of a step in seconds, and the exponent ``power``.
 
-    The costs are per decode step, per step with prefills, per decoding sequence, per prefilled
-    token, per query-key pair, and per KV token read by decodes.
+    ``decode_seq`` is the cost of a decoding sequence. ``token`` is the cost of a prefilled token,
+    ``pair`` of a query-key pair, and ``context`` of a KV token that decodes read. The exponent
+    combines the time for reading weights and the time for computing tokens: 1 adds them, and large
+    values approach the maximum.
     """
 
     decode_step: float
@@ -56,8 +58,10 @@ UNIT_COST_NAMES = tuple(one.name for one in fields(UnitCosts))
 
 
 def cost_terms(prices: UnitCosts, shape: ModelTraits | None) -> list[CostTerm]:
-    """Return the cost terms of a profile. ``shape`` describes the model: in a mixture of experts,
-    steps with few tokens read only some experts.
+    """Return the cost terms of a profile.
+
+    ``shape`` describes the model. A mixture of experts reads only some experts in steps with few
+    tokens.
     """
     if shape and shape.expert_share:
         return make_cost_terms(_plain(prices), shape)
@@ -89,9 +93,7 @@ def _plain(prices: UnitCosts) -> CostCoefficients:
 def seconds_without_attention(
     prefill_tokens: Floats, decodes: Floats, prices: UnitCosts, shape: ModelTraits | None
 ) -> Floats:
-    """Return the duration of each step in seconds, without attention, given its numbers of
-    tokens.
-    """
+    """Return the duration of each step without attention, in seconds."""
     tokens = prefill_tokens + decodes
     if shape and shape.expert_share:
         return compute_non_attention_seconds(tokens, _plain(prices), shape)
@@ -108,9 +110,7 @@ def _table(prices: UnitCosts) -> list[tuple[float, float]]:
 
 
 def matrix_product_seconds(tokens: Floats, prices: UnitCosts) -> Floats:
-    """Return the durations of steps with prefills in seconds, without attention, for any numbers of
-    tokens.
-    """
+    """Return the duration of steps with prefills without attention, in seconds."""
     floor = prices.decode_step + prices.decode_seq
     line = prices.prefill_step + prices.token * tokens
     most = np.maximum(floor, line)

@@ -34,12 +34,12 @@ WINDOW_POSITIONS = 64
 
 @dataclass(frozen=True)
 class Bounds:
-    """Limits of trials of an incident.
+    """Limits of what-if trials of an incident.
 
-    Each trial ends at the simulated time ``horizon`` (s). ``part`` contains the start (s) and the
-    duration (s) of the time span whose arrivals are simulated, and the fraction of all waiting time
-    that these requests have; None means the whole incident. ``finalists`` is the number of changes
-    that are tried on the whole incident.
+    Each trial ends at the simulated time ``horizon`` (s). ``part`` is the start (s) and duration
+    (s) of the simulated part of a long incident, and its fraction of all waiting time. ``part`` is
+    None if the whole incident is simulated. ``finalists`` is the number of changes that are tried
+    on the whole incident.
     """
 
     horizon: float
@@ -79,8 +79,10 @@ class Bounds:
 
 
 def bounds(result: RunResult, waited: dict[int, float], steps: int = STEP_BUDGET) -> Bounds:
-    """Return the limits for trials of a run. ``waited`` contains the waiting time of each request
-    in seconds, and ``steps`` is the limit on the steps of all trials together.
+    """Return the limits for trials of a run.
+
+    ``waited`` contains the waiting time of each request in seconds. ``steps`` is the limit on the
+    total number of steps of all trials.
     """
     record = result.record
     lives = record.requests.values()

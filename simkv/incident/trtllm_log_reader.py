@@ -51,7 +51,7 @@ LACKS = (
 
 
 def computed_only(version: str) -> bool:  # noqa: ARG001
-    """Return whether the counts of prompt tokens in this version's log exclude cached tokens."""
+    """Return whether the prompt token counts in this version's log exclude cached tokens."""
     return True
 
 

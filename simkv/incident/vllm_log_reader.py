@@ -118,10 +118,9 @@ class _Log:
 
 
 def read(source: TraceSource) -> Evidence:
-    """Read a log from the server's last start. Raises InputError if it cannot be read.
+    """Read a log from the server's last start.
 
-    Lines before the last restart describe an earlier run of the server; they are ignored, and the
-    restarts are counted.
+    Earlier restarts are counted. Raises InputError if the log cannot be read.
     """
     log, notes, starts = _Log(source.path), list[str](), 0
     for line in read_log_lines(source, LINE_PATTERN):
@@ -382,7 +381,7 @@ SLOT_SETTING = "max_num_seqs"
 
 
 def computed_only(version: str) -> bool:
-    """Return whether the prompt tokens in this version's stats line exclude cached tokens."""
+    """Return whether the prompt token counts in this version's log exclude cached tokens."""
     return find_version(version) is not None and is_since(version, "0.16")
 
 

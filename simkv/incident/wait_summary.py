@@ -31,9 +31,10 @@ BLAMED_KINDS = (WAIT_KINDS | {LedgerKind.HELD_UP, LedgerKind.STALLED, LedgerKind
 class WaitSummary:
     """Waiting of the simulated requests.
 
-    ``kinds`` contains the waiting time in seconds by kind of waiting, and ``lost`` by request.
-    ``share`` is the fraction of their time that all requests spent waiting. ``worst`` is the mean
-    of this fraction over the 10 % of requests that wait longest; ``victims`` lists these requests.
+    ``kinds`` is the waiting time in seconds by kind of waiting, and ``lost`` is the waiting time by
+    request. ``share`` is the fraction of their time that all requests spent waiting. ``worst`` is
+    the mean fraction for the 10 % of requests that wait longest. ``victims`` lists the requests
+    that wait longest.
     """
 
     kinds: dict[LedgerKind, float]
@@ -44,10 +45,7 @@ class WaitSummary:
 
 
 def summarize_waits(result: RunResult) -> WaitSummary:
-    """Summarize waiting by request and kind.
-
-    ``victims`` contains the 10 % of requests that wait longest, the longest wait first.
-    """
+    """Summarize waiting by request and by kind of waiting."""
     lived, lost = {}, {}
     ledger = result.diagnosis.ledger
     for i, tiles in ledger.items():

@@ -44,10 +44,9 @@ def is_access_log(path: Path) -> bool:
 def write_access_traffic(
     path: Path, target: Path, input_len: int, output_len: int, range_ratio: float
 ) -> int:
-    """Write the accepted requests of an access log as a trace; return their number.
+    """Write the accepted requests of an access log as a trace, and return their number.
 
-    Requests with times in whole seconds are spread uniformly over each second. Lengths are sampled
-    as in ``RandomRange``. Raises InputError if no line has a time.
+    Lengths are sampled as in ``RandomRange``. Raises InputError if no line has a time.
     """
     times = np.array(sorted(_times(path)), dtype=np.float64)
     if not len(times):

@@ -43,7 +43,6 @@ def can_sample(histograms: Mapping[str, Any]) -> bool:
 def sample_workload(histograms: Mapping[str, Any], series: pd.DataFrame, seed: int) -> pd.DataFrame:
     """Sample one workload and return its requests, with the columns of ``read_measured_latencies``.
 
-    The latencies of a request are the means over the requests that ended in the same interval.
     Raises InputError if no request ended.
     """
     luck = np.random.default_rng(seed)
@@ -181,19 +180,19 @@ def _arrivals(
 
 
 def sample_arrival_shares(count: int, at_once: float, luck: np.random.Generator) -> Floats:
-    """Sample arrival times as fractions of the time between two scrapes. ``at_once`` is the
-    fraction of the requests that arrive at the same time.
+    """Sample arrival times as fractions of the time between two scrapes.
+
+    ``at_once`` is the fraction of the requests that arrive at the same time.
     """
     found = luck.random(count)
     return np.asarray(np.where(luck.random(count) < at_once, luck.random(), found), np.float64)
 
 
 def select_likely_members(figures: pd.DataFrame) -> pd.DataFrame:
-    """Return the members of an ensemble whose simulations are closest to the observation, the
-    closest first.
+    """Return the sampled workloads whose simulations are closest to the observation, closest first.
 
-    ``figures`` has one row per member. A row contains the simulated and observed means of E2E and
-    TTFT (s), or the distance between the simulation and the lines of a log (``apart``).
+    ``figures`` has one row per workload. A row contains simulated and observed mean E2E and TTFT
+    (s), or the distance to the lines of a log (``apart``).
     """
     if "apart" in figures:
         by_fit = figures.sort_values("apart", kind="stable")
@@ -207,11 +206,9 @@ def select_likely_members(figures: pd.DataFrame) -> pd.DataFrame:
 
 
 def interval(values: Sequence[float], observed: float | None = None) -> tuple[float, float]:
-    """Return the 90 % interval of a metric.
+    """Return the 90 % interval of a metric over several sampled workloads (Student's t).
 
-    The interval combines the spread of ``values``, which come from the likely members of an
-    ensemble (Student's t), and the difference between their mean and the observed value, if there
-    is one.
+    The difference between their mean and the observed value widens the interval.
     """
     mean, spread = float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
     off = 0.0 if observed is None or np.isnan(observed) else mean - observed

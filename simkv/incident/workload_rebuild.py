@@ -56,7 +56,7 @@ SAME_ARRIVAL_S = 1.5
 class RebuiltWorkload:
     """Requests in order of arrival; time 0 is ``origin`` (s on the clock of the evidence).
 
-    ``observed`` has one row per request, in the same order, with its latencies (NaN if unknown).
+    ``observed`` contains the latencies of the requests in the same order (NaN if unknown).
     """
 
     rows: RequestRows
@@ -71,14 +71,11 @@ def rebuild(
     setup: ServerSetup,
     seed: int = 0,
 ) -> RebuiltWorkload:
-    """Return the requests of the sources or, without data on single requests, a sample that matches
-    the reported sums.
+    """Return the requests of the sources, or a sample if no source has data on single requests.
 
-    ``seed`` is the random seed of the sample (see ``workload_ensemble``, and
-    ``stats_line_workload`` if only log lines are available). If prefix caching is on and no source
-    shows which prompts share a prefix, all prompts get a common prefix that leads to the logged hit
-    rate. ``source`` numbers the names of shared prefixes. Raises InputError if the sources have no
-    information about requests.
+    ``seed`` is the random seed of the sample. Prompts get a common prefix that leads to the logged
+    hit rate, unless a source shows which prompts share a prefix. Raises InputError if the sources
+    have no information about requests.
     """
     caching = setup.engine.get("enable_prefix_caching") is not False
     requests, notes = evidence.requests, list[str]()
@@ -130,8 +127,7 @@ def rebuild(
 def server_role(evidence: Evidence) -> str | None:
     """Return the role of the server in a disaggregated deployment, or None.
 
-    The role is ``prefill``, ``decode`` or, if the settings do not distinguish the two sides,
-    ``prefill or decode``.
+    The role is ``prefill``, ``decode`` or, if unknown, ``prefill or decode``.
     """
     mode = evidence.settings.get("disaggregation_mode")
     if mode is not None and mode.value in ("prefill", "decode"):
@@ -146,9 +142,7 @@ def server_role(evidence: Evidence) -> str | None:
 
 
 def describe_missing_side(evidence: Evidence, role: str) -> str:
-    """Return a sentence about the side of a disaggregated deployment (prefill or decode) that is
-    missing in the inputs, and about the flags that make it log its requests.
-    """
+    """Return a sentence that asks for the log of the missing prefill or decode server."""
     missing = {
         "prefill": "output lengths, decode times and the ends of requests are in the log of the "
         "decode server",
@@ -180,9 +174,7 @@ def _describe_access(arrivals: pd.DataFrame, already: int) -> list[str]:
 
 
 def check_determined(evidence: Evidence) -> None:
-    """Raise UndeterminedError if there are only statistics lines, and too few to reconstruct a
-    workload.
-    """
+    """Raise UndeterminedError if there are too few statistics lines to reconstruct a workload."""
     if not is_from_lines(evidence) or evidence.arrivals is not None:
         return
     if role := server_role(evidence):
@@ -231,9 +223,7 @@ def is_sampled(evidence: Evidence) -> bool:
 
 
 def is_from_lines(evidence: Evidence) -> bool:
-    """Return whether log lines are the only information about requests, and the engine did not
-    die.
-    """
+    """Return whether log lines are the only data on requests, and the engine did not die."""
     if evidence.requests is not None or can_sample(evidence.histograms) or evidence.died:
         return False
     return can_build_windows(evidence.series)
@@ -242,9 +232,7 @@ def is_from_lines(evidence: Evidence) -> bool:
 def is_hybrid(evidence: Evidence, capacity: int) -> bool:
     """Return whether the logged capacity in tokens differs from blocks times block size.
 
-    If a model has several kinds of attention layers, vLLM logs the number of tokens that fit into
-    the cache, which is not blocks times block size. The number of cached tokens then cannot be
-    computed from the fraction of blocks in use.
+    vLLM logs a different capacity if a model has several kinds of attention layers.
     """
     logged = evidence.settings.get("kv_tokens")
     if logged is None or "num_gpu_blocks" not in evidence.settings:
@@ -386,10 +374,9 @@ def _hit_share(series: pd.DataFrame | None) -> float:
 def session_pieces(
     sessions: Sequence[object], prompts: npt.NDArray[np.int64], source: TraceSource
 ) -> PromptPieces:
-    """Return the prompts as pieces of shared text; each prompt extends the previous prompt of its
-    session.
+    """Return the prompts as pieces of text.
 
-    Each session has one text, and every prompt is a beginning of this text.
+    Each prompt extends the previous prompt of its session.
     """
     streams = {name: source.streams.number(f"gsession{name}") for name in dict.fromkeys(sessions)}
     return PromptPieces.of(

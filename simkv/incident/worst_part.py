@@ -24,10 +24,10 @@ RUNNING_WEIGHT = 1e-3
 
 
 def select_worst_part(evidence: Evidence) -> Evidence:
-    """Return the evidence within the worst part of a long log: the part with the most waiting
-    requests. A note in the evidence states which part this is. A short log is unchanged.
+    """Return the evidence within the part of a long log that has the most waiting requests.
 
-    Evidence with data on single requests or with scraped metrics is not cut.
+    A short log is unchanged. Evidence with data on single requests or with scraped metrics is also
+    unchanged.
     """
     series = evidence.series
     if series is None or evidence.requests is not None or evidence.histograms:

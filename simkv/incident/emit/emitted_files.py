@@ -59,12 +59,11 @@ def parse_kinds(text: str) -> tuple[str, ...]:
 
 
 def emit(folder: Path, results: Mapping[str, RunResult], kinds: Sequence[str]) -> list[Path]:
-    """Write each variant's files into its own directory in ``folder`` and return their paths.
+    """Write the output files of each variant into its own directory, and return their paths.
 
-    ``kinds`` contains the output formats. The replicas of a fleet are written as the data-parallel
-    ranks of one server, which the log and the metrics of the server report separately. Raises
-    InputError if a format belongs to another engine than the one that a variant simulates, or if
-    the replicas cannot be ranks of one server.
+    The replicas of a fleet are written as data-parallel ranks of one server. Raises InputError if a
+    format belongs to another engine. Raises InputError if the replicas cannot be ranks of one
+    server.
     """
     _check(results, kinds)
     written = []

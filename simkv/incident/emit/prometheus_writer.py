@@ -49,10 +49,9 @@ _SPREADS = {
 
 
 def query_range(ranks: Sequence[RunRecord], engine: Any, every: float = SCRAPE_INTERVAL_S) -> str:
-    """Return the metrics of a run, as a text in JSON.
+    """Return the metrics of a run as JSON text.
 
     Each data-parallel rank has its own number in the label ``engine`` or ``dp_rank``.
-    ``cache_config_info`` reports the number of blocks.
     """
     tables = [_told(record) for record in ranks]
     whole = _scrapes(pd.concat(tables), every)

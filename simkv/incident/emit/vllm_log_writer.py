@@ -50,9 +50,7 @@ LogEntry = tuple[float, str, str]
 def vllm_log_lines(
     ranks: Sequence[RunRecord], config: VllmConfig, wanted: LogOptions | None = None
 ) -> Iterator[str]:
-    """Yield the log lines of a server with one engine or several data-parallel ranks, in order of
-    time.
-    """
+    """Yield the log lines of a vLLM server in order of time."""
     wanted = wanted or LogOptions()
     version = config.variant
     lines = [(at, text, SERVER) for at, text in _start(config, version, wanted, len(ranks))]
@@ -177,9 +175,8 @@ def stats_line(
 ) -> str:
     """Return the statistics line of an engine.
 
-    A negative number ``engine`` means that the line covers -``engine`` engines together. ``prompt``
-    and ``output`` are in tokens per second, ``running`` and ``waiting`` are numbers of requests,
-    and ``usage`` and ``hits`` are fractions from 0 to 1.
+    ``prompt`` and ``output`` are in tokens per second. ``usage`` and ``hits`` are fractions from 0
+    to 1. A negative ``engine`` means that the line covers -``engine`` engines together.
     """
     more = f", Preemptions: {preempted}" if preempted else ""
     whose = f"Engine {engine:03d}" if engine >= 0 else f"{-engine} Engines Aggregated"
