@@ -39,8 +39,7 @@ LEAST_CHANGE_S = 0.01
 
 @dataclass(frozen=True)
 class FigureChange:
-    """Values of a metric before and after a change of the deployment, as means over seeds, and the
-    relative difference.
+    """Mean of a metric over seeds before and after a change, and the relative difference.
 
     ``low`` and ``high`` are the smallest and the largest difference over all seeds and errors of
     step times. ``worse`` is the size of the change if the metric worsens, otherwise 0.
@@ -63,7 +62,7 @@ class FigureChange:
 class RequestChange:
     """A request whose latency or outcome changes.
 
-    ``before`` and ``after`` are its latencies in seconds (None without an answer).
+    ``before`` and ``after`` are its latencies in seconds (None if the request did not finish).
     """
 
     id: int
@@ -89,8 +88,8 @@ class RequestChange:
 class ChangeCheck:
     """Result of a comparison of two deployments.
 
-    ``worse`` and ``better`` contain the requests that get worse or better in the run with the first
-    seed, most affected first.
+    ``worse`` and ``better`` list the changed requests of the run with the first seed, most affected
+    first.
     """
 
     figures: tuple[FigureChange, ...]
@@ -117,9 +116,8 @@ def check_change(
 ) -> ChangeCheck:
     """Simulate both scenarios with each seed and each error of step times, and compare the results.
 
-    A request counts as worse if its end-to-end latency grows by more than ``tolerance`` (a
-    fraction). Raises InputError if several seeds are given and nothing in the scenario is random,
-    and RunsFailed if a run fails.
+    ``tolerance`` is the fraction by which the latency of a request may grow. Raises InputError if
+    several seeds are given and nothing in the scenario is random. Raises RunsFailed if a run fails.
     """
     if seeds > 1 and find_seed(before.workload) is None:
         raise InputError(

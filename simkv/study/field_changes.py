@@ -16,10 +16,10 @@ from simkv.scenario.scenario import Scenario
 
 
 def with_knobs(scenario: Scenario, folder: Path | None = None, /, **knobs: Any) -> Scenario:
-    """Return the scenario with some engine settings changed. Raises InputError if a new value is
-    invalid.
+    """Return the scenario with some engine settings changed.
 
-    Paths of profiles and traces are relative to ``folder``.
+    Paths of profiles and traces are relative to ``folder``. Raises InputError if a new value is
+    invalid.
     """
     engine = {**asdict(scenario.engine), **knobs}
     return _with(scenario, "engine", engine, folder or Path())
@@ -30,11 +30,10 @@ class NoSuchField(InputError):
 
 
 def with_field(scenario: Scenario, path: str, value: Any, folder: Path) -> Scenario:
-    """Return the scenario with the field at a path, such as ``workload.burst.num_prompts``, set to
-    ``value``.
+    """Return the scenario with the field at a path set to ``value``.
 
-    Paths of traces are relative to ``folder``. Raises NoSuchField if there is no such field, and
-    InputError if the value is invalid.
+    An example of a path is ``workload.burst.num_prompts``. Raises NoSuchField if there is no such
+    field. Raises InputError if the value is invalid.
     """
     head, *rest = path.split(".")
     if head not in RUN_FIELDS:

@@ -35,7 +35,7 @@ ProgressCallback = Callable[[int, int], None]
 
 
 class ResultStore(Protocol):
-    """Interface of a storage for job results: a file, or the memory of this process."""
+    """Interface of a storage for job results."""
 
     done: dict[str, Any]
 
@@ -52,7 +52,7 @@ class JobRunner:
 
     @property
     def done(self) -> dict[str, Any]:
-        """Stored results by digest; if the results are stored in a file, they are summaries."""
+        """Stored results by digest."""
         return self.store.done
 
     def run(
@@ -61,9 +61,9 @@ class JobRunner:
         advance: ProgressCallback | None = None,
         execute: JobExecutor | None = None,
     ) -> dict[str, Exception]:
-        """Run the jobs that have no stored result; return the errors of failed jobs by digest.
+        """Run the jobs that have no stored result, and return the errors of failed jobs by digest.
 
-        If ``execute`` is given, it is used instead of the executor of the runner.
+        ``execute`` replaces the executor of the runner.
         """
         wanted = {job.digest: job for job in jobs}
         todo = [job for digest, job in wanted.items() if digest not in self.done]
@@ -85,9 +85,7 @@ class JobRunner:
 
 @contextmanager
 def open_runner(execute: JobExecutor, file: Path | None = None) -> Iterator[JobRunner]:
-    """Yield a runner that writes each result to ``file`` as soon as it is available, so that
-    results survive a crash.
-    """
+    """Yield a runner that writes each result to ``file`` as soon as it is available."""
     with ResultFile(file) as store:
         yield JobRunner(execute, store)
 
@@ -99,9 +97,7 @@ def open_pooled_runner(
     executor: Literal["local", "ray"] = "local",
     address: str | None = None,
 ) -> Iterator[JobRunner]:
-    """Yield a runner that executes jobs in a process pool or on Ray; see ``open_executor`` and
-    ``open_runner``.
-    """
+    """Yield a runner that executes jobs in a process pool or on Ray (see ``open_executor``)."""
     with open_executor(executor, jobs, address) as execute, open_runner(execute, file) as runner:
         yield runner
 
@@ -110,9 +106,8 @@ class ResultFile:
     """File with the summaries of finished jobs; ``done`` maps the digest of each job to its
     summary.
 
-    The file is created with the first result; without a ``path``, no file is written. Incomplete
-    lines, which a crash can leave, are ignored. Raises InputError if the file cannot be read or
-    written. Use it as a context manager, which closes the file.
+    Without a ``path``, no file is written. Incomplete lines after a crash are ignored. Use it as a
+    context manager. Raises InputError if the file cannot be read or written.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -128,7 +123,7 @@ class ResultFile:
             self._file = -1
 
     def add(self, digest: str, summary: Summary) -> None:
-        """Append a job's summary to the file in a single write, and store it in ``done``."""
+        """Append a job's summary to the file, and store it in ``done``."""
         line = json.dumps({"digest": digest, "summary": summary}, allow_nan=False).encode() + b"\n"
         if self._path is not None:
             with translate_disk_errors(self._path, "written"):

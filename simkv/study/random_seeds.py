@@ -21,10 +21,9 @@ def find_seed(workload: Workload) -> int | None:
 
 
 def reseed_scenario(scenario: Scenario, repeat: int) -> Scenario:
-    """Return the scenario with another seed, which is derived from its own seed and the index
-    ``repeat``.
+    """Return the scenario with another seed, derived from its own seed and the index ``repeat``.
 
-    For index 0, or if nothing in the workload is random, the scenario is returned unchanged.
+    For index 0, or if nothing in the workload is random, the scenario is unchanged.
     """
     workload = scenario.workload
     seed = find_seed(workload)
@@ -38,8 +37,7 @@ def reseed_scenario(scenario: Scenario, repeat: int) -> Scenario:
 def with_form(workload: Workload, **fields: Any) -> dict[str, Any]:
     """Return the section of a workload that samples requests, with its ``fields`` changed.
 
-    The result is empty if the workload has no such section. A new section is built from the fields,
-    because a copy would contain the requests that were already sampled.
+    The result is empty if the workload has no such section.
     """
     for name in ("arrivals", "sessions"):
         form = getattr(workload, name)
@@ -50,9 +48,7 @@ def with_form(workload: Workload, **fields: Any) -> dict[str, Any]:
 
 
 def make_unseeded_error(repeats: int) -> InputError:
-    """Return the error to raise if the user requests several ``repeats`` and the workload is not
-    random.
-    """
+    """Return the error for several ``repeats`` of a workload that is not random."""
     return InputError(
         f"--repeats {repeats}: the workload has no random part, so all repeats would give the "
         "same result; expected 1"

@@ -43,8 +43,8 @@ PROFILES = PACKAGED.relative_to(PACKAGE)
 def compute_digest(scenario: Scenario, folder: Path, **more: Any) -> str:
     """Return the digest of a run of ``scenario`` with the additional settings ``more``.
 
-    Paths in the scenario are relative to ``folder``. A field that is not set has the same effect on
-    the digest as its default value. Raises InputError if a profile or the trace is unusable.
+    Paths in the scenario are relative to ``folder``. Raises InputError if a profile or the trace is
+    unusable.
     """
     whole = {
         "code": hash_code(),
@@ -68,10 +68,7 @@ def hash_code() -> str:
 
 
 def list_source_files(package: Path) -> list[Path]:
-    """Return the modules and data of ``package`` that a run uses.
-
-    Profiles are excluded: a run depends only on the profiles that its scenario names.
-    """
+    """Return the modules and data of ``package`` that a run uses, without profiles."""
     in_rooms = {
         path
         for room in RUN_PACKAGES

@@ -33,9 +33,7 @@ FIGURES = (
 
 @dataclass(frozen=True)
 class SeedInterval:
-    """Mean of a metric over seeds, the confidence interval of the mean, and the range of the
-    runs.
-    """
+    """Mean of a metric over seeds, its confidence interval, and the range of the runs."""
 
     mean: float
     low: float
@@ -45,9 +43,8 @@ class SeedInterval:
 
     @staticmethod
     def of(values: Sequence[float]) -> SeedInterval:
-        """Return the interval by Student's t distribution; for a single value, the interval has
-        zero width.
-        """
+        """Return the interval by Student's t distribution; a single value has an interval of zero
+        width."""
         mean = fmean(values)
         half = 0.0
         if len(values) > 1:
@@ -67,7 +64,7 @@ def run_seeds(
 ) -> list[Summary]:
     """Run the scenario with all seeds except its own, and return the summary of each run.
 
-    Raises InputError if nothing in the scenario is random, and RunsFailed if a run fails.
+    Raises InputError if nothing in the scenario is random. Raises RunsFailed if a run fails.
     """
     if find_seed(scenario.workload) is None:
         raise InputError(
@@ -99,8 +96,9 @@ def intervals_over_seeds(
 def describe_seeds(
     variant: str, result: RunResult, summaries: Sequence[Mapping[str, Any]]
 ) -> Iterator[str]:
-    """Yield a heading and one line per metric, with the spread over seeds and the interval that
-    results from the error of step times.
+    """Yield a heading and one line per metric, with its intervals.
+
+    One interval is the spread over seeds. The other results from the error of step times.
     """
     named = "" if variant == "run" else f"{variant}, "
     yield (

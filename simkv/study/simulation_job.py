@@ -32,12 +32,9 @@ class RunsFailed(Exception):
 class SimulationJob:
     """A scenario to run; paths of its files are relative to ``folder``.
 
-    ``rules`` replaces the scheduling rules of the engine variant (see ``EngineSpec``). ``limits``,
-    ``peak`` and ``endings`` add metrics to the summary. ``limits`` adds the goodput for these
-    latency limits (ms, with the keys ``ttft``, ``tpot`` and ``e2el``, in this order). ``peak`` adds
-    the time with the most requests in flight. ``endings`` adds, for each request in order of id,
-    its id, its outcome and the seconds from arrival to last token (None if the request did not
-    finish).
+    ``rules`` replaces the scheduling rules of the engine variant (see ``EngineSpec``). ``limits``
+    adds the goodput for latency limits (ms) to the summary. ``peak`` adds the time with the most
+    requests in flight. ``endings`` adds the id, outcome and E2E latency (s) of each request.
     """
 
     scenario: Scenario
@@ -49,7 +46,10 @@ class SimulationJob:
     digest: str = ""
 
     def compute_digest(self) -> str:
-        """Return the job's digest. Raises InputError if its files cannot be used."""
+        """Return the job's digest.
+
+        Raises InputError if a file cannot be used.
+        """
         return compute_digest(
             self.scenario,
             self.folder,
@@ -74,17 +74,16 @@ def make_job(
 ) -> SimulationJob:
     """Return the job that runs ``scenario``; ``more`` contains further fields of ``SimulationJob``.
 
-    Raises InputError if its files cannot be used.
+    Raises InputError if a file cannot be used.
     """
     job = SimulationJob(scenario, folder, tuple(sorted((limits or {}).items())), **more)
     return replace(job, digest=job.compute_digest())
 
 
 def run_job(job: SimulationJob) -> JobResult:
-    """Run a job and return its result; an error is returned as part of the result.
+    """Run a job and return its result or its error.
 
-    The job may have been created in another process. It fails if that process had another version
-    of simkv, of the profile or of the trace, because the result would then not belong to the job.
+    A job from another process fails if simkv, the profile or the trace has changed.
     """
     try:
         if job.compute_digest() != job.digest:

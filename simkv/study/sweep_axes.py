@@ -41,8 +41,8 @@ _FORMS = "LOW..HIGH:STEP, LOW..HIGH:n=COUNT or LOW..HIGH:log=COUNT"
 class ValueRange:
     """Range of values from ``low`` to ``high``, for sampling or searching.
 
-    If ``whole`` is true, the range contains integers only. If ``log`` is true, the logarithms of
-    its values are evenly spaced.
+    If ``whole`` is true, the range contains integers only. If ``log`` is true, the values are
+    evenly spaced on a logarithmic scale.
     """
 
     low: float
@@ -66,7 +66,7 @@ class ValueRange:
 class Axis:
     """A setting, by its path as in ``--set``, and its ``values``.
 
-    In samples and searches, an axis may have a continuous ``span`` instead of values.
+    A continuous ``span`` can replace the values in samples and searches.
     """
 
     path: str
@@ -81,10 +81,9 @@ class Axis:
 def parse_axis(text: str) -> Axis:
     """Parse ``path=values``: a list ``a,b,c`` of YAML scalars, or a range of numbers.
 
-    A range includes both ends and has one of the forms ``LOW..HIGH`` (for samples, or all
-    integers), ``LOW..HIGH:log`` (for samples), ``LOW..HIGH:STEP``, ``LOW..HIGH:n=COUNT`` and
-    ``LOW..HIGH:log=COUNT``. If both ends are written as integers, all values of the range are
-    integers. Raises InputError for invalid text.
+    A range has one of the forms ``LOW..HIGH``, ``LOW..HIGH:log``, ``LOW..HIGH:STEP``,
+    ``LOW..HIGH:n=COUNT`` and ``LOW..HIGH:log=COUNT``. Both ends are included. Raises InputError if
+    the text is invalid.
     """
     path, equals, values = text.partition("=")
     path, values = path.strip(), values.strip()
@@ -200,7 +199,7 @@ def format_assignment(path: str, value: Any) -> str:
 def grid(axes: Sequence[Axis]) -> list[KnobSettings]:
     """Return all combinations of the values; the last axis changes fastest.
 
-    Raises InputError if an axis has a span without discrete values, or for too many combinations.
+    Raises InputError if an axis has no discrete values, or if there are too many combinations.
     """
     whole = [_one_by_one(axis) for axis in axes]
     count = math.prod(len(axis.values) for axis in whole)
@@ -250,11 +249,7 @@ def parse_sample(text: str) -> SampleSpec:
 
 
 def sample_points(axes: Sequence[Axis], sample: SampleSpec, seed: int) -> list[KnobSettings]:
-    """Sample combinations of values, independently or as a Latin hypercube.
-
-    In a Latin hypercube of n samples, every axis is divided into n equal parts, and each part
-    contains exactly one sample.
-    """
+    """Sample combinations of values, independently or as a Latin hypercube."""
     shares = _shares(len(axes), sample, seed)
     return [
         {axis.path: axis.at(share) for axis, share in zip(axes, row, strict=True)}

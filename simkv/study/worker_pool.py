@@ -46,10 +46,9 @@ def open_executor(
     jobs: int | None = None,
     address: str | None = None,
 ) -> Iterator[Callable[..., Iterator[Any]]]:
-    """Yield a function that takes the arguments of ``WorkerPool.run``; all calls of the function
-    use the same workers.
+    """Yield a function with the arguments of ``WorkerPool.run``; all calls use one set of workers.
 
-    Raises InputError if Ray is not installed, or there is no cluster at ``address``.
+    Raises InputError if Ray is not installed, or if there is no cluster at ``address``.
     """
     if address is not None and executor != "ray":
         raise InputError(f"--ray-address {address}: requires --executor ray")
@@ -62,8 +61,7 @@ def open_executor(
 
 
 class WorkerPool:
-    """Worker processes on this machine, started on first use; no process is started if ``jobs`` is
-    1.
+    """Worker processes on this machine; with one job, no process is started.
 
     Use the pool as a context manager, which ends its processes.
     """
@@ -87,7 +85,7 @@ class WorkerPool:
     def run(self, function: Callable[[Item], Product], items: Sequence[Item]) -> Iterator[Product]:
         """Yield the results of ``function`` for the items, in order of completion.
 
-        Raises RunsFailed if workers die repeatedly (usually out of memory) without a result.
+        Raises RunsFailed if workers die repeatedly (usually out of memory).
         """
         if self._jobs <= 1:
             yield from map(function, items)
@@ -176,12 +174,10 @@ def run_on_ray(
     address: str | None = None,
     jobs: int | None = None,
 ) -> Iterator[Product]:
-    """Run on the Ray cluster at ``address`` (default: RAY_ADDRESS, otherwise a new cluster on this
-    machine).
+    """Run on the Ray cluster at ``address`` (default: RAY_ADDRESS, otherwise a new cluster).
 
-    A new cluster has ``jobs`` workers. Every node needs the same version of simkv, and the traces
-    and profiles of the scenarios at the same paths. Raises InputError if Ray or the cluster is
-    missing, and RunsFailed if workers die repeatedly on the same work.
+    A new cluster has ``jobs`` workers. Every node needs one version of simkv, traces and profiles.
+    Raises InputError if Ray or the cluster is missing. Raises RunsFailed if workers die repeatedly.
     """
     with _session(address, jobs) as ray:
         # Ray retries a task if its worker or node is lost.

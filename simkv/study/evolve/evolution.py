@@ -48,12 +48,12 @@ _Look = Callable[[ProgressCallback | None], None]
 class EvolutionRequest:
     """Request for a search for a better scheduler.
 
-    The candidates, at most ``budget``, are run on ``scenarios`` and compared by the metrics in
-    ``objectives``. If ``over`` is given, settings are searched; ``over`` contains them in the
-    syntax of ``--over``. If ``propose`` is given, this command writes schedulers. If neither is
-    given, policies are searched. With ``random``, policies are sampled instead of evolved.
-    ``train``, ``final`` and ``test`` are the numbers of seeds (or time windows of a trace) for the
-    search, the final round and the evaluation of the winner.
+    At most ``budget`` candidates are run on ``scenarios`` and compared by the metrics in
+    ``objectives``. ``over`` contains the settings to search, in the syntax of ``--over``.
+    ``propose`` is a command that writes schedulers. If neither is given, policies are searched. If
+    ``random`` is true, policies are sampled instead of evolved. ``train``, ``final`` and ``test``
+    are the numbers of seeds (or time windows of a trace) for the search, the final round and the
+    evaluation of the winner.
     """
 
     scenarios: tuple[Path, ...]
@@ -74,11 +74,11 @@ class EvolutionRequest:
 
 @dataclass(frozen=True)
 class Evolution:
-    """Result of a search. ``kind`` names what was searched, such as ``policies``.
+    """Result of a search for a better scheduler.
 
-    If there was a final round, in which the best candidates ran on further trials, ``final``
-    contains the scores of this round, and the score in ``winner`` is from this round. There is no
-    final round if the workload has no randomness or the budget is too small.
+    ``kind`` names what was searched, such as ``policies``. ``final`` contains the scores of the
+    final round, in which the best candidates run on further trials. There is no final round if the
+    workload has no randomness or the budget is too small.
     """
 
     name: str
@@ -108,9 +108,8 @@ class Evolution:
 
     @property
     def holds(self) -> bool:
-        """Whether the winner is significantly better than the engine's own scheduler under all
-        evaluation conditions.
-        """
+        """Whether the winner is significantly better than the engine's own scheduler in every
+        evaluation."""
         return bool(self.winner.candidate.change) and all(one.holds for one in self.evaluations)
 
 
@@ -120,11 +119,10 @@ def run_evolution(
     folder: Path | None = None,
     advance: ProgressCallback | None = None,
 ) -> Evolution:
-    """Search for a better scheduler, store studies and proposals in ``folder``, and return the
-    result.
+    """Search for a better scheduler, and store the candidates and their results in ``folder``.
 
-    Raises InputError for an invalid search, and RunsFailed if the engine's own scheduler cannot be
-    run.
+    Raises InputError if the search is invalid. Raises RunsFailed if the engine's own scheduler
+    cannot be run.
     """
     limits = dict(parse_goodput_limits(search.goodput)) if search.goodput else {}
     goals = parse_goals(search.objectives, limits)
@@ -245,8 +243,8 @@ def run_final(
 ) -> tuple[CandidateScore, list[CandidateScore]]:
     """Return the winner and the scores of the final round.
 
-    ``seats`` is the maximum number of candidates that may run in the final round; if it is 0, the
-    winner is the best candidate of the search.
+    ``seats`` is the maximum number of candidates in the final round. If it is 0, the winner is the
+    best candidate of the search.
     """
     if not seats:
         return prune_policy(tournament, tournament.front()[0]), []

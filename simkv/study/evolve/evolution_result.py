@@ -47,10 +47,9 @@ _CONSTANT = {
 
 
 def write_evolution(found: Evolution, folder: Path) -> list[str]:
-    """Write ``candidates.csv``, ``evolve.md`` and ``winner.yaml``; return their names.
+    """Write ``candidates.csv``, ``evolve.md`` and ``winner.yaml``, and return their names.
 
-    ``winner.yaml`` is the scenario of the first trial, with the shipped scheduler and the winner as
-    variants. The files of profiles and schedulers are copied to the same directory.
+    ``winner.yaml`` is a scenario with the shipped scheduler and the winner as variants.
     """
     write_rows(folder / "candidates.csv", candidate_rows(found))
     write_text(folder / "evolve.md", "\n".join(summarize_evolution(found)) + "\n")
@@ -70,8 +69,7 @@ def write_evolution(found: Evolution, folder: Path) -> list[str]:
 def candidate_rows(found: Evolution) -> list[dict[str, Any]]:
     """Return one row per candidate, the shipped scheduler first.
 
-    The column ``final`` contains the score in the final round. The metrics come from the search or,
-    if the candidate ran only in the final round, from that round.
+    The column ``final`` contains the score in the final round.
     """
     final = {one.candidate.key: one for one in found.final}
     tried = final | {one.candidate.key: one for one in found.standings}
@@ -220,8 +218,9 @@ def describe_candidate(one: CandidateScore, hooks: Sequence[PolicyHook]) -> list
 
 
 def describe_policy(rule: str, hooks: tuple[PolicyHook, ...]) -> list[str]:
-    """Return lines of text for a policy: one line per hook (decision that a policy can make), and
-    the meaning of the variables.
+    """Return lines of text for a policy: one line per hook, and the meaning of the variables.
+
+    A hook is a decision that a policy can make.
     """
     lines, used = [], dict[str, str]()
     known = {hook.name: hook for hook in hooks}
@@ -273,9 +272,7 @@ def _judged(found: Evolution) -> list[str]:
 
 
 def describe_evaluation(judged: WinnerEvaluation) -> list[str]:
-    """Return lines of text for the evaluation of the winner under one condition, such as another
-    request rate.
-    """
+    """Return lines of text for one evaluation of the winner, such as at another request rate."""
     name = judged.condition.description
     if judged.why:
         return [f"{name}: cannot be run: {judged.why}"]

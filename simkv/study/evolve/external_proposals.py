@@ -49,8 +49,8 @@ class Proposer:
     folder: Path
 
     def request(self, told: str, number: int) -> Path:
-        """Run the command with the text ``told`` on stdin, store its output as a file, and return
-        the path of the file.
+        """Run the command with the text ``told`` on stdin, and return the path of a file with its
+        output.
 
         Raises InputError if the command fails or prints nothing.
         """
@@ -103,11 +103,7 @@ def propose(
 
 
 def make_code_candidate(file: Path, trial: TrialScenario) -> Candidate | str:
-    """Return a candidate with the scheduler in ``file``; it keeps the engine settings of the trial
-    that the scheduler supports.
-
-    If the file is invalid, return the reason as text instead.
-    """
+    """Return a candidate with the scheduler in ``file``, or the reason if the file is invalid."""
     try:
         config = build_custom_spec(PROPOSED_NAME, str(file), file.parent).config
     except InputError as error:

@@ -36,11 +36,10 @@ class FigureGoal:
         return f"{self.figure} ({'higher' if self.more_is_better else 'lower'} is better)"
 
     def loss(self, value: float | None, shipped: float | None) -> float:
-        """Return how much worse a value is than the shipped scheduler's value, as a fraction of it;
-        negative if it is better.
+        """Return the fraction by which a value is worse than the shipped scheduler's value.
 
-        If the shipped scheduler's value is 0, the result is the difference, in the unit of the
-        metric.
+        The result is negative if the value is better. If the shipped scheduler's value is 0, the
+        result is the difference.
         """
         if value is None or shipped is None:
             return 0.0 if value is shipped else NO_FIGURE if value is None else -NO_FIGURE

@@ -41,11 +41,10 @@ HOOK_PROBABILITY = 0.4
 
 
 class PolicyGenerator:
-    """Samples, crosses and mutates policies for a set of hooks, with its own random stream.
+    """Samples, crosses and mutates policies with its own random stream.
 
-    A hook is a decision that a policy can make. The object is a context manager: the library DEAP
-    uses Python's global random generator, which continues the stream of this object within the
-    context; on exit, its previous state is restored.
+    Use it as a context manager. Within the context, Python's global random generator continues the
+    stream of this object.
     """
 
     def __init__(self, hooks: Sequence[PolicyHook], seed: int) -> None:
@@ -83,9 +82,7 @@ class PolicyGenerator:
         return {name: self._tree(name) for name in said or [random.choice(self._hooks)]}
 
     def crossover(self, one: PolicyTrees, other: PolicyTrees) -> PolicyTrees:
-        """Return a policy that has, for each hook, the expression tree of one parent or a crossover
-        of both trees.
-        """
+        """Return a policy whose expressions are those of one parent or a crossover of both."""
         child: PolicyTrees = {}
         for name in self._hooks:
             ours, theirs = one.get(name), other.get(name)
@@ -189,10 +186,9 @@ def simplify(text: str) -> str:
 
 
 def simplify_for_hook(text: str, sort: HookResult) -> str:
-    """Return a shorter expression that has the same effect at a hook.
+    """Return a shorter expression that leads to equal decisions.
 
-    ``sort`` is the kind of result that the hook needs. For example, if the result orders requests,
-    scaling it has no effect.
+    ``sort`` is the kind of result. For example, scaling a sort key has no effect.
     """
     node = ast.parse(text, mode="eval").body
     value = _value(node)

@@ -25,10 +25,9 @@ def tune(
     name: str,
     advance: ProgressCallback | None = None,
 ) -> None:
-    """Try combinations of settings until the study ``name`` in the file ``store`` contains
-    ``budget`` trials.
+    """Try combinations of settings until the Optuna study ``name`` contains ``budget`` trials.
 
-    Raises InputError if Optuna is not installed.
+    ``store`` is the file of the study. Raises InputError if Optuna is not installed.
     """
     study = _study(tournament, seed, store, name)
     optuna = _optuna()

@@ -84,10 +84,10 @@ def sample_policies(
 def prune_policy(
     tournament: Tournament, winner: CandidateScore, most: int = MAX_DUPLICATES
 ) -> CandidateScore:
-    """Remove decisions from the winning policy if its score does not get worse without them, and
-    return the score of the result.
+    """Remove the unnecessary decisions from the winning policy, and return the score of the result.
 
-    ``most`` limits the number of policies that are tried.
+    A decision is unnecessary if the score does not get worse without it. At most ``most`` policies
+    are tried.
     """
     lines = str(dict(winner.candidate.change).get("engine.rule", "")).splitlines()
     for line in lines[:most] if len(lines) > 1 else []:

@@ -32,7 +32,7 @@ HEAT_SURVIVORS = 10
 class Candidate:
     """A candidate scheduler: the scenario fields that it changes, with their values.
 
-    ``parts`` is its length, for example the number of terms of a policy; shorter is better.
+    ``parts`` is its length, for example the number of terms of a policy.
     """
 
     change: tuple[tuple[str, Any], ...] = ()
@@ -60,10 +60,9 @@ class CandidateScore:
     """Losses of a candidate relative to the shipped scheduler.
 
     A loss is the fraction by which a metric is worse than with the shipped scheduler. ``losses``
-    has a row per trial that was run and a column per goal. ``left_out`` states, for each of these
-    trials, by how much the fraction of unserved requests is higher than with the shipped scheduler.
-    ``trials`` is the number of all trials; in trials that were not run, the candidate counts as
-    equal to the shipped scheduler. If the candidate could not be run, ``why`` is the reason.
+    has a row per trial and a column per goal. ``left_out`` is the increase of the fraction of
+    unserved requests in each trial. ``trials`` includes the trials that were not run. ``why`` is
+    the reason if the candidate could not be run.
     """
 
     candidate: Candidate
@@ -98,9 +97,8 @@ class CandidateScore:
 
     @property
     def improves(self) -> bool:
-        """Whether any goal, or the number of served requests, is better than with the shipped
-        scheduler.
-        """
+        """Whether any goal or the number of served requests is better than with the shipped
+        scheduler."""
         return not self.why and (self.unserved < 0 or any(loss < 0 for loss in self.loss))
 
     @property
@@ -113,7 +111,7 @@ class CandidateScore:
 class Tournament:
     """Evaluate candidates on trials; ``standings`` contains their scores in order of evaluation.
 
-    ``trials`` begins with one trial of each scenario; ``scenarios`` is the number of scenarios.
+    ``trials`` begins with one trial of each scenario.
     """
 
     trials: Sequence[TrialScenario]
@@ -125,15 +123,17 @@ class Tournament:
     standings: dict[str, CandidateScore] = field(default_factory=dict)
 
     def job(self, candidate: Candidate, trial: TrialScenario) -> SimulationJob:
-        """Return the job of a candidate in a trial. Raises InputError if they are incompatible."""
+        """Return the job of a candidate in a trial.
+
+        Raises InputError if they are incompatible.
+        """
         return make_job(candidate.apply_to(trial), trial.folder, self.limits, endings=self.endings)
 
     def summaries(
         self, candidates: Sequence[Candidate], trials: Sequence[TrialScenario]
     ) -> list[list[dict[str, Any]] | str]:
-        """Return, for each candidate, the summaries of all trials or, if the candidate fails, the
-        reason.
-        """
+        """Return the summaries of all trials for each candidate, or the reason if the candidate
+        fails."""
         jobs: list[list[SimulationJob] | str] = []
         for candidate in candidates:
             try:
@@ -156,7 +156,7 @@ class Tournament:
     def start(self) -> CandidateScore:
         """Evaluate the shipped scheduler, the reference for all candidates.
 
-        Raises RunsFailed if it cannot be run.
+        Raises RunsFailed if the shipped scheduler cannot be run.
         """
         (found,) = self.summaries([SHIPPED], self.trials)
         if isinstance(found, str):
@@ -174,12 +174,10 @@ class Tournament:
     def add(
         self, candidates: Sequence[Candidate], *, thorough: bool = False
     ) -> list[CandidateScore]:
-        """Evaluate candidates and return their scores; earlier results are reused.
+        """Evaluate candidates and return their scores.
 
-        Unless ``thorough``, there are up to three rounds: the candidates run first on the first
-        trial, then on the first trial of each scenario, and then on all trials. A candidate does
-        not advance if it has not improved any goal so far, or if ``HEAT_SURVIVORS`` other
-        candidates beat it on the trials that it ran.
+        If ``thorough`` is true, every candidate runs on all trials. Otherwise, bad candidates are
+        dropped after the first trials.
         """
         left = list({one.key: one for one in candidates if one.key not in self.standings}.values())
         every = len(self.trials)

@@ -54,9 +54,8 @@ class EvaluationCondition:
 class TrialSplit:
     """Trials for the search, for the final round, and for the evaluation of the winner.
 
-    ``train`` begins with one trial of each scenario; ``scenarios`` is the number of scenarios.
-    ``held_out`` describes how the trials for the evaluation differ from the others. It is None if
-    the workload has no randomness; in that case there is no final round, and no trial is held out.
+    ``train`` begins with one trial of each scenario. ``held_out`` describes how the trials for the
+    evaluation differ from the others. It is None if the workload has no randomness.
     """
 
     train: tuple[TrialScenario, ...]
@@ -69,9 +68,7 @@ class TrialSplit:
 def split_trials(
     scenarios: Sequence[tuple[Scenario, Path]], train: int, final: int, test: int
 ) -> TrialSplit:
-    """Return separate trials for the search, the final round and the evaluation, with different
-    seeds or trace windows.
-    """
+    """Return trials with different seeds or trace windows for search, final round and test."""
     parts = [_split(scenario, folder, train, final, test) for scenario, folder in scenarios]
     words = dict.fromkeys(part.held_out for part in parts)
     in_turn = zip_longest(*(part.train for part in parts))
@@ -128,8 +125,9 @@ def _windows(scenario: Scenario, folder: Path, count: int) -> list[TrialScenario
 def build_evaluation_conditions(
     ground: TrialSplit, given_error: float | None
 ) -> tuple[list[EvaluationCondition], list[str]]:
-    """Return the conditions for the evaluation of the winner, and notes on conditions that are
-    impossible.
+    """Return the conditions for the evaluation of the winner, such as other request rates.
+
+    The second value contains notes on conditions that are impossible.
     """
     found = [EvaluationCondition("as configured", ground.test)]
     changes: list[tuple[str, Callable[[TrialScenario], Scenario]]] = [

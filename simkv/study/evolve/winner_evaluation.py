@@ -26,12 +26,11 @@ MIN_TIME_CHANGE = 0.05
 
 @dataclass(frozen=True)
 class Improvement:
-    """Improvement of one goal relative to the shipped scheduler, as a fraction, averaged over
-    trials.
+    """Mean improvement of one goal over trials, as a fraction of the shipped scheduler's value.
 
     ``low`` and ``high`` are the ends of the 95 % interval of the mean by Student's t; None for a
-    single trial. ``shipped`` and ``evolved`` are the mean values of the metric with the shipped
-    scheduler and with the winner; None if the metric is missing in a trial.
+    single trial. ``shipped`` and ``evolved`` are the mean values with the shipped scheduler and
+    with the winner.
     """
 
     goal: FigureGoal
@@ -54,7 +53,7 @@ class Improvement:
 
 @dataclass(frozen=True)
 class WinnerEvaluation:
-    """Result of evaluating the winner under one condition: its improvement in each goal.
+    """Result of evaluating the winner, for example at one request rate.
 
     ``unserved`` contains the numbers of unserved requests with the shipped scheduler and with the
     winner. ``why`` is the reason if the winner could not be run.
@@ -67,9 +66,10 @@ class WinnerEvaluation:
 
     @property
     def holds(self) -> bool:
-        """Whether the winner is better than the shipped scheduler: at least one goal is surely
-        better or fewer requests are unserved, and neither the goals nor the number of unserved
-        requests get worse.
+        """Whether the winner is better than the shipped scheduler.
+
+        At least one goal must be better with certainty, or fewer requests must be unserved. No goal
+        may get worse, and the number of unserved requests may not grow.
         """
         before, after = self.unserved
         better = after < before or any(gain.surely_better for gain in self.gains)
@@ -81,10 +81,10 @@ class WinnerEvaluation:
 class RequestClassCost:
     """Effect of the winner on the ``count`` requests of one class.
 
-    ``before_s`` and ``after_s`` are the mean E2E latencies (s) of requests served by both
-    schedulers. ``slower`` and ``faster`` are the numbers of these requests that take more time and
-    less time with the winner. ``lost`` and ``saved`` are the numbers of requests served only by the
-    shipped scheduler and only by the winner.
+    ``before_s`` and ``after_s`` are the mean E2E latencies (s) of requests that both schedulers
+    serve. ``slower`` and ``faster`` are the numbers of requests that take more or less time with
+    the winner. ``lost`` and ``saved`` are the numbers of requests that only the shipped scheduler
+    and only the winner serves.
     """
 
     kind: str
@@ -104,8 +104,9 @@ def evaluate_winner(
     limits: Mapping[str, float],
     runner: JobRunner,
 ) -> tuple[list[WinnerEvaluation], list[RequestClassCost]]:
-    """Evaluate the winner under all conditions; return the results, and its effect on each class of
-    requests under the first condition.
+    """Evaluate the winner on held-out trials.
+
+    The second value is the effect of the winner on each class of requests.
     """
     found: list[WinnerEvaluation] = []
     costs: list[RequestClassCost] = []

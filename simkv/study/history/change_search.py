@@ -26,7 +26,7 @@ class HistoryChange(Generic[Found]):
     """A change of the result between two revisions.
 
     ``before`` and ``after`` are the indices of the revisions. All revisions between them were
-    skipped, so one of them may have caused the change.
+    skipped.
     """
 
     before: int
@@ -42,9 +42,7 @@ class HistoryChange(Generic[Found]):
 
 @dataclass(frozen=True)
 class HistorySearch(Generic[Found]):
-    """Result of a search: the results by revision index, the skipped revisions by index, and the
-    changes in order.
-    """
+    """Results by revision index, the skipped revisions, and the changes in order."""
 
     results: dict[int, Found]
     skipped: dict[int, SkippedRevision]
@@ -59,10 +57,9 @@ def find_changes(
 ) -> HistorySearch[Found]:
     """Return the changes of a result among the revisions 0 to ``count - 1``.
 
-    ``state`` returns the property of a result that is compared. ``samples`` revisions, including
-    the first and the last, are run first. If the states of two successive samples differ, the
-    revisions between them are bisected. If the states are equal, a change between them that is
-    undone later is not detected.
+    ``state`` returns the property of a result that is compared. The search first runs ``samples``
+    revisions, and bisects between samples with different states. Changes between samples with equal
+    states are not detected.
     """
     results: dict[int, Found] = {}
     skipped: dict[int, SkippedRevision] = {}

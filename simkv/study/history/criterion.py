@@ -17,10 +17,7 @@ MORE_FIGURES = ("preemptions", "recomputed_tokens", "makespan_s")
 
 @dataclass(frozen=True)
 class Criterion:
-    """The property of a result that is compared between revisions; ``state`` returns it as text.
-
-    ``figure`` is the metric that is compared, or None.
-    """
+    """The property of a result that is compared between revisions; ``state`` returns it as text."""
 
     about: str
     state: Callable[[RevisionResult], str]
@@ -32,9 +29,9 @@ def choose_criterion(
 ) -> Criterion | None:
     """Return the first criterion that distinguishes two results, or None if they are equal.
 
-    ``when`` is a condition or a metric to compare. Without ``when``, the verdict is compared first,
-    then the expectations, then the metric that differs most by more than ``tolerance`` (a
-    fraction).
+    ``when`` is a condition or a metric to compare. Without ``when``, the verdict, the expectations
+    and the metrics are compared in this order. ``tolerance`` is the fraction by which a metric may
+    differ.
     """
     if when is not None:
         criterion = _given(good, when, tolerance)

@@ -77,10 +77,10 @@ def merge_base(repository: Path, one: Commit, other: Commit) -> Commit:
 
 
 def list_commits(repository: Path, old: Commit, new: Commit) -> list[Commit]:
-    """Return ``old`` and the commits after it up to ``new``, following first parents only.
+    """Return the commits from ``old`` to ``new``, following first parents only.
 
-    ``old`` must be an ancestor of ``new``. If first parents do not lead from ``new`` to ``old``,
-    return ``old`` and all ancestors of ``new`` that descend from ``old``.
+    ``old`` must be an ancestor of ``new``. If first parents do not lead to ``old``, all commits
+    between the two are returned.
     """
     span = f"{old.hash}..{new.hash}"
     found = _commits(repository, "--reverse", "--first-parent", span)
@@ -91,9 +91,7 @@ def list_commits(repository: Path, old: Commit, new: Commit) -> list[Commit]:
 
 
 def changed_lines(repository: Path, commit: Commit, paths: Sequence[str]) -> str:
-    """Return the diff between a commit and its first parent, in files that match one of
-    ``paths``.
-    """
+    """Return the diff between a commit and its first parent, in files that match ``paths``."""
     shown = ["show", "--first-parent", "-m", "--format=", "--no-ext-diff", "--no-textconv"]
     return _git(repository, *shown, "--no-color", "--unified=1", commit.hash, "--", *paths)
 

@@ -27,9 +27,8 @@ RunRevision = Callable[[Revision], RevisionResult | SkippedRevision]
 class Bisection(Generic[Revision]):
     """Result of a bisection.
 
-    ``revisions`` are in order of history; ``search`` contains their results by index. ``good`` and
-    ``bad`` are the results of the first and the last revision. ``criterion`` is the property in
-    which these two differ, or None if they are equal.
+    ``revisions`` are in order of history. ``good`` and ``bad`` are the results of the first and the
+    last revision. ``criterion`` is the property in which ``good`` and ``bad`` differ, or None.
     """
 
     revisions: Sequence[Revision]
@@ -52,8 +51,8 @@ def bisect_revisions(
 ) -> Bisection[Revision]:
     """Find where the result changes between the first revision (GOOD) and the last (BAD).
 
-    Raises InputError if one of these two cannot be run. ``choose_criterion`` describes ``when`` and
-    ``tolerance``; ``find_changes`` describes ``samples``.
+    ``choose_criterion`` describes ``when`` and ``tolerance``, and ``find_changes`` describes
+    ``samples``. Raises InputError if the first or the last revision cannot be run.
     """
     ends = _Ends(revisions[0], revisions[-1], run, when, tolerance)
     return ends.search(revisions, run, samples)
@@ -68,11 +67,10 @@ def bisect_commits(
     tolerance: float,
     samples: int = 2,
 ) -> Bisection[Commit]:
-    """Find the commit between two commits that changes the result. Either of the two may be the
-    older one.
+    """Find the commit between two commits that changes the result.
 
-    If the commits are on different branches, the branch is searched whose result differs from the
-    result of their merge base.
+    Either of the two commits may be older. If they are on different branches, one of the branches
+    is searched.
     """
     ends = _Ends(good, bad, run, when, tolerance)
     base = merge_base(repository, good, bad)

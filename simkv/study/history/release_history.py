@@ -18,9 +18,8 @@ from simkv.schedulers.engine_registry import list_variants
 def parse_releases(text: str, engine: str, package: str, folder: Path) -> list[str]:
     """Return the releases of ``LOW..HIGH``, or the releases of a comma-separated list.
 
-    A range contains the releases that simkv knows, the releases in ``folder``, and both ends if
-    their version numbers have three components. If ``LOW`` is newer than ``HIGH``, the order is
-    reversed. Raises InputError if there are fewer than two releases.
+    A range contains the releases that simkv supports and the releases in ``folder``. Raises
+    InputError if there are fewer than two releases.
     """
     if ".." not in text:
         found = [plain_release(name.strip()) or name.strip() for name in text.split(",")]
@@ -64,8 +63,8 @@ def _between(names: Iterable[str], low: Version, high: Version) -> list[str]:
 def fetch_release(package: str, version: str, folder: Path) -> Path:
     """Return the directory with the Python files of a release, ``folder/PACKAGE-VERSION``.
 
-    Downloads the wheel with pip if the directory is missing, and keeps only its Python files.
-    Raises InputError if the download fails.
+    Downloads the wheel with pip if the directory is missing. Raises InputError if the download
+    fails.
     """
     target = folder / f"{package}-{version}"
     if (target / package).is_dir():

@@ -34,9 +34,7 @@ DIED = "engine died"
 
 @dataclass(frozen=True)
 class RevisionResult:
-    """Metrics of a run, and its expectations: pairs of a text and a Boolean, which states whether
-    the expectation holds.
-    """
+    """Metrics of a run, and pairs of an expectation and whether it holds."""
 
     figures: RunFigures
     expectations: tuple[tuple[str, bool], ...]
@@ -51,8 +49,8 @@ class RevisionResult:
 class ScenarioRunner:
     """Run one variant of a scenario on several revisions; each revision is run at most once.
 
-    ``store`` contains earlier results. Files that the scenario names identify a run, except those
-    in the directory ``ignored``, which differ between revisions.
+    ``store`` contains earlier results. Changes in the directory ``ignored`` do not cause another
+    run.
     """
 
     document: YamlDocument
@@ -66,8 +64,8 @@ class ScenarioRunner:
     ) -> RevisionResult | SkippedRevision:
         """Return the result on a revision, or the reason why it cannot be run.
 
-        ``revision`` identifies the code; ``arguments`` make ``simkv run`` load the code from
-        ``folder``.
+        ``revision`` identifies the code. ``arguments`` are the options of `simkv run` that load the
+        code.
         """
         digest = self._digest(revision)
         if digest not in self.store.done:

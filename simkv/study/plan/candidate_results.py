@@ -25,9 +25,9 @@ class CandidateResults:
         self.values: dict[tuple[int, PlanCondition], FigureValues] = {}
 
     def holds(self, candidate: int, condition: PlanCondition) -> bool | None:
-        """Return whether the candidate meets all objectives under a condition, such as a seed.
+        """Return whether the candidate meets all objectives in one run, such as with one seed.
 
-        Returns None if it was not simulated under this condition.
+        Return None if the run does not exist.
         """
         values = self.values.get((candidate, condition))
         if values is None:
@@ -37,17 +37,16 @@ class CandidateResults:
     def verdict(self, candidate: int, conditions: Sequence[PlanCondition]) -> bool | None:
         """Return whether the candidate meets all objectives under all conditions.
 
-        The result is False if the candidate fails under any condition that was run. If it does not
-        fail and some conditions were not run, the result is None.
+        The result is False if any run fails an objective. Otherwise, the result is None if runs are
+        missing.
         """
         found = [self.holds(candidate, condition) for condition in conditions]
         return False if False in found else None if None in found else True
 
     def missing(self, candidate: int, conditions: Sequence[PlanCondition]) -> list[PlanCondition]:
-        """Return the conditions under which the candidate must be run next to determine whether it
-        meets all objectives.
+        """Return the conditions under which the candidate must be run next.
 
-        A run with a replica failure requires the corresponding run without a failure first.
+        A run with a replica failure requires a run without a failure first.
         """
         if self.verdict(candidate, conditions) is not None:
             return []
@@ -67,10 +66,10 @@ class CandidateResults:
 
 @dataclass(frozen=True)
 class PlanQuestion:
-    """A question to answer by runs: which candidate is the first that meets the objectives under
-    all ``conditions``?
+    """A question to answer by runs: the first candidate that meets the objectives.
 
-    The search starts at candidate ``hint``, if given.
+    The candidate must meet the objectives under all ``conditions``, such as seeds. The search
+    starts at candidate ``hint``, if given.
     """
 
     results: CandidateResults
@@ -79,9 +78,7 @@ class PlanQuestion:
 
     @property
     def known(self) -> dict[int, bool]:
-        """Candidates for which the results are sufficient, with whether they meet the objectives
-        under all conditions.
-        """
+        """Candidates with sufficient results, and whether they meet the objectives."""
         verdicts = {
             candidate: self.results.verdict(candidate, self.conditions)
             for candidate in range(len(self.results.case.candidates))
@@ -112,10 +109,10 @@ def answer_questions(
     exhaustive: bool = False,
     advance: ProgressCallback | None = None,
 ) -> None:
-    """Run candidates until all questions are answered; the runs for all questions are executed
-    together in batches.
+    """Run candidates until all questions are answered.
 
-    ``advance`` is called with the number of finished runs and the total. Raises RunsFailed.
+    ``advance`` is called with the number of finished runs and the total. Raises RunsFailed if a run
+    fails.
     """
     while True:
         rounds = [(q.results, *one) for q in questions for one in q.wanted(neighbours, exhaustive)]
@@ -130,7 +127,10 @@ def run_candidates(
     runner: JobRunner,
     advance: ProgressCallback | None = None,
 ) -> None:
-    """Run candidates under the given conditions and store the results. Raises RunsFailed."""
+    """Run candidates under the given conditions and store the results.
+
+    Raises RunsFailed if a run fails.
+    """
     jobs = {}
     for board, candidate, condition in wanted:
         calm = board.summaries.get((candidate, condition.without_failure))

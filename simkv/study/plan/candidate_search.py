@@ -41,11 +41,9 @@ def next_probes(
 ) -> tuple[int, ...]:
     """Return the candidates, out of ``count``, to try next; empty when the search has ended.
 
-    The search finds an interval that contains the answer, bisects it and checks the neighbours of
-    the answer. The ends of the interval may lie outside the candidates: the position before the
-    first candidate counts as failing, and the position after the last candidate as meeting the
-    objectives. With a ``hint``, the search starts at this candidate and continues in growing
-    strides. For example, with the hint 0, it tries candidate 0, then 1 and 3, then 7 and 15.
+    The search finds an interval that contains the answer, bisects it and tries the neighbours of
+    the answer. With a ``hint``, the search starts at this candidate and continues in growing
+    strides. For example, the hint 0 leads to candidate 0, then 1 and 3, then 7 and 15.
     """
     if not known:
         if hint is None:
@@ -74,10 +72,10 @@ def _between(low: int, high: int, width: int) -> tuple[int, ...]:
 
 
 def find_edge(known: KnownAnswers, neighbours: int = NEIGHBOURS) -> int | None:
-    """Return the first candidate that meets the objectives, if none of the next ``neighbours``
-    candidates is known to miss them; None if there is no such candidate.
+    """Return the first candidate that meets the objectives, or None.
 
-    Twice as many candidates are checked if results so far are not monotone.
+    The next ``neighbours`` candidates must not fail the objectives. Their number doubles if the
+    results are not monotone.
     """
     reach = _reach(known, neighbours)
     bad = [i for i in known if not known[i]]

@@ -30,11 +30,10 @@ from simkv.study.plan.rate_cliff import RateResult, cliff
 class ObjectiveStatus:
     """An objective, evaluated for the candidate that is the answer of a plan.
 
-    ``value`` is the worst value of the metric, and ``slack`` its distance from the limit, as a
-    fraction of the limit. ``value_before`` and ``slack_before`` are the same for the candidate
-    before the answer, which fails at least one objective. The objective binds, which means that it
-    determines the answer, if ``slack_before`` is negative; ``by_failure`` is true if it is negative
-    only in runs with a replica failure.
+    ``value`` is the worst value of the metric. ``slack`` is the distance from the limit, as a
+    fraction of the limit. ``value_before`` and ``slack_before`` belong to the preceding candidate,
+    which fails an objective. An objective with a negative ``slack_before`` determines the answer.
+    ``by_failure`` is true if ``slack_before`` is negative only in runs with a replica failure.
     """
 
     objective: Objective
@@ -52,15 +51,13 @@ class ObjectiveStatus:
 
 @dataclass(frozen=True)
 class CapacityPlan:
-    """Result of a plan. Answers are indices of candidates; ``value`` converts an index to the value
-    of the setting.
+    """Result of a plan; answers are indices of candidates.
 
-    ``answer`` is the first candidate that meets all objectives. ``answers`` contains the answers
-    for the individual seeds, and ``by_error`` the range of answers if step times are faster or
-    slower by the profile's error. ``isolated_answers`` contains candidates that meet the objectives
-    although a later candidate, which is in ``failing``, does not. ``held_back`` contains three
-    results for the held-out scenario: whether the answer also meets its objectives, the answer of a
-    plan made for this scenario, and the results of the runs.
+    ``value`` converts an index to the value of the setting. ``answer`` is the first candidate that
+    meets all objectives. ``answers`` contains the answers for the individual seeds. ``by_error`` is
+    the range of answers if step times are faster or slower by the profile's error.
+    ``isolated_answers`` contains candidates that meet the objectives although a later candidate in
+    ``failing`` does not. ``held_back`` contains the results for the held-out scenario.
     """
 
     prepared: PreparedPlan
@@ -102,9 +99,10 @@ class CapacityPlan:
 def make_plan(
     prepared: PreparedPlan, runner: JobRunner, advance: ProgressCallback | None = None
 ) -> CapacityPlan:
-    """Make a plan. If the result of a run is stored, the run is not repeated. Raises RunsFailed.
+    """Make a plan; stored runs are not repeated.
 
-    ``advance`` is called with the number of finished runs and the total of the current batch.
+    ``advance`` is called with the number of finished runs and the total. Raises RunsFailed if a run
+    fails.
     """
     board = CandidateResults(prepared.case)
 
@@ -228,7 +226,8 @@ def _cost(prepared: PreparedPlan, board: CandidateResults, answer: int | None) -
 def count_gpus(scenario: Scenario, per_replica: int | None) -> int:
     """Return the number of GPUs of all replicas.
 
-    Each replica has ``per_replica`` GPUs, or by default the number in its hardware section.
+    ``per_replica`` is the number of GPUs of a replica, by default the number in its hardware
+    section.
     """
     groups = scenario.fleet.groups if scenario.fleet else [ReplicaGroup()]
     return sum(

@@ -31,11 +31,10 @@ LeftOut = Callable[[str], None]
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """A deployment whose number of replicas is not determined yet, and the results for the numbers
-    that were tried.
+    """A deployment without a fixed number of replicas, and the results for the numbers that were
+    tried.
 
-    The candidates are the possible numbers of replicas or, if there are ``prefill`` replicas, of
-    decode replicas.
+    If there are ``prefill`` replicas, the candidates are the numbers of decode replicas.
     """
 
     prepared: PreparedPlan
@@ -60,9 +59,7 @@ class Layout:
 
     @property
     def place(self) -> str:
-        """GPU, variant and other values of ``--over`` that distinguish this layout from others; may
-        be empty.
-        """
+        """GPU, variant and other ``--over`` values that distinguish this layout; may be empty."""
         words = self.prepared.label.split()
         kept = [word for word in words if not word.startswith(f"{TP}=")]
         return " ".join(word.removeprefix("hardware.gpu=") for word in kept)
@@ -81,9 +78,8 @@ def prepare_layouts(
     """Return a layout for each GPU and tensor parallel size, and the numbers of tokens per step to
     try.
 
-    The user can set these sizes and numbers with ``--over``. With ``tp_given``, only the tensor
-    parallel size of the scenario is tried. Layouts that do not fit are reported to ``left_out``.
-    Raises InputError.
+    If ``tp_given`` is true, only the tensor parallel size of the scenario is tried. ``left_out``
+    receives the layouts that do not fit. Raises InputError if the input is invalid.
     """
     for name in ("held_back", "exhaustive", "cliff", "largest"):
         if getattr(request, name):
@@ -116,7 +112,10 @@ def _step_tokens(axes: dict[str, str]) -> tuple[int, ...]:
 
 
 def with_step_tokens(layout: Layout, tokens: int) -> Layout:
-    """Return a layout with another number of tokens per step. Raises InputError if invalid."""
+    """Return a layout with another number of tokens per step.
+
+    Raises InputError if the number is invalid.
+    """
     name = find_engine_spec(layout.scenario.engine).step_tokens
     return _derived(layout, [f"engine.{name}={tokens}"], REPLICAS, None, 0)
 
@@ -124,8 +123,8 @@ def with_step_tokens(layout: Layout, tokens: int) -> Layout:
 def split_layout(layout: Layout, prefill: int, decode: int, bandwidth: float) -> Layout:
     """Return a layout with ``prefill`` prefill replicas and up to ``decode`` decode replicas.
 
-    All replicas have the same configuration as those of ``layout``. ``bandwidth`` is in GB/s per
-    GPU. Raises InputError if the engine cannot transfer KV, or the size of the KV is unknown.
+    ``bandwidth`` is in GB/s per GPU. Raises InputError if the engine cannot transfer KV, or if the
+    size of the KV is unknown.
     """
     section = layout.scenario.hardware
     if section is None:

@@ -45,11 +45,11 @@ NEGLIGIBLE = 0.01
 
 @dataclass(frozen=True)
 class PlannedDeployment:
-    """A layout with a number of replicas (or decode replicas), which the index ``candidate`` gives.
+    """A layout with a number of replicas, which the index ``candidate`` gives.
 
-    ``tok_s_per_gpu`` is the output throughput per GPU, ``tpot_ms`` the mean TPOT and ``ttft_ms``
-    the P99 TTFT, each as the mean over the simulated seeds; they are None without a sample.
-    ``meets`` is None if only some seeds were simulated and these meet the objectives.
+    ``tok_s_per_gpu`` is the output throughput per GPU. ``tpot_ms`` is the mean TPOT, and
+    ``ttft_ms`` is the P99 TTFT. All three are means over seeds, and None without a sample.
+    ``meets`` is None if more seeds must be simulated.
     """
 
     layout: Layout
@@ -72,8 +72,9 @@ class PlannedDeployment:
         return self.layout.describe(self.replicas)
 
     def covers(self, other: PlannedDeployment, tolerance: float) -> bool:
-        """Return whether this deployment is at least as good as ``other`` in tok/s per GPU and in
-        TPOT, or worse by at most the fraction ``tolerance``.
+        """Return whether this deployment is as good as ``other`` in tok/s per GPU and in TPOT.
+
+        ``tolerance`` is the fraction by which a metric may be worse.
         """
         assert self.tpot_ms is not None
         assert other.tpot_ms is not None
@@ -85,9 +86,7 @@ class PlannedDeployment:
 
 @dataclass(frozen=True)
 class DeploymentSearch:
-    """Result of a search: all layouts, and the deployments on the Pareto front in order of
-    increasing TPOT.
-    """
+    """All layouts, and the deployments on the Pareto front in order of increasing TPOT."""
 
     layouts: tuple[Layout, ...]
     front: tuple[PlannedDeployment, ...]
@@ -111,10 +110,10 @@ def search_deployments(
     bandwidth: float = KV_BANDWIDTH,
     advance: ProgressCallback | None = None,
 ) -> DeploymentSearch:
-    """Search all deployments of the layouts ``bases``; results that are stored are not repeated.
+    """Search all deployments of the layouts ``bases``; stored runs are not repeated.
 
-    Impossible layouts are reported to ``left_out``. ``bandwidth`` between prefill and decode
-    replicas is in GB/s per GPU. Raises RunsFailed.
+    ``left_out`` receives impossible layouts. ``bandwidth`` between prefill and decode replicas is
+    in GB/s per GPU. Raises RunsFailed if a run fails.
     """
 
     def settle(layouts: Iterable[tuple[Layout, int]]) -> None:
@@ -303,8 +302,7 @@ def _has_new_miss(layout: Layout) -> bool:
 def find_front(deployments: Iterable[PlannedDeployment]) -> list[PlannedDeployment]:
     """Return the deployments on the Pareto front that meet the objectives, by increasing TPOT.
 
-    If several deployments differ by less than the fraction ``NEGLIGIBLE`` in both metrics, only the
-    first is returned.
+    Only the first of several almost equal deployments is returned.
     """
     meeting = [one for one in deployments if one.meets is not False and one.tpot_ms is not None]
     front: list[PlannedDeployment] = []

@@ -12,10 +12,10 @@ from simkv.study.plan.plan_summary import describe_objectives
 
 
 def deployment_rows(search: DeploymentSearch) -> list[dict[str, Any]]:
-    """Return a row per deployment that was simulated; missing numbers are None.
+    """Return a row per simulated deployment; missing numbers are None.
 
-    ``meets`` states whether the deployment meets the objectives. It is None if they are met with
-    the first seed and no other seed was simulated.
+    ``meets`` states whether the deployment meets the objectives. It is None if more seeds must be
+    simulated.
     """
     on_front = [(one.layout, one.candidate) for one in search.front]
     return [

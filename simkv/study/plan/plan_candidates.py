@@ -32,10 +32,10 @@ Number = int | float
 
 @dataclass(frozen=True)
 class PlanCondition:
-    """Condition under which a candidate is run.
+    """Seed, step-time error and replica failure of a run of a plan.
 
-    ``side`` states whether steps are faster or slower by the profile's error (None: neither),
-    ``failing`` is true if one replica fails, and ``repeat`` is the index of the seed.
+    ``side`` states whether steps are faster or slower by the profile's error (None: neither).
+    ``failing`` is true if one replica fails. ``repeat`` is the index of the seed.
     """
 
     side: ErrorSide | None = None
@@ -52,12 +52,11 @@ class PlanCondition:
 class PlanCandidates:
     """A variant of a scenario, with the setting ``knob`` at each of the values ``candidates``.
 
-    The values are in search order: later values should give better results. ``limits`` contains the
-    latency limits (ms) of the goodput. ``factors`` contains the factors by which the profile's
-    error makes step durations shorter or longer. With ``own_error``, the error in the profile
-    itself is used instead, which grows outside the range of the profile. With ``survive``, runs
-    record the time at which a failure would be worst. ``option`` is the command option in which the
-    setting was given.
+    Later values should give better results. ``limits`` contains the latency limits (ms) of the
+    goodput. ``factors`` contains the factors by which the profile's error makes step durations
+    shorter or longer. ``own_error`` is true if the error is stated in the profile. If ``survive``
+    is true, runs record the worst time for a failure. ``option`` is the command option of the
+    setting.
     """
 
     document: YamlDocument
@@ -74,7 +73,10 @@ class PlanCandidates:
     _scenarios: dict[int, Scenario] = field(default_factory=dict, compare=False, repr=False)
 
     def scenario(self, candidate: int) -> Scenario:
-        """Return the scenario of the candidate with this index. Raises InputError if invalid."""
+        """Return the scenario of the candidate with this index.
+
+        Raises InputError if the scenario is invalid.
+        """
         if candidate not in self._scenarios:
             given = format_assignment(self.knob, self.candidates[candidate])
             document = YamlDocument(self.document.path, copy(self.document.tree))
@@ -98,8 +100,7 @@ class PlanCandidates:
     ) -> SimulationJob:
         """Return the job that runs a candidate under a condition.
 
-        If the condition includes a replica failure, ``calm`` is the summary of the same run without
-        a failure.
+        ``calm`` is the summary of a run without a replica failure.
         """
         scenario = self.with_condition(self.scenario(candidate), condition)
         if condition.failing:
@@ -126,10 +127,9 @@ class PlanCandidates:
 
 
 def parse_candidates(text: str, largest: bool) -> tuple[str, tuple[Number, ...]]:
-    """Parse a setting and its candidates, in the syntax of ``--over``.
+    """Return the path of a setting and its values in search order, in the syntax of ``--over``.
 
-    Returns the path of the setting and its values in search order. Raises InputError if the text is
-    invalid or a value is not a number.
+    Raises InputError if the text is invalid or a value is not a number.
     """
     option = "--largest" if largest else "--smallest"
     try:
@@ -150,10 +150,9 @@ def parse_candidates(text: str, largest: bool) -> tuple[str, tuple[Number, ...]]
 def select_variants(
     document: YamlDocument, overrides: Sequence[str], wanted: Sequence[str]
 ) -> list[str]:
-    """Return the variants of a scenario file for which to make a plan; all variants if ``wanted``
-    is empty.
+    """Return the ``wanted`` variants of a scenario file, by default all.
 
-    Raises InputError for an unknown name.
+    Raises InputError if a name is unknown.
     """
     known = variant_names(document, overrides)
     for name in wanted:
@@ -168,9 +167,8 @@ def select_variants(
 def with_failure(scenario: Scenario, peak: Mapping[str, Any]) -> Scenario:
     """Return the scenario in which one replica fails permanently at the ``peak`` of an earlier run.
 
-    The peak is the time with the most requests in flight in the run without a failure. The replica
-    that fails is the one with the most requests in flight at this time. The fleet's ``on_failure``
-    determines what happens to its requests.
+    The peak is the time with the most requests in flight. The replica with the most requests in
+    flight fails.
     """
     fleet = scenario.fleet
     assert fleet is not None

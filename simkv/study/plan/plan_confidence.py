@@ -22,8 +22,7 @@ from simkv.metrics.fidelity import mark_step_times
 class AnswerRange:
     """Range of the answers of several plans, from ``low`` to ``high``.
 
-    An answer is the index of a candidate. None means that no candidate is sufficient, and counts as
-    larger than all indices.
+    An answer is the index of a candidate, or None if no candidate is sufficient.
     """
 
     low: int | None
@@ -38,11 +37,9 @@ def find_answer_range(answers: Sequence[int | None]) -> AnswerRange:
 
 
 def coverage_of_range(repeats: int) -> float:
-    """Return the probability that the range of independent answers contains the median of their
-    distribution.
+    """Return the probability that the range of independent answers contains their median.
 
-    For any distribution, the probability that all n values lie on the same side of the median is at
-    most 2**(1-n) (the interval of the sign test).
+    The probability that all n values lie on one side of the median is at most 2**(1-n) (sign test).
     """
     return 1.0 - 2.0 * 0.5**repeats if repeats > 1 else 0.0
 
@@ -50,8 +47,8 @@ def coverage_of_range(repeats: int) -> float:
 def bound_violated_share(repeats: int, confidence: float = 0.95) -> float:
     """Return an upper bound on the fraction of seeds that violate an objective.
 
-    The ``repeats`` seeds that were simulated all met the objective. The bound is the upper end of
-    the one-sided Clopper-Pearson interval.
+    All ``repeats`` simulated seeds met the objective. The bound is the upper end of the one-sided
+    Clopper-Pearson interval.
     """
     return float(1.0 - (1.0 - confidence) ** (1.0 / repeats))
 
@@ -60,10 +57,9 @@ def bound_violated_share(repeats: int, confidence: float = 0.95) -> float:
 class ProfileError:
     """Error of a profile's step durations.
 
-    ``factors`` contains, for each kind of step, the factors by which its duration may be shorter
-    (``faster``) and longer (``slower``); it is empty if no error is known. ``note`` describes the
-    source of the factors. ``own`` is true if the error is stated in the profile, and false if the
-    user gave it; only the former grows outside the range of the profile's data. ``mark`` is a label
+    ``factors`` contains the factors by which a duration may be shorter (``faster``) and longer
+    (``slower``), for each kind of step. ``note`` describes the source of the factors. ``own`` is
+    true if the error is stated in the profile, and false if the user gave it. ``mark`` is a label
     with the origin of the step times and their typical error, such as ``composed ±11 %``.
     """
 
@@ -74,12 +70,7 @@ class ProfileError:
 
 
 def find_profile_error(profile: CostProfile, given: float | None) -> ProfileError:
-    """Return the relative error ``given`` by the user or, if it is None, the error that the profile
-    states.
-
-    The error in the profile is also used for the intervals in ``simkv.metrics.fidelity``. All steps
-    are assumed to be faster together, or slower together.
-    """
+    """Return the relative error ``given`` by the user, or the error that the profile states."""
     sides: tuple[ErrorSide, ...] = ("faster", "slower")
     if given is not None:
         one = StepError(points=0, median=given, p95=given, bias=0.0)

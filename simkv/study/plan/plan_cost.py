@@ -26,8 +26,7 @@ from simkv.scenario.yaml_document import YamlDocument, read_document
 class PlanCost:
     """Cost of ``gpus`` GPUs, in the currency of the price table.
 
-    ``per_hour`` is the cost per hour. The other two fields are the cost per million output tokens
-    and the cost per million prompt and output tokens, at the throughput of the run; None if no
+    ``per_hour`` is the cost per hour. The other fields are costs per million tokens, or None if no
     request was served.
     """
 
@@ -49,7 +48,10 @@ class PlanCost:
 
 
 def read_prices(path: Path) -> dict[str, float]:
-    """Return the price per GPU hour by GPU name. Raises InputError with file, line and field."""
+    """Return the price per GPU hour by GPU name.
+
+    Raises InputError with file, line and field if a price is invalid.
+    """
     if path.suffix.lower() == ".csv":
         return _from_csv(path)
     document = read_document(path)
@@ -57,9 +59,7 @@ def read_prices(path: Path) -> dict[str, float]:
 
 
 class Prices(NamedTuple):
-    """Prices per GPU hour by GPU, the source of the prices, and the name of the entry to use, if
-    one is selected.
-    """
+    """Prices per GPU hour by GPU name, their source, and the name of the selected entry, if any."""
 
     table: dict[str, float]
     source: str
@@ -70,7 +70,7 @@ def find_prices(prices: str | None, given: Iterable[str]) -> Prices | None:
     """Return the prices of ``FILE`` or ``FILE#NAME``, combined with prices given as ``GPU=PRICE``.
 
     ``GPU=PRICE`` takes precedence over the file. Returns None if no prices are given. Raises
-    InputError for invalid prices.
+    InputError if a price is invalid.
     """
     direct = parse_prices(given)
     if prices is None:
@@ -80,7 +80,10 @@ def find_prices(prices: str | None, given: Iterable[str]) -> Prices | None:
 
 
 def parse_prices(texts: Iterable[str]) -> dict[str, float]:
-    """Return prices given as ``GPU=PRICE``. Raises InputError, which names the option."""
+    """Return prices given as ``GPU=PRICE``.
+
+    Raises InputError if a text is invalid.
+    """
     prices: dict[str, float] = {}
     for text in texts:
         gpu, _, price = text.rpartition("=")
@@ -144,8 +147,9 @@ def _is_price(value: float) -> bool:
 
 
 def find_price(gpu: str, prices: dict[str, float], path: str) -> float:
-    """Return the price per hour of a GPU, looked up by all of its names. Raises InputError if there
-    is none.
+    """Return the price per hour of a GPU.
+
+    Raises InputError if the prices do not contain the GPU.
     """
     by_name = {_one_name(name): price for name, price in prices.items()}
     if _one_name(gpu) in by_name:

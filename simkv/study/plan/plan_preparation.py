@@ -34,11 +34,11 @@ REPEATS = 6
 
 @dataclass(frozen=True)
 class PreparedPlan:
-    """A checked request for a plan of one variant, with everything that the plan needs.
+    """A checked request for a plan of one variant.
 
     ``repeats`` is the number of seeds; it is 1 if the workload has no randomness. ``price`` is the
-    price per hour of one ``gpu``. If the request has several plans, ``point`` states the values of
-    the settings in ``each`` for this plan.
+    price per hour of one ``gpu``. ``point`` contains the values of the settings in ``each`` for
+    this plan.
     """
 
     name: str
@@ -53,9 +53,7 @@ class PreparedPlan:
 
     @property
     def label(self) -> str:
-        """Label that distinguishes the plans of one request: the variant and the values of the
-        settings in ``each``.
-        """
+        """Label of this plan: the variant and the values of the settings in ``each``."""
         own = [] if self.case.variant == "run" else [self.case.variant]
         return " ".join([*own, self.point] if self.point else own)
 
@@ -67,16 +65,13 @@ class PreparedPlan:
     def seed_conditions(
         self, repeat: int, side: ErrorSide | None = None
     ) -> tuple[PlanCondition, ...]:
-        """Return the conditions for one seed: without a replica failure and, if requested, with a
-        failure.
-        """
+        """Return the runs for one seed: without a replica failure and, if requested, with a
+        failure."""
         calm = PlanCondition(side, False, repeat)
         return (calm, replace(calm, failing=True)) if self.request.survive else (calm,)
 
     def side_conditions(self, side: ErrorSide) -> tuple[PlanCondition, ...]:
-        """Return the conditions for all seeds, with steps faster or slower (``side``) by the
-        profile's error.
-        """
+        """Return the runs for all seeds, with steps faster or slower by the profile's error."""
         return tuple(
             one for repeat in range(self.repeats) for one in self.seed_conditions(repeat, side)
         )
@@ -85,12 +80,10 @@ class PreparedPlan:
 def prepare(
     source: Path | YamlDocument, request: PlanRequest, left_out: Callable[[str], None] | None = None
 ) -> list[PreparedPlan]:
-    """Check the request; return one plan for each variant and each combination of the settings in
-    ``each``.
+    """Return one plan for each variant and each combination of the settings in ``each``.
 
-    Raises InputError for invalid input, or if all combinations are impossible. If only some
-    combinations are impossible, for example because the weights do not fit, they are reported to
-    ``left_out``.
+    ``left_out`` receives impossible combinations, for example because the weights do not fit.
+    Raises InputError if the input is invalid or all combinations are impossible.
     """
     whole = read_document(source) if isinstance(source, Path) else source
     asked = request.with_defaults(

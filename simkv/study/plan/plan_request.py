@@ -21,8 +21,7 @@ from simkv.study.sweep_axes import format_assignment
 class PlanRequest(PlanSection):
     """A plan request; missing or empty fields are taken from the scenario's ``plan`` section.
 
-    ``held_back`` contains overrides of scenario fields that define a held-out scenario, on which
-    the answer is checked.
+    ``held_back`` contains overrides of scenario fields that define a held-out scenario.
     """
 
     model_config = ConfigDict(strict=False)
@@ -96,9 +95,8 @@ class PlanRequest(PlanSection):
         return str(given)
 
     def with_defaults(self, section: PlanSection, folder: Path) -> PlanRequest:
-        """Return the request; fields that are not given are taken from ``section``, the ``plan``
-        section of a scenario file in ``folder``.
-        """
+        """Return the request with missing fields taken from the ``plan`` section of a scenario
+        file."""
         asked, said = _given(self), _given(section)
         if asked.keys() & {"smallest", "largest"}:
             said = {name: said[name] for name in said if name not in ("smallest", "largest")}
@@ -115,7 +113,7 @@ def _given(section: PlanSection) -> dict[str, Any]:
 def parse_plan_request(given: Mapping[str, Any]) -> PlanRequest:
     """Return the request with these fields; None means that a field is not given.
 
-    Raises InputError, which names the command option of an invalid field.
+    Raises InputError with the command option if a field is invalid.
     """
     fields = {name: value for name, value in given.items() if value is not None}
     try:

@@ -12,9 +12,7 @@ from simkv.study.plan.plan_confidence import AnswerRange, bound_violated_share, 
 
 
 def describe_plan(plan: CapacityPlan) -> list[str]:
-    """Return lines of text that describe the answer, its uncertainty, the objectives that determine
-    it, and its cost.
-    """
+    """Return lines of text on the answer, its uncertainty, its objectives and its cost."""
     prepared, case = plan.prepared, plan.prepared.case
     superlative = "largest" if prepared.request.largest else "smallest"
     name = f"{prepared.name}, {prepared.label}" if prepared.label else prepared.name
@@ -44,9 +42,7 @@ def _fidelity(plan: CapacityPlan) -> list[str]:
 
 
 def compare_plans(plans: Sequence[CapacityPlan]) -> list[str]:
-    """Return lines of text that rank several plans by cost or, without prices, by number of
-    GPUs.
-    """
+    """Return lines of text that rank several plans by cost, or by number of GPUs without prices."""
     met = [plan for plan in plans if plan.answer is not None]
     if len(plans) < 2 or not plans[0].prepared.point or not met:
         return []

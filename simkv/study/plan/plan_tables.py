@@ -21,11 +21,10 @@ from simkv.study.sweep.sweep_table import flatten_figures, make_typed_frame
 def evaluations(plan: CapacityPlan) -> pd.DataFrame:
     """Return one row per run of the search, in order of the planned setting.
 
-    The columns are ``variant``, the planned setting, ``repeat`` (the index of the seed), ``side``
-    (whether steps were faster or slower by the profile's error), ``failing`` (whether one replica
-    failed), ``holds`` (whether all objectives were met), ``misses`` (the violated objectives), the
-    metrics of summary.json and metrics derived from them. ``held_back`` is true for runs of the
-    held-out scenario.
+    ``repeat`` is the index of the seed. ``side`` states whether steps were faster or slower by the
+    profile's error. ``failing`` is true if one replica failed. ``holds`` is true if all objectives
+    were met, and ``misses`` lists the violated objectives. ``held_back`` is true for runs of the
+    held-out scenario. The other columns are metrics.
     """
     rows = _evaluated(plan.results, held_back=False)
     if plan.held_back:
@@ -66,8 +65,7 @@ def _evaluated(board: CandidateResults, held_back: bool) -> list[dict[str, Any]]
 def cliff_table(plan: CapacityPlan) -> pd.DataFrame:
     """Return one row per run at another request rate.
 
-    ``rate`` is the request rate in requests per second; the other columns are the same as in
-    ``evaluations``.
+    ``rate`` is in requests per second. ``evaluations`` describes the other columns.
     """
     return make_typed_frame([_labelled(plan, _at_rate(plan, point)) for point in plan.points])
 

@@ -39,9 +39,9 @@ class RateResult:
 
 
 def scale_rate(scenario: Scenario, factor: float) -> Scenario | None:
-    """Return the scenario with the same requests at ``factor`` times the rate.
+    """Return the scenario with the requests at ``factor`` times the rate.
 
-    Returns None if the workload has no rate: a burst, a list of requests, or all requests at once.
+    Returns None if the workload has no rate, such as a burst.
     """
     workload = scenario.workload
     changed = _faster(workload, factor)
@@ -68,8 +68,7 @@ def _faster(workload: Workload, factor: float) -> dict[str, Any] | None:
 def compute_rate(scenario: Scenario) -> float:
     """Return the rate in requests per second.
 
-    The result is the configured rate. Without a configured rate, it is computed from the first to
-    the last arrival, excluding requests that wait for an answer.
+    Without a configured rate, the rate is computed from the first to the last arrival.
     """
     workload = scenario.workload
     for asked in (workload.request_rate, getattr(workload.arrivals, "request_rate", None)):
@@ -88,12 +87,10 @@ def cliff(
     runner: JobRunner,
     advance: ProgressCallback | None = None,
 ) -> list[RateResult]:
-    """Run a candidate at other request rates; return an empty list if the workload has no rate.
+    """Run a candidate at other request rates to find the rate at which an objective fails.
 
-    The rate is increased until an objective fails. If an objective already fails at the scenario's
-    rate, the rate is decreased until all objectives are met. The same is done with steps that are
-    faster and with steps that are slower by the profile's error, but only up to the rate at which
-    an objective first fails without this error. Raises RunsFailed.
+    The result is empty if the workload has no rate. The search is repeated with faster and slower
+    steps, by the profile's error. Raises RunsFailed if a run fails.
     """
     base = case.scenario(candidate)
     if scale_rate(base, 1.0) is None:

@@ -45,11 +45,10 @@ MAX_SHOWN_ERRORS = 50
 
 @dataclass(frozen=True)
 class SweepRun:
-    """A run of a sweep, which is a row of its table.
+    """A run of a sweep.
 
-    ``knobs`` is the combination of settings, and ``point`` the number of this combination.
-    ``variant_knobs`` contains the settings that the variant itself defines, with the values of the
-    variant.
+    ``knobs`` is the combination of settings, and ``point`` is its number. ``variant_knobs``
+    contains the settings that the variant itself defines.
     """
 
     point: int
@@ -102,10 +101,9 @@ def build_sweep(
 ) -> Sweep:
     """Build and check all runs of a sweep over ``axes`` without running them.
 
-    ``overrides`` apply to all runs and are replaced by values of ``axes`` for the same setting.
-    Without a ``sample``, all combinations are included. Every combination is run with each variant
-    (only with the listed variants if there is an axis ``variants``), and ``repeats`` times if its
-    workload is random. Raises one InputError with all errors.
+    ``overrides`` apply to all runs, but values of ``axes`` take precedence. Without a ``sample``,
+    all combinations are included. A random workload is run ``repeats`` times. Raises one InputError
+    with all errors.
     """
     document = read_document(path)
 
@@ -203,10 +201,9 @@ def _shown(knobs: KnobSettings) -> str:
 def run_sweep(
     sweep: Sweep, runner: JobRunner, advance: ProgressCallback | None = None
 ) -> dict[str, Summary]:
-    """Run the jobs that have no stored result; return the summaries of all jobs by digest.
+    """Run the jobs that have no stored result, and return the summaries of all jobs by digest.
 
-    If several combinations result in the same job, it is run once. Raises RunsFailed at the end if
-    some runs failed.
+    Raises RunsFailed at the end if some runs failed.
     """
     failed = runner.run([run.job for run in sweep.runs], advance)
     if failed:

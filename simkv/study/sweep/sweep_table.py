@@ -19,14 +19,10 @@ from simkv.study.sweep.sweep import Sweep
 
 
 def build_sweep_table(sweep: Sweep, summaries: Mapping[str, Summary]) -> pd.DataFrame:
-    """Return one row per run, with ``point``, settings, ``variant``, ``repeat``, ``seed`` and all
-    metrics.
+    """Return one row per run, with its settings, ``variant``, ``repeat``, ``seed`` and all metrics.
 
-    The metrics are taken from summary.json; nested metrics have dotted names, such as
-    ``e2e_ms.p99``. If a latency has no value, for example because no request finished, its cell is
-    empty, because 0 would be the best value. ``step_times`` is the origin and the typical error of
-    the step times. If a variant itself defines a setting of the sweep, the cell has the value of
-    the variant.
+    Nested metrics have dotted names, such as ``e2e_ms.p99``. A latency without a value is empty.
+    ``step_times`` is the origin and the typical error of the step times.
     """
     rows = [
         {
@@ -54,13 +50,13 @@ def _mark(summary: Summary) -> str:
 
 
 def make_typed_frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """Return rows as a table in which integer columns stay integers even if values are missing."""
+    """Return a table in which integer columns stay integers even if values are missing."""
     frame = pd.DataFrame(list(rows), dtype=object)
     return pd.DataFrame({name: _typed(frame[name]) for name in frame})
 
 
 def list_knobs(frame: pd.DataFrame) -> list[str]:
-    """Return the settings of a sweep; each of them is a column of its table."""
+    """Return the settings of a sweep, which are columns of its table."""
     names = [str(name) for name in frame]
     return names[names.index("point") + 1 : names.index("variant")]
 
@@ -84,7 +80,7 @@ def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
 def flatten_figures(summary: Summary) -> dict[str, Any]:
     """Return the metrics of a variant as a flat mapping with dotted names.
 
-    A latency without any sample is None. A list of strings becomes one text with a line per string.
+    A latency without any sample is None.
     """
     flat = _flat(summary)
     return flat | {

@@ -36,9 +36,8 @@ CHOSEN_SHARE_CANDIDATES = (0.8, 0.9, 0.95)
 class Change:
     """A change of one field (``field``) from the value ``before`` to the value ``after``.
 
-    ``kind`` is ``rule`` for a scheduling rule of the engine variant (see ``EngineSpec``), ``knob``
-    for a setting of the engine, and ``memory`` for the size of the KV cache, whose change may
-    require other hardware.
+    ``kind`` is ``rule`` for a scheduling rule, ``knob`` for a setting of the engine, and ``memory``
+    for the size of the KV cache.
     """
 
     kind: ChangeKind
@@ -48,9 +47,7 @@ class Change:
 
     @property
     def limits(self) -> bool:
-        """Whether the change sets a limit that has no value in the scenario; several values are
-        tried for such a limit.
-        """
+        """Whether the change sets a limit that has no value in the scenario."""
         among = type(self.after) is int and self.after in LIMIT_CANDIDATES
         return among and not self.before and self.kind != "rule"
 
@@ -62,11 +59,9 @@ class Change:
 def generate_changes(
     scenario: Scenario, folder: Path, wanted: Callable[[Change], bool] = lambda _: True
 ) -> Iterator[tuple[Change, SimulationJob | InputError]]:
-    """Yield every change for which ``wanted`` returns true, with the job that tries it or, if the
-    engine rejects it, with the error.
+    """Yield every change for which ``wanted`` returns true, with its job or its error.
 
-    Changes affect only the engine, because a change of the workload is not a fix. Paths are
-    relative to ``folder``.
+    All changes affect the engine. Paths are relative to ``folder``.
     """
     for change, rules in _rules(scenario.engine):
         if wanted(change):
@@ -79,9 +74,9 @@ def generate_changes(
 
 
 def apply_change(scenario: Scenario, folder: Path, change: Change) -> Scenario:
-    """Return the scenario with a change applied; the change must not be of the kind ``rule``.
+    """Return the scenario with a change applied, except a change of the kind ``rule``.
 
-    Raises InputError if the engine rejects it.
+    Raises InputError if the engine rejects the change.
     """
     values = {change.field: change.after}
     values |= _same_memory(scenario.engine, change.field, change.after)
@@ -112,8 +107,9 @@ def _too_long(scenario: Scenario) -> list[Request]:
 
 
 def length_cause(scenario: Scenario) -> str | None:
-    """Return a description of the limit that the longest prompt exceeds, such as ``prompt 20,000 >
-    max_model_len 8,192``; None if no prompt exceeds a limit.
+    """Return the limit that the longest prompt exceeds as text, or None.
+
+    An example is ``prompt 20,000 > max_model_len 8,192``.
     """
     prompts = [request.prompt_tokens for request in _too_long(scenario)]
     engine = scenario.engine

@@ -89,7 +89,10 @@ RunCondition = VerdictCondition | FigureCondition
 
 
 def parse_condition(text: str, option: str = "--keep") -> RunCondition:
-    """Parse a condition. Raises InputError, which names ``option``."""
+    """Parse a condition.
+
+    Raises InputError with the name of the ``option`` if the text is invalid.
+    """
     if bound := re.fullmatch(r"\s*([A-Za-z0-9_.]+)\s*(>=|<=|=)=?\s*([-+0-9.eE]+)\s*", text):
         return _bound(text.strip(), bound[1], bound[2], bound[3], option)
     word = re.sub(r"[\s_-]+", " ", text.strip().lower())

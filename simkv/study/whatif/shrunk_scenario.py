@@ -27,12 +27,10 @@ from simkv.workload.workload_section import build_clients
 def write_shrunk(
     shrunk: ShrunkScenario, wanted: RunCondition, command: str, folder: Path, out: Path | None
 ) -> str:
-    """Return the text of a shrunk scenario file; write it to ``out`` if given.
+    """Return the text of a shrunk scenario file, and write the text to ``out`` if given.
 
-    ``command`` is the command line that created the file. Paths of profiles, given relative to
-    ``folder``, become relative to ``out``. The new file is loaded and run for verification before
-    it replaces ``out``, so ``out`` is written completely or not at all. Raises InputError if the
-    verification fails.
+    ``command`` is the command line that created the file. The new file is run for verification
+    first. Raises InputError if the verification fails.
     """
     lines = [f"simkv run {'FILE' if out is None else out.name}", *header(shrunk, wanted, command)]
     comment = "".join(f"# {' '.join(line.split())}\n" for line in lines)

@@ -44,7 +44,7 @@ class RunFigures:
     """Result of a run: the verdict and its details, the metrics, and the ends of requests by id.
 
     ``figures["e2e_ms.median"]`` is one number; ``core.figure_registry.FIGURE_NAMES`` lists the
-    names. A latency that no request has is None in ``values`` and NaN as ``figures[name]``.
+    names. A latency without a sample is None in ``values`` and NaN as ``figures[name]``.
     """
 
     verdict: str
@@ -63,14 +63,15 @@ class RunFigures:
 
 
 def make_trial_job(scenario: Scenario, folder: Path, rules: Any = None) -> SimulationJob:
-    """Return the job that runs a scenario and adds the ends of all requests to its summary (see
-    ``make_job``).
-    """
+    """Return the job that runs a scenario and adds the ends of all requests to its summary."""
     return make_job(scenario, folder, endings=True, rules=rules)
 
 
 def evaluate_job(job: SimulationJob) -> RunFigures:
-    """Run a job without using stored results. Raises InputError if its files cannot be used."""
+    """Run a job without using stored results.
+
+    Raises InputError if a file cannot be used.
+    """
     done = run_job(job)
     if done.error:
         raise done.error
@@ -117,13 +118,9 @@ class _Memory:
 class Evaluator:
     """Evaluate jobs (simulations); equal jobs are run only once.
 
-    ``workers`` is the number of processes; it affects only the duration, not the results. Paths of
-    profiles are relative to ``folder``. Worker processes are started if the pending jobs would take
-    longer than ``POOL_PAYS`` seconds in one process. ``runs`` is the number of different jobs so
-    far; if it would exceed ``most_runs``, TooManyRuns is raised. ``tick`` is called after every
-    run.
-
-    Use the evaluator as a context manager, which ends its processes.
+    ``workers`` is the number of processes. Paths of profiles are relative to ``folder``. ``runs``
+    is the number of different jobs so far. ``tick`` is called after every run. Use the evaluator as
+    a context manager. Raises TooManyRuns if there are more than ``most_runs`` jobs.
     """
 
     POOL_PAYS = 3.0
@@ -162,17 +159,21 @@ class Evaluator:
 
     @property
     def expected(self) -> int | None:
-        """Total number of different jobs that will have been requested when the current batch ends;
-        None if no batch is running.
-        """
+        """Number of different jobs at the end of the current batch; None if no batch is running."""
         return len(self._asked | self._batch) if self._batch else None
 
     def job(self, scenario: Scenario, rules: Any = None) -> SimulationJob:
-        """Return the job that runs a scenario. Raises InputError if its files cannot be used."""
+        """Return the job that runs a scenario.
+
+        Raises InputError if a file cannot be used.
+        """
         return make_trial_job(scenario, self.folder, rules)
 
     def evaluate(self, job: SimulationJob) -> RunFigures:
-        """Return the result of one job. Raises TooManyRuns."""
+        """Return the result of one job.
+
+        Raises TooManyRuns if the limit on runs is reached.
+        """
         if job.digest not in self._asked and self.runs == self._most:
             raise TooManyRuns(
                 f"reached the limit of {self._most} runs without a result; increase --max-runs"
@@ -183,7 +184,10 @@ class Evaluator:
         return self._memory.done[job.digest]
 
     def evaluate_all(self, jobs: Iterable[SimulationJob]) -> list[RunFigures]:
-        """Return the results of all jobs, in order. Raises TooManyRuns."""
+        """Return the results of all jobs, in order.
+
+        Raises TooManyRuns if the limit on runs is reached.
+        """
         jobs = list(jobs)
         self._batch = {job.digest for job in jobs}
         new = {job.digest: job for job in jobs if job.digest not in self._memory.done}
@@ -197,10 +201,7 @@ class Evaluator:
         return found
 
     def stream(self, jobs: Iterable[SimulationJob]) -> Iterator[RunFigures]:
-        """Yield the result of each job in order, until the caller stops.
-
-        Worker processes may run jobs before their results are requested.
-        """
+        """Yield the result of each job in order, until the caller stops."""
         left = iter(jobs)
         while group := list(islice(left, self._workers)):
             new = [job for job in group if job.digest not in self._memory.done]

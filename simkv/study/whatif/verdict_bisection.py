@@ -62,10 +62,9 @@ class SteppedRange:
 
 @dataclass(frozen=True)
 class TriedValue:
-    """A value that was tried, with the result of its run or the reason why the scenario rejects the
-    value.
+    """A value that was tried, with the result of its run or the reason why the value is rejected.
 
-    ``state`` is the property that may flip: the verdict, or whether a condition holds.
+    ``state`` is the verdict, or whether a condition holds.
     """
 
     value: Any
@@ -84,12 +83,10 @@ class Flip:
 
 @dataclass(frozen=True)
 class Flips:
-    """The values that were tried, in ascending order, and the places where the verdict flips
-    (changes) between them.
+    """The values that were tried, in ascending order, and the flips of the verdict between them.
 
-    ``values`` is the number of possible values and ``sampled`` the number of values in the first
-    grid. ``complete`` is false if the limit on runs was reached before every flip was narrowed down
-    to neighbouring values.
+    ``values`` is the number of possible values, and ``sampled`` is the number of values in the
+    first grid. ``complete`` is false if the limit on runs was reached before the end of the search.
     """
 
     path: str
@@ -133,9 +130,8 @@ def find_flips(
 ) -> Flips:
     """Find where the verdict changes over the values of the field at ``path``.
 
-    With ``when``, find where this condition starts or stops to hold. For a range, ``samples``
-    values are tried first and every flip is narrowed down to neighbouring values. For a list, every
-    value is tried. Raises InputError if there is no such field.
+    ``when`` is a condition to use instead of the verdict. For a range, ``samples`` values are tried
+    first, and every change is then bisected. Raises InputError if there is no such field.
     """
     try_ = partial(_try, scenario, path, evaluator, when)
     if not isinstance(values, SteppedRange):
@@ -163,10 +159,7 @@ def find_flips(
 def find_variant_flips(
     scenario: Scenario, evaluator: Evaluator, when: RunCondition | None = None
 ) -> Flips:
-    """Find the flips across all distinct variants, in order.
-
-    The workload and the engine settings stay the same.
-    """
+    """Find where the verdict changes across all distinct variants, in order."""
     names = find_engine_spec(scenario.engine).distinct_variants
     return find_flips(scenario, "engine.variant", names, evaluator, when)
 

@@ -55,12 +55,10 @@ class Effect:
     """Effect of a change on the run.
 
     ``newly_finished`` and ``newly_failed`` contain the ids of requests that finish only with the
-    change, or only without it. ``faster`` and ``slower`` contain the ids of requests that finish in
-    both runs and take at least 5 % less time, or 5 % more time, with the change. ``e2e_ratio`` is
-    the mean E2E latency with the change, divided by the mean without it, over the requests that
-    finish in both runs (1 if there are none). ``latency_ratio`` is the geometric mean of such
-    ratios over the latencies of the run by which changes are ranked, and over the mean ratio of the
-    requests' E2E latencies. ``sentence`` describes the effect.
+    change, or only without it. ``faster`` and ``slower`` contain the ids of requests that take at
+    least 5 % less time, or 5 % more time. ``e2e_ratio`` is the mean E2E latency with the change
+    divided by the mean without it. ``latency_ratio`` is the geometric mean of the ratios of several
+    latencies.
     """
 
     change: Change
@@ -85,10 +83,11 @@ class Effect:
 class WhatIfResult:
     """The changes that were tried, the best first; ``by`` is the metric to rank by, or None.
 
-    ``refused`` contains the changes that the engine rejects, with the reason. ``skipped`` contains
-    values of limits that were not tried, because the two preceding, less strict values had already
-    decreased the number of served requests. ``cause`` describes the limit that the longest prompt
-    exceeds, or is None. ``best`` is the first effect that fixes the problem or helps, or None.
+    ``refused`` contains the changes that the engine rejects, with the reason. ``skipped`` lists
+    values of limits that were not tried. The search skips stricter values of a limit after two
+    values that decrease the number of served requests. ``cause`` describes the limit that the
+    longest prompt exceeds, or is None. ``best`` is the first effect that fixes the problem or
+    helps, or None.
     """
 
     base: RunFigures
@@ -117,11 +116,11 @@ def run_whatif(
     also: Iterable[tuple[Change, SimulationJob]] = (),
     wanted: Callable[[Change], bool] = lambda _: True,
 ) -> WhatIfResult:
-    """Try every single change for which ``wanted`` returns true, and the changes in ``also``, and
-    rank them.
+    """Try and rank every single change for which ``wanted`` returns true, and the changes in
+    ``also``.
 
-    ``by`` is the metric of ``summary.json`` by which changes are ranked; without it, they are
-    ranked by finished requests and latency.
+    ``by`` is the metric of ``summary.json`` by which changes are ranked. The default is the number
+    of finished requests, then latency.
     """
     base = evaluator.evaluate(evaluator.job(scenario))
     tried: list[tuple[Change, SimulationJob]] = []
@@ -185,9 +184,8 @@ def _ever_fewer(figures: list[RunFigures]) -> bool:
 def evaluate_change(
     change: Change, base: RunFigures, figures: RunFigures, by: str | None = None
 ) -> Effect:
-    """Return the effect of a change, given the results without it (``base``) and with it
-    (``figures``).
-    """
+    """Return the effect of a change, given the results without (``base``) and with it
+    (``figures``)."""
     before = {ending.id: ending for ending in base.endings}
     after = {ending.id: ending for ending in figures.endings}
     both = [(before[i], after[i]) for i in sorted(before.keys() & after.keys())]

@@ -31,8 +31,7 @@ NOTHING_SHARED: dict[str, Any] = {
 def list_requests(scenario: Scenario, folder: Path) -> dict[int, ListedRequest]:
     """Return the requests of a scenario by id, as rows of a listed workload with fixed arrivals.
 
-    If arrivals depend on how requests are served, the arrival times of a run are used, and requests
-    that it did not send are left out.
+    If arrivals depend on how requests are served, the arrival times of a run are used.
     """
     workload, timeout = scenario.workload, scenario.timeout
     if workload.requests is not None and workload.max_concurrency is None:
@@ -85,9 +84,8 @@ def _shared(r: Request) -> dict[str, Any]:
 
 
 def change_row(row: ListedRequest, **fields: Any) -> ListedRequest:
-    """Return the row with changed fields; if its prompt becomes shorter, its last tokens are
-    removed.
-    """
+    """Return the row with changed fields; the last tokens are removed if its prompt becomes
+    shorter."""
     data = {name: getattr(row, name) for name in ListedRequest.model_fields} | fields
     prompt = data["prompt_tokens"]
     if data["hash_ids"] is not None:
@@ -108,7 +106,7 @@ def _beginning(segments: Sequence[tuple[str, int, int]], tokens: int) -> list[tu
 
 
 def renumber_rows(rows: Sequence[ListedRequest], numbers: Sequence[int]) -> list[ListedRequest]:
-    """Number rows from 0, and adapt the segments of prompts that refer to other rows.
+    """Number rows from 0, and adapt the prompts that refer to other rows.
 
     ``numbers`` contains the current numbers of the rows.
     """
@@ -131,8 +129,9 @@ def renumber_rows(rows: Sequence[ListedRequest], numbers: Sequence[int]) -> list
 
 @dataclass(frozen=True)
 class WorkloadDraft:
-    """A candidate for the shrunk scenario: rows (requests) with their original numbers, and a
-    scenario that provides all fields except the workload.
+    """A candidate for the shrunk scenario: requests with their original numbers, and a scenario.
+
+    The scenario provides all fields except the workload.
     """
 
     scenario: Scenario
@@ -156,9 +155,8 @@ class WorkloadDraft:
     def with_rows(
         self, change: Callable[[ListedRequest], ListedRequest], only: Collection[int] | None = None
     ) -> WorkloadDraft:
-        """Return the draft with ``change`` applied to all rows, or only to the rows at the indices
-        ``only``.
-        """
+        """Return the draft with ``change`` applied to the rows at the indices ``only``, by default
+        all."""
         rows = (
             change(row) if only is None or index in only else row
             for index, row in enumerate(self.rows)
@@ -177,12 +175,7 @@ def set_fields(values: dict[str, Any]) -> Callable[[ListedRequest], ListedReques
 
 
 def round_arrivals(digits: int | None) -> Callable[[ListedRequest], ListedRequest]:
-    """Return a function that rounds arrivals down to ``digits`` decimals; if ``digits`` is None, it
-    sets them to 0.
-
-    An arrival is not changed if rounding would neither make it earlier nor shorten its decimal
-    form.
-    """
+    """Return a function that rounds arrivals down to ``digits`` decimals; None sets them to 0."""
 
     def change(row: ListedRequest) -> ListedRequest:
         arrival = 0.0 if digits is None else int(row.arrival * 10**digits) / 10**digits

@@ -48,15 +48,13 @@ ONE_BY_ONE = 100
 
 @dataclass(frozen=True)
 class ShrunkScenario:
-    """A shrunk scenario, and the original.
+    """A shrunk scenario, and the ``original``.
 
-    ``scenario`` is the scenario ``original`` with fewer and simpler requests, which are listed one
-    by one; ``numbers`` contains their original ids. ``count_before_simplifying`` is the number of
-    requests that sufficed with the original engine and lengths. ``knobs`` contains the settings
-    that were changed after that (name, before, after). ``served_in_isolation`` is true if every
-    request, before and after shrinking, is served in isolation without the verdict. ``minimal`` is
-    true if the verdict disappears when any one request is removed; it is false if the limit on runs
-    was reached first.
+    ``scenario`` has fewer and simpler requests; ``numbers`` contains their original ids.
+    ``count_before_simplifying`` is the number of requests before the engine and the lengths were
+    changed. ``knobs`` contains the changed settings (name, before, after). ``served_in_isolation``
+    is true if no single request shows the verdict in isolation. ``minimal`` is true if the verdict
+    disappears when any one request is removed.
     """
 
     original: Scenario
@@ -81,9 +79,8 @@ def shrink(
 ) -> ShrunkScenario:
     """Return the smallest scenario found that still shows the verdict ``wanted``.
 
-    With ``knobs``, sizes of the engine are also reduced, unless ``wanted`` also appears with large
-    sizes. Costs, timeouts and the variant do not change. ``tell`` receives progress lines. Raises
-    InputError if the scenario does not show ``wanted``.
+    If ``knobs`` is true, sizes of the engine are also reduced. ``tell`` receives progress lines.
+    Raises InputError if the scenario does not show ``wanted``.
     """
     rows = list_requests(scenario, evaluator.folder)
     draft = WorkloadDraft(scenario, tuple(rows), tuple(rows.values()))
