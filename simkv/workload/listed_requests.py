@@ -149,7 +149,8 @@ class ListedRequest(RequestFields):
     """A single request; ``arrival`` and ``timeout`` are in seconds.
 
     ``prefix_group``, ``hash_ids`` or ``segments`` identify the tokens that its prompt shares with
-    other prompts; by default it shares none.
+    other prompts; by default it shares none. With ``wait_for``, the request is a turn of a session
+    and has no ``arrival`` of its own.
     """
 
     arrival: Time = 0.0
@@ -158,6 +159,16 @@ class ListedRequest(RequestFields):
     """Prompt length in tokens."""
     output_tokens: Tokens
     """Output length in tokens. The scheduler does not see it."""
+    wait_for: Annotated[list[Annotated[int, Field(ge=0)]] | None, Field(min_length=1)] = None
+    """Numbers of the earlier requests whose answers the request waits for; the first request of the
+    list has the number 0."""
+    think_time: Time = 0.0
+    """Seconds from the last of these answers to the request."""
+    tool_time: Time = 0.0
+    """Seconds of tool calls before the request, in addition to ``think_time``."""
+    first_wins: bool = False
+    """Whether the request waits only for the first of these answers. The other requests are
+    cancelled at that time."""
     timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """Client timeout in seconds (default: the timeout of the scenario)."""
     acceptance: AcceptanceRates | None = None
@@ -179,6 +190,15 @@ class ListedRequest(RequestFields):
             "name is a separate stream."
         ),
     ] = None
+
+    @model_validator(mode="after")
+    def _waits(self) -> Self:
+        given = [name for name in ("think_time", "tool_time", "first_wins") if getattr(self, name)]
+        if self.wait_for is None and given:
+            raise ValueError(f"{given[0]} requires wait_for")
+        if self.wait_for is not None and self.arrival:
+            raise ValueError("set at most one of arrival and wait_for")
+        return self
 
     def check_prefix(self) -> None:
         super().check_prefix()

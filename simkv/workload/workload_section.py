@@ -175,6 +175,16 @@ class Workload(StrictModel):
             self._path = find_file(self.trace, info)
         return self
 
+    @model_validator(mode="after")
+    def _waits_for_earlier(self) -> Self:
+        for number, row in enumerate(self.requests or ()):
+            if row.wait_for is not None and max(row.wait_for) >= number:
+                raise ValueError(
+                    f"requests[{number}].wait_for: must be numbers of earlier requests, below "
+                    f"{number}; found {max(row.wait_for)}"
+                )
+        return self
+
     @property
     def path(self) -> Path:
         """Path of the trace."""
@@ -270,7 +280,7 @@ def _with_acceptance(workload: Workload, requests: Sequence[Request]) -> Iterabl
 def _sent(workload: Workload, timeout: float | None) -> tuple[list[Request], dict[int, Dependency]]:
     """Return the requests, and the dependencies between them."""
     if workload.requests is not None:
-        return _listed(workload.requests, timeout), {}
+        return _listed(workload.requests, timeout)
     if workload.sessions is not None:
         return workload.sessions.requests(timeout)
     if workload.trace is not None:
@@ -280,11 +290,24 @@ def _sent(workload: Workload, timeout: float | None) -> tuple[list[Request], dic
     return form.requests(timeout), {}
 
 
-def _listed(rows: Sequence[ListedRequest], timeout: float | None) -> list[Request]:
-    return [
+def _listed(
+    rows: Sequence[ListedRequest], timeout: float | None
+) -> tuple[list[Request], dict[int, Dependency]]:
+    """Return the requests of a list, and the dependencies between them."""
+    after: dict[int, Dependency] = {}
+    arrivals: list[float] = []
+    for number, row in enumerate(rows):
+        arrival = row.arrival
+        if row.wait_for is not None:
+            before = tuple(dict.fromkeys(row.wait_for))
+            after[number] = Dependency(before, row.think_time, row.tool_time, row.first_wins)
+            # the earliest possible time, if answers took no time
+            arrival = max(arrivals[one] for one in before) + after[number].delay
+        arrivals.append(arrival)
+    requests = [
         row.request(
             number,
-            row.arrival,
+            arrivals[number],
             row.prompt_tokens,
             row.output_tokens,
             row.timeout or timeout,
@@ -296,6 +319,7 @@ def _listed(rows: Sequence[ListedRequest], timeout: float | None) -> list[Reques
         )
         for number, row in enumerate(rows)
     ]
+    return requests, after
 
 
 def _replayed(

@@ -34,9 +34,9 @@ def list_requests(scenario: Scenario, folder: Path) -> dict[int, ListedRequest]:
     If arrivals depend on how requests are served, the arrival times of a run are used.
     """
     workload, timeout = scenario.workload, scenario.timeout
-    if workload.requests is not None and workload.max_concurrency is None:
-        return dict(enumerate(workload.requests))
     sent = build_clients(workload, timeout)
+    if workload.requests is not None and sent.open:
+        return dict(enumerate(workload.requests))
     requests = sent.requests
     if not sent.open:
         lives = run_scenario(scenario, folder, intervals=False).record.requests
