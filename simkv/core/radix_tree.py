@@ -22,15 +22,31 @@ from simkv.core.block_keys import TokenContent
 class RadixNode:
     """A node with the tokens ``start`` to ``end`` of ``content``; its ancestors have the tokens
     before ``start``.
+
+    ``matched`` is another content that is known to have all tokens of the node, and ``last`` the
+    child that was used last.
     """
 
-    __slots__ = ("children", "content", "end", "locks", "parent", "queued", "recency", "start")
+    __slots__ = (
+        "children",
+        "content",
+        "end",
+        "last",
+        "locks",
+        "matched",
+        "parent",
+        "queued",
+        "recency",
+        "start",
+    )
 
     def __init__(
         self, content: TokenContent | None, start: int, end: int, parent: RadixNode | None
     ) -> None:
         self.content, self.start, self.end, self.parent = content, start, end, parent
         self.children: dict[Hashable, RadixNode] = {}
+        self.matched: TokenContent | None = None
+        self.last: RadixNode | None = None
         self.locks = 0
         self.recency = 0
         self.queued = False
@@ -67,8 +83,8 @@ class RadixTree:
         node = self.root
         if end == 0:
             return 0, node
-        while node.end < end and (child := self._child(node, content)):
-            shared = self._shared(child, content, end)
+        while node.end < end and (found := self._follow(node, content, end)):
+            child, shared = found
             if shared < child.tokens:
                 node = self._split(child, shared)
                 break
@@ -87,9 +103,9 @@ class RadixTree:
         """
         end = tokens // self.page_size * self.page_size
         node = self.root
-        while node.end < end and (child := self._child(node, content)):
+        while node.end < end and (found := self._follow(node, content, end)):
+            child, shared = found
             child.recency = self._tick()
-            shared = self._shared(child, content, end)
             if shared < child.tokens:
                 node = self._split(child, shared)
                 break
@@ -134,6 +150,8 @@ class RadixTree:
             elif not node.children and not node.locks:
                 assert node.parent is not None
                 del node.parent.children[self._first_page(node)]
+                if node.parent.last is node:
+                    node.parent.last = None
                 self._evicted(node)
                 freed += node.tokens
                 self.evictable -= node.tokens
@@ -177,8 +195,25 @@ class RadixTree:
         self._clock += 1
         return self._clock
 
-    def _child(self, node: RadixNode, content: TokenContent) -> RadixNode | None:
-        return node.children.get(content.slices(node.end, node.end + self.page_size))
+    def _follow(
+        self, node: RadixNode, content: TokenContent, end: int
+    ) -> tuple[RadixNode, int] | None:
+        """Return the child that continues ``content`` after ``node``, and the number of tokens that
+        it shares with ``content`` up to ``end``; None if there is no such child.
+
+        A request walks the same path several times, so that the child used last is tried first.
+        """
+        child = node.last
+        if child is None or not (
+            len(node.children) == 1 or child.matched is content or child.content is content
+        ):
+            child = node.children.get(content.slices(node.end, node.end + self.page_size))
+        if child is None or not (shared := self._shared(child, content, end)):
+            return None
+        node.last = child
+        if shared == child.tokens:
+            child.matched = content
+        return child, shared
 
     def _first_page(self, node: RadixNode) -> Hashable:
         assert node.content is not None
@@ -187,6 +222,7 @@ class RadixTree:
     def _adopt(self, parent: RadixNode, node: RadixNode) -> RadixNode:
         node.parent = parent
         parent.children[self._first_page(node)] = node
+        parent.last = node
         return node
 
     def _split(self, node: RadixNode, tokens: int) -> RadixNode:
@@ -198,6 +234,7 @@ class RadixTree:
         assert node.parent is not None
         upper = RadixNode(node.content, node.start, node.start + tokens, node.parent)
         upper.locks = node.locks
+        upper.matched = node.matched
         self._adopt(node.parent, upper)
         node.start = upper.end
         self._adopt(upper, node)
@@ -211,17 +248,16 @@ class RadixTree:
         """
         end = min(end, node.end)
         assert node.content is not None
-        if node.content is content:
+        if node.content is content or node.matched is content:
             return end - node.start
-        shared = 0
-        ours, theirs = node.content.slices(node.start, end), content.slices(node.start, end)
-        for mine, other in zip(ours, theirs, strict=False):
-            if mine.stream != other.stream or mine.start != other.start:
+        position = node.start
+        while position < end:
+            mine, start, stop = node.content.segment_at(position)
+            other, its_start, its_stop = content.segment_at(position)
+            if mine != other or start != its_start:
                 break
-            shared += min(mine.end, other.end) - mine.start
-            if mine.end != other.end:
-                break
-        return shared // self.page_size * self.page_size
+            position = min(end, position + min(stop, its_stop) - start)
+        return (position - node.start) // self.page_size * self.page_size
 
     def _offer(self, node: RadixNode) -> None:
         """Queue ``node`` for eviction if it is an unlocked leaf and not queued yet."""

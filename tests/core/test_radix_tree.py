@@ -1,5 +1,8 @@
 """Tests of the radix tree: whole pages, splits, recency, locks, eviction."""
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from simkv.core.block_keys import TokenContent
 from simkv.core.radix_tree import RadixTree
 from simkv.core.request import Prompt, Segment
@@ -131,3 +134,34 @@ def test_fingerprint_depends_on_order_not_time() -> None:
     assert tree.fingerprint() == before
     cached(tree, "a", 4)
     assert tree.fingerprint() != before
+
+
+PARTS = st.lists(st.tuples(st.sampled_from("gab"), st.integers(1, 9)), min_size=1, max_size=4)
+
+
+@given(
+    st.lists(PARTS, min_size=1, max_size=4),
+    st.lists(st.tuples(st.sampled_from("mie"), st.integers(0, 9), st.integers(1, 36)), max_size=40),
+    st.sampled_from([1, 4]),
+)
+def test_known_matches_change_nothing(
+    prompts: list[list[tuple[str, int]]], calls: list[tuple[str, int, int]], page: int
+) -> None:
+    """A tree whose contents walk it again is equal to a tree whose contents are always new."""
+    known, fresh = RadixTree(page), RadixTree(page)
+    contents = [tokens(*parts) for parts in prompts]
+    for kind, which, count in calls:
+        number = which % len(prompts)
+        count = min(count, sum(n for _, n in prompts[number]))
+        if kind == "e":
+            assert known.evict(count) == fresh.evict(count)
+        else:
+            again = tokens(*prompts[number])
+            name = "match" if kind == "m" else "insert"
+            found = [
+                getattr(tree, name)(content, count)
+                for tree, content in ((known, contents[number]), (fresh, again))
+            ]
+            assert found[0][0] == found[1][0]
+        assert known.fingerprint() == fresh.fingerprint()
+        assert known.evictable == fresh.evictable
