@@ -94,6 +94,11 @@ COMPANIONS: list[dict[str, Any]] = [
         {"arrival": 0.2, "prompt_tokens": 12, "output_tokens": 4, "prefix_group": "a",
          "prefix_tokens": 8, "timeout": 9.0},
     ]}},
+    {"workload": {"requests": [
+        {"prompt_tokens": 12, "output_tokens": 4},
+        {"prompt_tokens": 20, "output_tokens": 4, "wait_for": [0], "think_time": 0.5},
+        {"prompt_tokens": 9, "output_tokens": 3, "wait_for": [0, 1], "tool_time": 1.0},
+    ]}},
 ]  # fmt: skip
 #: Values of text fields, and small values of numbers, by field name.
 VALUES: dict[str, list[Any]] = {
@@ -132,6 +137,7 @@ VALUES: dict[str, list[Any]] = {
     "verdict": ["served"], "outcome": ["finished"], "metric": ["waiting", "running", "in_flight"],
     "kv_offloading_size": [0.5, 8.0], "compact_at": [60, 90], "compact_to": [5, 10],
     "hash_ids": [[1, 2, 3]], "hash_block_size": [4], "acceptance_seed": [1, 5],
+    "wait_for": [[0]],
 }  # fmt: skip
 #: Names of the engines' sections in the schema.
 SECTIONS = {
@@ -162,6 +168,7 @@ REQUIRES: dict[str, dict[str, Any]] = {
     "ramp_up_end_rps": RAMP,
     "diurnal": {"request_rate": 2.0},
     "kv_offloading_size": {"num_cpu_blocks": None},
+    "wait_for": {"arrival": None},
 }  # fmt: skip
 #: Fields that always have a small value, because they determine the size of the workload.
 COUNTS = {
