@@ -3,10 +3,11 @@
 python benchmarks/session_speed.py [vllm sglang]
 
 Each line is 1,000 sessions of 10, 20 or 40 turns on one replica with a prefix cache. All prompts
-have about 30,000 tokens on average: 20,000 tokens of the session's own system prompt, which grow
-to 40,000. In ``retained``, 16 sessions are in progress, and their contexts fit into the cache. In
-``evicted``, 64 are, and the contexts are evicted between the turns. The target for 20 turns is at
-most 60 million timeouts and 1.5 GiB. Each line is measured in a process of its own.
+have about 30,000 tokens on average: they grow from a system prompt of 20,000 tokens to 40,000. Each
+session draws one of 1,000 system prompts, so some sessions share one. In ``retained``, 16 sessions
+are in progress, and their contexts fit into the cache. In ``evicted``, 64 are, and the contexts are
+evicted between the turns. The target for 20 turns is at most 60 million timeouts and 1.5 GiB. Each
+line is measured in a process of its own.
 """
 
 from __future__ import annotations

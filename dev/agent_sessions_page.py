@@ -24,7 +24,7 @@ PAGE = Path(__file__).parent / "agent_sessions_page.md.j2"
 SWEEP, ADMISSION = "llm-d-2348.yaml", "llm-d-2964.yaml"
 #: Servers behind the router of the sweep; one of them is simulated.
 SERVERS = 4
-#: Time after which the hit rate counts (s).
+#: The hit rate is computed from the requests after this time (s).
 WARM_UP = 600.0
 #: Factor on all step times of the variant ``fitted``.
 FACTOR = 1.3
@@ -108,29 +108,34 @@ def simulate_arms(file: Path, factor: float) -> dict[str, Arm]:
     return arms
 
 
-def error(ours: float, published: float) -> str:
-    """Return the error in percent."""
-    return f"{100 * (ours - published) / published:+.0f} %"
+def compare(ours: float, published: float, form: str) -> str:
+    """Return a simulated figure with its error in percent, such as ``2,431 (+21 %)``."""
+    return f"{ours:{form}} ({100 * (ours - published) / published:+.1f} %)"
+
+
+def difference(ours: float, published: float) -> str:
+    """Return a simulated hit rate with its difference from the published one."""
+    return f"{ours:.3f} ({ours - published:+.3f})"
 
 
 def level_row(sessions: int, by_name: Level, fitted: Level) -> str:
     """Return the table row of a number of sessions."""
     told = LEVELS[sessions]
-    cells: list[str] = [str(sessions), f"{told.throughput:,.0f}"]
-    for ours in (by_name, fitted):
-        cells += [f"{ours.throughput:,.0f}", error(ours.throughput, told.throughput)]
-    cells += [f"{one.hit_rate:.3f}" for one in (told, by_name, fitted)]
-    cells += [f"{one.ttft:.1f}" for one in (told, by_name, fitted)]
+    both = by_name, fitted
+    cells = [str(sessions), f"{told.throughput:,.0f}"]
+    cells += [compare(ours.throughput, told.throughput, ",.0f") for ours in both]
+    cells += [f"{told.hit_rate:.3f}", *(difference(ours.hit_rate, told.hit_rate) for ours in both)]
+    cells += [f"{told.ttft:.1f}", *(compare(ours.ttft, told.ttft, ".1f") for ours in both)]
     return f"| {' | '.join(cells)} |"
 
 
 def arm_row(name: str, ours: Arm) -> str:
     """Return the table row of a way to admit sessions."""
     told = ARMS[name]
-    cells = [name, f"{told.makespan:,.1f}", f"{ours.makespan:,.1f}"]
-    cells += [f"{100 * (ours.makespan - told.makespan) / told.makespan:+.1f} %"]
-    cells += [f"{told.hit_rate:.3f}", f"{ours.hit_rate:.3f}"]
-    cells += [f"{told.median:,.0f}", f"{ours.median:,.0f}", f"{told.p95:,.0f}", f"{ours.p95:,.0f}"]
+    cells = [name, f"{told.makespan:,.1f}", compare(ours.makespan, told.makespan, ",.1f")]
+    cells += [f"{told.hit_rate:.3f}", difference(ours.hit_rate, told.hit_rate)]
+    cells += [f"{told.median:,.0f}", compare(ours.median, told.median, ",.0f")]
+    cells += [f"{told.p95:,.0f}", compare(ours.p95, told.p95, ",.0f")]
     return f"| {' | '.join(cells)} |"
 
 

@@ -119,7 +119,7 @@ class LeftOut:
     index: int
 
     def others(self) -> list[CalibrationCase]:
-        """Return the results with which to calibrate."""
+        """Return the other results of the server, for the calibration."""
         return [case for number, case in enumerate(self.cases) if number != self.index]
 
 

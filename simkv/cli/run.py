@@ -247,7 +247,7 @@ def _use_source(against: str | None, pdb_at_step: int | None) -> None:
 
 
 def _compare_with_port(against: str | None, variants: Mapping[str, Scenario], folder: Path) -> None:
-    """With ``--against``, compare simkv's decisions with those of the engine's code, and exit."""
+    """With ``--against``, compare the decisions of simkv and of the engine's code, and exit."""
     if against is None:
         return
     from simkv.conformance.port_comparison import DifferentDecision, compare_with_port

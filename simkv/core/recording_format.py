@@ -27,8 +27,8 @@ def read_queues(scheduler: Any) -> RecordingLine:
 
 
 def record_decision(scheduler: Any) -> tuple[Batch, RecordingLine]:
-    """Call ``scheduler.schedule()`` and return the batch and the extra fields to record, of which
-    there are none.
+    """Call ``scheduler.schedule()``; return the batch, and an empty mapping because no extra
+    fields are recorded.
     """
     return scheduler.schedule(), {}
 

@@ -43,7 +43,7 @@ class Preemption(NamedTuple):
 class Overtake(NamedTuple):
     """Overtaking of the request ``victim`` by requests that arrived later but started earlier.
 
-    ``others`` is the number of these requests, and ``by`` is the one that started first.
+    ``others`` is the number of these requests, and ``by`` is the first of them to start.
     ``seconds`` is the time between the start of ``by`` and the start of ``victim``. If ``victim``
     never started, its end counts as its start.
     """

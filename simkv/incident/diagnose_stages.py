@@ -115,7 +115,7 @@ def rebuild_stage(folder: Path, asked: UserSettings) -> tuple[RebuiltWorkload, S
 
 
 def _seed(folder: Path) -> int:
-    """Return the seed with which the requests in ``workload.csv`` were sampled; 0 if they were not
+    """Return the seed of the sampled requests in ``workload.csv``; 0 if they were not
     sampled.
     """
     if not (folder / files.ENSEMBLE).is_file():

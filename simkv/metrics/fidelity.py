@@ -132,7 +132,7 @@ def estimate_fidelity(
     again: Callable[[str, Callable[[Executor], Executor]], MeasuredRun] | None,
     unknown: float = 0.0,
 ) -> Fidelity:
-    """Return what is known about the errors of a run's step times, and intervals of its metrics.
+    """Return the known errors of a run's step times, and intervals of the run's metrics.
 
     ``outside`` is the fraction of busy time in steps outside the range of the profile's data.
     ``unknown`` is the fraction of busy time in steps whose error is unknown: they are outside this

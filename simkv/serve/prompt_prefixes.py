@@ -21,7 +21,7 @@ MAX_TOKENS = 8_000_000
 class PrefixNode:
     """Node of the prefix tree: tokens that follow the tokens of the parent node in a prompt.
 
-    The tokens are those of ``stream`` from offset ``start`` on.
+    The tokens are the tokens of ``stream`` from offset ``start`` on.
     """
 
     __slots__ = ("children", "last_used", "parent", "start", "stream", "tokens")

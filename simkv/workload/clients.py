@@ -184,8 +184,8 @@ class Clients:
         return [number for number in leaving if number in self._in_flight]
 
     def _cancel(self, branches: Iterable[int]) -> None:
-        """Cancel those of the requests that no other request waits for any more, and the requests
-        that are needed only by them.
+        """Cancel the requests in ``branches`` that no other request still waits for, and the
+        requests that only cancelled requests need.
         """
         for number in branches:
             if number in self._ended or number in self.cancelled or self._is_needed(number):
@@ -214,8 +214,8 @@ class Clients:
         return True
 
     def _count(self, number: int, change: int) -> None:
-        """Change the number of unfinished requests of the session to which request ``number``
-        belongs; if the session ends, start the next one.
+        """Change the number of unfinished requests in the session of request ``number``; if the
+        session ends, start the next session.
         """
         if self.max_sessions is None:
             return

@@ -95,8 +95,8 @@ def select_rows(parts: Iterable[RequestRows], source: TraceSource) -> Iterator[R
 def _window(
     parts: Iterable[RequestRows], source: TraceSource
 ) -> Iterator[tuple[RequestRows, Floats]]:
-    """Yield the rows in the selected time span, each with a random number from 0 to 1, by which
-    rows are sampled.
+    """Yield the rows in the selected time span, each with a random number from 0 to 1 for
+    sampling.
     """
     wanted = source.selection
     draws = make_random_stream(wanted.seed)

@@ -127,9 +127,9 @@ def test_raw_weka_times_of_sub_agents_count_from_their_start(tmp_path: Path) -> 
 
 def test_weka_folder_of_indented_files_and_conversion(tmp_path: Path) -> None:
     folder = tmp_path / "traces"
-    folder.mkdir()
+    (folder / "part").mkdir(parents=True)
     for one in (WEKA, OTHER):
-        (folder / f"trace_{one['id']}.json").write_text(json.dumps(one, indent=2))
+        (folder / "part" / f"trace_{one['id']}.json").write_text(json.dumps(one, indent=2))
     first = read_trace(written(tmp_path / "traces.jsonl", [WEKA, OTHER]))
     assert read_trace(folder).requests() == first.requests()
     convert_trace(TraceReader(folder), tmp_path / "out.csv")

@@ -107,7 +107,7 @@ DELAYER: Mapping[str, tuple[Any, ...]] = {
     "prefill_delayer_queue_min_ratio": (None, 0.5, 1.0),
     "prefill_delayer_max_delay_ms": (None, 2000.0),
 }
-#: Settings with which only the prefill delayer delays prompts.
+#: Settings for cases in which only the prefill delayer delays prompts.
 DELAYED: Mapping[str, tuple[Any, ...]] = {
     **DELAYER,
     "max_total_num_tokens": (range(500, 8001),),
@@ -123,7 +123,7 @@ RECEIVER: Mapping[str, tuple[Any, ...]] = {
     "max_queued_requests": (None, range(1, 5)),
     "allow_auto_truncate": (True, False),
 }
-#: Settings with which the queue policy decides.
+#: Settings for cases in which the queue policy decides.
 ORDER: Mapping[str, tuple[Any, ...]] = {
     "schedule_policy": (*POLICIES, "routing-key"),
     "page_size": (1, 1, 2, 4),

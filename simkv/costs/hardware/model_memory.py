@@ -27,7 +27,9 @@ SPARSE_FP8_TOKEN_BYTES = 656
 
 
 class ExpertPadding(NamedTuple):
-    """Numbers of which the width of an expert on one GPU and its hidden size must be multiples."""
+    """Padding of experts: their width on one GPU and their hidden size become multiples of
+    these.
+    """
 
     width: int = 1
     hidden: int = 1

@@ -81,7 +81,7 @@ class SteppedDiskTier:
         self._manager, (self._tier,) = manager, manager.secondary_tiers
 
     def begin(self, step: int) -> RecordingLine:
-        """Collect new transfers and lookups, and run those that are due.
+        """Collect new transfers and lookups, and run all that are due.
 
         Returns the fields to record for the step.
         """

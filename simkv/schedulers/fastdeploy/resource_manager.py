@@ -161,7 +161,7 @@ class ResourceManager:
         raise NotImplementedError
 
     def decay(self, steps: int, growing: int) -> None:
-        """Reduce the block reserve as ``steps`` decode-only calls do, of which ``growing`` calls
+        """Reduce the block reserve as ``steps`` decode-only calls do; ``growing`` of these calls
         had tasks.
         """
         raise NotImplementedError

@@ -31,7 +31,7 @@ def decode_step(state: LoopState, batch: Batch) -> ScheduleBatch | None:
 
 
 def drop_ending_rows(state: LoopState) -> bool:
-    """Drop the requests whose token in flight is the last one that their output limit allows;
+    """Drop the requests whose token in flight is the last token within their output limit;
     return whether any were dropped.
 
     Finished requests that are still in the batch are dropped as well.

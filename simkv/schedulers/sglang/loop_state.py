@@ -58,8 +58,8 @@ class ScheduleBatch:
 
 
 class LaunchedBatch(NamedTuple):
-    """A launched batch and those of its requests that will emit a token; a request whose prompt
-    stays incomplete emits none.
+    """A launched batch, and its requests that will emit a token. A request whose prompt is still
+    incomplete after the batch emits none.
     """
 
     batch: Batch

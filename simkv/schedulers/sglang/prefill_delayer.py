@@ -58,7 +58,7 @@ class PrefillDelayer:
         return self._allows
 
     def end(self, taken: int, prompts: int) -> None:
-        """End the pass; its batch has ``taken`` requests, of which ``prompts`` compute prompts."""
+        """End the pass. Its batch has ``taken`` requests; ``prompts`` of them compute prompts."""
         if self._allows is None:  # there was no request to delay
             self.passes = 0
         if self.state.rules.bounds_delays:

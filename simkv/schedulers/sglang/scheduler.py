@@ -190,7 +190,7 @@ class SglangScheduler:
         return [r.id for r in self.state.waiting] + self.intake.receiver.prompts
 
     def decode_ids(self) -> list[int]:
-        """Return the ids of the requests in the decode batch with which the next step starts."""
+        """Return the ids of the requests in the decode batch at the start of the next step."""
         rows = self.state.running.rows
         if (last := self.state.last) and last.kind != "decode":
             rows = rows + [r for r in last.rows if r is not last.chunked]

@@ -86,7 +86,7 @@ class EvictionPolicy:
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class LruPolicy(EvictionPolicy):
-    """Evict the least recently used block first; of the blocks of one request, evict the last block
+    """Evict the least recently used block first. In one request, evict the last block
     of its prompt first.
 
     Until a request ends, all its blocks count as used when the request first used a block. Without

@@ -134,8 +134,8 @@ class VllmMemory:
             self._keys.extend(r.keys, r.content, tokens)
 
     def new_runs(self, r: RequestState, blocks: int) -> list[int]:
-        """Return those of the first ``blocks`` blocks of ``r`` that have no cache key yet and may
-        begin a new run of keys.
+        """Return the indices of blocks without a cache key that may begin a new run of keys, among
+        the first ``blocks`` blocks of ``r``.
         """
         assert r.content is not None
         first = len(r.keys) + self._keys.run_left(r.keys, r.content)

@@ -1,6 +1,6 @@
 """Admission of whole sessions: a router holds the requests of sessions whose contexts do not fit.
 
-The rules are those of ThunderAgent (arXiv 2602.13692; ThunderAgent-org/ThunderAgent,
+The rules come from ThunderAgent (arXiv 2602.13692; ThunderAgent-org/ThunderAgent,
 ``scheduler/router.py`` and ``backend/state.py``), which llm-d's router adopts (llm-d/llm-d-router
 #2964).
 """
@@ -18,8 +18,9 @@ from simkv.scenario.fleet_section import SessionAdmissionConfig
 class SessionState:
     """Context of a session: its ``tokens``, and the ``replica`` that admitted it.
 
-    A ``paused`` session has no replica that counts its tokens; ``replica`` is then the last one, or
-    None. ``open`` are its requests that have not ended, ``held`` those that the router holds.
+    The tokens of a ``paused`` session count for no replica; ``replica`` is then the last replica or
+    None. ``open`` contains its requests that have not ended, and ``held`` the requests that the
+    router holds.
     ``idle_since`` is the time (s) of its last answer while it has no open request. A ``marked``
     session is paused when its open requests have ended.
     """

@@ -82,7 +82,7 @@ class PolicyGenerator:
         return {name: self._tree(name) for name in said or [random.choice(self._hooks)]}
 
     def crossover(self, one: PolicyTrees, other: PolicyTrees) -> PolicyTrees:
-        """Return a policy whose expressions are those of one parent or a crossover of both."""
+        """Return a policy; each expression comes from one parent or is a crossover of both."""
         child: PolicyTrees = {}
         for name in self._hooks:
             ours, theirs = one.get(name), other.get(name)

@@ -86,7 +86,9 @@ class PlannedDeployment:
 
 @dataclass(frozen=True)
 class DeploymentSearch:
-    """All layouts, and the deployments on the Pareto front in order of increasing TPOT."""
+    """Result of the search: all layouts, and the deployments on the Pareto front, in order of
+    increasing TPOT.
+    """
 
     layouts: tuple[Layout, ...]
     front: tuple[PlannedDeployment, ...]

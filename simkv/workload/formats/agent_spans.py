@@ -85,7 +85,8 @@ def _call(span: Span, agent: str, number: int) -> RecordedCall:
         for name in ("input", "output")
     )
     if not span.end >= span.start:
-        raise ValueError("end: should be a time since 1970 at or after the start; missing")
+        what = "missing" if span.end != span.end else f"found {span.end:.6f}"
+        raise ValueError(f"end: should be a time since 1970 at or after the start; {what}")
     return RecordedCall(agent, span.start, span.end, prompt, output, number, span.line)
 
 
@@ -99,7 +100,7 @@ def _answered(source: TraceSource, calls: list[RecordedCall]) -> list[RecordedCa
 
 
 def _agent(span: Span, index: Mapping[tuple[str, str], Span], parents: dict[str, str]) -> str:
-    """Return the name of the agent to which a span belongs; add it to ``parents`` if it is a
+    """Return the name of the agent of a span; add it to ``parents`` if it is a
     sub-agent.
     """
     conversation = span.attributes.get(_CONVERSATION)

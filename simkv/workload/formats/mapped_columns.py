@@ -1,5 +1,5 @@
-"""Reader of custom logs (CSV or JSON lines); the user maps simkv's column names to those of the
-log, as ``ours=theirs``.
+"""Reader of custom logs (CSV or JSON lines); the user maps simkv's column names to the
+names in the log, as ``ours=theirs``.
 
 simkv trace convert log.csv out.csv --columns arrival=ts,prompt_tokens=in,output_tokens=out
 

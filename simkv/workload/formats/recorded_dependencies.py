@@ -6,7 +6,7 @@ its agent may have received: calls of the agent itself and of its sub-agents and
 also calls of its parent. Calls that ran in parallel thus also run in parallel in the simulation,
 and a call does not wait for a sub-agent that was still working when the call started. The delay is
 the recorded time between the last end of these calls and the start of the call. AISimulate also
-uses this time as the delay (github.com/ai-dynamo/ aisimulate, crates/core/src/replay/README.md);
+uses this time as the delay (github.com/ai-dynamo/aisimulate, crates/core/src/replay/README.md);
 aiperf calls the rule a join of spawned branches (github.com/ai-dynamo/aiperf,
 docs/tutorials/weka-trace.md).
 """
@@ -25,7 +25,7 @@ from simkv.workload.json_records import make_column
 from simkv.workload.request_columns import PromptPieces, RequestRows, make_tuples
 from simkv.workload.trace_source import TraceSource
 
-#: Tolerance in seconds with which a call counts as ended when another one starts.
+#: A call that ends at most this long (s) after the start of another call counts as ended then.
 EPSILON_S = 1e-6
 
 
@@ -82,8 +82,7 @@ def infer_waits(calls: Sequence[RecordedCall], parents: Mapping[str, str]) -> li
             for agent in _ancestors(calls[done].agent, parents):
                 latest = ended.setdefault(agent, [])
                 latest[:] = [one for one in latest if not covers(done, one)]
-                if not any(covers(one, done) for one in latest):
-                    latest.append(done)
+                latest.append(done)
         agents = _ancestors(call.agent, parents)
         before = tuple(next((ended[agent] for agent in agents if ended.get(agent)), ()))
         end = max((calls[one].end for one in before), default=call.start)

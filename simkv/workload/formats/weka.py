@@ -238,7 +238,7 @@ def _files(path: Path) -> list[Path]:
 
 def _known(head: FileHead) -> bool:
     if head.kind == "folder":
-        first = next(iter(sorted(head.path.glob("*.json*"))), None)
+        first = next(iter(_files(head.path)), None)
         if first is None:
             return False
         with open_bytes(first) as stream:

@@ -98,7 +98,7 @@ def sessions(router: dict[str, Any] | str, *times: float) -> Any:
 def test_held_requests_are_sent_at_last() -> None:
     settings = {"capacity_tokens": 54, "buffer_tokens": 0, "forced_after": 12}
     result = sessions({"name": "session_admission", **settings}, 0, 0, 0.5)
-    assert ends(result) == [4.0, 4.0, 16.5], "the contexts of ended sessions count for ever"
+    assert ends(result) == [4.0, 4.0, 16.5], "the contexts of ended sessions always count"
     decaying = sessions({"name": "session_admission", **settings, "half_life": 0.1}, 0, 0, 0.5)
     assert ends(decaying) == [4.0, 4.0, 9.0], "resumed at 5 s"
     assert where(decaying)[:2] == ["0", "1"]
