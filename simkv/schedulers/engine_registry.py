@@ -22,10 +22,8 @@ DEFAULT = VLLM
 
 
 def find_engine_spec(config: EngineConfig) -> EngineSpec:
-    """Return the spec of the engine that ``config`` configures.
-
-    The config of a custom scheduler carries its own spec.
-    """
+    """Return the spec of the engine that ``config`` configures."""
+    # The config of a custom scheduler carries its own spec.
     own: EngineSpec | None = getattr(config, "own_spec", None)
     return own or ENGINES[config.name]
 
@@ -36,8 +34,5 @@ def build_scheduler(config: EngineConfig) -> Scheduler:
 
 
 def list_variants(engine: str) -> Mapping[str, Variant]:
-    """Return the variants of an engine, a mapping from names to descriptions.
-
-    Raises KeyError for an unknown engine.
-    """
+    """Return the variants of an engine by name. Raises KeyError for an unknown engine."""
     return ENGINES[engine].variants

@@ -20,18 +20,17 @@ Rules = TypeVar("Rules")
 class Rule:
     """A scheduling rule that applies from release ``since`` on and before release ``until``.
 
-    Without ``since``, the rule applies from the oldest release on. Without both, it applies in no
-    release. A rule with more than two values has ``values`` instead of ``since`` and ``until``: a
-    mapping from each release that changes the value to the new value, oldest release first.
-
-    ``meaning`` describes releases with the rule, ``otherwise`` releases without the rule. A
-    recording shows the rule only if its config sets all settings in ``knobs``, and its release has
-    all rules in ``needs`` and none of the rules in ``hidden_by``. ``shown_since`` is the oldest
-    release whose committed recordings show the rule; None means that the recordings of all releases
-    show it.
-
-    ``at_start`` is true if the rule only sets a default or is checked only at start-up, so that no
-    recording can show it. ``hidden`` gives any other reason why no recording can show the rule.
+    - Without ``since``, the rule applies from the oldest release on. Without ``since`` and
+      ``until``, the rule applies in no release.
+    - ``values``: mapping from release to value, oldest release first, if the rule is not a boolean.
+    - ``meaning``: effect of the rule. ``otherwise``: behavior of releases without the rule.
+    - ``knobs``: settings that a config must set for the rule to have an effect.
+    - ``needs``: rules that must apply for this rule to have an effect. ``hidden_by``: rules that
+      remove the effect.
+    - ``shown_since``: oldest release whose recordings show the rule; None if all recordings show
+      it.
+    - ``at_start``: whether the rule only affects the start-up of the engine. ``hidden``: any other
+      reason why no recording shows the rule.
     """
 
     topic: str
@@ -50,7 +49,7 @@ class Rule:
 
     @property
     def changes(self) -> dict[str, Any]:
-        """Releases in which the value of the rule changes, each with the new value.
+        """Releases that change the value of the rule, each with the new value.
 
         The oldest release is not included.
         """
@@ -82,33 +81,33 @@ class Rule:
 def rule(topic: str, meaning: str, otherwise: str = "", **facts: Any) -> Any:
     """Return a dataclass field that holds a ``Rule``.
 
-    The default of the field is the value of the rule in the oldest release.
+    The field's default is the value in the oldest release.
     """
     described = Rule(topic, meaning, otherwise, **facts)
     return field(default=described.first, metadata={"rule": described})
 
 
 def described_rules(kind: Any) -> dict[str, Rule]:
-    """Return the rules of a dataclass, a mapping from field names to ``Rule`` objects."""
+    """Return the rules of a dataclass by field name."""
     return {each.name: each.metadata["rule"] for each in fields(kind) if "rule" in each.metadata}
 
 
 def rules_in(kind: type[Rules], release: str) -> Rules:
-    """Return an instance of the rules dataclass ``kind`` with the values for a release."""
+    """Return the rules dataclass ``kind``, filled with the values of a release."""
     return kind(**{name: each.value_in(release) for name, each in described_rules(kind).items()})
 
 
 def differing_rules(rules: Any, others: Any) -> list[str]:
-    """Return the field names of the rules whose values differ between two releases."""
+    """Return the names of the rules whose values differ between two releases."""
     return [
         name for name in described_rules(rules) if getattr(rules, name) != getattr(others, name)
     ]
 
 
 def describe_changes(rules: Any, before: Any) -> str:
-    """Describe in one line which rules a release adds, removes or changes.
+    """Describe in one line the rules that a release adds, removes or changes.
 
-    ``before`` holds the rules of the release before it.
+    ``before`` holds the rules of the previous release.
     """
     changed = {name: getattr(rules, name) for name in differing_rules(rules, before)}
     parts = {

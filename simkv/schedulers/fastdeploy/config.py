@@ -58,12 +58,8 @@ VARIANTS: Mapping[str, Variant] = {
 
 @dataclass(frozen=True)
 class FastDeployConfig:
-    """FastDeploy's options under their original names; a variant ignores options that it does not
-    read.
-
-    After a preemption, a request is admitted only if a reserve of blocks stays free. The reserve is
-    either a number of blocks per running request or a fraction of each request's remaining output.
-    Both decrease with each call of the scheduler.
+    """FastDeploy's options under their original names. Each variant reads only some of the
+    options.
     """
 
     name: Literal["fastdeploy"] = "fastdeploy"

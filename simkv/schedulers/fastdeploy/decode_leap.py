@@ -1,4 +1,4 @@
-"""Leaps of FastDeploy: a leap computes several decode-only steps at once."""
+"""Computation of several decode-only steps of FastDeploy at once."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ from simkv.schedulers.fastdeploy.worker import FastDeployWorker, Slot
 
 
 def leapable_steps(manager: ResourceManager, worker: FastDeployWorker, most: int) -> int:
-    """Return the number of steps, 1 to ``most``, in which all scheduled requests decode.
-
-    The step of the last scheduling decision counts as the first.
-    """
+    """Return the number of steps, 1 to ``most``, in which all scheduled requests decode."""
+    # The step of the last scheduling decision counts as the first.
     waits = bool(manager.waiting) and not manager.full
     if not _agree(manager, worker) or (waits and not manager.admission_is_stable):
         return 1
@@ -29,9 +27,7 @@ def leapable_steps(manager: ResourceManager, worker: FastDeployWorker, most: int
 
 
 def skip_steps(manager: ResourceManager, worker: FastDeployWorker, steps: int) -> list[int]:
-    """Apply ``steps`` decode steps to the state, and return the number of free blocks after each
-    scheduling decision.
-    """
+    """Simulate ``steps`` decode steps. Return the number of free blocks after each of them."""
     growth = _growth(manager, steps)
     free, left = [], manager.pool.free
     for step in range(1, steps + 1):

@@ -1,6 +1,4 @@
-"""Resource managers of FastDeploy that reserve a fixed number of blocks or, since PR #7444, a
-ratio.
-"""
+"""FastDeploy's resource managers that reserve a number of blocks or, since PR #7444, a ratio."""
 
 from __future__ import annotations
 
@@ -17,10 +15,10 @@ from simkv.schedulers.fastdeploy.resource_manager import (
 
 
 class FixedReserve(ResourceManager):
-    """Resource manager of the variant ``fixed-reserve``.
+    """Resource manager that reserves a number of blocks per running request.
 
-    With ``full_need``, it is the resource manager of the variant ``fixed-reserve-full-need`` and of
-    both ``preempt-sync`` variants.
+    ``full_need`` selects the rules of the variants other than ``fixed-reserve``: a request is
+    admitted only if its whole prefill fits.
     """
 
     #: Number of tokens that a running decode takes from the token budget.
@@ -123,9 +121,7 @@ class FixedReserve(ResourceManager):
         return len(self.running)
 
     def _wanted(self, seq: FastDeployRequest, blocks: int) -> int:
-        """Return the number of free blocks required to admit a chunk that needs ``blocks`` new
-        blocks.
-        """
+        """Return the number of free blocks that the admission of a chunk requires."""
         if self.relaxed:
             return blocks
         if self.full_need:
@@ -133,10 +129,8 @@ class FixedReserve(ResourceManager):
         return blocks + len(self.running) * self.reserve
 
     def _room(self, seq: FastDeployRequest, blocks: int) -> bool:
-        """Preempt running requests until ``blocks`` blocks are free; return whether ``seq`` can use
+        """Preempt running requests until ``blocks`` blocks are free. Return whether ``seq`` can use
         them.
-
-        The result is False if too few blocks can be freed or ``seq`` itself is preempted.
         """
         if self.pool.free >= blocks:
             return True

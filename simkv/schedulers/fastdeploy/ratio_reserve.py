@@ -1,6 +1,4 @@
-"""Resource manager of FastDeploy PR #7038: prefill first, and reserve memory for a share of each
-decoding request's output.
-"""
+"""FastDeploy's resource manager of PR #7038: it prefills first and reserves a ratio of outputs."""
 
 from __future__ import annotations
 
@@ -14,9 +12,11 @@ from simkv.schedulers.fastdeploy.resource_manager import FastDeployRequest, Reso
 class RatioReserve(ResourceManager):
     """Resource manager of the variants ``ratio`` and ``ratio-worker-faithful`` (PR #7038).
 
-    A step prefills if possible, otherwise it decodes. Floats are added in the same order as in the
-    engine, because the admission test rounds their sum.
+    A step prefills if possible; otherwise it decodes.
     """
+
+    # Floats are added in the same order as in the engine, because the admission test rounds their
+    # sum.
 
     requeue_at_head = False
 
@@ -137,7 +137,7 @@ class RatioReserve(ResourceManager):
             i += 1
 
     def _retract(self, by: FastDeployRequest) -> None:
-        """Preempt decodes until a block is free, fewest output tokens first; one decode always
+        """Preempt decodes, fewest output tokens first, until a block is free or one decode
         remains.
         """
         decodes = [seq for seq in self.running if seq.decoding]

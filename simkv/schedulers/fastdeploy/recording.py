@@ -1,6 +1,4 @@
-"""Recording format of FastDeploy: one line per step in lockstep mode, one line per tick in threaded
-mode.
-"""
+"""Recording format of FastDeploy: a line per step or, in threaded mode, a line per tick."""
 
 from __future__ import annotations
 

@@ -31,15 +31,13 @@ from simkv.schedulers.fastdeploy.worker import (
 
 
 class SlotOverrun(RuntimeError):
-    """Raised if no slot is free for a request that was just admitted; the engine logs it and
+    """Raised if no slot is free for an admitted request. FastDeploy logs the error and
     continues.
     """
 
 
 class RequestStatus(Enum):
-    """State of a request; RUNNING_DECODE means that the engine has received a token since the
-    prefill.
-    """
+    """State of a request. RUNNING_DECODE starts with the first output token."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -49,10 +47,11 @@ class RequestStatus(Enum):
 
 @dataclass(slots=True, eq=False)
 class FastDeployRequest:
-    """A request as the engine sees it; all counts are in tokens.
+    """A request in the engine.
 
-    ``out`` counts the output tokens received by the engine. ``need`` is the number of tokens to
-    prefill, and ``computed`` the number of tokens sent to the worker.
+    - ``out``: number of output tokens that the engine has received.
+    - ``need``: number of tokens to prefill.
+    - ``computed``: number of tokens sent to the worker.
     """
 
     id: int
@@ -74,9 +73,7 @@ class FastDeployRequest:
 
 
 class PlannedTask(NamedTuple):
-    """A task that ``schedule`` has not sent yet; for a decode, ``blocks`` is the length of its
-    block table.
-    """
+    """A task for the worker. ``blocks`` is the length of the block table (decode tasks only)."""
 
     kind: Literal["prefill", "decode", "preempt"]
     seq: FastDeployRequest
@@ -86,13 +83,12 @@ class PlannedTask(NamedTuple):
 
 
 class ResourceManager:
-    """Queues, slots and blocks, and the operations on them that all variants share.
+    """Queues, slots and blocks of the engine.
 
-    - ``waiting``: the queue; ``running``: requests in admission order.
+    - ``running``: requests in admission order.
     - ``pending``: preempted requests that the worker has not acknowledged.
-    - ``active``: the one unfinished chunked prefill of the ``ratio`` variants.
-    - ``why``: reason why the last call did not admit the head of ``waiting``, or did not
-      schedule a chunk of a running request.
+    - ``active``: the request whose chunked prefill is unfinished (``ratio`` variants only).
+    - ``why``: reason why the last call did not schedule all requests.
     """
 
     #: Whether a preempted request returns to the head of ``waiting`` (otherwise to its tail).
@@ -123,12 +119,12 @@ class ResourceManager:
         )
 
     def schedule(self) -> list[PlannedTask]:
-        """Make the scheduling decisions of one call and return the tasks; the attribute
-        ``preempted`` then lists the preempted requests.
+        """Make the scheduling decisions of one call and return the tasks for the worker.
 
-        A slot overrun is ignored, as in the engine: the state changes remain, the tasks of the call
-        are lost, and the request runs without a slot.
+        ``preempted`` then lists the requests that the call preempted.
         """
+        # A slot overrun is ignored, as in the engine: the state changes remain, the tasks of the
+        # call are lost, and the request runs without a slot.
         self._tasks, self.preempted, self.causes, self.why = [], [], [], "budget"
         try:
             self._decide()
@@ -137,44 +133,41 @@ class ResourceManager:
         return self._tasks
 
     def held(self) -> Held | None:
-        """Return the head of ``waiting`` and the reason why the last call did not admit it, or
-        None.
-        """
+        """Return the first waiting request and the reason why it was not admitted, or None."""
         return Held(self.waiting[0].id, self.why) if self.waiting else None
 
     @property
     def full(self) -> bool:
-        """Whether a request must end before another one can be admitted from ``waiting``."""
+        """Whether all slots are in use, so that no request can be admitted."""
         raise NotImplementedError
 
     @property
     def admission_is_stable(self) -> bool:
-        """Whether the decision on the first waiting request stays the same until the number of free
-        blocks changes.
-        """
+        """Whether the admission decision can change only if the number of free blocks changes."""
         return False
 
     def growing(self, seq: FastDeployRequest, steps: int) -> Sequence[int]:
-        """Return in which of the next ``steps`` calls, numbered from 1, a decoding request gets
+        """Return the calls, numbered from 1 to ``steps``, in which a decoding request gets
         blocks.
         """
         raise NotImplementedError
 
     def decay(self, steps: int, growing: int) -> None:
-        """Reduce the block reserve as ``steps`` decode-only calls do; ``growing`` of these calls
-        had tasks.
+        """Reduce the block reserve by the amount of ``steps`` decode-only calls.
+
+        ``growing`` is the number of calls that send tasks.
         """
         raise NotImplementedError
 
     def put(self, tasks: Iterable[PlannedTask]) -> TaskBatch:
-        """Serialise tasks for the worker, with the current token counts."""
+        """Convert planned tasks to tasks for the worker, with the current token counts."""
         used = [i for i, seq in enumerate(self.slots) if seq]
         if used:
             self._bsz = used[-1] + 1
         return TaskBatch([self._serialise(task) for task in tasks], self._bsz)
 
     def acknowledge(self, seq: FastDeployRequest) -> None:
-        """Queue a preempted request again after the worker has released it."""
+        """Put a preempted request back into the queue after the worker has released it."""
         del self.pending[seq.id]
         if self.requeue_at_head:
             self.waiting.appendleft(seq)
@@ -182,12 +175,12 @@ class ResourceManager:
             self.waiting.append(seq)
 
     def finish(self, seq: FastDeployRequest) -> bool:
-        """End a request and free its slot and blocks; do nothing and return False if the request is
-        in ``waiting``.
+        """End a request and free its slot and blocks.
 
-        Because of an engine bug, a request in ``waiting`` does not end: it is prefilled again,
-        including its end-of-sequence token.
+        Returns False and does nothing if the request is waiting.
         """
+        # Because of an engine bug, a waiting request does not end: it is prefilled again, including
+        # its end-of-sequence token.
         if seq in self.waiting:
             return False
         if seq in self.running:
@@ -204,7 +197,7 @@ class ResourceManager:
         return [*self.waiting, *self.running, *self.pending.values(), *active]
 
     def fingerprint(self) -> Hashable:
-        """Return all state that determines the following calls."""
+        """Return the state that determines the following calls."""
         queues = (self.waiting, self.running, self.pending.values(), [self.active])
         return tuple(
             tuple(
@@ -237,8 +230,8 @@ class ResourceManager:
         return blocks_for(seq.computed + tokens, self.block_size) - self.pool.held(seq.id)
 
     def _lack(self, blocks: int) -> WaitReason:
-        """Return the reason why a chunk of ``blocks`` new blocks was not scheduled: the free blocks
-        are reserved, or too few blocks are free.
+        """Return why a chunk was not scheduled: free blocks are reserved, or too few blocks are
+        free.
         """
         return "reserved" if self.pool.free >= blocks else "blocks"
 
@@ -279,15 +272,15 @@ class ResourceManager:
 
 
 class TokenProcessor:
-    """Reader of the worker's messages, which updates the manager's state with the token of each
-    slot.
+    """Processor of the worker's messages.
 
-    With ``sentinel`` (PR #5796), a preemption is acknowledged only by the token PREEMPTED in the
-    request's slot. Without ``sentinel``, any negative token in the slot also acknowledges the
-    preemption, and so does a message that is too short to contain the slot. If a message is too
-    short for several slots, the engine acknowledges them in the order of a Python set; this class
-    uses the order of preemption.
+    With ``sentinel`` (PR #5796), only the token PREEMPTED acknowledges a preemption. Without
+    ``sentinel``, any negative token acknowledges a preemption.
     """
+
+    # Without ``sentinel``, a message that is too short to contain the slot also acknowledges the
+    # preemption. If a message is too short for several slots, the engine acknowledges them in the
+    # order of a Python set; this class uses the order of preemption.
 
     def __init__(self, manager: ResourceManager, *, sentinel: bool = True) -> None:
         self.manager = manager

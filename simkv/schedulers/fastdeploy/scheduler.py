@@ -56,12 +56,14 @@ def build_actors(
 
 
 class FastDeployScheduler(Threads):
-    """The three actors in lockstep: a step's results are processed before the next decision.
+    """Resource manager, worker and token processor in lockstep.
 
-    ``complete`` must also be called for empty batches, because their message can acknowledge a
-    preemption. ``tasks`` and ``stalled`` contain the tasks and the stalled requests of the last
-    batch, and ``acked`` the preempted requests that the last ``complete`` call acknowledged.
+    - ``complete`` must also be called for empty batches.
+    - ``tasks`` and ``stalled``: worker tasks and stalled requests of the last batch.
+    - ``acked``: preempted requests that the last ``complete`` call acknowledged.
     """
+
+    # The message of an empty batch can acknowledge a preemption.
 
     pipeline_depth = 1
     manager: ResourceManager
@@ -79,7 +81,9 @@ class FastDeployScheduler(Threads):
         self.manager.add(prompt)
 
     def schedule(self) -> Batch:
-        """Decide, send the tasks to the worker and return the batch that its next step computes."""
+        """Make the scheduling decisions of one call and return the batch of the worker's
+        next step.
+        """
         planned = self.manager.schedule()
         parcel = self.manager.put(planned)
         self.tasks = parcel.tasks
@@ -99,8 +103,9 @@ class FastDeployScheduler(Threads):
         return batch
 
     def complete(self, batch: Batch, ended: Collection[int]) -> Completion:
-        """Run the worker's step and process its message; the requests in ``ended`` emit their last
-        token.
+        """Run one step of the worker and process its message.
+
+        The requests in ``ended`` emit their last token.
         """
         del batch  # the batch is not needed: the worker has its own copy of the tasks
         message = self.worker.step(lambda id_, _: id_ in ended)
@@ -109,10 +114,8 @@ class FastDeployScheduler(Threads):
         return Completion(heard.delivered, heard.finished)
 
     def abort(self, request_id: int) -> None:
-        """Ignore the abort: a request runs to its end even if its client disconnects.
-
-        How these revisions handle aborts is not known, because no recording contains one.
-        """
+        """Do nothing: a request runs to its end even if its client disconnects."""
+        # How these revisions handle aborts is unknown, because no recording contains one.
 
     @property
     def num_blocks(self) -> int:
@@ -126,20 +129,20 @@ class FastDeployScheduler(Threads):
 
     @property
     def num_waiting(self) -> int:
-        """Number of requests in ``waiting``, plus preempted ones that the worker has not
-        acknowledged."""
+        """Number of waiting requests and of preempted requests that the worker has not
+        acknowledged.
+        """
         return len(self.manager.waiting) + len(self.manager.pending)
 
     @property
     def num_running(self) -> int:
-        """Number of requests in ``running``, plus the unfinished prefill of the ``ratio``
-        variants."""
+        """Number of running requests, including the unfinished prefill of the ``ratio``
+        variants.
+        """
         return len(self.manager.running) + (self.manager.active is not None)
 
     def leap(self, most: int) -> int:
-        """Return the number of decode-only steps, 1 to ``most``, in which enough blocks are
-        free.
-        """
+        """Return the number of decode-only steps, at most ``most``, that the free blocks allow."""
         return leapable_steps(self.manager, self.worker, most)
 
     def skip(self, steps: int) -> list[int]:
@@ -149,17 +152,18 @@ class FastDeployScheduler(Threads):
         return [*free, self.free_blocks]
 
     def waiting_ids(self) -> list[int]:
-        """Return the ids of the requests in ``waiting``, head first."""
+        """Return the ids of the waiting requests, in queue order."""
         return [seq.id for seq in self.manager.waiting]
 
     def running_ids(self) -> list[int]:
-        """Return the ids of the requests in ``running``, in admission order; the unfinished prefill
-        of the ``ratio`` variants is not included.
-        """
+        """Return the ids of the running requests, in admission order."""
+        # The unfinished prefill of the ``ratio`` variants is not included.
         return [seq.id for seq in self.manager.running]
 
     def pending_ids(self) -> list[int]:
-        """Return the ids of preempted requests not acknowledged by the worker, oldest first."""
+        """Return the ids of the preempted requests that the worker has not acknowledged, oldest
+        first.
+        """
         return list(self.manager.pending)
 
     def active_id(self) -> int | None:
@@ -167,21 +171,16 @@ class FastDeployScheduler(Threads):
         return self.manager.active.id if self.manager.active else None
 
     def blocks_held(self) -> Mapping[int, int]:
-        """Return the number of blocks of each request that holds blocks, as a mapping from request
-        id.
-        """
+        """Return the number of blocks by request id."""
         return {i: held for i, held in self.manager.pool.holdings().items() if held}
 
     def fingerprint(self) -> Hashable:
-        """Return all state of engine and worker that determines the following steps."""
+        """Return the state of engine and worker that determines the following steps."""
         return self.manager.fingerprint(), self.worker.fingerprint()
 
     def aside(self) -> dict[int, WaitReason]:
-        """Return the requests that lack a block for their next token or chunk: a mapping from
-        request id to the wait reason.
-
-        While the ``ratio`` variants prefill, no decode gets a block, even if blocks are free.
-        """
+        """Return the wait reason of each running request that lacks a block, by request id."""
+        # While the ``ratio`` variants prefill, no decode gets a block, even if blocks are free.
         manager, worker = self.manager, self.worker
         gated = isinstance(manager, RatioReserve) and manager.prefilled
         lacking: dict[int, WaitReason] = {} if gated else dict.fromkeys(worker.stalled(), "blocks")
@@ -189,8 +188,9 @@ class FastDeployScheduler(Threads):
         return lacking | dict.fromkeys(chunks, manager.why)
 
     def batch_of(self, work: list[SlotWork], prefills: int, preempted: list[int]) -> Batch:
-        """Convert a step of the worker to a batch; the first ``prefills`` entries of ``work`` are
-        prefills.
+        """Convert the work of a worker step to a batch.
+
+        ``prefills`` is the number of prefills, which come first in ``work``.
         """
         return Batch(
             scheduled=[(w.id, w.tokens) for w in work],

@@ -22,9 +22,9 @@ PREEMPTED = -9
 class WorkerTask(NamedTuple):
     """A task that the engine sends to the worker for one request.
 
-    ``length`` counts the prompt and output tokens known when the task was serialised, and
-    ``blocks`` the blocks in its block table. A prefill computes the tokens ``start`` to ``end``
-    (exclusive). A decode task only delivers a block table.
+    - ``length``: number of prompt and output tokens.
+    - ``blocks``: number of blocks in the block table.
+    - ``start``, ``end``: first token of a prefill, and the token after the last one.
     """
 
     kind: Literal["prefill", "decode", "preempt"]
@@ -38,17 +38,18 @@ class WorkerTask(NamedTuple):
 
 
 class TaskBatch(NamedTuple):
-    """The tasks of one ``schedule`` call, and the highest slot in use plus one."""
+    """The tasks of one ``schedule`` call. ``bsz`` is the highest slot in use plus one."""
 
     tasks: list[WorkerTask]
     bsz: int
 
 
 class SlotWork(NamedTuple):
-    """Work of a slot in a step: the step computes ``tokens`` tokens; the KV of the ``context``
-    tokens before them is already cached.
+    """Work of one slot in a step.
 
-    ``emits`` is true if the step emits an output token of the request.
+    - ``tokens``: number of tokens to compute.
+    - ``context``: number of tokens whose KV is already cached.
+    - ``emits``: whether the step emits an output token.
     """
 
     id: int
@@ -59,9 +60,7 @@ class SlotWork(NamedTuple):
 
 @dataclass(slots=True)
 class Slot:
-    """A slot that has held a request; ``length`` counts the request's tokens, including the last
-    emitted one.
-    """
+    """A slot of the worker. ``length`` is the number of prompt and output tokens of its request."""
 
     id: int
     prompt_tokens: int
@@ -75,12 +74,11 @@ class Slot:
 class FastDeployWorker:
     """Slots, their block tables, and the flags that acknowledge preemptions.
 
-    - ``sentinel``: a preempted slot carries PREEMPTED in the next message (PR #5796). Without
-      ``sentinel``, it carries NO_TOKEN, like a stalled slot.
-    - ``decode_clears_flag``: a decode task that follows the preempt task clears this flag, so the
-      preemption is never acknowledged.
-    - ``idle_sends``: a preemption that leaves no work is acknowledged by a message without a step
-      (PR #7633).
+    - ``sentinel``: a preempted slot sends PREEMPTED in the next message (PR #5796). Otherwise it
+      sends NO_TOKEN.
+    - ``decode_clears_flag``: a later decode task clears the flag, so the preemption is never
+      acknowledged.
+    - ``idle_sends``: an idle worker sends a message to acknowledge a preemption (PR #7633).
     """
 
     def __init__(
@@ -102,7 +100,7 @@ class FastDeployWorker:
         self._prefills: list[int] = []
 
     def take(self, parcel: TaskBatch) -> None:
-        """Apply the tasks of one call. Raises WorkerCrash for a request without a slot."""
+        """Apply the tasks of one call. Raises WorkerCrash if a request has no slot."""
         self.bsz = parcel.bsz
         for task in parcel.tasks:
             i = task.slot
@@ -126,9 +124,7 @@ class FastDeployWorker:
                     self.flags.discard(i)
 
     def work(self) -> list[SlotWork]:
-        """Return the work of the next step: prefills in the order of their tasks, then decodes in
-        slot order.
-        """
+        """Return the work of the next step: prefills in task order, then decodes in slot order."""
         prefills = [s for s in map(self.slots.__getitem__, self._prefills) if s.state == "prefill"]
         decodes = [s for _, s in sorted(self.slots.items()) if self._decodes(s)]
         return [SlotWork(s.id, s.end - s.start, s.start, s.end >= s.length) for s in prefills] + [
@@ -136,19 +132,19 @@ class FastDeployWorker:
         ]
 
     def stalled(self) -> list[int]:
-        """Return the ids of the decoding requests that have no block for their last token, in slot
+        """Return the ids of the decoding requests without a block for their last token, in slot
         order.
         """
         decoding = [s for _, s in sorted(self.slots.items()) if s.state == "decode"]
         return [s.id for s in decoding if not self._decodes(s)]
 
     def step(self, ends: IsLastToken) -> Message | None:
-        """Run one step and return the token of each slot below ``bsz``, which is the highest slot
-        in use plus one; None if there is no work.
+        """Run one step and return the token of each slot, or None if there is no work.
 
-        A slot becomes idle when its request emits its last token. ``ends`` returns whether a token
-        is the last one of its request, including the token at the limit ``max_tokens``.
+        ``ends`` returns whether a token is the last one of its request.
         """
+        # The message has an entry for each slot below ``bsz``. ``ends`` also holds for the token at
+        # the limit ``max_tokens``.
         active = [i for i, s in self.slots.items() if s.state == "prefill" or self._decodes(s)]
         silent = not active and not (self._acknowledge and self.idle_sends)
         self._acknowledge = False
@@ -162,7 +158,7 @@ class FastDeployWorker:
         return [tokens.get(i, NO_TOKEN) for i in range(self.bsz)]
 
     def fingerprint(self) -> Hashable:
-        """Return all state that determines the following steps."""
+        """Return the state that determines the following steps."""
         slots = tuple(sorted((i, *astuple(s)) for i, s in self.slots.items() if s.state != "idle"))
         return slots, tuple(sorted(self.flags)), self.bsz, self._acknowledge
 

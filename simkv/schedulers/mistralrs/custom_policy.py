@@ -23,8 +23,9 @@ MAX_COUNTED_PREEMPTIONS = 64
 
 @dataclass(frozen=True, slots=True)
 class SequenceView:
-    """Values of a sequence and of the engine that the expressions of a policy can read;
-    ``simkv.core.policy_language`` describes them.
+    """Values that the expressions of a custom policy can read.
+
+    ``simkv.core.policy_language`` describes the values.
     """
 
     q: Sequence
@@ -72,8 +73,9 @@ class SequenceView:
 
 
 class BucketedExpressionScheduler(BucketedScheduler):
-    """Scheduler of a variant in which a custom policy makes some decisions; ties are broken by
-    arrival time.
+    """Scheduler in which a custom policy makes some decisions.
+
+    Ties are broken by arrival time.
     """
 
     def __init__(self, config: MistralrsConfig, rules: MistralrsRules | None = None) -> None:
@@ -93,10 +95,8 @@ class BucketedExpressionScheduler(BucketedScheduler):
         super().add(prompt)
 
     def leap(self, most: int) -> int:
-        """Return the number of decode-only steps until the queue or the batch changes.
-
-        The result is 1 if a value that the policy reads changes from step to step.
-        """
+        """Return the number of decode-only steps until the queue or the batch changes."""
+        # The result is 1 if a value that the policy reads changes from step to step.
         if not self._counts_failures() and self._may_change():
             return 1
         return super().leap(most)

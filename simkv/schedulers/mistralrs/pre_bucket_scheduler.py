@@ -1,6 +1,4 @@
-"""mistral.rs's scheduler before length buckets, which also allocates a slot for the next token of
-each request.
-"""
+"""mistral.rs's scheduler before length buckets."""
 
 from __future__ import annotations
 
@@ -20,8 +18,9 @@ from simkv.schedulers.mistralrs.scheduler_base import (
 
 
 class PreBucketScheduler(MistralrsScheduler):
-    """Scheduler of the revision without length buckets, which also allocates a slot for the next
-    token of each request.
+    """Scheduler of the revision without length buckets (variant ``seed``).
+
+    An allocation includes a slot for the next token.
     """
 
     def __init__(self, config: MistralrsConfig) -> None:
@@ -32,9 +31,9 @@ class PreBucketScheduler(MistralrsScheduler):
         return self._decode() if scheduled is None else scheduled
 
     def _admit(self) -> list[Sequence] | None:
-        """Move waiting sequences to ``running`` while they fit and return them.
+        """Admit waiting sequences while they fit and return them.
 
-        Returns None if no sequence was scheduled or ignored, so that the running sequences decode.
+        Returns None if no sequence was scheduled or ignored.
         """
         scheduled: list[Sequence] = []
         again: list[Sequence] = []
@@ -118,9 +117,8 @@ class PreBucketScheduler(MistralrsScheduler):
         return q.length // self.config.block_size + 1
 
     def _can_allocate(self, q: Sequence) -> Literal["ok", "later", "impossible"]:
-        """Return whether ``q`` can be allocated now, later or never; every "later" adds to
-        ``q.failures``.
-        """
+        """Return whether ``q`` can be allocated now, later or never."""
+        # Every "later" adds to ``q.failures``.
         if self._need(q) > self.pool.num_blocks:
             return "impossible"
         if self._need(q) > self.pool.free:

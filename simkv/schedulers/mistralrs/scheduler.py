@@ -37,9 +37,7 @@ Key = tuple[int, bool]
 
 
 class BucketedScheduler(MistralrsScheduler):
-    """Scheduler of the variants with a KV manager; ``rules`` contains the differences between these
-    variants.
-    """
+    """Scheduler of all variants except ``seed``. ``rules`` are the rules of the variant."""
 
     def __init__(self, config: MistralrsConfig, rules: MistralrsRules | None = None) -> None:
         super().__init__(config, config.num_gpu_blocks - 1)
@@ -111,8 +109,7 @@ class BucketedScheduler(MistralrsScheduler):
         return len(self.running) >= self.config.max_num_seqs
 
     def _meets_others(self) -> int:
-        """Return the steps until the batch reaches the length of another group and therefore
-        changes."""
+        """Return the number of steps until the batch changes because it reaches another length."""
         if self.rules.unequal_decodes == "run together":
             return UNLIMITED_STEPS
         # Sequences that just finished their prompt were grouped by their number of uncached tokens.
@@ -127,10 +124,9 @@ class BucketedScheduler(MistralrsScheduler):
         return min((steps for steps in ahead if steps > 0), default=UNLIMITED_STEPS)
 
     def _evict_for(self, q: Sequence, hit: array[int]) -> bool:
-        """Evict running sequences until ``q``, whose waiting time has exceeded the limit, is
-        admitted.
+        """Evict running sequences until ``q`` is admitted.
 
-        If that fails, ignore ``q`` and return False.
+        Returns False and ignores ``q`` if that fails.
         """
         while self.running:
             self._preempt(self.running.pop(), q, "patience")
@@ -165,9 +161,7 @@ class BucketedScheduler(MistralrsScheduler):
         return list(chosen)
 
     def _together(self, keep: list[Sequence], appended: list[Sequence]) -> list[Sequence]:
-        """Return the sequences that decode in this step; preempt or defer all other running
-        sequences.
-        """
+        """Return the sequences that decode in this step. Preempt or defer all others."""
         if self.rules.unequal_decodes == "run together":
             return self.running
         chosen, others = self._bucket(keep)
@@ -179,7 +173,7 @@ class BucketedScheduler(MistralrsScheduler):
         return chosen
 
     def _grows(self, q: Sequence, todo: deque[Sequence]) -> bool:
-        """Allocate a slot for the next token of ``q``, preempting from the end of ``todo`` if
+        """Allocate a slot for the next token of ``q``. Preempt from the end of ``todo`` if
         necessary.
 
         Returns False if ``q`` itself was preempted.
@@ -304,11 +298,9 @@ class BucketedScheduler(MistralrsScheduler):
         return self.pool.lookup(q.keys[: (q.length - 1) // self.config.block_size])
 
     def _known_tokens(self, q: Sequence) -> int:
-        """Return the number of tokens of ``q`` that are registered in the prefix cache as computed.
-
-        These are all tokens, even if the prompt never ran (an engine bug): later hits on them refer
-        to blocks without KV.
-        """
+        """Return the number of tokens of ``q`` to register in the prefix cache."""
+        # All tokens are registered, even if the prompt never ran (an engine bug). Later hits then
+        # refer to blocks without KV.
         return q.length
 
     def _register(self, q: Sequence, tokens: int) -> None:
@@ -323,10 +315,9 @@ class BucketedScheduler(MistralrsScheduler):
 
 
 class SingleLengthScheduler(BucketedScheduler):
-    """Scheduler of the later version of pull request 2034: only sequences of one length run in a
-    step.
+    """Scheduler of the variant ``pr2034july``.
 
-    All other sequences keep their KV and wait.
+    Only sequences of one length run in a step. All others wait and keep their KV.
     """
 
     border = 1

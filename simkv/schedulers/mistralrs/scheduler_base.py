@@ -38,11 +38,11 @@ FINISHED = (SequenceState.DONE, SequenceState.IGNORED)
 class Sequence:
     """A request in the engine.
 
-    - ``length``: number of prompt and emitted tokens; ``computed``: number of tokens whose KV is
-      computed.
+    - ``length``: number of prompt and output tokens.
+    - ``computed``: number of tokens whose KV is computed.
     - ``prefix``: number of tokens found in the prefix cache.
     - ``failures``: number of failed admission attempts.
-    - ``registered``: number of leading blocks registered in the prefix cache.
+    - ``registered``: number of blocks registered in the prefix cache.
     """
 
     prompt: Prompt
@@ -72,14 +72,12 @@ UNLIMITED_STEPS = 1 << 62
 
 
 def has_other_modality(q: Sequence, batch: list[Sequence]) -> bool:
-    """Return whether exactly one of ``q`` and the first sequence of ``batch`` has images."""
+    """Return whether ``q`` and the first sequence of ``batch`` differ in having images."""
     return bool(batch) and batch[0].has_images != q.has_images
 
 
 class MistralrsScheduler:
-    """Common parts of all variants: waiting and running sequences, the block pool, and the end of a
-    step.
-    """
+    """Waiting and running sequences, the block pool and the end of a step."""
 
     pipeline_depth = 1
     #: A decode needs a new block when the sequence length exceeds a multiple of the block size by
@@ -102,12 +100,10 @@ class MistralrsScheduler:
         self.waiting.append(sequence)
 
     def abort(self, request_id: int) -> None:
-        """Ignore the abort: these versions continue to serve a request after its client
-        disconnects.
-        """
+        """Do nothing: mistral.rs serves a request to its end even if its client disconnects."""
 
     def schedule(self) -> Batch:
-        """Make a scheduling decision and return the batch that the engine builds from it."""
+        """Make a scheduling decision and return the batch."""
         batch = self._batch = Batch()
         self._why = "deferred"
         chosen = self._chosen = self._choose()
@@ -128,11 +124,9 @@ class MistralrsScheduler:
         return batch
 
     def complete(self, batch: Batch, ended: Collection[int]) -> Completion:
-        """Give every sequence of the batch its token, then drop the finished ones from ``running``.
-
-        An engine bug can put a sequence into ``waiting`` more than once. If a copy is still there
-        when the sequence has finished, it is prefilled once more and its token is discarded.
-        """
+        """Append a token to every sequence of the batch and remove finished sequences."""
+        # An engine bug can put a sequence into ``waiting`` more than once. If a copy is still there
+        # when the sequence has finished, it is prefilled once more and its token is discarded.
         delivered = [i for i in batch.emits if i in self._live]
         for q in self._chosen:
             q.computed = q.length
@@ -166,9 +160,7 @@ class MistralrsScheduler:
         return len(self.running)
 
     def leap(self, most: int) -> int:
-        """Return the number of decode-only steps in which the queues stay the same and enough
-        blocks are free.
-        """
+        """Return the number of decode-only steps until the queues change or blocks run out."""
         batch = self._batch
         if self._counts_failures():
             left = self.config.waiting_timeout - self.waiting[0].failures
@@ -307,8 +299,9 @@ MIXED_DECODE = "running sequences with and without images are queued again forev
 
 
 class LoopGuard:
-    """Guard of a loop within one ``schedule`` call; it raises Livelock if the loop returns to an
-    earlier state.
+    """Detector of endless loops within one ``schedule`` call.
+
+    Raises Livelock if the loop returns to an earlier state.
     """
 
     def __init__(self) -> None:

@@ -20,9 +20,9 @@ PREFILL_LIMITS = ("prefill_batch_max_seqs", "prefill_batch_max_tokens")
 
 
 def build(config: MistralrsConfig, rules: MistralrsRules | None = None) -> MistralrsScheduler:
-    """Build the scheduler of ``config.variant``, optionally with different ``rules``.
+    """Build the scheduler of ``config.variant``, optionally with other ``rules``.
 
-    ``rules`` are ignored for the variant ``seed``.
+    The variant ``seed`` ignores ``rules``.
     """
     if config.variant == "seed":
         from simkv.schedulers.mistralrs.pre_bucket_scheduler import PreBucketScheduler

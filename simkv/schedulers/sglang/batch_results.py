@@ -10,13 +10,10 @@ from simkv.schedulers.sglang.memory import Req
 
 
 def launch(state: LoopState, chosen: ScheduleBatch, batch: Batch) -> None:
-    """Copy the work of ``chosen`` into ``batch``, and count the tokens that the batch will emit as
-    pending.
-
-    SGLang counts the prefill tokens of a batch as processed at every launch. If a running batch
-    began as a prefill, each of its decode steps therefore counts them again. This engine quirk
-    affects the queue order hrrn.
-    """
+    """Copy the work of ``chosen`` into ``batch`` and mark its output tokens as pending."""
+    # SGLang counts the prefill tokens of a batch as processed at every launch. If a running batch
+    # began as a prefill, each of its decode steps therefore counts them again. This engine quirk
+    # affects the queue order hrrn.
     state.processed_tokens += chosen.extend_tokens
     batch.kind = chosen.kind
     prefills = 0 if chosen.kind == "decode" else chosen.prefills
@@ -36,9 +33,7 @@ def launch(state: LoopState, chosen: ScheduleBatch, batch: Batch) -> None:
 
 
 def complete(state: LoopState, batch: Batch, ended: Collection[int]) -> Completion:
-    """Process the results of the oldest launched batch: record emitted tokens and finished
-    requests.
-    """
+    """Process the results of the oldest launched batch."""
     done = Completion([], [])
     if batch.fatal or not batch.scheduled:
         return done
@@ -53,9 +48,8 @@ def complete(state: LoopState, batch: Batch, ended: Collection[int]) -> Completi
 
 
 def _emit(state: LoopState, r: Req, ended: Collection[int], done: Completion) -> bool:
-    """Count a token of ``r`` and return whether ``r`` continues; do nothing if it has ended since
-    the launch.
-    """
+    """Count a token of ``r``. Return whether ``r`` continues."""
+    # A request without a pending token has ended since the launch.
     if not r.pending:
         return False
     r.pending -= 1

@@ -41,11 +41,8 @@ class AsRelease:
 class SglangConfig:
     """Options of SGLang under the names of its flags (environment variables in lower case).
 
-    The scheduler reserves memory for a fraction of the tokens that each running request may still
-    emit. The fraction decreases with every decode step and is recomputed after a retraction.
-
     Raises ValueError if the pool size or the chunk size is not a multiple of the page size, or if
-    an option does not exist in the variant.
+    the variant does not have an option.
     """
 
     name: Literal["sglang"] = "sglang"
@@ -320,7 +317,5 @@ class SglangConfig:
 
     @property
     def conservativeness(self) -> float:
-        """Factor that multiplies the share of output tokens for which memory is reserved; it is
-        lower for ranks of data-parallel attention.
-        """
+        """Factor for the fraction of output tokens for which a rank reserves memory."""
         return self.schedule_conservativeness * (0.3 if self.enable_dp_attention else 1.0)

@@ -1,4 +1,4 @@
-"""``--prefill-decode-interval``: number of decode-only steps after a prefill."""
+"""``--prefill-decode-interval``: steps without prefills after each prefill."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from simkv.schedulers.sglang.config import SglangConfig
 class DecodeInterval:
     """Counter of the steps in which no prefill may start.
 
-    No prefill starts in the next ``left`` steps, as long as at least ``least`` requests run.
+    With fewer than ``least`` running requests, prefills may start at once.
     """
 
     def __init__(self, config: SglangConfig) -> None:
@@ -17,9 +17,7 @@ class DecodeInterval:
         self.left = 0
 
     def defers(self, running: int) -> bool:
-        """Count a step and return True if it must not contain a prefill, given the number of
-        ``running`` requests.
-        """
+        """Count a step. Return True if no prefill may start in it."""
         if self.left == 0:
             return False
         if running < self.least:
@@ -29,5 +27,5 @@ class DecodeInterval:
         return True
 
     def begin(self) -> None:
-        """Restart the interval after the launch of a prefill."""
+        """Restart the counter after the launch of a prefill."""
         self.left = self.steps

@@ -1,4 +1,4 @@
-"""Leaps of SGLang: a leap computes several decode-only steps at once."""
+"""Computation of several decode-only steps of SGLang at once."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from simkv.schedulers.sglang.request_intake import Receiver
 def leap(state: LoopState, receiver: Receiver, ahead: int, most: int) -> int:
     """Return the number of steps, at most ``most``, in which the same requests decode.
 
-    In these steps, no request is admitted or reaches its output limit, and nothing is evicted. The
-    loop removes a request from the batch ``ahead`` steps before it processes the request's last
-    token.
+    The scheduler removes a request from the batch ``ahead`` steps before its last token is
+    processed.
     """
+    # In these steps, no request is admitted or reaches its output limit, and nothing is evicted.
     rows, memory = state.running.rows, state.memory
     if state.last is not state.running or state.running.kind != "decode" or state.chunked:
         return 1
@@ -33,9 +33,7 @@ def leap(state: LoopState, receiver: Receiver, ahead: int, most: int) -> int:
 
 
 def skip(state: LoopState, steps: int) -> list[int]:
-    """Apply ``steps`` decode steps to the state, and return the number of available pages after
-    each scheduling decision.
-    """
+    """Simulate ``steps`` decode steps. Return the number of available pages after each of them."""
     memory, free = state.memory, []
     for taken in memory.growth(state.running.rows, steps):
         memory.free -= taken

@@ -10,9 +10,10 @@ from simkv.schedulers.sglang.memory import Req
 def decode_step(state: LoopState, batch: Batch) -> ScheduleBatch | None:
     """Allocate a slot for the next token of each running request and return the running batch.
 
-    Records retracted requests in ``batch``. Returns None if no request remains, or if no request
-    can decode until finished requests free their memory.
+    Returns None if no request can decode in this step.
     """
+    # Either no request remains, or the memory of finished requests is freed only after this step.
+    # Retracted requests are recorded in ``batch``.
     running = state.running
     some_end = drop_ending_rows(state)
     if not running.rows:
@@ -31,10 +32,10 @@ def decode_step(state: LoopState, batch: Batch) -> ScheduleBatch | None:
 
 
 def drop_ending_rows(state: LoopState) -> bool:
-    """Drop the requests whose token in flight is the last token within their output limit;
-    return whether any were dropped.
+    """Remove finished requests from the running batch. Return whether a request is about to finish.
 
-    Finished requests that are still in the batch are dropped as well.
+    Requests are also removed if their token in flight is the last one that their output limit
+    allows.
     """
     rows = state.running.rows
     going_on = rows
@@ -48,11 +49,12 @@ def drop_ending_rows(state: LoopState) -> bool:
 def _retract(state: LoopState, batch: Batch) -> None:
     """Retract running requests until the others can decode.
 
-    The victim is the request with the fewest emitted tokens; ties are broken by the longest prompt,
-    then by the last position in running order. With ``retraction_policy: priority``, the least
-    urgent request is the victim, and the other criteria break ties. The running requests stay in
-    the sort order of this choice. Victims keep their output tokens and join the tail of the queue.
+    The victim is the request with the fewest emitted tokens. Ties are broken by the longest prompt.
+    With ``retraction_policy: priority``, the least urgent request is the victim. Victims join the
+    tail of the queue and keep their output tokens.
     """
+    # The last tie-breaker is the last position in running order. The running requests stay in the
+    # sort order of this choice.
     memory, steps = state.memory, state.config.retract_decode_steps
     keep = sorted(state.running.rows, key=lambda r: (r.out, -r.prompt_tokens), reverse=True)
     if state.config.retraction_policy == "priority":

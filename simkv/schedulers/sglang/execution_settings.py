@@ -11,21 +11,19 @@ MAX_GRAPH_SIZE = 512
 
 
 def graph_sizes(max_running_requests: int) -> tuple[int, ...]:
-    """Return the default CUDA graph batch sizes: 1, 2, 4, 8, 12, multiples of 8 up to 256, and then
-    multiples of 16 up to 512.
+    """Return the default batch sizes of CUDA graphs.
 
-    Source: ``_generate_cuda_graph_batch_sizes`` of ``server_args.py`` (0.5). On smaller GPUs the
-    largest size is smaller.
+    Source: ``_generate_cuda_graph_batch_sizes`` of ``server_args.py`` (0.5).
     """
+    # On smaller GPUs the largest size of the engine is smaller.
     limit = min(max_running_requests, MAX_GRAPH_SIZE)
     sizes = (1, 2, 4, 8, 12, *range(16, 257, 8), *range(272, MAX_GRAPH_SIZE + 1, 16))
     return tuple(size for size in sizes if size <= limit)
 
 
 def derive_settings(config: SglangConfig) -> ExecutionSettings:
-    """Return the settings that determine step durations; only steps without prefills run as CUDA
-    graphs.
-    """
+    """Return the settings that determine step durations."""
+    # Only steps without prefills run as CUDA graphs.
     chunk = config.chunk
     return ExecutionSettings(
         engine=config.name,

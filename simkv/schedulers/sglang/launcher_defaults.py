@@ -37,9 +37,7 @@ ROWS, PER_SEQUENCE = (2048, 4096), 512
 
 
 def before(given: Mapping[str, Any], machine: LaunchTarget) -> dict[str, Any]:
-    """Return the default tokens per prefill pass and tokens per page, which are chosen before the
-    pool size is known.
-    """
+    """Return the defaults that SGLang chooses before it computes the pool size."""
     variant = str(given.get("variant", SglangConfig.variant))
     chosen: dict[str, Any] = {
         "page_size": _page(machine),
@@ -62,17 +60,16 @@ def _page(machine: LaunchTarget) -> int:
 
 
 def context_length(model: ModelFacts) -> int:
-    """Return the context length, as ``get_context_length`` of ``srt/utils/hf_transformers``
-    does.
+    """Return the context length of a model.
+
+    Source: ``get_context_length`` of ``srt/utils/hf_transformers``.
     """
     scaled = model.rope_type not in ("", "llama3") and model.rope_original is None
     return int(model.length * model.rope_factor) if scaled else model.length
 
 
 def after(section: Mapping[str, Any], machine: LaunchTarget) -> dict[str, Any]:
-    """Return the default of ``max_running_requests``, derived from the number of sequences of
-    maximum length that fit into the pool.
-    """
+    """Return the default of ``max_running_requests``, which depends on the pool size."""
     tokens, ranks = section.get("max_total_num_tokens"), section.get("dp_size", 1)
     if "max_running_requests" in section or machine.model is None:
         return {}

@@ -26,17 +26,18 @@ OUTRANKED = Refusal(QUEUE_FULL.knob, "The request is aborted by a higher priorit
 
 @dataclass(slots=True, eq=False)
 class ScheduleBatch:
-    """The engine's batch object. The running batch is also a ``ScheduleBatch`` and may have begun
-    as a prefill.
+    """The engine's batch object.
 
-    - ``full``: the engine's ``batch_is_full``; if it is set on the running batch, no request is
+    - ``rows``: requests that prefill, then requests that decode. ``prefills``: number of the
+      former.
+    - ``full``: the engine's ``batch_is_full``. While it is set on the running batch, no request is
       admitted.
-    - ``prefills``: number of requests that prefill; in ``rows``, they precede the requests that
-      decode.
-    - ``extend_tokens``: number of tokens that the batch computes as a prefill.
-    - ``chunked``: the request whose prompt this batch does not complete.
-    - ``prefill_only``: whether the output limit of every request is 0; such a batch never decodes.
+    - ``extend_tokens``: number of prefill tokens.
+    - ``chunked``: request whose prompt is still incomplete after this batch.
+    - ``prefill_only``: whether every request has an output limit of 0.
     """
+
+    # The running batch is also a ``ScheduleBatch`` and may have begun as a prefill.
 
     rows: list[Req] = field(default_factory=list)
     kind: BatchKind = "decode"
@@ -47,8 +48,9 @@ class ScheduleBatch:
     prefill_only: bool = False
 
     def keep(self, staying: list[Req]) -> bool:
-        """Reduce the batch to the requests in ``staying``; if any are removed, clear ``full`` and
-        return True.
+        """Remove all requests that are not in ``staying``. Return whether any were removed.
+
+        A removal clears ``full``.
         """
         left = len(staying) < len(self.rows)
         if left:
@@ -58,9 +60,9 @@ class ScheduleBatch:
 
 
 class LaunchedBatch(NamedTuple):
-    """A launched batch, and its requests that will emit a token. A request whose prompt is still
-    incomplete after the batch emits none.
-    """
+    """A launched batch and the requests that will emit a token."""
+
+    # A request whose prompt stays incomplete emits none.
 
     batch: Batch
     prefills: list[Req]
@@ -70,13 +72,11 @@ class LaunchedBatch(NamedTuple):
 class LoopState:
     """State of one engine: queue, running batch, batches in flight and memory.
 
-    - ``last``: the previously launched batch, possibly ``running`` itself.
-    - ``chunked``: the request whose prompt is partly computed, neither in ``running`` nor
-      ``waiting``.
+    - ``last``: last launched batch, possibly ``running`` itself.
+    - ``chunked``: request with an incomplete prompt, neither in ``running`` nor in ``waiting``.
     - ``admitted``: requests that count towards ``max_running_requests``.
-    - ``why``: reason why the head of the queue was not admitted at the last attempt.
+    - ``why``: reason why the head of the queue was not admitted.
     - ``rejections``: requests rejected since the last batch because the queue was full.
-    - ``loras``: adapters in use, if LoRA is enabled.
     - ``now``: time in seconds since the start.
     """
 
@@ -111,10 +111,10 @@ class LoopState:
         return not (self.waiting or self.running.rows or self.chunked or self.flights)
 
     def queue(self, r: Req) -> None:
-        """Append ``r``, new or retracted, to the waiting queue.
+        """Append ``r`` to the waiting queue.
 
-        If the queue is full, one request is rejected: with priorities the least urgent one,
-        otherwise ``r``.
+        If the queue is full, the least urgent request is rejected. Without priorities, ``r`` is
+        rejected.
         """
         most = self.config.max_queued_requests
         if most is not None and len(self.waiting) >= most and self._turn_away_for(r) is r:
@@ -129,8 +129,9 @@ class LoopState:
         return self.live[request_id].out
 
     def forget(self, r: Req, *, waiting: bool = False) -> None:
-        """Remove ``r`` from the requests in the engine; ``waiting`` is true if ``r`` leaves the
-        queue.
+        """Remove ``r`` from the engine.
+
+        ``waiting`` is true if ``r`` is in the queue.
         """
         if self.counters:
             self.counters.end(r.id, r.client)
@@ -139,10 +140,10 @@ class LoopState:
         del self.live[r.id]
 
     def _turn_away_for(self, r: Req) -> Req:
-        """Reject and return the least urgent request among ``r`` and the queue; among equally
-        urgent requests, the latest one.
+        """Reject and return the least urgent request among ``r`` and the queue.
 
-        Without priorities, ``r`` is rejected.
+        Among equally urgent requests, the latest is rejected. Without priorities, ``r`` is
+        rejected.
         """
         last, why = r, QUEUE_FULL
         if self.config.enable_priority_scheduling:
@@ -156,13 +157,11 @@ class LoopState:
         return last
 
     def urgency(self, r: Req) -> int:
-        """Return the sort key of a request's urgency; the most urgent request has the smallest
-        key.
-        """
+        """Return the sort key of a request's priority, most urgent request first."""
         return r.priority if self.config.schedule_low_priority_values_first else -r.priority
 
     def admit(self, rows: list[Req]) -> None:
-        """Count the requests ``rows`` as admitted, towards the limit ``max_running_requests``."""
+        """Add the requests ``rows`` to ``admitted``."""
         if self.counters:
             for r in rows:
                 if r.id not in self.admitted:
@@ -171,9 +170,7 @@ class LoopState:
         self.admitted.update((r.id, r) for r in rows)
 
     def release(self, r: Req) -> None:
-        """Free the memory of ``r``, which then no longer counts towards
-        ``max_running_requests``.
-        """
+        """Free the memory of ``r`` and remove ``r`` from ``admitted``."""
         self.memory.release(r)
         del self.admitted[r.id]
 

@@ -19,9 +19,11 @@ AdapterName = str | None
 
 
 class SglangLoras:
-    """Admission of requests by adapter: a batch has at most ``most`` adapters.
+    """Admission of requests by adapter.
 
-    A ``threshold`` above 0 (in seconds of waiting time) enables draining.
+    - ``most``: maximum number of adapters per batch.
+    - ``threshold``: waiting time in seconds after which a running adapter is drained; 0 disables
+      draining.
     """
 
     def __init__(self, most: int, threshold: float) -> None:
@@ -33,8 +35,8 @@ class SglangLoras:
     def begin(
         self, waiting: Sequence[Req], running: Sequence[Req], can: Sequence[Req], now: float
     ) -> None:
-        """Start an admission pass over the requests ``waiting``; the adapters of the requests
-        ``running`` and ``can`` are in the batch already.
+        """Start an admission pass. The batch already contains the requests ``running`` and
+        ``can``.
         """
         if self.drainer:
             self.drainer.update(waiting, running, now)
@@ -47,14 +49,14 @@ class SglangLoras:
         return r.lora in self._used or len(self._used) < self.most
 
     def note_candidate(self, r: Req) -> None:
-        """Count the adapter of ``r`` in this pass, even if ``r`` was not admitted (an engine
-        quirk).
+        """Count the adapter of ``r`` in this pass, even if ``r`` was not admitted (an
+        engine bug).
         """
         self._used.add(r.lora)
 
     def load(self, rows: Iterable[Req]) -> int:
-        """Load the adapters of the requests ``rows`` and return the number of adapters copied to
-        the GPU.
+        """Load the adapters of the requests ``rows``. Return the number of adapters copied to the
+        GPU.
 
         The least recently used adapter is evicted first, the base model last.
         """
@@ -80,13 +82,14 @@ class SglangLoras:
 
 
 class LoraDrainer:
-    """Drain running adapters if requests of another adapter wait too long
-    (sgl-project/sglang#17913).
+    """Draining of running adapters when requests for another adapter wait too long.
 
-    ``draining`` maps each adapter that admits no new requests to the adapter that will replace it.
-    If several adapters are equally suitable, the engine's choice is arbitrary; this class chooses
-    the first by name.
+    ``draining`` maps each adapter that admits no new requests to its replacement. Source:
+    sgl-project/sglang#17913.
     """
+
+    # If several adapters are equally suitable, the engine's choice is arbitrary; this class chooses
+    # the first by name.
 
     def __init__(self, most: int, threshold: float) -> None:
         self.most, self.threshold = most, threshold
@@ -94,9 +97,7 @@ class LoraDrainer:
         self._rest: dict[AdapterName, int] = {}
 
     def update(self, waiting: Iterable[Req], running: Sequence[Req], now: float) -> None:
-        """Update the draining adapters at time ``now`` (s) from the waiting and running
-        requests.
-        """
+        """Update the draining adapters. ``now`` is the current time in seconds."""
         waits: dict[AdapterName, tuple[float, int]] = {}
         for r in waiting:
             # Of requests queued at the same time, the one queued first has waited longest.
@@ -124,9 +125,12 @@ class LoraDrainer:
                 self.draining[first] = lora
 
     def admits(self, r: Req) -> bool:
-        """Return whether ``r`` may start: either its adapter is not draining, or ``r`` is expected
-        to end at about the same time as the running requests of this adapter.
+        """Return whether ``r`` may start.
+
+        While the adapter of ``r`` is draining, only requests with short outputs may start.
         """
+        # "Short" means that the request is expected to end at about the same time as the running
+        # requests of its adapter.
         if r.lora not in self.draining:
             return True
         return r.max_new <= self._rest.get(r.lora, 0) * DRAIN_TOLERANCE

@@ -1,4 +1,4 @@
-"""State of a request in SGLang, and the ownership of tokens in its KV pool."""
+"""State of a request in SGLang, and the KV pool with its prefix tree."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from simkv.schedulers.sglang.versions import NEWEST, RULES, SglangRules
 
 
 class EngineCrash(Exception):
-    """Raised if the engine's scheduling call fails; ``why`` is the error message, and ``rows`` are
-    the requests of the prefill.
+    """Raised if the engine crashes in a scheduling call.
+
+    ``why`` is the error message. ``rows`` are the requests of the prefill.
     """
 
     def __init__(self, why: str, rows: Sequence[Req]) -> None:
@@ -23,29 +24,31 @@ class EngineCrash(Exception):
 
 @dataclass(slots=True, eq=False)
 class Req:
-    """A request in the engine; all lengths in tokens.
+    """A request in the engine. All lengths are in tokens.
 
-    - ``max_new``: limit on emitted tokens, clipped at arrival; ``out``: emitted tokens.
-    - ``prefix``, ``end``: the prefill computes the tokens from ``prefix`` to ``end``; the tokens
-      before ``prefix`` are cached or already computed.
-    - ``kv``: number of tokens that have a KV slot. The prefix tree owns the first ``owned`` of
-      these tokens and locks ``node``, the tree node at which they end.
-    - ``hit``: number of cached tokens found when the queue was last sorted; ``ended``: the tree
-      node at which they end.
-    - ``looked``, ``matched``: length and number of cached tokens of the request when a prefill pass
-      last considered it.
-    - ``stamp``: the engine's count of processed tokens when the request was queued; ``passes``:
-      number of prefill passes spent in the queue, counted only with aging.
-    - ``queued_at``: time in seconds of the last entry into the queue; ``entry``: its sequence
-      number.
-    - ``pending``: number of tokens that launched batches will emit. Tokens that arrive while
-      ``pending`` is 0 are discarded.
-    - ``aborted``: the client disconnected. ``refused``: rejected, and replaced by a prompt of one
-      token whose first token reports the reason.
+    - ``max_new``: output limit, clipped at arrival.
+    - ``out``: number of emitted tokens.
+    - ``prefix``, ``end``: first token of the prefill, and the token after the last one.
+    - ``kv``: number of tokens that have a KV slot.
+    - ``owned``: number of tokens that belong to the prefix tree. ``node``: tree node that contains
+      the last of them.
+    - ``hit``: number of cached tokens when the queue was last sorted. ``ended``: tree node that
+      contains the last of them.
+    - ``looked``, ``matched``: total and cached tokens when a prefill pass last considered the
+      request.
+    - ``stamp``: number of tokens that the engine had processed when the request was queued.
+    - ``passes``: number of prefill passes spent in the queue (only for
+      ``lpm_aging_tokens_per_pass``).
+    - ``queued_at``: time in seconds of the last entry into the queue. ``entry``: sequence number of
+      the entry.
+    - ``pending``: number of tokens that launched batches will emit.
+    - ``aborted``: whether the client has disconnected.
+    - ``refused``: whether the request was rejected and runs as a prompt of one token.
     - ``logprobs_from``: first token for which log probabilities are requested.
-    - ``lora``: its adapter; ``routing_key``: its key for the policy ``routing-key``; ``client``:
-      its client.
     """
+
+    # Tokens that arrive while ``pending`` is 0 are discarded. The first token of a refused request
+    # reports the reason.
 
     id: int
     prompt_tokens: int
@@ -78,15 +81,14 @@ class Req:
 
     @property
     def fill(self) -> int:
-        """Number of tokens to prefill: the tokens of the prompt and, after a retraction, of the
-        outputs.
-        """
+        """Number of tokens to prefill: prompt and, after a retraction, outputs."""
         return self.prompt_tokens + self.out
 
     @property
     def max_cached_tokens(self) -> int:
-        """Maximum number of tokens to take from the cache: excludes the last token and tokens that
-        need log probabilities.
+        """Maximum number of tokens to take from the prefix cache.
+
+        The last token and tokens that need log probabilities are excluded.
         """
         most = self.fill - 1
         return most if self.logprobs_from is None else min(most, self.logprobs_from)
@@ -98,9 +100,9 @@ class Req:
 
 
 class SglangMemory:
-    """Token pool of one replica, in pages of ``page_size`` tokens, and its prefix tree.
+    """KV pool and prefix tree of one replica.
 
-    ``free`` is the number of free tokens; ``tree`` is None without prefix caching.
+    ``free`` is the number of free tokens. ``tree`` is None without prefix caching.
     """
 
     def __init__(
@@ -112,12 +114,12 @@ class SglangMemory:
         self.tree = RadixTree(page_size) if prefix_cache else None
 
     def round_up(self, tokens: int) -> int:
-        """Round ``tokens`` up to whole pages."""
+        """Round a number of tokens up to whole pages."""
         return -(-tokens // self.page_size) * self.page_size
 
     @property
     def evictable(self) -> int:
-        """Number of tokens in unlocked cached prefixes."""
+        """Number of cached tokens that can be evicted."""
         return self.tree.evictable if self.tree else 0
 
     @property
@@ -126,22 +128,20 @@ class SglangMemory:
         return self.free + self.evictable
 
     def reclaim(self, target: int) -> bool:
-        """Evict cached prefixes until ``target`` tokens are free; return whether this number is
-        reached.
-
-        Older releases evict ``target`` tokens instead of only the missing number.
+        """Evict cached prefixes until ``target`` tokens are free. Return False if too few can be
+        evicted.
         """
+        # Older releases evict ``target`` tokens instead of only the missing number.
         if self.free < target and self.tree:
             short = target - self.free if self.rules.evicts_shortfall else target
             self.free += self.tree.evict(short)
         return self.free >= target
 
     def match(self, req: Req, tokens: int) -> tuple[int, RadixNode | None]:
-        """Return how many of the first ``tokens`` tokens of ``req`` are cached, and the node at
-        which they end.
-
-        The matched nodes become the most recently used.
+        """Return the number of cached tokens among the first ``tokens`` tokens, and the last
+        matched node.
         """
+        # The matched nodes become the most recently used.
         return self.tree.match(req.content, tokens) if self.tree else (0, None)
 
     def lock(self, node: RadixNode | None) -> None:
@@ -155,12 +155,12 @@ class SglangMemory:
             self.tree.unlock(node)
 
     def extend(self, rows: Sequence[Req]) -> None:
-        """Allocate the slots that the prefills of the requests ``rows`` need. Raises EngineCrash if
-        too few pages are free.
+        """Allocate the slots for the prefills of the requests ``rows``.
 
-        With pages of more than one token, more cached prefixes than necessary are evicted, as in
-        the engine: the eviction target is one page per request too high.
+        Raises EngineCrash if too few pages are free.
         """
+        # With pages of more than one token, more cached prefixes than necessary are evicted, as in
+        # the engine: the eviction target is one page per request too high.
         tokens = sum(r.end - r.prefix for r in rows)
         self.reclaim(tokens if self.page_size == 1 else tokens + self.page_size * len(rows))
         for r in rows:
@@ -170,20 +170,17 @@ class SglangMemory:
             raise EngineCrash(f"prefill out of memory: {tokens} tokens requested", rows)
 
     def fits(self, rows: Sequence[Req]) -> bool:
-        """Return whether there is memory for each request in ``rows`` to decode one token.
-
-        Evicts cached prefixes to make this possible, even if too few can be evicted.
+        """Return whether each of the requests ``rows`` can decode one token. Evicts prefixes if
+        necessary.
         """
+        # Prefixes are evicted even if too few can be evicted.
         page = self.page_size
         starting_a_page = len(rows) if page == 1 else sum(1 for r in rows if r.kv % page == 0)
         return self.reclaim(page * starting_a_page)
 
     def grow(self, rows: Sequence[Req]) -> None:
-        """Allocate a slot for the next token of each request in ``rows``; enough memory must be
-        available.
-
-        Eviction frees memory for one new page per request, even if a request needs no new page.
-        """
+        """Allocate a slot for the next token of each of the requests ``rows``."""
+        # Eviction frees memory for one new page per request, even if a request needs no new page.
         page = self.page_size
         self.reclaim(page * len(rows))
         for r in rows:
@@ -192,8 +189,8 @@ class SglangMemory:
             r.kv += 1
 
     def growth(self, rows: Sequence[Req], steps: int) -> list[int]:
-        """Return, for each of the next ``steps`` steps, the number of tokens that ``grow`` would
-        allocate.
+        """Return the number of tokens that ``grow`` allocates in each of the next ``steps``
+        steps.
         """
         page = self.page_size
         starting = [0] * page
@@ -202,12 +199,12 @@ class SglangMemory:
         return [page * starting[step % page] for step in range(steps)]
 
     def publish(self, req: Req, tokens: int, *, ended: bool = False) -> None:
-        """Insert the first ``tokens`` tokens of ``req`` into the tree, in whole pages.
+        """Insert the first ``tokens`` tokens of ``req`` into the prefix tree.
 
-        Copies of tokens that the tree already holds are freed. If the tokens include outputs, their
-        node is split at the end of the prompt, so that the outputs can be evicted first. Older
-        releases split the node only if ``req`` has ``ended``, or never.
+        Only whole pages are inserted. Duplicates of cached tokens are freed. Outputs get a separate
+        node, so that they are evicted before the prompt.
         """
+        # Older releases give outputs a separate node only if ``req`` has ``ended``, or never.
         if self.tree is None:
             return
         present, node = self.tree.insert(req.content, tokens)
@@ -222,9 +219,8 @@ class SglangMemory:
         req.node, req.owned = node, whole
 
     def release(self, req: Req) -> None:
-        """Free the tokens of ``req`` that the tree does not own, and discard its tokens in
-        flight.
-        """
+        """Free the tokens of ``req`` that do not belong to the prefix tree."""
+        # Its tokens in flight are discarded.
         self.free += self.round_up(req.kv) - req.owned
         self.unlock(req.node)
         req.node = None

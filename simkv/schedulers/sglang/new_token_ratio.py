@@ -12,8 +12,9 @@ from simkv.schedulers.sglang.memory import Req
 
 
 class NewTokenRatio:
-    """Fraction of the remaining output tokens for which memory is reserved; each decode step
-    reduces ``current`` by ``decay``, from ``init`` down to ``least``.
+    """Fraction of the remaining output tokens for which memory is reserved.
+
+    Each decode step reduces ``current`` by ``decay``, from ``init`` down to ``least``.
     """
 
     def __init__(self, config: SglangConfig) -> None:
@@ -24,7 +25,7 @@ class NewTokenRatio:
         self.current = self.init
 
     def reset(self) -> None:
-        """Reset the fraction when the engine is idle."""
+        """Reset the fraction to its initial value."""
         self.current = self.init
 
     def decay_step(self) -> None:
@@ -32,8 +33,7 @@ class NewTokenRatio:
         self.current = max(self.current - self.decay, self.least)
 
     def retracted(self, staying: Sequence[Req]) -> None:
-        """Set the fraction after a retraction, from the emitted tokens and output limits of the
-        remaining requests.
-        """
+        """Set the fraction after a retraction."""
+        # It follows from the emitted tokens and the output limits of the remaining requests.
         emitted, at_most = sum(r.out for r in staying), sum(r.max_new for r in staying)
         self.current = min(1.0, (emitted + self.retract_steps * len(staying)) / (at_most + 1))

@@ -11,9 +11,9 @@ from simkv.schedulers.sglang.versions import NEWEST, RULES, SglangRules
 
 
 class PagedMemory(SglangMemory):
-    """``SglangMemory`` with a block table per request; token counts and scheduling decisions are
-    the same.
-    """
+    """``SglangMemory`` with a block table for each request."""
+
+    # Token counts and scheduling decisions are the same.
 
     def __init__(
         self, tokens: int, page_size: int, prefix_cache: bool, rules: SglangRules = RULES[NEWEST]
@@ -61,9 +61,10 @@ class PagedMemory(SglangMemory):
 
 
 class PagedRadixTree(RadixTree):
-    """A radix tree that records the pages of its nodes; evicted pages go to ``free_pages``.
+    """Radix tree that records the pages of its nodes.
 
-    ``insert`` takes the pages of a new node from the block table ``offered``.
+    ``offered`` is the block table from which ``insert`` takes pages. Evicted pages go to
+    ``free_pages``.
     """
 
     def __init__(self, page_size: int, free_pages: list[int]) -> None:

@@ -21,12 +21,16 @@ class AddReqResult(Enum):
 class PrefillAdder:
     """Token budgets of one prefill pass and the requests chosen for it.
 
-    ``promised`` is the memory reserved for running and chosen requests, and ``needed`` the memory
-    that the chosen requests need now, both in tokens. They are compared with the memory that is
-    free or evictable at that moment, because locking a prefix makes it unavailable for eviction.
-    ``inputs`` and ``chunk`` are the numbers of tokens that the pass may still compute; a ``chunk``
-    of None means no chunking. Source: class PrefillAdder in ``managers/schedule_policy.py``.
+    - ``promised``: memory reserved for running and chosen requests, in tokens.
+    - ``needed``: memory that the chosen requests need now, in tokens.
+    - ``inputs``: number of tokens that the pass may still compute.
+    - ``chunk``: number of tokens left in the chunk; None without chunked prefill.
+
+    Source: class PrefillAdder in ``managers/schedule_policy.py``.
     """
+
+    # ``promised`` and ``needed`` are compared with the memory that is free or evictable at that
+    # moment, because locking a prefix makes it unavailable for eviction.
 
     def __init__(self, state: LoopState, delayer: PrefillDelayer | None = None) -> None:
         config, rules, running = state.config, state.rules, state.running.rows
@@ -59,7 +63,7 @@ class PrefillAdder:
 
     @property
     def verdict(self) -> AddReqResult:
-        """Result that follows from the token budgets alone, for any further candidate."""
+        """Result for any further candidate, from the token budgets alone."""
         if not (self.left > 0 and self.memory.room - self.needed > 0):
             return AddReqResult.NO_TOKEN
         if self.inputs <= 0 or (self.chunk is not None and self.chunk <= 0):
@@ -67,12 +71,12 @@ class PrefillAdder:
         return AddReqResult.GO
 
     def continue_chunked(self, r: Req, most: int | None = None) -> None:
-        """Add the next chunk of ``r``, whose prompt is partly computed, without an admission test.
+        """Add the next chunk of the incomplete prompt of ``r`` without an admission test.
 
-        ``most`` limits the chunk if the queue order leaves the rest of the budget to shorter
-        prompts. No memory is reserved for the rest of the prompt, and the chunk may use reserved
-        memory. Decodes between the chunks can therefore exhaust the memory and crash the engine.
+        ``most`` is the maximum chunk size, if the queue order limits the chunk.
         """
+        # No memory is reserved for the rest of the prompt, and the chunk may use reserved memory.
+        # Decodes between the chunks can therefore exhaust the memory and crash the engine.
         assert self.chunk is not None
         if self.delayer and self.rules.bounds_delays:
             self.delayer.allows(len(self.running))  # the engine ignores the result
@@ -89,13 +93,12 @@ class PrefillAdder:
         self._take(r, min(todo, limit), cut=self._continues)
 
     def add(self, r: Req) -> AddReqResult:
-        """Add the prompt of ``r`` (the head of the queue), or its first chunk, to the pass if the
-        budgets allow it.
+        """Add the prompt of ``r`` or its first chunk to the pass, if the budgets allow it.
 
-        The memory must suffice for the whole prompt and output of ``r``, even if the pass computes
-        only a chunk. The test counts the tokens that ``r`` may still emit, but the budget is
-        charged with its whole output limit.
+        The memory must suffice for the whole prompt and output.
         """
+        # The test counts the tokens that ``r`` may still emit, but the budget is charged with its
+        # whole output limit.
         prefix, node = self.memory.match(r, r.max_cached_tokens)
         r.looked, r.matched = r.fill, prefix
         if not self.rules.bounds_delays and self._delayed():
@@ -116,9 +119,7 @@ class PrefillAdder:
         return self.verdict
 
     def find_wait_reason(self, r: Req, admission: AddReqResult) -> WaitReason:
-        """Return the reason why ``r`` has to wait; ``r`` is the first request that the pass does
-        not admit.
-        """
+        """Return why ``r`` waits. ``r`` is the first request that the pass does not admit."""
         if admission is AddReqResult.OTHER:
             return "rule" if self._delayed() else "budget"
         fits = self.memory.round_up(r.fill) <= self.memory.room - self.needed
@@ -149,11 +150,10 @@ class PrefillAdder:
         return tokens if tokens > 0 else AddReqResult.OTHER
 
     def _add_lasting(self, r: Req) -> AddReqResult:
-        """Add a request that ignores the end-of-sequence token, when prefix caching is off.
+        """Add a request that ignores the end-of-sequence token, if prefix caching is off.
 
-        The test assumes that requests end in the order of their remaining tokens. Whenever a
-        request ends, the memory must suffice for the tokens that all requests still running have
-        emitted by that time.
+        Requests are assumed to end in the order of their remaining tokens. At each end, the memory
+        must suffice for the tokens that the running requests have emitted by then.
         """
         paged = self.memory.round_up(r.fill) + (
             self.memory.page_size if self.rules.page_to_spare else 0
@@ -180,13 +180,10 @@ class PrefillAdder:
         return self.verdict
 
     def _foresee(self, r: Req) -> None:
-        """Insert ``r`` into the list of pairs (remaining tokens, tokens freed at the end of the
-        request).
-
-        The list is sorted by remaining tokens; the first such candidate of a pass builds it. If a
-        later candidate has more remaining tokens than all others, it is inserted before the last
-        entry, which is an off-by-one error of the engine.
-        """
+        """Insert ``r`` into the list of remaining tokens and of tokens freed at the end."""
+        # The list is sorted by remaining tokens; the first such candidate of a pass builds it. If a
+        # later candidate has more remaining tokens than all others, it is inserted before the last
+        # entry, which is an off-by-one error of the engine.
         if self._lasting is None:
             entries = [self._entry(x) for x in (r, *self.running, *self.can)]
             self._lasting = sorted((e for e in entries if e[0] > 0), key=lambda e: e[0])
@@ -201,11 +198,9 @@ class PrefillAdder:
         return r.max_new * (1.0 if r.ignore_eos else self.ratio) - r.out, r.fill
 
     def _take(self, r: Req, tokens: int, *, cut: bool) -> None:
-        """Choose ``r`` with ``tokens`` prefill tokens and charge the budgets.
-
-        Each request is charged one additional page. Its output is charged only when the chunk
-        completes its prompt.
-        """
+        """Choose ``r`` with ``tokens`` prefill tokens and charge the budgets."""
+        # Each request is charged one additional page. Its output is charged only when the chunk
+        # completes its prompt.
         r.end = r.prefix + tokens
         self.can.append(r)
         if cut:
@@ -219,14 +214,14 @@ class PrefillAdder:
 
 
 def preempt_for(state: LoopState, adder: PrefillAdder, r: Req) -> list[Req]:
-    """Preempt less urgent requests until ``r`` has enough memory; return the victims sorted by id.
+    """Preempt less urgent requests until ``r`` has enough memory. Return the victims, sorted by id.
 
-    If too little memory can be freed, no request is preempted. The least urgent request is
-    preempted first; among equally urgent requests, it is the one that was queued last. The engine
-    uses the length of ``r`` at the last prefill pass that considered it, which is 0 if none did; it
-    then frees too little memory to admit ``r``. The engine stores the victims in an unordered set,
-    so their order is not defined.
+    The least urgent request is preempted first. Among equally urgent requests, the one queued last
+    is preempted first. If too little memory can be freed, no request is preempted.
     """
+    # The engine uses the length of ``r`` at the last prefill pass that considered it, which is 0 if
+    # none did; it then frees too little memory to admit ``r``. The engine stores the victims in an
+    # unordered set, so their order is not defined.
     config, running = state.config, state.running
     lacking = r.looked - r.matched + min(r.max_new, adder.clip) - adder.left
     going: list[Req] = []

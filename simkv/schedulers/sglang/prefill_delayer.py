@@ -19,14 +19,15 @@ DEFAULT_MAX_DELAY_MS = 5000.0
 
 
 class PrefillDelayer:
-    """Decides in each pass whether prompts may be prefilled.
+    """Delay of prompts until more of them can be prefilled together.
 
-    Prompts wait in two cases: fewer slots are free than the largest of the recent prefills had
-    requests (``sizes``), or the queue is shorter than a fraction of the running requests. They do
-    not wait the first time that such a case occurs, while the used fraction of the pool is below
-    the low watermark, or for more than ``max_delay_passes`` passes. ``passes`` is the number of
-    delayed passes since the time ``since`` (s).
+    Prompts wait if fewer slots are free than the largest recent prefill used, or if the queue is
+    short compared with the running requests. They never wait while the used fraction of the KV pool
+    is below the low watermark, nor for more than ``max_delay_passes`` passes.
     """
+
+    # They do not wait the first time that such a case occurs. ``sizes`` are the sizes of recent
+    # prefills; ``passes`` is the number of delayed passes since the time ``since`` (s).
 
     def __init__(self, state: LoopState) -> None:
         self.state, self.config = state, state.config
@@ -46,9 +47,7 @@ class PrefillDelayer:
         self._usage = (pool - state.memory.room) / pool
 
     def allows(self, running: int) -> bool:
-        """Return whether this pass may prefill prompts, given the number of ``running``
-        requests.
-        """
+        """Return whether this pass may prefill prompts, for a number of ``running`` requests."""
         free = self.config.rows - running
         self._attempted = max(self._attempted, min(max(self._waiting, 1), max(free, 1)))
         if self._allows is None:
@@ -58,7 +57,11 @@ class PrefillDelayer:
         return self._allows
 
     def end(self, taken: int, prompts: int) -> None:
-        """End the pass. Its batch has ``taken`` requests; ``prompts`` of them compute prompts."""
+        """End the pass.
+
+        - ``taken``: number of requests in the batch.
+        - ``prompts``: number of requests that compute prompts.
+        """
         if self._allows is None:  # there was no request to delay
             self.passes = 0
         if self.state.rules.bounds_delays:

@@ -24,10 +24,9 @@ class PrefillPass:
         self.delayer = PrefillDelayer(state) if state.config.enable_prefill_delayer else None
 
     def run(self, noted: Batch) -> ScheduleBatch | None:
-        """Sort the queue, admit requests from its head and allocate their memory. Raises
-        EngineCrash.
+        """Sort the queue, admit requests from its head and allocate their memory.
 
-        Records skipped and preempted requests in ``noted``.
+        Records skipped and preempted requests in ``noted``. Raises EngineCrash if memory runs out.
         """
         if self.delayer is None:
             return self._run(noted)
@@ -71,16 +70,12 @@ class PrefillPass:
         return batch
 
     def ranks(self) -> Hashable:
-        """Return all requests in the order in which they entered the queue, with their lengths at
-        the last pass.
-        """
+        """Return the requests in queue-entry order, with their lengths at the last pass."""
         live = sorted(self.state.live.values(), key=lambda r: r.entry)
         return tuple((r.id, r.looked, r.matched) for r in live)
 
     def _looks_at_queue(self) -> bool:
-        """Return whether the pass has candidates; a partly computed prompt is always a
-        candidate.
-        """
+        """Return whether the pass has candidates. An incomplete prompt is always a candidate."""
         state, running = self.state, self.state.running
         if state.config.preempts or (not running.rows and state.rules.empty_opens):
             running.full = False
@@ -98,10 +93,10 @@ class PrefillPass:
         return True
 
     def _admit(self, adder: PrefillAdder, continued: int, noted: Batch) -> list[Req]:
-        """Admit requests from the head of the queue with ``adder``; return the skipped requests.
+        """Admit requests from the head of the queue. Return the skipped requests.
 
-        ``continued`` is 1 if the pass continues a partly computed prompt, otherwise 0. Only
-        requests whose adapter cannot run are skipped.
+        ``continued`` is 1 if the pass continues an incomplete prompt, otherwise 0. Only requests
+        whose adapter cannot run are skipped.
         """
         state, running, rules = self.state, self.state.running, self.state.rules
         admission, holding = AddReqResult.GO, continued if rules.counts_held_rows else 0
@@ -145,8 +140,9 @@ class PrefillPass:
                 self.state.queue(r)
 
     def _candidates(self, adder: PrefillAdder, passed: list[Req]) -> Iterator[Req]:
-        """Yield the requests of the queue in order; append requests whose adapter cannot run to
-        ``passed``.
+        """Yield the requests of the queue in order.
+
+        Requests whose adapter cannot run are appended to ``passed`` instead.
         """
         state = self.state
         if state.loras is None:
@@ -163,8 +159,7 @@ class PrefillPass:
     def _slots(self, holding: int = 0) -> int:
         """Return the maximum number of requests that a pass may choose.
 
-        ``holding`` is the number of admitted requests that the pass continues; they do not count
-        against the maximum.
+        The ``holding`` admitted requests that the pass continues do not count.
         """
         most = self.state.config.rows
         return min(most - len(self.state.running.rows), most - len(self.state.admitted) + holding)
@@ -172,7 +167,7 @@ class PrefillPass:
     def _mix(self, batch: ScheduleBatch) -> None:
         """Add the decodes of all running requests to this prefill step if they fit.
 
-        Older releases do not test whether they fit and crash if they do not. Raises EngineCrash.
+        Raises EngineCrash if they do not fit and the release does not check it.
         """
         state, running, full = self.state, self.state.running, self.state.running.full
         if not drop_ending_rows(state):

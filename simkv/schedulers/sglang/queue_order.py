@@ -25,29 +25,28 @@ CACHE_UNAWARE_POLICIES = ("fcfs", "lof", "routing-key", "vtc")
 
 
 class QueueOrder:
-    """Order of the waiting queue; each pass sorts the queue again, starting from its previous
+    """Order of the waiting queue. Each pass sorts the queue again, starting from its previous
     order.
 
-    - ``fcfs``: the queue is not sorted; a retracted request is behind the requests that waited when
-      it was retracted.
-    - ``lof``: longest output limit first. If priorities are enabled, fcfs and lof sort by priority
-      first.
-    - ``routing-key``: requests whose routing key is most common among the running requests first.
+    - ``fcfs``: the queue is not sorted.
+    - ``lof``: longest output limit first.
+    - ``routing-key``: most common routing key among the running requests first.
     - ``lpm``: longest cached prefix first.
-    - ``hrrn``: highest ratio of waiting time to uncached prompt tokens first; waiting time is
+    - ``hrrn``: highest ratio of waiting time to uncached prompt tokens first. Waiting time is
       measured in tokens that the engine has processed.
-    - ``vtc``: the client with the least service first (``core/virtual_token_counters.py``).
+    - ``vtc``: client with the least service first.
     - ``shortest-prefill-first``: fewest uncached tokens first.
-    - ``dfs-weight``: depth-first order of the radix tree, the child with the most requests first.
+    - ``dfs-weight``: depth-first order of the radix tree, child with the most requests first.
 
-    lpm, hrrn and shortest-prefill-first deprioritize a request for one pass if fewer than ``check``
-    of its tokens are cached and another waiting request starts with the same ``deprioritize``
-    tokens. Source: ``managers/schedule_policy.py``, class SchedulePolicy.
-
-    With ``aging`` (sgl-project/sglang#31723), lpm adds ``aging`` tokens to the cached prefix of a
-    request for each pass that it has spent in the queue, so that requests without cached tokens do
-    not starve. A retraction does not reset the number of passes.
+    With priorities, fcfs and lof sort by priority first. lpm, hrrn and shortest-prefill-first
+    deprioritize requests that share their first tokens with another waiting request. With
+    ``aging``, lpm adds ``aging`` tokens to the cached prefix for each pass in the queue
+    (sgl-project/sglang#31723). Source: class SchedulePolicy in ``managers/schedule_policy.py``.
     """
+
+    # A request is deprioritized for one pass if at most ``check`` of its tokens are cached and
+    # another waiting request starts with the same ``deprioritize`` tokens. A retraction does not
+    # reset the number of passes.
 
     def __init__(self, state: LoopState) -> None:
         config = state.config
@@ -62,7 +61,8 @@ class QueueOrder:
         self.fcfs_passes = 0
 
     def sort(self) -> None:
-        """Sort the queue in place and refresh the cached prefixes that the order depends on."""
+        """Sort the queue in place."""
+        # Also refreshes the cached prefixes that the order depends on.
         waiting = self.state.waiting
         if self.aging:
             for r in waiting:
@@ -93,9 +93,7 @@ class QueueOrder:
         return r in demoted, r.work, r.entry
 
     def _by_weight(self, waiting: list[Req]) -> None:
-        """Sort the queue by a post-order traversal of the tree that visits the child with the most
-        requests first.
-        """
+        """Sort by a post-order traversal of the tree, child with the most requests first."""
         ends: dict[RadixNode, list[Req]] = {}
         weights: Counter[RadixNode] = Counter()
         tree = self.state.memory.tree
@@ -129,9 +127,7 @@ class QueueOrder:
             waiting.sort(key=lambda r: (urgency(r), r.entry))
 
     def _by_key(self, waiting: list[Req]) -> None:
-        """Sort by the frequency of the routing key among running requests; no change if none has a
-        key.
-        """
+        """Sort by the frequency of the routing key among running requests."""
         keys = Counter(r.routing_key or "" for r in self.state.running.rows)
         del keys[""]
         if keys:
@@ -164,11 +160,9 @@ class QueueOrder:
         self.fcfs_passes += 1
 
     def limit(self, chunked: Req, budget: int) -> int | None:
-        """Return the maximum chunk size that leaves budget for shorter prompts
-        (shortest-prefill-first).
+        """Return the maximum chunk size with shortest-prefill-first, or None if there is no limit.
 
-        ``budget`` is the number of tokens that the pass may compute. Returns None if the chunk is
-        not limited.
+        The limit leaves some of the ``budget`` tokens to shorter prompts.
         """
         page, reserved = self.state.memory.page_size, 0
         if self.policy != "shortest-prefill-first" or budget < 2 * page:
@@ -181,7 +175,7 @@ class QueueOrder:
         return (budget - reserved) // page * page if reserved else None
 
     def fingerprint(self) -> Hashable:
-        """Return all state, except the queue itself, that determines the next order."""
+        """Return the state, other than the queue, that determines the next order."""
         tree = self.state.memory.tree
         siblings = tree.order() if tree and self.policy == "dfs-weight" else None
         return self.fcfs_passes % REFRESH_INTERVAL, siblings

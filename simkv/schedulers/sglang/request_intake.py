@@ -15,12 +15,11 @@ PREFILL_WEIGHT = 1000
 
 
 class Receiver:
-    """Messages that the loop has not received: prompts, and ids of aborted requests.
+    """Messages that the scheduler loop has not received: new requests and aborts.
 
-    Every iteration of the loop adds a weight to a counter: 1 if the previous batch was a decode or
-    there was none, otherwise 1000. When the counter reaches ``--scheduler-recv-interval``, the loop
-    receives all messages and resets the counter to 0. Source: ``scheduler_recv_skipper.py`` of the
-    wheel.
+    Each iteration increases a counter by 1, or by 1000 after a prefill. At
+    ``--scheduler-recv-interval``, the loop receives all messages and resets the counter. Source:
+    ``scheduler_recv_skipper.py`` of the wheel.
     """
 
     def __init__(self, interval: int) -> None:
@@ -31,8 +30,9 @@ class Receiver:
         self.unread: list[Prompt | int] = []
 
     def receive(self, last: BatchKind | None) -> list[Prompt | int]:
-        """Begin an iteration of the loop, and return the messages that it receives, in arrival
-        order; ``last`` is the kind of the previous batch.
+        """Begin an iteration and return the received messages in arrival order.
+
+        ``last`` is the kind of the previous batch.
         """
         self.counter += 1 if last in (None, "decode") else PREFILL_WEIGHT
         if self.counter < self.interval:
@@ -43,19 +43,15 @@ class Receiver:
 
     @property
     def prompts(self) -> list[int]:
-        """Ids of the requests that the loop has not received yet."""
+        """Ids of the requests that the loop has not received."""
         return [m.id for m in self.unread if isinstance(m, Prompt)] if self.unread else []
 
     def quiet(self, most: int) -> int:
-        """Return the number of decode steps, at most ``most``, before the loop receives
-        messages.
-        """
+        """Return the number of decode steps, at most ``most``, until the loop receives messages."""
         return min(most, self.interval - self.counter) if self.unread else most
 
     def skip(self, steps: int) -> None:
-        """Count ``steps`` iterations of the loop that follow decodes and in which no message is
-        received.
-        """
+        """Count ``steps`` iterations without messages, each after a decode."""
         self.counter = (self.counter + steps) % self.interval
 
 
@@ -92,13 +88,14 @@ class RequestIntake:
                 self._drop(message)
 
     def _take(self, prompt: Prompt) -> None:
-        """Queue a request, with its output limit clipped to the pool size minus the prompt.
+        """Queue a request and clip its output limit to the pool size minus the prompt.
 
-        After the limit is computed, a prompt of at least the pool size minus 6 tokens is truncated
-        or rejected, depending on ``allow_auto_truncate``. A rejected request stays in the queue as
-        a prompt of one token, and its first token reports the error. A request is rejected in the
-        same way if it asks for log probabilities of tokens beyond its end.
+        A prompt of at least the pool size minus 6 tokens is truncated or rejected, depending on
+        ``allow_auto_truncate``.
         """
+        # The limit is computed before the truncation. A rejected request stays in the queue as a
+        # prompt of one token, and its first token reports the error. A request is rejected in the
+        # same way if it asks for log probabilities of tokens beyond its end.
         config, page = self.state.config, self.state.config.page_size
         pool, length, most = config.max_total_num_tokens, prompt.prompt_tokens, prompt.max_tokens
         fits_alone = pool - self.state.memory.round_up(length) - page - 1
@@ -118,11 +115,10 @@ class RequestIntake:
         self.state.queue(req)
 
     def _drop(self, request_id: int) -> None:
-        """Abort a request whose client disconnected, as ``AbortReq`` does.
+        """Abort a request whose client has disconnected, as ``AbortReq`` does.
 
-        A waiting request leaves the queue at once. A partly computed prompt is freed at once. A
-        running request computes one more token before it is freed; neither this token nor the end
-        of the request is reported.
+        A waiting request or an incomplete prompt is removed at once. A running request computes one
+        more token, which is not reported.
         """
         state = self.state
         req = state.live.get(request_id)

@@ -30,10 +30,10 @@ from simkv.schedulers.sglang.versions import RULES, SglangRules
 
 
 class SglangScheduler:
-    """SGLang's loop body, split into ``schedule`` (next batch) and ``complete`` (its results).
+    """SGLang's scheduler loop. ``schedule`` launches a batch, and ``complete`` processes its
+    results.
 
-    ``memory`` replaces the token pool of the config, for example with a pool that records the pages
-    of each request.
+    ``memory`` replaces the KV pool of the config.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class SglangScheduler:
         self.intake.add(prompt)
 
     def abort(self, request_id: int) -> None:
-        """Record that the client disconnected; the loop receives this message like a new
+        """Record that the client has disconnected. The loop receives the abort like a new
         request.
         """
         self.intake.abort(request_id)
@@ -135,15 +135,15 @@ class SglangScheduler:
             state.running.rows = going_on  # the batch-full flag is unchanged
 
     def complete(self, batch: Batch, ended: Collection[int]) -> Completion:
-        """Process the results of the oldest launched batch: record emitted tokens and finished
-        requests.
-        """
+        """Process the results of the oldest launched batch."""
         return batch_results.complete(self.state, batch, ended)
 
     # ------------------------------------------------------------------ leaping
 
     def leap(self, most: int) -> int:
-        """Return the number of decode-only steps in which nothing is admitted or evicted."""
+        """Return the number of decode-only steps in which no request is admitted and nothing is
+        evicted.
+        """
         if self.interval.left:
             return self.intake.receiver.quiet(min(most, 1 + self._rest()))
         if self._skipped:  # the next pass skips no request, because the batch is full
@@ -180,13 +180,12 @@ class SglangScheduler:
 
     @property
     def free_blocks(self) -> int:
-        """Number of pages that are free or contain only unlocked cached prefixes."""
+        """Number of pages that are free or evictable."""
         return self.state.memory.room // self.config.page_size
 
     def waiting_ids(self) -> list[int]:
-        """Return the ids of the requests in the queue, in the order of the last sort, and then of
-        the requests that the loop has not received yet.
-        """
+        """Return the ids of the waiting requests in queue order."""
+        # Requests that the loop has not received yet come last.
         return [r.id for r in self.state.waiting] + self.intake.receiver.prompts
 
     def decode_ids(self) -> list[int]:
@@ -197,12 +196,9 @@ class SglangScheduler:
         return [r.id for r in rows if not r.finished]
 
     def running_ids(self) -> list[int]:
-        """Return the ids of the requests in the decode batch, and then of all other admitted
-        requests.
-
-        The others are the request with a partly computed prompt, and requests whose last token is
-        in flight.
-        """
+        """Return the ids of the admitted requests, decode batch first."""
+        # The others are the request with a partly computed prompt, and requests whose last token is
+        # in flight.
         decoding, admitted = self.decode_ids(), self.state.admitted
         if len(decoding) == len(admitted):
             return decoding
@@ -210,14 +206,13 @@ class SglangScheduler:
         return decoding + [i for i in admitted if i not in seen]
 
     def blocks_held(self) -> Mapping[int, int]:
-        """Return the number of pages held by each admitted request, except ended and retracted
-        ones.
-        """
+        """Return the number of pages of each admitted request, by request id."""
+        # Ended and retracted requests are not included.
         page, memory = self.config.page_size, self.state.memory
         return {r.id: memory.round_up(r.kv) // page for r in self.state.admitted.values()}
 
     def fingerprint(self) -> Hashable:
-        """Return all state that determines the next ``schedule`` call."""
+        """Return the state that determines the next ``schedule`` call."""
         state, receiver = self.state, self.intake.receiver
         last, tree = state.last, state.memory.tree
         freshest = min((r.passes for r in state.waiting), default=0)

@@ -50,10 +50,10 @@ def _kv(name: Any) -> FieldValues:
 
 
 def place_ranks(ranks: RankOptions) -> Mapping[str, Any]:
-    """Return the hardware, fleet and data-parallel fields for the launcher's ranks.
+    """Return the hardware, fleet and data-parallel fields for the launcher's options.
 
-    With data-parallel attention, the ``tp`` GPUs are shared by all ranks. Without it, each of the
-    ``dp`` replicas has ``tp`` GPUs.
+    With data-parallel attention, all ranks share the ``tp`` GPUs. Without it, each of the ``dp``
+    replicas has ``tp`` GPUs.
     """
     found: dict[str, Any] = {"hardware.tp": ranks.tp}
     ep = ranks.options.get("--ep-size")

@@ -31,10 +31,8 @@ def _with_tables(config: SglangConfig) -> TabledScheduler:
 
 
 def _too_long(config: SglangConfig, prompt_tokens: int) -> str | None:
-    """Return the reason to reject a prompt that is too long for the pool; None if it is accepted.
-
-    ``request_intake.py`` has the rule.
-    """
+    """Return why a prompt is too long for the KV pool, or None if it fits."""
+    # ``request_intake.py`` has the rule.
     pool = config.max_total_num_tokens
     if prompt_tokens < pool - 6 or config.allow_auto_truncate:
         return None

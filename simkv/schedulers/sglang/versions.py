@@ -25,7 +25,7 @@ _decode = partial(rule, "Decode steps")
 
 @dataclass(frozen=True)
 class SglangRules:
-    """Rules that differ between releases; the defaults belong to the oldest release.
+    """Rules that differ between releases. The defaults belong to the oldest release.
 
     ``lacks`` lists the options that a release does not have.
     """
@@ -220,9 +220,9 @@ VARIANTS: Mapping[str, Variant] = {
 
 
 def find_variant(name: str) -> str:
-    """Return the variant of a release name; ``v0.5.23`` and ``0.5.23.post1`` mean 0.5.23.
+    """Return the variant of a release name. Raises ValueError for an unknown name.
 
-    Raises ValueError for an unknown name.
+    ``v0.5.23`` and ``0.5.23.post1`` mean 0.5.23.
     """
     for known in (name, plain_release(name)):
         if known in RULES:
