@@ -21,11 +21,12 @@ Key = tuple[Segment, ...]
 
 
 class ReusableBlock:
-    """A block in the tree: ``key`` is its tokens, and its ancestors hold the tokens before them.
+    """A block in the prefix tree. ``key`` are its tokens.
 
-    ``by_start`` groups the children by their first token, oldest first, because only children with
-    the same first token have a common prefix.
+    ``by_start`` groups the children by their first token, oldest first.
     """
+
+    # Only children with the same first token have a common prefix.
 
     __slots__ = ("block", "by_start", "children", "key", "parent")
 
@@ -35,12 +36,12 @@ class ReusableBlock:
         self.by_start: dict[tuple[str, int], dict[Key, ReusableBlock]] = {}
 
     def adopt(self, child: ReusableBlock) -> None:
-        """Add ``child`` to the children of this block."""
+        """Add ``child`` to the children."""
         self.children[child.key] = child
         self.by_start.setdefault(child.key[0][:2], {})[child.key] = child
 
     def drop(self, child: ReusableBlock) -> None:
-        """Remove ``child`` from the children of this block."""
+        """Remove ``child`` from the children."""
         del self.children[child.key]
         alike = self.by_start[child.key[0][:2]]
         del alike[child.key]
@@ -51,11 +52,13 @@ class ReusableBlock:
 class ReusingKvCache(KvCache):
     """KV blocks that prompts with equal prefixes share.
 
-    Free blocks are ordered by the time at which they became free. A free block stays in the tree
-    until it is allocated again; all its descendants then leave the tree too. ``_last`` maps each
-    block to the request that last allocated it. When a request in ``_spoilt`` frees its blocks,
-    they are not cached.
+    A free block stays in the prefix tree until it is allocated again. All its descendants then
+    leave the tree too.
     """
+
+    # Free blocks are ordered by the time at which they became free. ``_last`` maps each block to
+    # the request that last allocated it. When a request in ``_spoilt`` frees its blocks, they are
+    # not cached.
 
     def __init__(self, num_blocks: int, tokens_per_block: int) -> None:
         super().__init__(num_blocks, tokens_per_block)
@@ -77,10 +80,10 @@ class ReusingKvCache(KvCache):
     # ------------------------------------------------------------------ queries before a step
 
     def waits(self, r: LlmRequest, coming: set[Hashable]) -> bool:
-        """Return whether another request is computing the first block that ``r`` needs. If not,
-        record in ``coming`` (the blocks being computed) that ``r`` will compute this block.
+        """Return whether another request is computing the first block that ``r`` needs.
 
-        Source: ``_one_manager_beneficial_to_skip``.
+        If not, the block is added to ``coming``, the blocks being computed. Source:
+        ``_one_manager_beneficial_to_skip``.
         """
         new = self._first_new(r) if r.first_chunk else None
         if new is None or new in coming:
@@ -89,12 +92,12 @@ class ReusingKvCache(KvCache):
         return False
 
     def coming(self, active: Sequence[LlmRequest]) -> set[Hashable]:
-        """Return the first new block of each partly computed prompt."""
+        """Return the first uncached block of each partly computed prompt."""
         parts = (r for r in active if r.state == "context" and not r.first_chunk)
         return {new for r in parts if (new := self._first_new(r)) is not None}
 
     def freed(self, victims: Sequence[LlmRequest]) -> int:
-        """Return the number of blocks held only by ``victims``."""
+        """Return the number of blocks that only the requests ``victims`` hold."""
         tables, lose = self.pool.tables, {r.id for r in victims}
         stay = set(chain.from_iterable(table for i, table in tables.items() if i not in lose))
         return len(set(chain.from_iterable(tables[i] for i in lose)) - stay)
@@ -113,11 +116,10 @@ class ReusingKvCache(KvCache):
     # ------------------------------------------------------------------ changes by a step
 
     def take(self, r: LlmRequest, count: int) -> None:
-        """Allocate ``count`` blocks to ``r``.
-
-        An allocated block may have last belonged to a request that lost it in a pause and now holds
-        other blocks. The blocks of that request are then not cached when the request frees them.
-        """
+        """Allocate ``count`` blocks to ``r``."""
+        # An allocated block may have last belonged to a request that lost it in a pause and now
+        # holds other blocks. The blocks of that request are then not cached when the request frees
+        # them.
         for block in self.pool.take(r.id, count):
             if block in self._kept:
                 self._drop(self._kept[block])
@@ -127,8 +129,7 @@ class ReusingKvCache(KvCache):
             self._last[block] = r.id
 
     def enter(self, r: LlmRequest) -> int:
-        """Allocate all blocks of a prompt and return the number of prompt tokens found in the
-        cache.
+        """Allocate all blocks of a prompt and return the number of cached prompt tokens.
 
         The last token is always computed. Source: ``loadOrAllocateBlocks``.
         """
@@ -147,22 +148,21 @@ class ReusingKvCache(KvCache):
         return found
 
     def store(self, r: LlmRequest) -> None:
-        """Cache all full blocks of a prompt after one of its chunks was computed.
+        """Cache all full blocks of a prompt after a chunk was computed.
 
-        The last known token is excluded. Source: ``storeContextBlocks``.
+        The last token is excluded. Source: ``storeContextBlocks``.
         """
         self._keep(r, self._full(r, r.known - 1))
 
     def release(self, r: LlmRequest) -> None:
-        """Free the blocks of ``r`` and cache their contents, including a last block that is not
-        full."""
+        """Free the blocks of ``r`` and cache their contents, including a partial last block."""
         if self.pool.held(r.id) and r.id not in self._spoilt:
             self._keep(r, self._pieces(r, r.known - 1))
         self.pool.release(r.id)
         self._spoilt.discard(r.id)
 
     def fingerprint(self) -> Hashable:
-        """Return all state that determines later allocations."""
+        """Return the state that determines later allocations."""
         kept = [(n.block, n.key, n.parent and n.parent.block) for n in self._kept.values()]
         tables = sorted((i, tuple(table)) for i, table in self.pool.tables.items())
         last = sorted(self._last.items())
@@ -177,11 +177,11 @@ class ReusingKvCache(KvCache):
     # ------------------------------------------------------------------ the tree
 
     def _best(self, node: ReusableBlock, key: Key) -> tuple[ReusableBlock | None, int]:
-        """Return the child of ``node`` with the longest common prefix with ``key``, and its length.
-
-        If several children are equal in this respect, the result is the last stored one, which
-        ``std::unordered_map`` usually visits first.
+        """Return the child with the longest common prefix with ``key``, and the length of the
+        prefix.
         """
+        # If several children are equal in this respect, the result is the last stored one, which
+        # ``std::unordered_map`` usually visits first.
         if key in node.children:
             return node.children[key], _length(key)
         best, most = None, 0
@@ -191,12 +191,9 @@ class ReusingKvCache(KvCache):
         return best, most
 
     def _part(self, r: LlmRequest, kept: ReusableBlock) -> None:
-        """Start a block of ``r`` from the cached block ``kept``; only the first tokens of ``kept``
-        match.
-
-        If the cached block is an unused leaf, ``r`` takes it over; otherwise its content is copied
-        to a new block.
-        """
+        """Start a block of ``r`` from the matching first tokens of the cached block ``kept``."""
+        # If the cached block is an unused leaf, ``r`` takes it over; otherwise its content is
+        # copied to a new block.
         if kept.children or not self.pool.is_free(kept.block):
             self.take(r, 1)
             return
@@ -204,9 +201,7 @@ class ReusingKvCache(KvCache):
         self.pool.share(r.id, [kept.block])
 
     def _keep(self, r: LlmRequest, keys: Sequence[Key]) -> None:
-        """Insert the blocks of ``r`` into the tree, from the first block that is not in it
-        (``storeBlocks``).
-        """
+        """Insert the blocks of ``r`` that are missing in the tree (``storeBlocks``)."""
         node = self._root
         for block, key in zip(self.pool.tables[r.id], keys, strict=False):
             if key not in node.children:
@@ -215,9 +210,8 @@ class ReusingKvCache(KvCache):
             node = node.children[key]
 
     def _drop(self, kept: ReusableBlock) -> None:
-        """Remove a block and its descendants from the tree; requests that hold these blocks keep
-        them.
-        """
+        """Remove a block and its descendants from the tree."""
+        # Requests that hold these blocks keep them.
         assert kept.parent is not None
         kept.parent.drop(kept)
         gone = [kept]
@@ -233,8 +227,8 @@ class ReusingKvCache(KvCache):
         return keys[:count]
 
     def _pieces(self, r: LlmRequest, tokens: int) -> list[Key]:
-        """Return the keys of the blocks in the first ``tokens`` tokens of ``r``; the last block may
-        be partial.
+        """Return the keys of the blocks in the first ``tokens`` tokens of ``r``, including a
+        partial block.
         """
         rest = tokens % self.tokens_per_block
         last = [self._contents[r.id].slices(tokens - rest, tokens)] if rest else []

@@ -18,10 +18,10 @@ class CapacityResult(NamedTuple):
     """Result of the capacity scheduler.
 
     - ``fits``: requests that may run.
-    - ``paused``: pairs of a paused request and the request that needs its blocks (None if the
-      paused request itself lacks blocks).
-    - ``why``: reason why the first request that may not run has to wait.
-    - ``skipped``: requests that wait for a block that another request is computing.
+    - ``paused``: pairs of a paused request and the request that needs its blocks. The latter is
+      None if the paused request itself lacks blocks.
+    - ``why``: reason why the first request that may not run waits.
+    - ``skipped``: requests that wait for a block that another request computes.
     """
 
     fits: list[LlmRequest]
@@ -31,8 +31,7 @@ class CapacityResult(NamedTuple):
 
 
 def no_evict(active: Sequence[LlmRequest], cache: KvCache, *, static: bool) -> CapacityResult:
-    """Return the requests for which enough blocks are free up to their last possible token (policy
-    ``GuaranteedNoEvict``).
+    """Return the requests that fit until their last possible token (policy ``GuaranteedNoEvict``).
 
     The first request that does not fit blocks all later ones. If ``static``, no request is admitted
     while any request decodes.
@@ -57,14 +56,14 @@ def no_evict(active: Sequence[LlmRequest], cache: KvCache, *, static: bool) -> C
 
 
 def max_utilization(active: Sequence[LlmRequest], cache: KvCache) -> CapacityResult:
-    """Return the requests for which enough blocks are free for this step (policy
-    ``MaxUtilization``).
+    """Return the requests that fit in this step (policy ``MaxUtilization``).
 
-    If a request lacks blocks, started requests are paused, the last one first, until enough blocks
-    are free or no started request after it remains. The request itself can be paused. With block
-    reuse, a request that is considered again after such a pause is skipped: its own first new block
-    is by then in the set of blocks being computed.
+    If a request lacks blocks, the last started request is paused until enough blocks are free. The
+    request itself can be paused.
     """
+    # Started requests before it are never paused. With block reuse, a request that is considered
+    # again after such a pause is skipped: its own first new block is by then in the set of blocks
+    # being computed.
     fits: list[LlmRequest] = []
     paused: list[tuple[LlmRequest, LlmRequest | None]] = []
     skipped, coming = list[LlmRequest](), cache.coming(active)

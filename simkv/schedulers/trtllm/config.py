@@ -27,8 +27,7 @@ VARIANTS: Mapping[str, Variant] = {
 class TrtllmConfig:
     """Options of TensorRT-LLM under the names of its LLM API.
 
-    The options of ``scheduler_config`` and ``kv_cache_config`` are fields of this class. Raises
-    ValueError for combinations that are invalid or not modelled.
+    Raises ValueError for combinations that are invalid or not modelled.
     """
 
     name: Literal["trtllm"] = "trtllm"
@@ -100,17 +99,13 @@ class TrtllmConfig:
 
     @property
     def longest(self) -> int:
-        """Maximum number of tokens of a request: ``max_seq_len`` or the size of the pool, whichever
-        is smaller.
-        """
+        """Maximum number of tokens of a request: ``max_seq_len``, but at most the pool size."""
         pool = self.max_tokens_in_paged_kv_cache
         return pool if self.max_seq_len is None else min(self.max_seq_len, pool)
 
 
 def find_rejection(prompt: Prompt, config: TrtllmConfig) -> Refusal | None:
-    """Return the server's error if the server rejects the request before the engine receives it,
-    else None.
-    """
+    """Return the error if the server rejects the request on arrival, else None."""
     tokens, most = prompt.prompt_tokens, config.max_num_tokens
     if tokens > most and not config.enable_chunked_prefill:
         words = f"The sum of prompt length ({tokens}), query length (0) should not exceed "

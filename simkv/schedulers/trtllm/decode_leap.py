@@ -1,4 +1,4 @@
-"""Leaps of TensorRT-LLM: a leap computes several decode-only steps at once."""
+"""Computation of several decode-only steps of TensorRT-LLM at once."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from simkv.schedulers.trtllm.memory import KvCache
 
 
 def leap(rows: Sequence[LlmRequest], cache: KvCache, least: int, ahead: int, most: int) -> int:
-    """Return the number of steps, at most ``most``, in which the requests ``rows`` decode, none of
-    them ends, and enough blocks are free.
+    """Return the number of decode-only steps, at most ``most``, until a request ends or blocks run
+    out.
 
-    At least ``least`` blocks must stay free. The loop processes the end of a request ``ahead``
-    steps before its last token.
+    At least ``least`` blocks stay free. The engine processes the end of a request ``ahead`` steps
+    early.
     """
     for r in rows:
         most = min(most, r.new - r.generated - ahead)
@@ -29,9 +29,7 @@ def leap(rows: Sequence[LlmRequest], cache: KvCache, least: int, ahead: int, mos
 
 
 def skip(rows: Sequence[LlmRequest], cache: KvCache, steps: int) -> list[int]:
-    """Apply ``steps`` decode steps to the state, and return the number of free blocks after each
-    scheduling decision.
-    """
+    """Simulate ``steps`` decode steps. Return the number of free blocks after each of them."""
     growth = _growth(rows, cache, steps)
     free, left = [], cache.pool.free
     for step in range(1, steps + 1):

@@ -1,6 +1,4 @@
-"""State of a request in TensorRT-LLM (``LlmRequest``), limited to the fields that affect scheduling
-decisions.
-"""
+"""State of a request in TensorRT-LLM (``LlmRequest``)."""
 
 from __future__ import annotations
 
@@ -16,12 +14,15 @@ RequestStage = Literal["context", "generation", "to complete"]
 
 @dataclass(slots=True, eq=False)
 class LlmRequest:
-    """A request in the engine; all fields are in tokens.
+    """A request in the engine. All fields are in tokens.
 
-    - ``prompt``: tokens to prefill; after a pause it includes the tokens emitted before the pause.
-    - ``new``: tokens that may still be emitted after ``prompt``; ``known``: prompt plus outputs.
-    - ``position``: computed tokens of the prompt; ``chunk``: tokens to compute in this step.
-    - ``reused``: leading prompt tokens taken from the prefix cache.
+    - ``prompt``: tokens to prefill. After a pause, they include the tokens emitted before the
+      pause.
+    - ``new``: maximum number of tokens to emit after ``prompt``.
+    - ``known``: prompt and output tokens.
+    - ``position``: computed prompt tokens.
+    - ``chunk``: prompt tokens to compute in this step.
+    - ``reused``: prompt tokens taken from the prefix cache.
     - ``cached``: tokens in the KV cache, including the step in flight.
     """
 
@@ -37,15 +38,13 @@ class LlmRequest:
 
     @classmethod
     def of(cls, prompt: Prompt, longest: int) -> LlmRequest:
-        """Build a new request, with ``max_tokens`` reduced so that its total length is at most
-        ``longest``.
-        """
+        """Build a new request with at most ``longest`` prompt and output tokens."""
         tokens = prompt.prompt_tokens
         return cls(prompt.id, tokens, min(prompt.max_tokens, longest - tokens), tokens)
 
     @property
     def remaining(self) -> int:
-        """Number of prompt tokens not computed yet."""
+        """Number of prompt tokens that are not computed yet."""
         return self.prompt - self.position
 
     @property
@@ -55,7 +54,7 @@ class LlmRequest:
 
     @property
     def first_chunk(self) -> bool:
-        """Whether the request has not started its prompt, apart from reused tokens."""
+        """Whether no chunk of the prompt is computed yet."""
         return self.state == "context" and self.position == self.reused
 
     @property
@@ -65,14 +64,13 @@ class LlmRequest:
 
     @property
     def started(self) -> bool:
-        """Whether the request has computed tokens that a pause would discard."""
+        """Whether the request has computed tokens that a pause discards."""
         return not self.first_chunk
 
     def begin(self, reused: int, tokens_per_block: int) -> None:
         """Start the prompt after ``reused`` cached tokens and shorten the first chunk accordingly.
 
-        The chunk still ends at a block border unless it ends the prompt. Source:
-        ``setPrepopulatedPromptLen``.
+        The chunk ends at the end of a block or of the prompt. Source: ``setPrepopulatedPromptLen``.
         """
         end = reused + self.chunk
         if end < self.prompt:
@@ -81,8 +79,8 @@ class LlmRequest:
         self.chunk = min(end, self.prompt) - reused
 
     def pause(self) -> None:
-        """Reset the request: its emitted tokens become part of the prompt, which is recomputed
-        completely.
+        """Reset the request. Its output tokens become part of the prompt, which is computed
+        again.
         """
         self.new -= self.generated
         self.prompt = self.known
@@ -92,7 +90,7 @@ class LlmRequest:
     def advance(self, *, overlap: bool) -> None:
         """Update the request after the launch of a step that contains it.
 
-        With ``overlap``, this happens before the token of the step is known.
+        With ``overlap``, the token of the step is not known yet.
         """
         if self.state == "context":
             self.position, self.chunk = self.position + self.chunk, 0

@@ -17,8 +17,7 @@ from simkv.schedulers.trtllm.llm_request import LlmRequest
 class KvCache:
     """KV blocks without prefix caching.
 
-    A request gets all blocks of its prompt with the first chunk, and then one block at a time as it
-    decodes.
+    A request gets all blocks of its prompt with the first chunk.
     """
 
     def __init__(self, num_blocks: int, tokens_per_block: int) -> None:
@@ -26,17 +25,15 @@ class KvCache:
         self.tokens_per_block = tokens_per_block
 
     def blocks_to_completion(self, r: LlmRequest) -> int:
-        """Return the number of blocks that ``r`` still needs if it emits its maximum output.
+        """Return the number of blocks that ``r`` still needs for its maximum output.
 
         Source: ``getRemainingBlocksToCompletion``.
         """
         return blocks_for(r.prompt + r.new, self.tokens_per_block) - self.pool.held(r.id)
 
     def one_step(self, r: LlmRequest) -> int:
-        """Return the number of blocks that ``r`` needs in this step; 0 for a later chunk of a
-        prompt.
-
-        Source: ``getNeededBlocksOneStep``.
+        """Return the number of blocks that ``r`` needs in this step. Source:
+        ``getNeededBlocksOneStep``.
         """
         if r.first_chunk:
             return blocks_for(r.prompt, self.tokens_per_block)
@@ -61,11 +58,11 @@ class KvCache:
         self.pool.take(r.id, count)
 
     def release(self, r: LlmRequest) -> None:
-        """Free the blocks of ``r``, which ends or is paused."""
+        """Free the blocks of ``r``."""
         self.pool.release(r.id)
 
     def freed(self, victims: Sequence[LlmRequest]) -> int:
-        """Return the number of blocks freed if ``victims`` are paused
+        """Return the number of blocks that a pause of ``victims`` frees
         (``schedulingReleaseBlocks``).
         """
         return sum(self.pool.held(r.id) for r in victims)
@@ -79,21 +76,15 @@ class KvCache:
         """Remove the data of a request that has left the engine."""
 
     def coming(self, active: Sequence[LlmRequest]) -> set[Hashable]:  # noqa: ARG002
-        """Return the keys of the blocks that active requests are computing and that other requests
-        can reuse afterwards.
-        """
+        """Return the keys of blocks that are being computed and can be reused afterwards."""
         return set()
 
     def waits(self, r: LlmRequest, coming: set[Hashable]) -> bool:  # noqa: ARG002
-        """Return whether ``r`` should wait for one of the blocks in ``coming``, which other
-        requests compute.
-        """
+        """Return whether ``r`` waits for one of the blocks in ``coming``."""
         return False
 
     def enter(self, r: LlmRequest) -> int:
-        """Allocate the blocks of a prompt and return the number of prompt tokens found in the
-        cache.
-        """
+        """Allocate the blocks of a prompt and return the number of cached prompt tokens."""
         self.take(r, blocks_for(r.prompt, self.tokens_per_block))
         return 0
 
@@ -101,5 +92,5 @@ class KvCache:
         """Record that a chunk of a prompt was computed."""
 
     def fingerprint(self) -> Hashable:
-        """Return all state that determines later allocations."""
+        """Return the state that determines later allocations."""
         return self.pool.free

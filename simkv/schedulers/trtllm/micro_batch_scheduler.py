@@ -10,25 +10,25 @@ from simkv.schedulers.trtllm.llm_request import LlmRequest
 
 
 class ContextTooLong(Exception):
-    """Raised if a prompt that cannot be chunked exceeds the token limit of a step. In this case, an
-    assertion of TensorRT-LLM fails.
-    """
+    """Raised if a prompt exceeds the token limit of a step and cannot be chunked."""
+
+    # An assertion of TensorRT-LLM fails in this case.
 
 
 class MicroBatch(NamedTuple):
-    """Requests that prefill, with ``chunk`` tokens each, and requests that decode."""
+    """Requests of a step: ``contexts`` prefill and ``generations`` decode."""
 
     contexts: list[LlmRequest]
     generations: list[LlmRequest]
 
 
 def schedule_micro_batch(fits: Sequence[LlmRequest], config: TrtllmConfig) -> MicroBatch:
-    """Add the requests ``fits`` to the step, in order, until the token limit of the step is
-    reached.
+    """Add requests to the step in order, until the token limit of the step is reached.
 
-    Chunked prompts share the tokens that remain. The first request that exceeds the limit blocks
-    all later ones. Requests whose last token is in flight are not scheduled. Raises ContextTooLong.
+    The first request that exceeds the limit blocks all later ones. Chunked prompts share the
+    remaining tokens. Raises ContextTooLong if an unchunked prompt exceeds the limit by itself.
     """
+    # Requests whose last token is in flight are not scheduled.
     batch, chunked, size = MicroBatch([], []), list[LlmRequest](), 0
     left = config.max_num_tokens
     for r in fits:
@@ -66,9 +66,7 @@ def _whole(r: LlmRequest, most: int) -> int:
 
 
 def share(chunked: Sequence[LlmRequest], left: int, config: TrtllmConfig) -> None:
-    """Reduce the chunks of the prompts ``chunked`` by whole blocks until they have at most ``left``
-    tokens in total.
-    """
+    """Reduce the chunks of prompts by whole blocks to ``left`` tokens in total."""
     unit = config.tokens_per_block
     for r in chunked:
         r.chunk = 0

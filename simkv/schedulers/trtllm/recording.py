@@ -1,6 +1,4 @@
-"""Recording format of TensorRT-LLM, for both scheduler loops (with and without overlap), one line
-per step.
-"""
+"""Recording format of TensorRT-LLM: one line per step."""
 
 from __future__ import annotations
 

@@ -36,15 +36,17 @@ from simkv.schedulers.trtllm.micro_batch_scheduler import (
 
 
 class TrtllmScheduler:
-    """TensorRT-LLM's scheduler: new requests wait in ``queue`` until an iteration fetches them into
-    ``active``.
+    """TensorRT-LLM's scheduler.
 
-    ``active`` is in arrival order. An active request without blocks waits: it was either never
-    admitted or is paused, and a paused request keeps its position. ``launched`` requests are in the
-    newest step, whose results have not been applied to their states yet. ``pausing`` requests have
-    lost their blocks in this iteration. ``leaving`` contains the ids of requests whose clients
-    disconnected.
+    - ``queue``: requests that no iteration has fetched yet.
+    - ``active``: fetched requests in arrival order. An active request without blocks waits.
+    - ``launched``: requests of the newest step, whose results are not processed yet.
+    - ``pausing``: requests that this iteration has paused.
+    - ``leaving``: ids of requests whose clients have disconnected.
     """
+
+    # An active request without blocks was either never admitted or is paused; a paused request
+    # keeps its position.
 
     def __init__(self, config: TrtllmConfig) -> None:
         self.config = config
@@ -62,9 +64,7 @@ class TrtllmScheduler:
         self._refused: dict[int, Refusal] = {}
 
     def add(self, prompt: Prompt) -> None:
-        """Queue a request. If the server would reject it, the next batch reports the rejection
-        instead.
-        """
+        """Queue a request. A request that the server rejects is reported in the next batch."""
         refusal = find_rejection(prompt, self.config)
         if refusal:
             self._refused[prompt.id] = refusal
@@ -73,16 +73,16 @@ class TrtllmScheduler:
             self.queue.append(LlmRequest.of(prompt, self.config.longest))
 
     def abort(self, request_id: int) -> None:
-        """Record that the client disconnected.
+        """Record that the client has disconnected.
 
-        The engine drops the request at the end of a later iteration that schedules tokens.
+        A later iteration that schedules tokens removes the request.
         """
         self._left.add(request_id)
 
     # ------------------------------------------------------------------ one iteration
 
     def schedule(self) -> Batch:
-        """Choose the requests to run, free the blocks of paused requests and allocate the blocks of
+        """Schedule a step: free the blocks of paused requests and allocate the blocks of
         the step.
         """
         self._move_on()
@@ -155,12 +155,9 @@ class TrtllmScheduler:
             batch.held = Held(self.queue[0].id, "slot")
 
     def complete(self, batch: Batch, ended: Collection[int]) -> Completion:
-        """Give the requests of a batch their tokens, and end the requests that received their last
-        token.
-
-        A request that was paused after the launch does not end with its last token. The pause
-        resets it, so it is recomputed completely before it ends.
-        """
+        """Deliver the tokens of a batch and end the requests that received their last token."""
+        # A request that was paused after the launch does not end with its last token. The pause
+        # resets it, so it is recomputed completely before it ends.
         done = Completion([], [])
         for r in [self.active[i] for i in batch.emits if i in self.active]:
             r.known += 1
@@ -205,13 +202,12 @@ class TrtllmScheduler:
     # ------------------------------------------------------------------ leaping
 
     def leap(self, most: int) -> int:
-        """Return the number of decode-only steps in which no request ends or is paused, and the
-        wait reason stays the same.
-
-        Decodes take only blocks reserved for them and free none, so a request that lacks blocks
-        does not get them during the leap. A request that waits for the token budget could be
-        admitted in any step, so the result is 1 in that case.
+        """Return the number of decode-only steps until a request ends, is paused or may be
+        admitted.
         """
+        # Decodes take only blocks reserved for them and free none, so a request that lacks blocks
+        # does not get them during the leap. A request that waits for the token budget could be
+        # admitted in any step, so the result is 1 in that case.
         head = self.head
         if self.pausing or self.leaving or len(self.launched) < self.num_running:
             return 1
@@ -240,7 +236,7 @@ class TrtllmScheduler:
 
     @property
     def head(self) -> LlmRequest | None:
-        """First active request without blocks, or None; ``why`` is its wait reason."""
+        """First active request without blocks, or None."""
         return next((r for r in self.active.values() if not self.pool.held(r.id)), None)
 
     @property
@@ -252,7 +248,7 @@ class TrtllmScheduler:
         return sum(map(bool, map(self.pool.held, self.active)))
 
     def waiting_ids(self) -> list[int]:
-        """Return the ids of active requests without blocks, then of requests not fetched yet."""
+        """Return the ids of the waiting requests. Requests that are not fetched yet come last."""
         without = [i for i in self.active if not self.pool.held(i)]
         return without + [r.id for r in self.queue]
 
@@ -264,7 +260,7 @@ class TrtllmScheduler:
         return {i: held for i in self.active if (held := self.pool.held(i))}
 
     def fingerprint(self) -> Hashable:
-        """Return all state that determines the next ``schedule`` call."""
+        """Return the state that determines the next ``schedule`` call."""
         return (
             tuple((astuple(r), self.pool.held(r.id)) for r in self.active.values()),
             tuple(r.id for r in self.queue),

@@ -26,10 +26,9 @@ BACKLOG = Refusal(
 
 
 def too_long(config: VllmConfig, prompt_tokens: int) -> str | None:
-    """Return the reason to reject a prompt with HTTP 400; None if the server accepts it.
+    """Return why the server rejects a prompt with HTTP 400, or None if it accepts the prompt.
 
-    The server rejects a prompt of ``max_model_len`` tokens or more (``_validate_input`` of
-    ``vllm/entrypoints/openai``).
+    Source: ``_validate_input`` of ``vllm/entrypoints/openai``.
     """
     most = config.max_model_len
     if prompt_tokens < most:
@@ -39,7 +38,7 @@ def too_long(config: VllmConfig, prompt_tokens: int) -> str | None:
 
 
 def build_admission_check(config: VllmConfig) -> AdmissionCheck | None:
-    """Build the check for the queue limits of a server; None if the config sets no such limit."""
+    """Build the check for the queue limits of a server, or return None if there are no limits."""
     most, most_tokens = config.max_num_queued_reqs, config.max_num_queued_tokens
     if most is None and most_tokens is None:
         return None

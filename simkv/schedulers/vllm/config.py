@@ -36,9 +36,7 @@ CudagraphMode = Literal["FULL_AND_PIECEWISE", "FULL", "FULL_DECODE_ONLY", "PIECE
 
 
 class AsTuple:
-    """Pydantic annotation for a tuple field that also accepts a list, because YAML files contain
-    lists.
-    """
+    """Pydantic annotation for a tuple field that also accepts a list."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
         def taken(value: object) -> object:
@@ -52,12 +50,11 @@ class AsTuple:
 class VllmConfig:
     """Engine settings of vLLM, with vLLM's names and defaults.
 
-    Without `hardware`, defaults that depend on the GPU and the model are those of ``vllm serve`` on
-    a GPU with less than 70 GiB; with `hardware`, ``launcher_defaults.py`` derives them. A setting
-    that the selected release does not have cannot be changed.
-
-    Raises ValueError if vLLM would refuse to start.
+    Raises ValueError if vLLM would refuse to start, or if the release does not have a setting.
     """
+
+    # Without `hardware`, defaults that depend on the GPU and the model are those of ``vllm serve``
+    # on a GPU with less than 70 GiB; with `hardware`, ``launcher_defaults.py`` derives them.
 
     name: Literal["vllm"] = "vllm"
     variant: Annotated[str, ReleaseNames(), KnobSource("`simkv policies` lists the sources")] = (
@@ -432,7 +429,9 @@ class VllmConfig:
             )
 
     def in_role(self, role: str) -> VllmConfig:
-        """Return the config of a replica with one role in a fleet, ``prefill`` or ``decode``."""
+        """Return the config of a replica that only prefills (``prefill``) or only decodes
+        (``decode``).
+        """
         kv_role = {"prefill": "kv_producer", "decode": "kv_consumer"}[role]
         if self.kv_role not in (None, "kv_both", kv_role):
             raise ValueError(
@@ -449,26 +448,22 @@ class VllmConfig:
 
     @property
     def draft_slots(self) -> int:
-        """Number of tokens in the budget of a step that are reserved for the drafter, per
-        request.
-        """
+        """Number of tokens per request that the budget of a step reserves for the drafter."""
         return int(self.num_speculative_tokens > 0 and self.speculative_method == "draft_model")
 
     @property
     def drafts_from_states(self) -> bool:
-        """Whether the drafter reads the model's hidden states and stores KV of its own.
-
-        vLLM schedules all such methods alike (``SpeculativeConfig.use_eagle``).
-        """
+        """Whether the drafter reads the model's hidden states and stores its own KV."""
+        # vLLM schedules all such methods alike (``SpeculativeConfig.use_eagle``).
         return self.num_speculative_tokens > 0 and self.speculative_method in ("eagle", "mtp")
 
     def most_scheduled(self, rules: VllmRules) -> int:
         """Return ``max_num_scheduled_tokens`` as vLLM sets it at start-up.
 
-        The default is ``max_num_batched_tokens``. Releases with the rule ``reserves_draft_slots``
-        subtract the slots that a draft model may use
-        (``VllmConfig._set_max_num_scheduled_tokens``).
+        Source: ``VllmConfig._set_max_num_scheduled_tokens``.
         """
+        # Releases with the rule ``reserves_draft_slots`` subtract the slots that a draft model may
+        # use.
         slots = self.draft_slots * self.max_num_seqs if rules.reserves_draft_slots else 0
         return self.max_num_scheduled_tokens or self.max_num_batched_tokens - slots
 
@@ -489,25 +484,21 @@ class VllmConfig:
 
     @property
     def has_states(self) -> bool:
-        """Whether some layers have a state instead of KV."""
+        """Whether some layers have a recurrent state instead of KV."""
         return STATES in self.kv_cache_groups
 
     def caches(self, rules: VllmRules) -> bool:
-        """Return whether prefix caching is on; if it is not configured, the default of ``rules``
-        applies.
-        """
+        """Return whether prefix caching is on."""
         if self.enable_prefix_caching is not None:
             return self.enable_prefix_caching
         return rules.caches_states if self.has_states else rules.enable_prefix_caching
 
     def drops_block(self, rules: VllmRules) -> bool:
-        """Return whether a prefix-cache hit is one block shorter than the cached prefix, as needed
-        for EAGLE.
-        """
+        """Return whether prefix-cache hits are one block shorter than the cached prefix (EAGLE)."""
         return self.drafts_from_states and not rules.keys_cover_next_token
 
     def states(self, rules: VllmRules) -> Literal["none", "align", "all"]:
-        """Return which states of ``mamba`` groups the prefix cache stores."""
+        """Return which recurrent states the prefix cache stores."""
         return (self.mamba_cache_mode or "align") if self.caches(rules) else "none"
 
     def most_blocks(self, kind: LayerKind, length: int | None = None) -> int:

@@ -22,9 +22,9 @@ MAX_COUNTED_PREEMPTIONS = 64
 
 @dataclass(frozen=True, slots=True)
 class EngineView:
-    """Values of the engine that the expressions of a policy can read.
+    """Values of the engine that the expressions of a custom policy can read.
 
-    ``simkv.core.policy_language`` describes these values.
+    ``simkv.core.policy_language`` describes the values.
     """
 
     of: VllmExpressionScheduler
@@ -44,7 +44,7 @@ class EngineView:
 
 @dataclass(frozen=True, slots=True)
 class RequestView(EngineView):
-    """Values of the engine and of one request that the expressions of a policy can read."""
+    """Values of the engine and of one request that the expressions of a custom policy can read."""
 
     r: RequestState
 
@@ -80,7 +80,7 @@ class RequestView(EngineView):
 class VllmExpressionScheduler(VllmScheduler):
     """Scheduler of a vLLM release in which a custom policy makes some decisions.
 
-    Requests for which an expression has equal values are ordered by arrival.
+    Ties are broken by arrival time.
     """
 
     # If VllmScheduler is compiled, ``copy`` must also copy the attributes of this class.
@@ -98,7 +98,7 @@ class VllmExpressionScheduler(VllmScheduler):
             self.waiting = PolicyQueue(self._place(order))
 
     def length(self, r: RequestState) -> int:
-        """Return the number of tokens of a request, prompt and output."""
+        """Return the number of prompt and output tokens of a request."""
         return self.decoding.length(r) if r in self.decoding else r.length
 
     def held(self, r: RequestState) -> int:
@@ -111,10 +111,8 @@ class VllmExpressionScheduler(VllmScheduler):
         super().add(prompt)
 
     def leap(self, most: int) -> int:
-        """Return the number of decode-only steps, as ``VllmScheduler.leap`` does.
-
-        The result is 1 if a value that the policy reads changes from step to step.
-        """
+        """Return the number of decode-only steps, as ``VllmScheduler.leap`` does."""
+        # The result is 1 if a value that the policy reads changes from step to step.
         admit, chunk = self.rule.get("admit"), self.rule.get("chunk")
         if self._held_back and admit and admit.moves:
             return 1
@@ -169,9 +167,7 @@ class VllmExpressionScheduler(VllmScheduler):
 
 
 class PolicyQueue(PriorityQueue):
-    """Waiting requests in the order of a custom policy; the expression is evaluated at each
-    sort.
-    """
+    """Waiting requests in the order of a custom policy."""
 
     # If PriorityQueue is compiled, ``copy`` must also copy the attributes of this class.
     __mypyc_attrs__ = (*getattr(PriorityQueue, "__mypyc_attrs__", ()), "__dict__")
@@ -182,7 +178,7 @@ class PolicyQueue(PriorityQueue):
         self._places: dict[int, QueuePosition] = {}
 
     def sort(self) -> None:
-        """Evaluate the expression for all waiting requests again, and sort them."""
+        """Evaluate the policy's expression for all waiting requests and sort them."""
         self._places = {}
         self._requests.sort(key=self._urgency)
 

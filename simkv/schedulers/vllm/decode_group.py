@@ -21,16 +21,17 @@ from simkv.schedulers.vllm.request_state import RequestState
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class DecodeGroup:
-    """Running requests that each compute exactly one token per step.
+    """Running requests that each compute one token per step.
 
-    ``scheduled`` is the number of steps scheduled for the group, and ``delivered`` the number of
-    steps whose tokens were delivered. With asynchronous scheduling, ``scheduled`` is one higher. A
-    member needs a new KV block every ``block_size`` steps, when its computed tokens fill its
-    blocks. The group indexes its members by that step modulo ``block_size``, so a step visits only
-    the members that need a block.
-
-    ``joined`` and ``left`` are the ids of requests that entered and left since the last batch.
+    - ``scheduled``: number of steps scheduled for the group.
+    - ``delivered``: number of steps whose tokens were delivered.
+    - ``joined``, ``left``: ids of requests that entered or left since the last batch.
     """
+
+    # With asynchronous scheduling, ``scheduled`` is one higher than ``delivered``. A member needs a
+    # new KV block every ``block_size`` steps, when its computed tokens fill its blocks. The group
+    # indexes its members by that step modulo ``block_size``, so a step visits only the members that
+    # need a block.
 
     def __init__(self, memory: VllmMemory) -> None:
         self._memory = memory
@@ -64,9 +65,8 @@ class DecodeGroup:
         self.joined.append(r.id)
 
     def part(self, r: RequestState) -> None:
-        """Remove ``r``, which has not ended; its tokens in flight are then delivered separately
-        from the group.
-        """
+        """Remove ``r``, which has not ended."""
+        # Its tokens in flight are then delivered separately from the group.
         in_flight = self._remove(r)
         for late in list(self._left_since)[len(self._left_since) - in_flight :]:
             late.append(r)
@@ -83,7 +83,7 @@ class DecodeGroup:
     def depart(self) -> tuple[list[int], list[int]]:
         """Record that a batch with all members was scheduled.
 
-        Returns the ids of requests that joined and of requests that left since the last batch.
+        Returns the ids of the requests that joined, and of those that left, since the last batch.
         """
         changes = self.joined, self.left
         self._newest = self.joined
@@ -94,8 +94,8 @@ class DecodeGroup:
         return changes
 
     def arrive(self) -> list[RequestState]:
-        """Record that the oldest batch completed; return the requests that left the group after
-        this batch was scheduled.
+        """Record the completion of the oldest batch. Return the requests that left the group since
+        its start.
         """
         return self._left_since.popleft()
 
@@ -108,29 +108,25 @@ class DecodeGroup:
         return r.computed + self.scheduled - r.joined
 
     def length(self, r: RequestState) -> int:
-        """Return the number of known tokens of ``r``, prompt and output."""
+        """Return the number of prompt and output tokens of ``r``."""
         return r.length + max(self.delivered - r.joined, 0)
 
     def full_block_members(self, ahead: int = 0) -> dict[int, RequestState]:
-        """Return the members whose blocks will be full after ``ahead`` more steps, as a mapping
-        from request id.
-        """
+        """Return the members whose blocks are full after ``ahead`` more steps, by request id."""
         return self._borders[(self.scheduled + ahead) % self.block_size]
 
     def stopped(self, steps: int) -> list[RequestState]:
-        """Return the members that reach ``stop_length`` in step ``steps`` of the group or earlier.
-
-        Later calls do not return these members again.
+        """Remove and return the members that reach ``stop_length`` by step ``steps`` of the
+        group.
         """
+        # They are removed from the list of stops, not from the group.
         found: list[RequestState] = []
         while (stop := self._next_stop()) is not None and stop <= steps:
             found.append(self.members[heappop(self._stops)[1]])
         return found
 
     def members_to_update(self) -> list[RequestState]:
-        """Return the members that need a new block or other work in this step besides computing a
-        token.
-        """
+        """Return the members for which this step allocates, frees or registers blocks."""
         found = self.full_block_members()
         for ahead in self._memory.aheads[1:]:
             if soon := self.full_block_members(ahead):
@@ -143,7 +139,7 @@ class DecodeGroup:
         return rows
 
     def grow(self, r: RequestState, blocks: int) -> None:
-        """Schedule the next token of a member, and allocate ``blocks`` new blocks for it."""
+        """Schedule the next token of a member and allocate ``blocks`` blocks for it."""
         computed = self.computed(r)
         if self._memory.frees_while_running:
             self._memory.free_unneeded(r, computed, self.in_flight(r))
@@ -153,7 +149,8 @@ class DecodeGroup:
             self._memory.register(r, min(computed + 1, self.length(r)))
 
     def grow_all(self) -> None:
-        """Schedule the next token of every member; enough blocks must be free."""
+        """Schedule the next token of every member."""
+        # Enough blocks must be free.
         if self._memory.tables is None:
             self._memory.pool.take(-1, len(self.full_block_members()))
             return
@@ -178,8 +175,7 @@ class DecodeGroup:
         return 1 + sum(1 for _ in takewhile(lambda blocks: blocks * each <= free, taken))
 
     def skip(self, steps: int) -> list[int]:
-        """Run ``steps`` steps, one after the other. Returns the number of free blocks after
-        each."""
+        """Simulate ``steps`` steps. Return the number of free blocks after each of them."""
         memory, before = self._memory, self._memory.pool.free
         free: list[int] = []
         if memory.tables is None:
@@ -206,7 +202,7 @@ class DecodeGroup:
     def _fill(self, steps: int) -> bool:
         """Allocate and register the blocks of the next ``steps`` steps at once.
 
-        Does nothing and returns False if the result could differ from running the steps one by one.
+        Returns False and does nothing if the result could differ from that of single steps.
         """
         pool = self._memory.cache
         assert pool is not None
@@ -229,12 +225,13 @@ class DecodeGroup:
         return True
 
     def _filled(self, steps: int) -> list[tuple[RequestState, int]] | None:
-        """Return the members that fill blocks in the next ``steps`` steps, each with the number of
-        its full blocks.
+        """Return the members that fill blocks in the next ``steps`` steps, each with its number of
+        full blocks.
 
-        Computes the cache keys of these blocks; new runs of keys are numbered in the order of the
-        steps. Returns None if a member still has to register blocks that it filled earlier.
+        Returns None if a member has unregistered full blocks.
         """
+        # Computes the cache keys of these blocks; new runs of keys are numbered in the order of the
+        # steps.
         size, memory = self.block_size, self._memory
         filled: list[tuple[RequestState, int]] = []
         begun: list[tuple[int, int, RequestState, int]] = []
@@ -262,10 +259,7 @@ class DecodeGroup:
         return filled
 
     def _remove(self, r: RequestState) -> int:
-        """Remove ``r`` and update its token counts.
-
-        Returns the number of tokens that ``r`` computed as a member and that are not delivered yet.
-        """
+        """Remove ``r`` and update its token counts. Return the number of its tokens in flight."""
         del self.members[r.id]
         del self._border(r)[r.id]
         steps = self.scheduled - r.joined
@@ -278,17 +272,16 @@ class DecodeGroup:
         return steps - delivered
 
     def _step(self, steps: int) -> None:
-        """Advance the group by ``steps`` steps: every member computes one token per step."""
+        """Advance the token counts of all members by ``steps`` steps."""
         self.scheduled += steps
         self.context += steps * len(self.members)
 
     def _quiet(self, aheads: Sequence[int]) -> int:
-        """Return the number of steps from now on in which no member needs a block.
-
-        A step counts only if no member's blocks are full at any of the offsets ``aheads`` (in
-        steps) from it. The result is at most ``block_size``, because the pattern repeats after
-        that.
+        """Return the number of next steps in which no member needs a block, at most
+        ``block_size``.
         """
+        # A step counts only if no member's blocks are full at any of the offsets ``aheads`` (in
+        # steps) from it. The pattern repeats after ``block_size`` steps.
         borders, size = self._borders, self.block_size
         for step in range(size):
             for ahead in aheads:
@@ -297,16 +290,15 @@ class DecodeGroup:
         return size
 
     def _growth(self, steps: int) -> list[int]:
-        """Return the number of members that need a block, for each of the next ``steps`` steps."""
+        """Return the number of members that need a block in each of the next ``steps`` steps."""
         first = self.scheduled % self.block_size
         counts = list(map(len, self._borders))
         round_ = counts[first:] + counts[:first]
         return (round_ * (steps // self.block_size + 1))[:steps]
 
     def _next_stop(self) -> int | None:
-        """Return the first step of the group at which a member reaches ``stop_length``.
-
-        The result is None if the group is empty.
+        """Return the first step at which a member reaches ``stop_length``, or None without
+        members.
         """
         stops = self._stops
         while stops:

@@ -25,9 +25,11 @@ LookupResult = Literal["absent", "coming", "unknown"]
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class DiskJob:
-    """A transfer in flight between disk and host memory, with one file per block in ``keys``.
+    """A transfer in flight between disk and host memory.
 
-    ``owner`` is the id of the request. ``writes`` is true for a transfer from host memory to disk.
+    - ``owner``: id of the request.
+    - ``keys``: cache keys of the transferred blocks.
+    - ``writes``: whether the transfer goes to disk.
     """
 
     def __init__(self, owner: int, keys: Sequence[int], *, writes: bool) -> None:
@@ -36,11 +38,14 @@ class DiskJob:
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class DiskLookup:
-    """Lookup of a block on disk; ``answer`` is None until the lookup completes.
+    """Lookup of a block on disk.
 
-    ``requesters`` are the ids of the requests that wait for the answer. The answer stays valid
-    until the last of these requests ends, even if the block is written to disk in the meantime.
+    ``answer`` is None until the lookup completes. ``requesters`` are the ids of the waiting
+    requests.
     """
+
+    # The answer stays valid until the last of these requests ends, even if the block is written to
+    # disk in the meantime.
 
     def __init__(self) -> None:
         self.answer: bool | None = None
@@ -49,13 +54,16 @@ class DiskLookup:
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class DiskTier:
-    """KV blocks on disk (``files`` by cache key), and the transfers (``jobs``) and lookups
-    (``looks``) in flight.
+    """KV blocks on disk.
 
-    ``looks`` maps the number of a lookup to the keys that it looks up. ``coming`` are blocks that
-    are being read from disk, or whose read starts at the end of the step. ``promoted[i]`` are the
-    blocks that were read from disk for request ``i``.
+    - ``files``: cache keys of the blocks on disk.
+    - ``jobs``: transfers in flight, by number.
+    - ``looks``: cache keys of the lookups in flight, by number.
+    - ``coming``: blocks that are being read from disk.
+    - ``promoted``: blocks that were read from disk, by request id.
     """
+
+    # ``coming`` includes blocks whose read starts at the end of the step.
 
     def __init__(self, store: HostBlockStore, block_size: int) -> None:
         self.files: set[int] = set()
@@ -73,11 +81,11 @@ class DiskTier:
 
     @property
     def has_pending_copies(self) -> bool:
-        """Whether there are writes to disk that no batch has listed so far."""
+        """Whether there are writes to disk that no batch has listed."""
         return bool(self._writes)
 
     def find(self, key: int, place: int, asker: int, uses: BlockUses) -> LookupResult:
-        """Look up a block that is not in host memory, and start to read it if it is on disk.
+        """Look up a block and start to read it if it is on disk.
 
         ``place`` is the position of the block in the prompt of request ``asker``.
         """
@@ -105,7 +113,7 @@ class DiskTier:
         self._writes.append(self._begin(DiskJob(owner, keys, writes=True)))
 
     def moves(self) -> DiskTransfers | None:
-        """Return the disk transfers and the lookup that start with a step, or None."""
+        """Return the disk transfers and the lookup that start with this step, or None."""
         reads = [
             self._begin(DiskJob(owner, keys, writes=False)) for owner, keys in self._wanted.items()
         ]
@@ -118,7 +126,7 @@ class DiskTier:
         return DiskTransfers(reads, writes, look) if reads or writes or look else None
 
     def done(self, jobs: Iterable[int]) -> None:
-        """Record that the transfers with these numbers completed."""
+        """Record the completion of transfers. ``jobs`` are their numbers."""
         for number in jobs:
             job = self.jobs.pop(number)
             if job.writes:
@@ -129,33 +137,29 @@ class DiskTier:
                 self._store.complete_write(job.keys)
 
     def looked(self, looks: Iterable[int]) -> None:
-        """Record that the lookups with these numbers completed."""
+        """Record the completion of lookups. ``looks`` are their numbers."""
         for number in looks:
             for key in self.looks.pop(number):
                 self._verdicts[key].answer = key in self.files
                 self._drop(key)
 
     def forget(self, asker: int) -> None:
-        """Discard the lookups of request ``asker``.
-
-        The request must have ended, and its copies from the GPU to host memory must be complete.
-        """
+        """Discard the lookups of an ended request."""
+        # Its copies from the GPU to host memory must be complete.
         self.promoted.pop(asker, None)
         for key in self._asked.pop(asker, ()):
             self._verdicts[key].requesters.discard(asker)
             self._drop(key)
 
     def fingerprint(self) -> Hashable:
-        """Return the state that determines later steps.
-
-        Jobs are included without their numbers, because the numbers only grow.
-        """
+        """Return the state that determines later steps."""
+        # Jobs are included without their numbers, because the numbers only grow.
         jobs = tuple((job.owner, job.writes, *job.keys) for job in self.jobs.values())
         verdicts = tuple((key, v.answer, len(v.requesters)) for key, v in self._verdicts.items())
         return len(self.files), jobs, tuple(map(len, self.looks.values())), verdicts
 
     def _drop(self, key: int) -> None:
-        """Delete the lookup of ``key`` if it is complete and no request uses it any more."""
+        """Delete the lookup of ``key`` if it is complete and no request uses it."""
         verdict = self._verdicts[key]
         if not verdict.requesters and verdict.answer is not None:
             del self._verdicts[key]

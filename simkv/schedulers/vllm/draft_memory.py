@@ -29,9 +29,9 @@ from simkv.schedulers.vllm.window_memory import has_limited_attention, longest_r
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class DraftMemory(StateMemory):
-    """KV blocks of a model with a drafter; the drafter's layers belong to one of the model's layer
-    groups.
-    """
+    """KV blocks of a model with a drafter."""
+
+    # The drafter's layers belong to one of the model's layer groups.
 
     def __init__(self, config: VllmConfig, rules: VllmRules) -> None:
         super().__init__(config, rules)
@@ -48,10 +48,9 @@ class DraftMemory(StateMemory):
         self.frees_while_running = config.kv_cache_groups != (0,)
 
     def beyond(self, r: RequestState, start: int, n: int) -> int:
-        """Return the number of blocks that ``r`` needs in addition to ``blocks_to_grow(start, n)``.
+        """Return the number of blocks for lookahead slots and for the states after draft tokens.
 
-        These blocks are for lookahead slots and for the states after draft tokens. Blocks that
-        ``r`` still holds for rejected drafts are subtracted, so the result can be negative.
+        The number is negative if rejected drafts have left unused blocks.
         """
         end, table = start + n, self._tables[r.id]
         within = int(super().beyond(r, start, n) > 0)
@@ -66,14 +65,14 @@ class DraftMemory(StateMemory):
     def missing(self, hits: CacheHits, end: int) -> int:
         """Return the number of blocks that a waiting request needs for its tokens up to ``end``.
 
-        The request reuses the cached blocks ``hits``, which are not counted.
+        The cached blocks ``hits`` are not counted.
         """
         return self._admitting(hits, end, min(end + self._at_first, self._longest), 0)
 
     def fits(self, r: RequestState, hits: CacheHits, end: int, *, running: bool) -> bool:
         """Return whether enough blocks are free to admit ``r`` with its tokens up to ``end``.
 
-        The request reuses the cached blocks ``hits``. ``running`` is true if other requests run.
+        ``hits`` are cached blocks that ``r`` reuses. ``running`` is true if other requests run.
         """
         if self.has_unready_hits(r, hits):
             return False
@@ -88,7 +87,7 @@ class DraftMemory(StateMemory):
         return needed + revived <= self.room(running=running)
 
     def register(self, r: RequestState, tokens: int) -> None:
-        """Add to the prefix cache the blocks that the first ``tokens`` tokens of ``r`` fill."""
+        """Add the blocks that the first ``tokens`` tokens of ``r`` fill to the prefix cache."""
         super().register(r, tokens)
         if self._ahead and self._unit > self.block_size and self.cache and r.content is not None:
             self._register_tails(r, tokens // self._unit * self._unit)
@@ -131,8 +130,8 @@ class DraftMemory(StateMemory):
     ) -> int:
         """Return the length in tokens of the longest hit for layers of ``kind``.
 
-        The hit has at most ``most`` blocks. With ``drops``, the block after the hit must be cached
-        too (EAGLE), so the hit is one block shorter than the cached prefix.
+        The hit has at most ``most`` blocks. With ``drops``, it is one block shorter than the cached
+        prefix (EAGLE).
         """
         reach = window_blocks(kind)
         blocks = longest_run(groups, most, reach + drops if reach else 0, 1)
@@ -151,11 +150,8 @@ class DraftMemory(StateMemory):
         return [(end - window_blocks(kind), end + behind) for end in ends]
 
     def _register_tails(self, r: RequestState, tokens: int) -> None:
-        """Cache the partly filled block at the end of a prompt, for groups with a larger block
-        size.
-
-        Its key is the key of the last full block of ``block_size`` tokens inside it.
-        """
+        """Cache the partly filled last block of a prompt, for groups with a larger block size."""
+        # Its key is the key of the last full block of ``block_size`` tokens inside it.
         size = self.block_size
         end = self._keyed(r, r.prompt.prompt_tokens - 1) // size * size
         for g, owner in enumerate(self._owners(r.id)):
@@ -183,8 +179,8 @@ class DraftMemory(StateMemory):
     ) -> int:
         """Return the number of blocks to allocate in all groups for a waiting request.
 
-        The blocks hold the tokens up to ``end`` and the drafter's slots up to ``slots``, except for
-        the cached blocks ``hits``.
+        The blocks hold the tokens up to ``end`` and draft slots up to ``slots``. Cached blocks are
+        not counted.
         """
         hit = hits.tokens // self.block_size
         needed = StateTable(hit, self._spare).lacks(self._states_to(end), within)

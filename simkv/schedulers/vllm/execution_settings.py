@@ -20,13 +20,12 @@ _MODES: dict[str, GraphMode] = {
 
 
 def graph_sizes(max_num_seqs: int, most: int | None = None) -> list[int]:
-    """Return the default CUDA graph sizes in tokens, in ascending order.
+    """Return the default sizes of CUDA graphs in tokens, in ascending order.
 
-    They are 1, 2, 4, the multiples of 8 below 256, and then the multiples of 16. The largest size
-    is at most ``most`` (the setting ``max_cudagraph_capture_size``), which defaults to twice
-    ``max_num_seqs``, limited to 512. Source: ``cudagraph_capture_sizes`` in the recorded
-    configuration of a run of vLLM 0.19.0 with ``max_num_seqs`` 256.
+    ``most`` is the setting ``max_cudagraph_capture_size``. Source: ``cudagraph_capture_sizes`` in
+    the configuration of vLLM 0.19.0.
     """
+    # The configuration was recorded in a run with ``max_num_seqs`` 256.
     limit = min(2 * max_num_seqs, MAX_GRAPH_SIZE) if most is None else most
     sizes = [1, 2, 4, *range(8, 256, 8), *range(256, limit + 1, 16)]
     return [size for size in sizes if size <= limit]
@@ -35,11 +34,10 @@ def graph_sizes(max_num_seqs: int, most: int | None = None) -> list[int]:
 def derive_settings(config: VllmConfig) -> ExecutionSettings:
     """Return the settings that determine step durations and KV cache size.
 
-    Settings that are missing in ``config`` get the default of the release. CUDA graphs are
-    piecewise up to 0.10; from 0.11.0 on, decode steps use full graphs. The default of
-    ``gpu_memory_utilization`` is 0.9 up to 0.19 and 0.92 from 0.20.0 on (``vllm/config`` in the
-    released code).
+    Missing settings get the default of the release. Source: ``vllm/config``.
     """
+    # CUDA graphs are piecewise up to 0.10; from 0.11.0 on, decode steps use full graphs. The
+    # default of ``gpu_memory_utilization`` is 0.9 up to 0.19 and 0.92 from 0.20.0 on.
     release = release_of_variant(config.variant)
     default_mode = "FULL_AND_PIECEWISE" if is_since(release, "0.11") else "PIECEWISE"
     mode = config.cudagraph_mode or default_mode

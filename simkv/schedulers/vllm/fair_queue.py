@@ -23,7 +23,7 @@ from simkv.schedulers.vllm.scheduler import AdmissionStep, VllmScheduler
 
 
 class VllmFairScheduler(VllmScheduler):
-    """Scheduler of a vLLM release that admits the client with the least service first."""
+    """Scheduler that admits requests of the client with the least service first."""
 
     # If VllmScheduler is compiled, copies must include the attributes of this class.
     __mypyc_attrs__ = (*getattr(VllmScheduler, "__mypyc_attrs__", ()), "__dict__")
@@ -51,10 +51,8 @@ class VllmFairScheduler(VllmScheduler):
         super()._remove(r)
 
     def leap(self, most: int) -> int:
-        """Return the number of decode-only steps, as ``VllmScheduler.leap`` does.
-
-        The leap ends before another request becomes the head of the waiting queue.
-        """
+        """Return the number of decode-only steps, as ``VllmScheduler.leap`` does."""
+        # The leap ends before another request becomes the head of the waiting queue.
         steps = super().leap(most)
         if steps == 1 or not self.waiting:
             return steps
@@ -66,8 +64,9 @@ class VllmFairScheduler(VllmScheduler):
 
 
 class FairQueue(PriorityQueue):
-    """Waiting requests in the order of the virtual token counters of their clients; requests with
-    equal counters are in arrival order.
+    """Waiting requests in the order of the virtual token counters of their clients.
+
+    Ties are broken by arrival time.
     """
 
     # If PriorityQueue is compiled, copies must include the attributes of this class.
@@ -89,9 +88,9 @@ class FairQueue(PriorityQueue):
         return self._of[self._next_client()][0]
 
     def steps_with_same_head(self, decoding: Mapping[Client, int], most: int) -> int:
-        """Return the number of steps, at most ``most``, that leave the head of the queue the same.
+        """Return the number of steps, at most ``most``, until the head of the queue changes.
 
-        In each step, each client receives the number of output tokens in ``decoding``.
+        ``decoding`` is the number of output tokens per step, by client.
         """
         first = self._next_client()
         least, position = self._counters.value(first), _position(self._of[first][0])

@@ -19,9 +19,8 @@ from simkv.schedulers.vllm.release_rules import VllmRules
 class HostBlockStore:
     """Host memory for ``capacity`` KV blocks.
 
-    ``refs`` maps the key of each block to the number of copies in flight that read it, to the GPU
-    or to disk. The value is ``BEING_WRITTEN`` until the block itself has arrived from the GPU or
-    disk.
+    ``refs`` maps the key of each block to the number of copies that read it. The value is
+    ``BEING_WRITTEN`` while the block is being written.
     """
 
     def __init__(self, capacity: int, policy: str, rules: VllmRules) -> None:
@@ -31,34 +30,33 @@ class HostBlockStore:
         self._order = build_eviction_policy(policy, self.refs, capacity, rules)
 
     def read(self, keys: Sequence[int], first: int, uses: BlockUses) -> None:
-        """Record that copies of blocks from host memory to the GPU start.
+        """Record the start of copies from host memory to the GPU.
 
-        All ``keys`` must be present. ``first`` is the position of the first block in the prompt.
+        ``first`` is the position of the first block in the prompt.
         """
+        # All ``keys`` must be present.
         self.pin(keys)
         self._note(keys, {key: first + i for i, key in enumerate(keys)}, uses)
         uses.reused.update(key for key in keys if key not in uses.inserted)
 
     def pin(self, keys: Iterable[int]) -> None:
-        """Protect blocks from eviction while they are copied.
-
-        The eviction policy does not count this as a use of the blocks.
-        """
+        """Protect blocks from eviction while they are copied."""
+        # The eviction policy does not count this as a use of the blocks.
         for key in keys:
             self._idle -= self.refs[key] == 0
             self.refs[key] += 1
 
     def complete_read(self, keys: Iterable[int]) -> None:
-        """Record that the copies from these blocks are complete."""
+        """Record the completion of copies from the blocks ``keys``."""
         for key in keys:
             self.refs[key] -= 1
             self._free(key)
 
     def write(self, keys: Sequence[int], first: int, uses: BlockUses) -> list[int] | None:
-        """Allocate host memory for the blocks of ``keys`` that are not present.
+        """Allocate host memory for the blocks that are not present, and return their keys.
 
-        ``first`` is the position of the first block in the prompt. Returns the keys of the newly
-        allocated blocks, or None if not enough blocks can be evicted.
+        Returns None if too few blocks can be evicted. ``first`` is the position of the first block
+        in the prompt.
         """
         absent = [key for key in keys if key not in self.refs]
         there = [key for key in keys if self.refs.get(key, BEING_WRITTEN) != BEING_WRITTEN]
@@ -78,26 +76,24 @@ class HostBlockStore:
         return absent
 
     def complete_write(self, keys: Iterable[int]) -> None:
-        """Record that the copies to these blocks are complete."""
+        """Record the completion of copies to the blocks ``keys``."""
         for key in keys:
             self.refs[key] = 0
             self._free(key)
 
     def touch(self, keys: Sequence[int]) -> None:
-        """Record that a request looked up or stored blocks.
+        """Record that a request has looked up or stored blocks.
 
-        ``keys`` are the keys of all full blocks of the request, in the order of its tokens.
+        ``keys`` are the keys of all full blocks of the request, in token order.
         """
         self._order.touch(keys)
 
     def over(self, uses: BlockUses) -> None:
-        """Record the end of a request, so that the eviction policy counts the blocks that the
-        request used.
-        """
+        """Record the end of a request, so that the eviction policy counts its blocks as used."""
         self._order.over(sorted(uses.seen, key=uses.seen.__getitem__), uses)
 
     def fingerprint(self) -> Hashable:
-        """Return all state that determines which blocks host memory will contain."""
+        """Return the state that determines which blocks host memory will contain."""
         return tuple(self.refs.items()), self._order.fingerprint()
 
     def _note(self, keys: Iterable[int], places: dict[int, int], uses: BlockUses) -> None:

@@ -24,13 +24,16 @@ BEING_WRITTEN = -1
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class BlockUses:
-    """The blocks in host memory that one request uses, by key.
+    """Blocks in host memory that a request uses, by key.
 
-    ``seen`` maps each block that the request read, wrote or tried to write to its position in the
-    prompt. ``inserted`` are the blocks that the request wrote, ``reused`` the blocks that were
-    already present, and ``missed`` the blocks that were absent at its first lookup. ``rank`` is the
-    position of the request in the order of first uses; 0 until its first use.
+    - ``seen``: position in the prompt of each block that the request has read or written.
+    - ``inserted``: blocks that the request has written.
+    - ``reused``: blocks that were already present.
+    - ``missed``: blocks that were absent at the first lookup.
+    - ``rank``: position of the request in the order of first uses; 0 until its first use.
     """
+
+    # ``seen`` includes blocks that the request tried to write.
 
     def __init__(self) -> None:
         self.seen: dict[int, int] = {}
@@ -42,7 +45,7 @@ class BlockUses:
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class EvictionPolicy:
-    """Base class of eviction policies; its methods are called for every event of a block.
+    """Base class of eviction policies.
 
     ``refs`` maps the key of each block to its number of copies in flight.
     """
@@ -51,48 +54,46 @@ class EvictionPolicy:
         self._refs = refs
 
     def insert(self, key: int, place: int, uses: BlockUses) -> None:
-        """Record that a block will be written; ``place`` is its position in the prompt."""
+        """Record that a block will be written. ``place`` is its position in the prompt."""
 
     def missed(self, keys: Sequence[int]) -> None:
-        """Record the blocks that are absent when a request looks them up for the first time."""
+        """Record that a request has looked up absent blocks for the first time."""
 
     def used(self, keys: Iterable[int], uses: BlockUses) -> None:
-        """Record that a request uses the blocks ``keys`` for the first time."""
+        """Record that a request uses blocks for the first time."""
 
     def touch(self, keys: Sequence[int]) -> None:
-        """Record that a request looks up or stores the blocks ``keys``, given in the order of its
-        tokens.
-        """
+        """Record that a request looks up or stores blocks. ``keys`` are in token order."""
 
     def idle(self, key: int) -> None:
-        """Record that a block has become evictable; does nothing if a copy of the block is in
-        flight.
-        """
+        """Record that a block has become evictable."""
+        # Does nothing if a copy of the block is in flight.
 
     def over(self, keys: Sequence[int], uses: BlockUses) -> None:
-        """Record the end of a request that used ``keys``, given in the order of its prompt."""
+        """Record the end of a request. ``keys`` are its blocks in prompt order."""
 
     def evict(self, count: int, spared: Collection[int]) -> list[int] | None:
         """Evict ``count`` blocks other than ``spared`` and return their keys in eviction order.
 
-        Returns None and evicts nothing if fewer blocks can be evicted.
+        Returns None and evicts nothing if fewer blocks are evictable.
         """
         raise NotImplementedError
 
     def fingerprint(self) -> Hashable:
-        """Return all state that determines which blocks are evicted next."""
+        """Return the state that determines which blocks are evicted next."""
         raise NotImplementedError
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class LruPolicy(EvictionPolicy):
-    """Evict the least recently used block first. In one request, evict the last block
-    of its prompt first.
+    """Least-recently-used eviction. Of the blocks of a request, the end of the prompt is evicted
+    first.
 
-    Until a request ends, all its blocks count as used when the request first used a block. Without
-    ``by_request``, each block counts as used when it was written. When the request ends, all its
-    blocks count as used again.
+    A block counts as used when its request first uses a block, or when the block is written. All
+    blocks of a request count as used again when the request ends.
     """
+
+    # With ``by_request``, the first use of the request counts until its end; without it, the write.
 
     def __init__(self, refs: dict[int, int], *, by_request: bool) -> None:
         super().__init__(refs)
@@ -165,15 +166,13 @@ class LruPolicy(EvictionPolicy):
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class ArcPolicy(EvictionPolicy):
-    """Adaptive replacement cache: separate LRU lists for blocks used once and for blocks used more
-    often.
+    """Adaptive replacement cache, with one LRU list for blocks used once and one for all others."""
 
-    ``_recent`` are the blocks used once and ``_frequent`` the blocks used more often, each in the
-    order of use. ``_ghosts`` are the keys of blocks evicted from the two lists; a miss on such a
-    key shows that the block's list was too small. ``_target`` is the target length of ``_recent``.
-    With ``_either``, blocks of ``_recent`` can be evicted even if ``_recent`` is shorter than this,
-    provided that no block of ``_frequent`` can be evicted.
-    """
+    # ``_recent`` are the blocks used once and ``_frequent`` the blocks used more often, each in the
+    # order of use. ``_ghosts`` are the keys of blocks evicted from the two lists; a miss on such a
+    # key shows that the block's list was too small. ``_target`` is the target length of
+    # ``_recent``. With ``_either``, blocks of ``_recent`` can be evicted even if ``_recent`` is
+    # shorter than this, provided that no block of ``_frequent`` can be evicted.
 
     def __init__(self, refs: dict[int, int], capacity: int, *, either: bool) -> None:
         super().__init__(refs)
@@ -244,9 +243,7 @@ class ArcPolicy(EvictionPolicy):
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class TouchLruPolicy(EvictionPolicy):
-    """Evict the block first whose last use is oldest; a block is used when ``touch`` is called for
-    it and when a copy of it completes.
-    """
+    """Least-recently-used eviction, where each lookup, store and copy of a block is a use."""
 
     def __init__(self, refs: dict[int, int]) -> None:
         super().__init__(refs)
@@ -277,12 +274,12 @@ class TouchLruPolicy(EvictionPolicy):
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class TouchArcPolicy(ArcPolicy):
-    """ARC in which each touch of a block counts as a further use, unless the block is being
-    written.
-    """
+    """Adaptive replacement cache, where each lookup and store of a block is a use."""
+
+    # A touch of a block that is being written is not a further use.
 
     def missed(self, keys: Sequence[int]) -> None:
-        """Ignore the miss, because ``touch`` already adapts the target length."""
+        """Do nothing, because ``touch`` already adapts the target length."""
 
     def touch(self, keys: Sequence[int]) -> None:
         for key in reversed(keys):
@@ -297,7 +294,7 @@ class TouchArcPolicy(ArcPolicy):
                 super().missed([key])
 
     def over(self, keys: Sequence[int], uses: BlockUses) -> None:
-        """Ignore the end of a request, because ``touch`` already counted its uses."""
+        """Do nothing, because ``touch`` already counts uses."""
 
 
 def build_eviction_policy(

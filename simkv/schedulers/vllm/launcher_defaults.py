@@ -73,10 +73,9 @@ DEFAULT_BLOCK = 16
 
 
 def release_of(given: Mapping[str, Any]) -> str:
-    """Return the release that an engine section names.
-
-    If ``variant`` has no patch number, the result is the recorded patch release that represents it.
-    """
+    """Return the release that an engine section names."""
+    # If ``variant`` has no patch number, the result is the recorded patch release that represents
+    # it.
     name = str(given.get("variant", VllmConfig.variant))
     release = release_of_variant(name)
     return release if release.count(".") > 1 else release_of_variant(find_variant(name))
@@ -85,7 +84,7 @@ def release_of(given: Mapping[str, Any]) -> str:
 def before(given: Mapping[str, Any], machine: LaunchTarget) -> dict[str, Any]:
     """Return the default tokens per step, sequences per step and tokens per block.
 
-    Settings that the user specified (``given``) are not in the result.
+    Settings in ``given`` are omitted.
     """
     release = release_of(given)
     chosen: dict[str, Any] = {}
@@ -130,7 +129,7 @@ def _tokens(
 
 
 def model_length(model: ModelFacts, release: str) -> int:
-    """Return the default of ``max_model_len``, derived from the model's config.json."""
+    """Return the default of ``max_model_len`` for a model."""
     kind = model.rope_type
     if kind == "longrope" and is_since(release, LONGROPE_ORIGINAL) and model.rope_original:
         return model.rope_original
@@ -156,11 +155,10 @@ def _block_size(machine: LaunchTarget, release: str) -> int:
 
 
 def after(section: Mapping[str, Any], machine: LaunchTarget) -> dict[str, Any]:
-    """Return ``max_model_len``: the model's context length or, with ``auto``, the length that fits
-    the KV cache.
+    """Return ``max_model_len`` if the user has not set it.
 
-    The result is empty if the user specified a number. Raises LaunchError if vLLM refuses to start
-    because the KV cache is too small.
+    The value is the model's context length or, with ``auto``, the length that fits the KV cache.
+    Raises LaunchError if the KV cache is too small for vLLM to start.
     """
     asked = section.get("max_model_len")
     if machine.model is None or asked not in (None, AUTO):
@@ -185,10 +183,9 @@ def after(section: Mapping[str, Any], machine: LaunchTarget) -> dict[str, Any]:
 def longest(section: Mapping[str, Any], most: int) -> int:
     """Return the length in tokens of the longest sequence that the KV cache holds, at most
     ``most``.
-
-    ``section`` contains the engine settings. If other settings are invalid, the result is ``most``,
-    because the validation of the section reports the error later.
     """
+    # ``section`` contains the engine settings. If other settings are invalid, the result is
+    # ``most``, because the validation of the section reports the error later.
     known = {field.name for field in fields(VllmConfig)}
     plain = {name: value for name, value in section.items() if name in known}
     try:

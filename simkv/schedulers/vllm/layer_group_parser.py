@@ -9,11 +9,12 @@ STATES, CHUNKED = "mamba", "chunked-"
 
 
 class LayerKind(NamedTuple):
-    """Attention of the layers in a group.
+    """Kind of the layers in a group.
 
-    Layers attend to a sliding ``window`` of tokens, to the tokens since the last multiple of
-    ``chunk``, or to all tokens if both are 0. With ``states``, layers have a recurrent state
-    instead of KV. ``block_size`` is the number of tokens per KV block.
+    - ``window``: length of the sliding window in tokens, or 0.
+    - ``chunk``: chunk size of chunked attention in tokens, or 0.
+    - ``states``: whether the layers have a recurrent state instead of KV.
+    - ``block_size``: tokens per KV block.
     """
 
     window: int
@@ -25,8 +26,8 @@ class LayerKind(NamedTuple):
 def parse_layer_group(group: int | str, block_size: int) -> LayerKind:
     """Parse an entry of ``kv_cache_groups``, such as 1024, ``mamba`` or ``0/32``.
 
-    ``block_size`` is the number of tokens per block for entries without a suffix. Raises ValueError
-    for an invalid entry.
+    ``block_size`` is the default number of tokens per block. Raises ValueError for an invalid
+    entry.
     """
     name, told, size = str(group).partition("/")
     chunked = name.startswith(CHUNKED)

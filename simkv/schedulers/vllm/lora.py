@@ -11,12 +11,14 @@ from collections.abc import Iterable
 
 
 class VllmLoras:
-    """The adapters of running requests, on the GPU and in host memory.
+    """Adapters on the GPU and in host memory.
 
-    At most ``most`` adapters run at a time, and the GPU has space for the same number. Host memory
-    has space for ``kept`` adapters. GPU and host memory evict the least recently used adapter. An
-    adapter that is evicted from host memory is also removed from the GPU.
+    At most ``most`` adapters run at a time. Host memory has space for ``kept`` adapters. The least
+    recently used adapter is evicted first.
     """
+
+    # The GPU has space for ``most`` adapters. An adapter that is evicted from host memory is also
+    # removed from the GPU.
 
     def __init__(self, most: int, kept: int) -> None:
         self.most = most
@@ -28,8 +30,8 @@ class VllmLoras:
     def begin(self, sat_out: Iterable[str | None]) -> None:
         """Begin the admission phase of a step.
 
-        ``sat_out`` are the adapters of running requests that the step skips. These adapters do not
-        count towards the maximum in this phase.
+        ``sat_out`` are the adapters of skipped running requests. They do not count towards the
+        maximum.
         """
         if self._running:
             out = Counter(lora for lora in sat_out if lora is not None)
@@ -47,28 +49,27 @@ class VllmLoras:
         return len(self._used) > self.most
 
     def admit(self, lora: str | None) -> bool:
-        """Return whether this step can admit a request with this adapter."""
+        """Return whether this step can admit a request with the adapter ``lora``."""
         return lora is None or lora in self._used or len(self._used) < self.most
 
     def enter(self, lora: str | None) -> None:
-        """Record that a request with this adapter starts to run."""
+        """Record that a request with the adapter ``lora`` starts to run."""
         if lora is not None:
             self._running[lora] += 1
             self._used.add(lora)
             self._taken.append(lora)
 
     def leave(self, lora: str | None) -> None:
-        """Record that a request with this adapter stops running."""
+        """Record that a request with the adapter ``lora`` stops running."""
         if lora is not None:
             self._running[lora] -= 1
             if not self._running[lora]:
                 del self._running[lora]
 
     def load(self) -> tuple[int, int]:
-        """Copy the adapters of the requests admitted in this step to the GPU.
+        """Copy the adapters of the admitted requests to the GPU.
 
-        Returns the number of adapters copied to the GPU, and how many of these were read from disk
-        first.
+        Returns the number of adapters copied to the GPU and the number of adapters read from disk.
         """
         if not self._taken:
             return 0, 0
@@ -87,7 +88,7 @@ class VllmLoras:
 
 
 class Lru:
-    """Up to ``most`` names, in the order of their last use."""
+    """Up to ``most`` names in the order of their last use."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -102,7 +103,7 @@ class Lru:
             self._names.move_to_end(name)
 
     def add(self, name: str) -> str | None:
-        """Add a name and return the name evicted to make room, or None."""
+        """Add a name. Return the evicted name or None."""
         oldest = None
         if len(self._names) >= self._most:
             oldest, _ = self._names.popitem(last=False)

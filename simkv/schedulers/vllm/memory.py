@@ -27,7 +27,7 @@ from simkv.schedulers.vllm.request_state import RequestState
 class CacheHits(NamedTuple):
     """Cached blocks that a request can reuse.
 
-    ``tokens`` is the number of tokens that they cover. ``groups`` lists the block ids of each layer
+    ``tokens`` is the number of tokens in the blocks. ``groups`` are the block ids of each layer
     group.
     """
 
@@ -42,15 +42,14 @@ NO_HITS = CacheHits(0, [NO_BLOCKS])
 class VllmMemory:
     """KV blocks of a model in which all layers attend to all tokens.
 
-    - ``pool``: all blocks. ``cache`` is the same object if prefix caching is on, else None.
-      ``tables`` is the same object if blocks have ids, and None if they are only counted.
+    - ``pool``: all blocks.
+    - ``cache``: the pool if prefix caching is on, else None.
+    - ``tables``: the pool if blocks have ids, else None.
     - ``whole``: whether all tokens of a request must fit at admission, not only its first chunk.
     - ``watermark``: number of blocks that stay free at admission.
-    - ``frees_while_running``: whether running requests free blocks before they end.
-    - ``fills_at_once``: whether `DecodeGroup.skip` may allocate and register the blocks of many
-      steps at once.
-    - ``aheads``: distances in tokens from the end of a block. A decoding request at one of these
-      distances needs a new block or frees an old one.
+    - ``frees_while_running``: whether running requests free blocks.
+    - ``fills_at_once``: whether `DecodeGroup.skip` may allocate the blocks of many steps at once.
+    - ``aheads``: distances in tokens from the end of a block at which a decode changes its blocks.
     """
 
     def __init__(self, config: VllmConfig, rules: VllmRules, *, tables: bool) -> None:
@@ -70,56 +69,49 @@ class VllmMemory:
         self._keys = BlockKeys(config.block_size)
 
     def begin(self) -> None:
-        """Discard the state of the previous step; does nothing in this class, but subclasses
-        override it.
-        """
+        """Discard the state of the previous step."""
+        # Only subclasses have such a state.
 
     def content(self, prompt: Prompt) -> TokenContent | None:
         """Return the identity of a prompt's tokens, or None if prefix caching is off."""
         return TokenContent(prompt) if self.cache else None
 
     def held(self, tokens: int) -> int:
-        """Return the number of blocks that a running request with ``tokens`` computed tokens
-        holds.
-        """
+        """Return the number of blocks of a running request with ``tokens`` computed tokens."""
         return blocks_for(tokens, self.block_size)
 
     def blocks_held_by(self, r: RequestState, computed: int) -> int:  # noqa: ARG002
-        """Return the number of blocks that ``r`` holds with ``computed`` computed tokens."""
+        """Return the number of blocks of ``r`` if ``computed`` tokens are computed."""
         return self.held(computed)
 
     def missing(self, hits: CacheHits, end: int) -> int:
         """Return the number of blocks that a waiting request needs for its tokens up to ``end``.
 
-        The request reuses the cached blocks ``hits``, which are not counted.
+        The cached blocks ``hits`` are not counted.
         """
         return blocks_for(end, self.block_size) - len(hits.groups[0])
 
     def blocks_to_grow(self, computed: int, n: int) -> int:
-        """Return the number of additional blocks that a request with ``computed`` computed tokens
-        needs to compute ``n`` more tokens.
-        """
+        """Return the number of new blocks for ``n`` tokens after ``computed`` tokens."""
         size = self.block_size
         return blocks_for(computed + n, size) - blocks_for(computed, size)
 
     def beyond(self, r: RequestState, start: int, n: int) -> int:  # noqa: ARG002
-        """Return the number of blocks that ``r`` needs in addition to ``blocks_to_grow(start, n)``.
-
-        The result is 0 in this class; only draft tokens and recurrent states need such blocks.
-        """
+        """Return the number of additional blocks for draft tokens and recurrent states."""
+        # They are needed in addition to ``blocks_to_grow(start, n)``; 0 in this class.
         return 0
 
     def room(self, *, running: bool) -> int:
-        """Return the number of free blocks that an admission can use.
+        """Return the number of blocks that an admission can use.
 
-        If other requests are ``running``, the watermark is subtracted.
+        The watermark is subtracted if other requests are ``running``.
         """
         return self.pool.free - (self.watermark if running else 0)
 
     def hits(self, r: RequestState) -> CacheHits:
         """Return the cached blocks that ``r`` can reuse.
 
-        The last token of ``r`` is never reused, because a step must compute at least one token.
+        The last token is never reused, because a step must compute at least one token.
         """
         if not self.cache or r.content is None or r.computed:
             return NO_HITS
@@ -134,9 +126,7 @@ class VllmMemory:
             self._keys.extend(r.keys, r.content, tokens)
 
     def new_runs(self, r: RequestState, blocks: int) -> list[int]:
-        """Return the indices of blocks without a cache key that may begin a new run of keys, among
-        the first ``blocks`` blocks of ``r``.
-        """
+        """Return the blocks, among the first ``blocks``, that may begin a new run of cache keys."""
         assert r.content is not None
         first = len(r.keys) + self._keys.run_left(r.keys, r.content)
         return [i for i in range(first, blocks) if (i - first) % KEYS_PER_RUN < 2]
@@ -144,31 +134,27 @@ class VllmMemory:
     def fits(self, r: RequestState, hits: CacheHits, end: int, *, running: bool) -> bool:
         """Return whether enough blocks are free to admit ``r`` with its tokens up to ``end``.
 
-        The request reuses the cached blocks ``hits``. ``running`` is true if other requests run.
+        ``hits`` are cached blocks that ``r`` reuses. ``running`` is true if other requests run.
         """
         end = r.length if self.whole else end
         revived = self.cache.count_unreferenced(hits.groups[0]) if self.cache else 0
         return self.missing(hits, end) + revived <= self.room(running=running)
 
     def has_unready_hits(self, r: RequestState, hits: CacheHits) -> bool:  # noqa: ARG002
-        """Return whether this step still writes the blocks in ``hits``.
-
-        Such blocks can be reused from the next step on. Only recurrent states have this
-        restriction.
-        """
+        """Return whether the current step still writes one of the blocks ``hits``."""
+        # Such blocks can be reused from the next step on. Only recurrent states have this
+        # restriction.
         return False
 
     def share(self, r: RequestState, hits: CacheHits) -> None:
-        """Add the cached blocks ``hits`` to the block table of ``r``, which is empty."""
+        """Add the cached blocks ``hits`` to the empty block table of ``r``."""
         if self.cache:
             self.cache.share(r.id, hits.groups[0])
         r.registered = len(hits.groups[0])
 
     def free_unneeded(self, r: RequestState, computed: int, in_flight: int) -> None:
-        """Free blocks of the running request ``r`` that no later token attends to.
-
-        Does nothing here, because with full attention every token attends to all earlier tokens.
-        """
+        """Free blocks of ``r`` that no later token attends to."""
+        # Does nothing here, because with full attention every token attends to all earlier tokens.
 
     def take(self, r: RequestState, count: int, end: int) -> None:  # noqa: ARG002
         """Allocate ``count`` free blocks for the tokens of ``r`` up to ``end``."""
@@ -176,7 +162,7 @@ class VllmMemory:
             self.pool.take(r.id, count)
 
     def register(self, r: RequestState, tokens: int) -> None:
-        """Add to the prefix cache the blocks that the first ``tokens`` tokens of ``r`` fill."""
+        """Add the blocks that the first ``tokens`` tokens of ``r`` fill to the prefix cache."""
         full = tokens // self.block_size
         if not self.cache or r.content is None or full <= r.registered:
             return
@@ -189,20 +175,19 @@ class VllmMemory:
         r.registered = full
 
     def release(self, r: RequestState, unused: int = 0) -> None:
-        """Free all blocks of ``r``, including ``unused`` blocks allocated for tokens never
+        """Free all blocks of ``r``, including ``unused`` blocks for tokens that were not
         computed.
-
-        ``r`` must not be a member of the decode group.
         """
+        # ``r`` must not be a member of the decode group.
         if isinstance(self.pool, BlockPool):
             self.pool.release(r.id, keyless_first=self._keyless_first)
         else:
             self.pool.return_blocks(self.held(r.computed) + unused)
 
     def blocks_of(self, request_id: int) -> list[int]:
-        """Return the ids of the blocks that a request holds; empty if blocks are only counted."""
+        """Return the ids of the blocks of a request; empty if blocks have no ids."""
         return self.tables.tables.get(request_id, NO_BLOCKS).tolist() if self.tables else []
 
     def fingerprint(self) -> Hashable:
-        """Return all state that determines later allocations."""
+        """Return the state that determines later allocations."""
         return self.pool.fingerprint()

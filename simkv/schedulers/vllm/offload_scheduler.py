@@ -57,16 +57,15 @@ class VllmOffloadScheduler(VllmRemoteKvScheduler):
     # Events.
 
     def moved(self, jobs: Sequence[int]) -> None:
-        """Record that the copies with these numbers completed.
+        """Record the completion of copies. ``jobs`` are their numbers.
 
-        The scheduler processes them together with the next completed batch, as vLLM does.
+        The scheduler processes them with the next completed batch.
         """
         self._reported += [job for job in jobs if job in self.connector.jobs]
 
     def finish_disk_transfers(self, jobs: Sequence[int], looks: Sequence[int]) -> None:
-        """Record that the disk transfers ``jobs`` and the lookups ``looks`` completed.
-
-        They take effect in the next step.
+        """Record the completion of disk transfers and lookups, which take effect in the
+        next step.
         """
         if self.connector.disk:
             self.connector.disk.done(jobs)
@@ -156,14 +155,14 @@ class VllmOffloadScheduler(VllmRemoteKvScheduler):
 
     @property
     def awaits_kv(self) -> bool:
-        """Whether copies are in flight that can make a request schedulable when they complete."""
+        """Whether copies are in flight whose completion can make a request schedulable."""
         disk = self.connector.disk
         under_way = self.connector.jobs or (disk and (disk.jobs or disk.looks))
         return bool(under_way) and not self._news
 
     @property
     def has_pending_copies(self) -> bool:
-        """Whether there are copies that are ready to start and that no batch has listed so far."""
+        """Whether there are copies that no batch has listed."""
         return self.connector.disk is not None and self.connector.disk.has_pending_copies
 
     def fingerprint(self) -> Hashable:

@@ -32,9 +32,10 @@ ABORT_CRASH = "AssertionError: a client left whose prompt has no blocks yet"
 class CopyJob:
     """A copy in flight between the GPU and host memory.
 
-    ``owner`` is the id of the request and ``keys`` are the keys of the copied blocks. If ``stores``
-    is true, the copy goes from the GPU blocks ``blocks`` to host memory; otherwise it goes from
-    host memory to the GPU.
+    - ``owner``: id of the request.
+    - ``keys``: keys of the copied blocks.
+    - ``blocks``: ids of the GPU blocks (only copies to host memory).
+    - ``stores``: whether the copy goes to host memory.
     """
 
     def __init__(self, owner: int, keys: Sequence[int], blocks: Sequence[int], *, stores: bool):
@@ -46,13 +47,15 @@ class CopyJob:
 class RequestOffloadState:
     """State of a request in the connector.
 
-    - ``uses``: the blocks in host memory that the request uses.
-    - ``stored``: number of leading prompt blocks that are stored in host memory or being stored.
-    - ``left``: block ids that the request held when it stopped running, until its next lookup.
-    - ``named``: number of full blocks of the request when this number was last updated.
+    - ``uses``: blocks in host memory that the request uses.
+    - ``stored``: number of prompt blocks that are or will be stored in host memory.
+    - ``left``: ids of the blocks that the request held when it stopped running.
+    - ``named``: number of full blocks of the request at the last update.
     - ``jobs``: numbers of the copies in flight of the request.
     - ``over``: whether the request has ended and all its copies have started.
     """
+
+    # ``left`` is valid until the next lookup of the request.
 
     def __init__(self, r: RequestState) -> None:
         self.r = r
@@ -65,13 +68,14 @@ class RequestOffloadState:
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class OffloadingConnector:
-    """Copies between the GPU and host memory (``jobs``), numbered in the order in which they start.
+    """Copies between the GPU and host memory.
 
-    When a request ends, its blocks can be reallocated while they are still being copied;
-    ``_fences`` records these blocks, and a step that reuses one of them waits for the copy.
-    ``behind`` is the reason why the last lookup has no result yet. ``disk`` is the optional disk
-    tier.
+    ``jobs`` are the copies in flight, by number. ``behind`` is the reason why the last lookup has
+    no result yet. ``disk`` is the disk tier or None.
     """
+
+    # When a request ends, its blocks can be reallocated while they are still being copied;
+    # ``_fences`` records these blocks, and a step that reuses one of them waits for the copy.
 
     def __init__(
         self,
@@ -102,13 +106,14 @@ class OffloadingConnector:
         self._shares[r.id] = RequestOffloadState(r)
 
     def matched(self, r: RequestState, here: int) -> int | None:
-        """Return the number of blocks of ``r`` that can be loaded from host memory; None if it is
-        not known yet.
+        """Return the number of blocks that ``r`` can load from host memory, or None if it is
+        unknown.
 
-        The first ``here`` blocks are on the GPU and do not count. The result is None while the
-        request has copies in flight, or while one of the blocks is being written, read or looked up
-        on disk. The scheduler repeats the lookup in a later step.
+        The first ``here`` blocks are on the GPU and do not count.
         """
+        # The result is None while the request has copies in flight, or while one of the blocks is
+        # being written, read or looked up on disk. The scheduler repeats the lookup in a later
+        # step.
         share = self._shares[r.id]
         self.behind = "kv"
         share.left = NO_BLOCKS
@@ -135,10 +140,8 @@ class OffloadingConnector:
         return None if wait else found
 
     def load(self, r: RequestState, first: int, end: int) -> None:
-        """Start to copy blocks ``first`` to ``end`` of ``r`` from host memory to the GPU.
-
-        All of these blocks must be in host memory.
-        """
+        """Start to copy blocks ``first`` to ``end`` of ``r`` from host memory to the GPU."""
+        # All of these blocks must be in host memory.
         share, keys = self._shares[r.id], r.keys[first:end]
         self.store.read(keys, first, share.uses)
         share.stored = end
@@ -149,8 +152,8 @@ class OffloadingConnector:
         self._loads.append(load)
 
     def runs(self, r: RequestState) -> None:
-        """Record that a step computes tokens of ``r``; blocks of its prompt can be stored
-        afterwards.
+        """Record that a step computes tokens of ``r``, so that blocks of its prompt can be
+        stored.
         """
         prompt = r.prompt.prompt_tokens
         again = not self._rules.remembers_offered and r.computed < prompt
@@ -158,17 +161,18 @@ class OffloadingConnector:
             self._owing[r.id] = r
 
     def stops(self, r: RequestState, table: array[int]) -> None:
-        """Record that ``r`` stops running; ``table`` lists the ids of the blocks that it held."""
+        """Record that ``r`` stops running. ``table`` lists the ids of its blocks."""
         self._owing.pop(r.id, None)
         self._shares[r.id].left = table[:]
 
     def ends(
         self, r: RequestState, length: int, computed: int | None, table: array[int] | None
     ) -> None:
-        """Record the end of ``r``, which has ``length`` tokens.
+        """Record the end of ``r``.
 
-        ``computed`` is the number of computed tokens if the client disconnected, else None.
-        ``table`` lists the ids of the blocks that ``r`` holds; None if it is not running.
+        - ``length``: number of tokens.
+        - ``computed``: number of computed tokens if the client disconnected, else None.
+        - ``table``: ids of the blocks; None if ``r`` is not running.
         """
         self._owing.pop(r.id, None)
         share, tokens = self._shares[r.id], r.prompt.prompt_tokens
@@ -189,9 +193,10 @@ class OffloadingConnector:
     ) -> KvCopies | None:
         """Return the copies that start with a step and the copies that the step waits for, or None.
 
-        ``given`` lists the running requests in running order, with their lengths and scheduled
-        tokens. ``tables`` maps requests to block ids. ``taken`` are the ids of the blocks allocated
-        in this step, and ``preempted`` the ids of the requests preempted in this step.
+        - ``given``: running requests with their lengths and scheduled tokens.
+        - ``tables``: block ids by request id.
+        - ``taken``: ids of the blocks allocated in this step.
+        - ``preempted``: ids of the requests preempted in this step.
         """
         flush = {job for i in preempted for job in self._shares[i].jobs}
         if self._fences:
@@ -227,9 +232,7 @@ class OffloadingConnector:
 
     @property
     def fenced(self) -> bool:
-        """Whether there are blocks for which a step that reuses them would have to wait for a
-        copy.
-        """
+        """Whether a step may have to wait for a copy before it reuses a block."""
         return bool(self._fences)
 
     def owing(self) -> list[RequestState]:
@@ -237,10 +240,7 @@ class OffloadingConnector:
         return list(self._owing.values())
 
     def done(self, jobs: Iterable[int]) -> list[int]:
-        """Record that the copies with these numbers completed.
-
-        Returns the ids of the requests that waited for one of these copies.
-        """
+        """Record the completion of copies. Return the ids of the requests that waited for them."""
         arrived = []
         for number in jobs:
             job = self.jobs.pop(number)
@@ -269,10 +269,8 @@ class OffloadingConnector:
         return arrived
 
     def fingerprint(self) -> Hashable:
-        """Return all state that determines later steps.
-
-        Copies are included without their numbers, because the numbers only increase.
-        """
+        """Return the state that determines later steps."""
+        # Copies are included without their numbers, because the numbers only increase.
         stored = tuple((i, share.stored, len(share.jobs)) for i, share in self._shares.items())
         jobs = tuple((job.owner, job.stores, len(job.keys)) for job in self.jobs.values())
         on_disk = self.disk.fingerprint() if self.disk else None
@@ -281,11 +279,11 @@ class OffloadingConnector:
     def _offer(
         self, r: RequestState, end: int, table: array[int], stores: list[KvCopy]
     ) -> int | None:
-        """Start to store the blocks of ``r`` up to token ``end`` that are not stored yet.
-
-        Appends the copy to ``stores`` and returns its number; None if there is nothing to copy or
-        no space in host memory.
+        """Start to store the blocks of ``r`` up to token ``end``. Return the number of the copy or
+        None.
         """
+        # None means that there is nothing to copy or no space in host memory. The copy is appended
+        # to ``stores``.
         share, last = self._shares[r.id], end // self._size
         first = share.stored
         if last <= first:
@@ -311,9 +309,8 @@ class OffloadingConnector:
         return stores[-1].job
 
     def _touch(self, share: RequestOffloadState) -> None:
-        """Count a use of all full blocks of a request, unless the release counts uses when the
-        request ends.
-        """
+        """Count a use of all full blocks of a request."""
+        # Not if the release counts uses when the request ends.
         if not self._rules.counts_uses_at_end:
             r = share.r
             self._memory.name(r, share.named * self._size)

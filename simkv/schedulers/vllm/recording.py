@@ -46,11 +46,8 @@ LATER_KNOBS = {
 
 
 def _config(header: RecordingLine) -> VllmConfig:
-    """Return the config of a recording.
-
-    The checks of the engine's start-up are skipped, because the recorder ran the scheduler without
-    them.
-    """
+    """Return the config of a recording without the checks of the engine's start-up."""
+    # The recorder ran the scheduler without these checks.
     ours = {"name", "variant", "rule", "startup_check", *COST_KNOBS}
     knobs = {knob.name for knob in fields(VllmConfig)} - ours
     recorded = header["config"]
@@ -123,10 +120,8 @@ def _decide(scheduler: VllmScheduler) -> tuple[Batch, RecordingLine]:
 
 
 def _copies(config: VllmConfig, moves: KvCopies) -> RecordingLine:
-    """Return the KV copies of a batch as fields of a recording, in blocks.
-
-    With a disk tier, each load also has the number of its blocks that were read from disk.
-    """
+    """Return the KV copies of a batch as fields of a recording, in blocks."""
+    # With a disk tier, each load also has the number of its blocks that were read from disk.
     size = config.block_size
 
     def blocks(copies: list[KvCopy]) -> list[list[int]]:

@@ -15,10 +15,10 @@ MODELLED = "not modelled for vLLM {{version}}, only since {since}; remove it"
 class ReleasedKnob(NamedTuple):
     """A setting that is available from release ``since`` on and before release ``until``.
 
-    Other releases accept only the value ``value``. ``why`` is the error message for releases before
-    ``since``, and ``why_ended`` the one for releases from ``until`` on. ``gap`` is a range of
-    releases (the second one excluded) in which the setting is not available for the reason
-    ``why_gap``.
+    - ``value``: only value that other releases accept.
+    - ``why``: error message for releases before ``since``.
+    - ``why_ended``: error message for releases from ``until`` on.
+    - ``gap``: range of releases without the setting (end excluded); ``why_gap``: its error message.
     """
 
     since: str
@@ -89,7 +89,7 @@ RELEASED_KNOBS: Mapping[str, ReleasedKnob] = {
 
 
 def fixed_knobs(release: str) -> dict[str, FixedKnob]:
-    """Return the settings that cannot be changed in a release, a mapping from names to values."""
+    """Return the settings that cannot be changed in a release, by name."""
     fixed: dict[str, FixedKnob] = {}
     for knob, (since, value, why, until, why_ended, gap, why_gap) in RELEASED_KNOBS.items():
         if not is_since(release, since):

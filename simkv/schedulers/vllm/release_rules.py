@@ -22,10 +22,12 @@ from simkv.schedulers.rule_fields import rule
 class Release(NamedTuple):
     """A recorded release of vLLM.
 
-    ``commit`` is the commit that the release was built from. ``alike`` lists other patch releases
-    with the same rules, as verified on their recordings of random test cases. ``stands_for_minor``
-    is true if a minor release without a patch number, such as 0.27, means this release.
+    - ``commit``: commit from which the release was built.
+    - ``alike``: patch releases with the same rules.
+    - ``stands_for_minor``: whether the minor release, such as 0.27, means this release.
     """
+
+    # ``alike`` was verified with recordings of random test cases.
 
     commit: str
     alike: tuple[str, ...] = ()
@@ -69,7 +71,7 @@ NEWEST = list(RELEASES)[-1]
 class FixedKnob(NamedTuple):
     """The only value that a release accepts for a setting.
 
-    ``why`` is the error message for other values; ``{version}`` in it is replaced by the release.
+    ``why`` is the error message for other values. ``{version}`` in it is replaced by the release.
     """
 
     value: object
@@ -90,10 +92,9 @@ _transfer = partial(rule, "KV from other replicas", knobs=("kv_connector",))
 
 @dataclass(frozen=True)
 class VllmRules:
-    """Scheduling rules that differ between releases; the defaults belong to the oldest release.
+    """Scheduling rules that differ between releases. The defaults belong to the oldest release.
 
-    ``fixed`` maps each setting that a release does not have, or that is not modelled for it, to its
-    only accepted value.
+    ``fixed`` maps settings that a release does not support to their only accepted value.
     """
 
     fixed: Mapping[str, FixedKnob] = field(default_factory=dict)

@@ -22,11 +22,10 @@ from simkv.schedulers.vllm.request_state import (
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class RemoteKvQueue:
-    """Waiting requests that hold blocks, followed by all other waiting requests.
+    """Waiting requests that load KV, followed by all other waiting requests."""
 
-    Both queues have the order of the scheduling policy. In releases without the rule
-    ``queues_loads_apart``, all requests are in one queue.
-    """
+    # Both queues have the order of the scheduling policy. In releases without the rule
+    # ``queues_loads_apart``, all requests are in one queue.
 
     def __init__(self, config: VllmConfig, rules: VllmRules) -> None:
         self._holding: FcfsQueue | PriorityQueue = build_queue(config.policy, rules)
@@ -51,7 +50,7 @@ class RemoteKvQueue:
         self._rest.put_back(r)
 
     def hold(self, r: RequestState) -> None:
-        """Record that ``r`` holds blocks from now on, and set ``r`` aside for this step."""
+        """Record that ``r`` holds blocks from now on. Skip ``r`` in this step."""
         if not self._apart:
             self._rest.set_aside(r)
             return
@@ -76,9 +75,7 @@ class RemoteKvQueue:
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class TakenBlocksMemory(VllmMemory):
-    """Block memory that records the ids of the blocks that a step allocates or shares, in
-    ``taken``.
-    """
+    """KV blocks, with a record of the blocks that a step allocates or shares (``taken``)."""
 
     def __init__(self, config: VllmConfig, rules: VllmRules, *, tables: bool) -> None:
         super().__init__(config, rules, tables=tables)

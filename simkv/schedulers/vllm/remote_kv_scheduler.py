@@ -34,17 +34,14 @@ LOADING_REASONS = ("kv", "disk", "remote")
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class VllmRemoteKvScheduler(VllmScheduler):
-    """Scheduler with requests that load KV, and with blocks that are freed later.
+    """Scheduler in which requests load KV and blocks can be freed later."""
 
-    - ``_loading``: requests that hold blocks and wait for their KV. ``_arrived``: requests among
-      them whose KV is complete.
-    - ``_ready``: requests whose load is complete and that do not run yet, with the number of their
-      blocks in the prefix cache.
-    - ``_gone``: requests whose clients disconnected during the load.
-    - ``_unfinished``: requests that are loading KV or computing their prompt.
-    - ``_freed``: requests whose blocks are freed later because a step in flight still writes to
-      them, with the number of steps that must complete first.
-    """
+    # ``_loading``: requests that hold blocks and wait for their KV. ``_arrived``: requests among
+    # them whose KV is complete. ``_ready``: requests whose load is complete and that do not run
+    # yet, with the number of their blocks in the prefix cache. ``_gone``: requests whose clients
+    # disconnected during the load. ``_unfinished``: requests that are loading KV or computing their
+    # prompt. ``_freed``: requests whose blocks are freed later because a step in flight still
+    # writes to them, with the number of steps that must complete first.
 
     def __init__(self, config: VllmConfig, rules: VllmRules | None, *, tables: bool) -> None:
         super().__init__(config, rules, tables=tables)
@@ -86,7 +83,7 @@ class VllmRemoteKvScheduler(VllmScheduler):
         return super()._consider(r, step)
 
     def _arrives(self, r: RequestState) -> bool:
-        """Return whether the KV of ``r`` is complete; if so, make ``r`` ready for admission."""
+        """Return whether the KV of ``r`` is complete. If so, make ``r`` ready for admission."""
         if r.id not in self._arrived:
             return False
         del self._loading[r.id]
@@ -101,10 +98,11 @@ class VllmRemoteKvScheduler(VllmScheduler):
     def _begin_load(
         self, r: RequestState, hits: CacheHits, tokens: int, step: ScheduleStep
     ) -> AdmissionStep:
-        """Start to load the KV of the first ``tokens`` tokens of ``r``, except for ``hits``.
+        """Allocate blocks for the first ``tokens`` tokens of ``r`` and start to load their KV.
 
-        Allocates the blocks for this KV. Returns "stops" if too few blocks are free.
+        Returns "stops" if too few blocks are free.
         """
+        # The cached blocks ``hits`` are not loaded.
         if not self._fits(r, hits, tokens) or not self._leaves_reserved(hits, tokens):
             step.skip_request("blocks")
             return "stops"
@@ -123,9 +121,7 @@ class VllmRemoteKvScheduler(VllmScheduler):
         return "steps aside"
 
     def _leaves_reserved(self, hits: CacheHits, tokens: int) -> bool:
-        """Return whether, after a load, enough blocks stay free for all requests that load KV or
-        compute prompts.
-        """
+        """Return whether enough blocks stay free for all unfinished prompts after a load."""
         if not self.rules.reserves_for_prompts:
             return True
         size, cache = self.memory.block_size, self.memory.cache
@@ -195,9 +191,8 @@ class VllmRemoteKvScheduler(VllmScheduler):
         return batch
 
     def _first_held(self, step: ScheduleStep) -> Held:
-        """Return the first waiting request that is blocked for a reason other than a load.
-
-        Without such a request, return the head of the queue.
+        """Return the first waiting request that does not wait for a load, or else the head of the
+        queue.
         """
         for r in self.waiting:
             if step.batch.aside.get(r.id) not in LOADING_REASONS:

@@ -19,33 +19,28 @@ from simkv.schedulers.vllm.release_rules import VllmRules
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class RequestState:
-    """A request in vLLM's scheduler; all counts are in tokens unless stated otherwise.
+    """A request in vLLM's scheduler. Counts are in tokens unless stated otherwise.
 
-    ``length`` is the number of prompt and delivered tokens. It never decreases, and the request
-    ends at ``stop_length``. ``computed`` is the number of tokens whose KV is computed, including
-    the tokens of steps in flight. ``chunk`` is true if the last step that scheduled the request did
-    not compute all its known tokens.
-
-    In flight: ``placeholders`` is the number of output tokens to be delivered, ``in_flight`` the
-    number of tokens being computed, and ``stale`` the number of tokens being computed whose blocks
-    were already freed.
-
-    Prefix cache: ``keys`` are the cache keys of its leading full blocks that were needed so far.
-    The first ``registered`` blocks of its block table are in the cache.
-
-    With layer groups (``window_memory.py``): ``gone`` is the number of blocks freed at the start of
-    each block table. ``junction`` is the length of the longest prefix-cache hit of a single layer
-    group, if it is longer than the common hit of all groups; else 0.
-
-    With drafts (``speculative_decoding.py``): ``drafts`` is the number of draft tokens for the next
-    step. If ``discards_drafts``, the model rejects all of them. ``fresh`` is true if the current
-    step admits the request, and ``is_padded`` if its first step reserves slots for drafts.
-
-    ``order`` is its position in the order of admission. ``joined`` is the step count of the decode
-    group when the request joined it; while the request is a member, its own token counts do not
-    change. ``deferred`` is true if a step skipped the request for a reason that only steps of other
-    requests can change, and the request has not run since.
+    - ``length``: prompt tokens and delivered output tokens. The request ends at ``stop_length``.
+    - ``computed``: tokens whose KV is computed, including steps in flight.
+    - ``chunk``: whether the last step left a part of the prompt to compute.
+    - ``placeholders``: output tokens to be delivered.
+    - ``in_flight``: tokens being computed. ``stale``: the part of them whose blocks were freed.
+    - ``keys``: cache keys of the full blocks. ``registered``: number of blocks in the prefix cache.
+    - ``gone``: number of blocks freed at the start of each block table.
+    - ``junction``: longest prefix-cache hit of a single layer group, if longer than the common hit;
+      else 0.
+    - ``drafts``: draft tokens for the next step. ``discards_drafts``: whether all are rejected.
+    - ``fresh``: whether the current step admits the request. ``is_padded``: whether its first step
+      reserves slots for drafts.
+    - ``order``: position in the order of admission.
+    - ``joined``: step count of the decode group when the request joined it.
+    - ``deferred``: whether a step has skipped the request since it last ran.
     """
+
+    # ``keys`` only contains keys that were needed so far. While the request is a member of the
+    # decode group, its own token counts do not change. ``deferred`` is set only if the request was
+    # skipped for a reason that only steps of other requests can change.
 
     def __init__(self, prompt: Prompt, stop_length: int, content: TokenContent | None) -> None:
         self.id = prompt.id
@@ -67,11 +62,10 @@ class RequestState:
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class FcfsQueue:
-    """Waiting requests in arrival order; a preempted request returns to the front.
+    """Waiting requests in arrival order. A preempted request returns to the front.
 
-    A request that is set aside leaves the queue until ``restore_aside`` returns all such requests
-    to the front, in their old order or, with ``turned``, in reverse order. With ``apart``, requests
-    that were set aside form a separate queue ahead of all other requests, including preempted ones.
+    ``restore_aside`` returns skipped requests to the front, in reverse order if ``turned``. With
+    ``apart``, skipped requests form a separate queue ahead of all other requests.
     """
 
     def __init__(self, *, turned: bool = False, apart: bool = False) -> None:
@@ -160,8 +154,7 @@ class PriorityQueue:
 class HeapQueue(PriorityQueue):
     """Waiting requests by (priority, arrival) in a heap, as in vLLM up to 0.11.
 
-    In vLLM, a comparison of two requests with equal priority and arrival raises TypeError. ``tied``
-    is set when this happens.
+    ``tied`` is set if vLLM raises TypeError because two requests have equal priority and arrival.
     """
 
     def __init__(self) -> None:
@@ -189,7 +182,7 @@ class HeapQueue(PriorityQueue):
 
 
 def build_queue(policy: str, rules: VllmRules) -> FcfsQueue | PriorityQueue:
-    """Build the waiting queue for the scheduling policy ``fcfs`` or ``priority``."""
+    """Build the waiting queue for the policy ``fcfs`` or ``priority``."""
     if policy == "fcfs":
         return FcfsQueue(turned=rules.reverses_skipped, apart=rules.queues_skipped_apart)
     return PriorityQueue() if rules.breaks_ties_by_id else HeapQueue()

@@ -18,9 +18,10 @@ from simkv.schedulers.vllm.scheduler import VllmScheduler
 
 
 class VllmRetainingScheduler(VllmScheduler):
-    """Scheduler that retains the cached blocks of an ended request for the time that the request
-    asks for, or without limit if its priority value is at most ``pin_priority``.
-    """
+    """Scheduler whose prefix cache retains the blocks of ended requests for a time."""
+
+    # The request asks for the time; requests whose priority value is at most ``pin_priority`` have
+    # no limit.
 
     # If VllmScheduler is compiled, copies must include the attributes of this class.
     __mypyc_attrs__ = (*getattr(VllmScheduler, "__mypyc_attrs__", ()), "__dict__")
@@ -33,7 +34,7 @@ class VllmRetainingScheduler(VllmScheduler):
         self._pool = self.memory.cache
 
     def set_time(self, now: float) -> None:
-        """Set the time in seconds; blocks whose retention has ended are evicted first."""
+        """Set the time in seconds. Blocks whose retention has ended are evicted first."""
         self._pool.queue.set_time(now)
 
     def complete(self, batch: Batch, ended: Collection[int]) -> Completion:
@@ -41,9 +42,8 @@ class VllmRetainingScheduler(VllmScheduler):
         return super().complete(batch, ended)
 
     def leap(self, most: int) -> int:
-        """Return the number of decode-only steps, as ``VllmScheduler.leap`` does; 1 while the
-        retention of a block can end, because this changes the order of eviction.
-        """
+        """Return the number of decode-only steps, as ``VllmScheduler.leap`` does."""
+        # 1 while the retention of a block can end, because this changes the order of eviction.
         return 1 if self._pool.queue.has_deadline else super().leap(most)
 
     def _remove(self, r: RequestState) -> None:

@@ -13,18 +13,18 @@ from simkv.schedulers.vllm.speculative_decoding import SpeculativeDecoding
 class ScheduleStep:
     """State of one ``schedule`` call.
 
-    - ``budget``: tokens that can still be scheduled; ``tokens``: tokens scheduled so far, by
-      request.
-    - ``threshold``: maximum number of tokens per request (0: no limit).
-    - ``hold``: whether prefills are excluded; ``prefill``: whether a prefill was scheduled.
+    - ``budget``: tokens that can still be scheduled.
+    - ``tokens``: tokens scheduled so far, by request.
+    - ``threshold``: maximum number of tokens per request; 0 means no limit.
+    - ``hold``: whether prefills are excluded.
+    - ``prefill``: whether a prefill was scheduled.
     - ``blocks``: number of new blocks, by running request.
-    - ``why``: reason why the head of the queue was skipped, or None; reported in ``batch``.
-    - ``ran``: whether running requests got tokens in this step; ``chunks``: whether any of these
-      tokens belong to a prompt. Both are set when admission begins.
-
-    If a drafter needs ``slots`` tokens for each request, these tokens count towards ``inputs``, a
-    second token limit of the step.
+    - ``why``: reason why the head of the queue was skipped, or None.
+    - ``ran``, ``chunks``: whether running requests got any tokens, and any prompt tokens.
+    - ``inputs``: second token limit, which includes ``slots`` tokens per request for the drafter.
     """
+
+    # ``ran`` and ``chunks`` are set when admission begins.
 
     def __init__(self, tokens: int, threshold: int, hold: bool, inputs: int, slots: int) -> None:
         self._left, self._inputs, self._slots = tokens, inputs, slots
@@ -39,12 +39,12 @@ class ScheduleStep:
         self.batch = Batch()
 
     def spend(self, tokens: int, requests: int = 1) -> None:
-        """Subtract the scheduled ``tokens`` of ``requests`` requests from the budget."""
+        """Subtract the ``tokens`` of ``requests`` scheduled requests from the budget."""
         self.restore(-tokens, -requests)
 
     def restore(self, tokens: int, requests: int = 1) -> None:
-        """Add the ``tokens`` of ``requests`` requests, which are no longer scheduled, to the budget
-        again.
+        """Add the ``tokens`` of ``requests`` requests that are no longer scheduled to the
+        budget.
         """
         self._left += tokens
         self.budget = self._left
@@ -57,14 +57,12 @@ class ScheduleStep:
         self.ran, self.chunks = bool(self.tokens), self.prefill
 
     def skip_request(self, why: WaitReason) -> None:
-        """Record why a waiting request is not admitted; the first call is for the head of the
-        queue."""
+        """Record why a waiting request is not admitted. Only the first reason is kept."""
         self.why = self.why or why
 
     def dispatch(self, group: Sized, drafts: SpeculativeDecoding | None) -> None:
-        """Count the scheduled tokens as computed and write the batch rows of requests outside
-        ``group``.
-        """
+        """Count the scheduled tokens as computed and complete the batch."""
+        # The requests in ``group`` have no rows in the batch.
         batch, decodes = self.batch, len(group)
         if drafts and self.tokens:
             drafts.begin(batch)

@@ -42,12 +42,10 @@ AdmissionStep = Literal["is taken", "steps aside", "stops"]
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class VllmScheduler(VllmSchedulerBase):
-    """Scheduling rules of ``vllm.v1.core.sched``: running requests first, then admissions, with one
-    token budget.
-    """
+    """Scheduling rules of ``vllm.v1.core.sched``. Running requests come first, then admissions."""
 
     def schedule(self) -> Batch:
-        """Schedule one step, as one call of the engine's ``schedule``."""
+        """Schedule one step."""
         slots = self.drafts.slots if self.drafts else 0
         inputs = self.config.max_num_batched_tokens
         step = ScheduleStep(self._max_tokens, self._threshold(), self._hold(), inputs, slots)
@@ -61,10 +59,8 @@ class VllmScheduler(VllmSchedulerBase):
         return self._dispatch(step)
 
     def _sat_out(self, step: ScheduleStep) -> list[str | None]:
-        """Return the adapters of running requests that are skipped in this step.
-
-        The list is empty in releases where these adapters count towards ``max_loras``.
-        """
+        """Return the adapters of running requests that this step skips."""
+        # The list is empty in releases where these adapters count towards ``max_loras``.
         if self.rules.counts_all_loras or not self.config.enable_lora:
             return []
         return [r.prompt.lora for r in self.catching_up.values() if r not in step.tokens]
@@ -80,16 +76,15 @@ class VllmScheduler(VllmSchedulerBase):
         return threshold
 
     def _hold(self) -> bool:
-        """Return whether this step excludes prefills: requests decode and the prefill interval has
-        not passed.
-        """
+        """Return whether this step excludes prefills because of the prefill interval."""
         return self.interval.too_early() and (
             len(self.decoding) > 0 or not all(r.chunk for r in self.catching_up.values())
         )
 
     def _sort_out_decodes(self) -> None:
         """Move requests into the decode group at their first decode, and out of it after their
-        last."""
+        last.
+        """
         if self.drafts:
             return  # the number of accepted draft tokens is unknown
         for r in self.decoding.stopped(self.decoding.scheduled):
@@ -144,9 +139,8 @@ class VllmScheduler(VllmSchedulerBase):
                 self._pass_over_after(r, len(self.running), step)
 
     def _running_to_visit(self, step: ScheduleStep) -> list[RequestState]:
-        """Return the running requests to schedule one by one; the step's budget covers all other
-        running requests.
-        """
+        """Return the running requests to schedule one by one."""
+        # The step's budget covers all other running requests.
         group, memory = self.decoding, self.memory
         others = list(self.catching_up.values())
         if not group and memory.tables is not None:
@@ -189,9 +183,7 @@ class VllmScheduler(VllmSchedulerBase):
         return all(next(last) in self.catching_up for _ in range(len(self.catching_up)))
 
     def _next_tokens(self, r: RequestState, step: ScheduleStep) -> int:
-        """Return the number of tokens to compute for a running request; 0 means that this step
-        skips it.
-        """
+        """Return the number of tokens to compute for a running request. 0 skips the request."""
         if step.hold and r.chunk:
             return 0
         if self.drafts:
@@ -220,13 +212,12 @@ class VllmScheduler(VllmSchedulerBase):
         return max(self.running.values(), key=lambda r: (r.prompt.priority, r.prompt.arrival))
 
     def _gives_way(self, victim: RequestState) -> bool:  # noqa: ARG002
-        """Return whether ``victim`` can be preempted now; if it cannot, no request is preempted."""
+        """Return whether ``victim`` can be preempted. If not, no request is preempted."""
         return True
 
     def _preempt(self, r: RequestState, by: RequestState, step: ScheduleStep) -> None:
-        """Free all blocks of ``r`` and remove ``r`` from the step; its tokens in flight become
-        stale.
-        """
+        """Free all blocks of ``r`` and remove ``r`` from the step."""
+        # Its tokens in flight become stale.
         had = step.tokens.pop(r, 0)
         if r in self.decoding:
             self._leave(r)
@@ -255,11 +246,9 @@ class VllmScheduler(VllmSchedulerBase):
         return 0
 
     def _admit_waiting(self, step: ScheduleStep) -> None:
-        """Admit waiting requests in order until one cannot be admitted.
-
-        With ``skip_blocked``, a request that lacks blocks does not stop the admission; it is set
-        aside and is tried first in the next step.
-        """
+        """Admit waiting requests in order until one cannot be admitted."""
+        # With ``skip_blocked``, a request that lacks blocks does not stop the admission; it is set
+        # aside and is tried first in the next step.
         self._waiting_settled = True
         step.begin_admission()
         while step.budget > 0 and self.waiting and len(self.running) < self._max_running:
@@ -345,9 +334,7 @@ class VllmScheduler(VllmSchedulerBase):
         return "is taken"
 
     def _next_waiting(self, step: ScheduleStep) -> RequestState | None:
-        """Return the waiting request to try next; None if all remaining requests need more blocks
-        than are free.
-        """
+        """Return the waiting request to try next, or None if none can fit."""
         if not isinstance(self.waiting, SizeBucketedQueue):
             return self.waiting.head()
         room = self.memory.room(running=len(self.running) > 0)
@@ -359,7 +346,7 @@ class VllmScheduler(VllmSchedulerBase):
         return r
 
     def _load(self, r: RequestState, step: ScheduleStep) -> AdmissionStep | None:  # noqa: ARG002
-        """Return the result for ``r`` if its KV is loaded from elsewhere; None if it is not."""
+        """Return the result for ``r`` if its KV is loaded from elsewhere, else None."""
         return None
 
     def _may_be_hit_soon(self) -> bool:
@@ -371,18 +358,14 @@ class VllmScheduler(VllmSchedulerBase):
         return any(s.stream.startswith("o") for s in self.waiting.head().prompt.segments)
 
     def _fits(self, r: RequestState, hits: CacheHits, end: int) -> bool:
-        """Return whether enough blocks are free to admit ``r`` with the cached blocks ``hits`` and
-        its tokens up to ``end``.
-        """
+        """Return whether enough blocks are free to admit ``r`` with its tokens up to ``end``."""
         return self.memory.fits(r, hits, end, running=len(self.running) > 0)
 
     def _grant(self, r: RequestState, n: int, blocks: int, step: ScheduleStep) -> None:
-        """Schedule ``n`` tokens of ``r`` in this step, with ``blocks`` new blocks.
-
-        The blocks that these tokens fill are registered in the prefix cache at once, so other
-        requests can reuse them in the same step. The blocks stay registered even if a preemption
-        removes ``r`` from the step, so that their KV is never computed (an engine bug).
-        """
+        """Schedule ``n`` tokens of ``r`` with ``blocks`` new blocks."""
+        # The blocks that these tokens fill are registered in the prefix cache at once, so other
+        # requests can reuse them in the same step. The blocks stay registered even if a preemption
+        # removes ``r`` from the step, so that their KV is never computed (an engine bug).
         self.memory.take(r, blocks, r.computed + n)
         self.memory.register(r, min(r.computed + n, r.length))
         step.tokens[r] = n

@@ -38,11 +38,15 @@ from simkv.schedulers.vllm.window_memory import WindowMemory
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class VllmSchedulerBase:
-    """Requests in the engine: ``waiting`` in queue order and ``running`` in the order of admission.
+    """Requests in the engine and their memory.
 
-    A running request is either ``decoding`` in lockstep with others, or ``catching_up``: in
-    prefill, or waiting for its last token.
+    - ``waiting``: waiting requests in queue order.
+    - ``running``: running requests in the order of admission.
+    - ``decoding``: running requests that compute one token per step.
+    - ``catching_up``: all other running requests.
     """
+
+    # Requests that are catching up are in prefill or wait for their last token.
 
     def __init__(
         self, config: VllmConfig, rules: VllmRules | None = None, *, tables: bool = False
@@ -80,8 +84,7 @@ class VllmSchedulerBase:
         self._waiting_settled = False
 
     def add(self, prompt: Prompt) -> None:
-        """Queue a request, or reject it if its prompt has ``max_model_len`` or more tokens, as the
-        API server does.
+        """Queue a request. A prompt of ``max_model_len`` tokens or more is rejected.
 
         The next batch lists a rejected request as ignored.
         """
@@ -96,12 +99,12 @@ class VllmSchedulerBase:
         self.waiting.add(r)
 
     def complete(self, batch: Batch, ended: Collection[int]) -> Completion:
-        """Deliver the batch's tokens, and free the blocks of requests that ended by a stop token or
-        at their maximum length.
+        """Deliver the tokens of a batch and free the blocks of requests that end.
 
-        If a request was preempted while a token was in flight, the token still counts. A token of a
-        request that has ended or was aborted is dropped.
+        Tokens of requests that have ended or were aborted are discarded.
         """
+        # Requests end by a stop token or at their maximum length. If a request was preempted while
+        # a token was in flight, the token still counts.
         group, late, live = self.decoding, self.decoding.arrive(), self._live
         stopped: list[RequestState] = []
         if batch.decodes:
@@ -134,7 +137,7 @@ class VllmSchedulerBase:
     def _deliver(self, r: RequestState, n: int, batch: Batch, *, emit: bool) -> bool:
         """Deliver the results of ``n`` computed tokens of ``r`` in the oldest batch.
 
-        Returns whether their KV is still in its blocks.
+        Returns whether their KV is still in the blocks of ``r``.
         """
         stale = r.stale > 0
         r.in_flight -= n
@@ -147,7 +150,7 @@ class VllmSchedulerBase:
         return not stale
 
     def abort(self, request_id: int) -> None:
-        """Drop a request and free its blocks at once, as vLLM does when the client disconnects."""
+        """Remove a request and free its blocks at once."""
         if request_id in self._live:
             self._remove(self._live[request_id])
 
@@ -158,7 +161,9 @@ class VllmSchedulerBase:
         return self.decoding.leap(most)
 
     def skip(self, steps: int) -> list[int]:
-        """Run ``steps`` decode-only steps and return the number of free blocks after each."""
+        """Simulate ``steps`` decode-only steps. Return the number of free blocks after each of
+        them.
+        """
         self.interval.skipped(steps, waiting=self._left_behind())
         self._tokens_delivered += steps
         return self.decoding.skip(steps)
@@ -170,7 +175,9 @@ class VllmSchedulerBase:
 
     @property
     def cache(self) -> BlockPool | None:
-        """The block pool if prefix caching is on and a request has one block table, else None."""
+        """The block pool if prefix caching is on and each request has one block table, else
+        None.
+        """
         return None if self.memory.frees_while_running else self.memory.cache
 
     @property
@@ -201,12 +208,12 @@ class VllmSchedulerBase:
         }
 
     def fingerprint(self) -> Hashable:
-        """Return the state that determines the following steps if no request arrives or is aborted.
-
-        The order of the waiting requests is usually not included, because the running requests
-        determine it: under fcfs, the running requests followed by the waiting requests form one
-        sequence (unless requests can be skipped), and under priority the waiting queue is sorted.
+        """Return the state that determines the following steps if no request arrives or is
+        aborted.
         """
+        # The order of the waiting requests is usually not included, because the running requests
+        # determine it: under fcfs, the running requests followed by the waiting requests form one
+        # sequence (unless requests can be skipped), and under priority the waiting queue is sorted.
         running = tuple(
             (r.id, self._computed(r), r.placeholders, r.in_flight, r.drafts)
             for r in self.running.values()
@@ -219,19 +226,18 @@ class VllmSchedulerBase:
         return (self._tokens_delivered, running, tuple(waiting), paced, blocks)
 
     def _left_behind(self) -> bool:
-        """Return whether a waiting request is not ``deferred``; always False without a prefill
-        interval.
-        """
+        """Return whether a waiting request is not ``deferred``."""
+        # Always False without a prefill interval.
         return self._holds and any(not r.deferred for r in self.waiting)
 
     def _release(self, r: RequestState, unused: int = 0) -> None:
-        """Free the blocks of ``r``, including ``unused`` ones; ``r`` is not in the decode group."""
+        """Free the blocks of ``r``, including ``unused`` ones."""
+        # ``r`` is not in the decode group.
         self.memory.release(r, unused)
 
     def _leave(self, r: RequestState) -> None:
-        """Remove ``r`` from the decode group; its tokens in flight are delivered one request at a
-        time.
-        """
+        """Remove ``r`` from the decode group."""
+        # Its tokens in flight are delivered one request at a time.
         self.decoding.part(r)
         self.catching_up[r.id] = r
 
@@ -271,9 +277,9 @@ class VllmSchedulerBase:
 
 
 def build_memory(config: VllmConfig, rules: VllmRules, *, tables: bool) -> VllmMemory:
-    """Build the block memory for the configured layer groups, drafter and KV offloading.
+    """Build the block memory for a config.
 
-    With ``tables``, blocks have ids even if no feature needs ids.
+    With ``tables``, blocks always have ids.
     """
     if config.num_speculative_tokens:
         return DraftMemory(config, rules)

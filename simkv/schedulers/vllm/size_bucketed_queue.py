@@ -1,7 +1,5 @@
 # mypyc: compile
-"""Waiting queue that skips requests that cannot fit, for rules under which later requests are
-tried.
-"""
+"""Waiting queue that skips requests for which too few blocks are free."""
 
 from __future__ import annotations
 
@@ -24,10 +22,11 @@ QueuePosition = tuple[float, ...]
 class SizeBucketedQueue:
     """Waiting requests in buckets by ``least``, the minimum number of blocks that they need.
 
-    Within a bucket, requests have the order of ``FcfsQueue`` or, with ``priority``, of
-    ``PriorityQueue``. The cost of ``first`` therefore depends on the number of buckets instead of
-    the number of requests.
+    Within a bucket, requests are in arrival order or, with ``priority``, in priority order.
     """
+
+    # The cost of ``first`` therefore depends on the number of buckets instead of the number of
+    # requests.
 
     def __init__(self, least: Callable[[RequestState], int], *, priority: bool) -> None:
         self._least = least
@@ -91,16 +90,18 @@ class SizeBucketedQueue:
 class SharedTokenIndex:
     """Record of whether prompts contain tokens of other requests.
 
-    Waiting requests may find such tokens in the prefix cache. ``others`` is true if any prompt
-    contains tokens of another request, and ``outputs`` if any prompt contains tokens of an output.
+    ``others`` is true if any prompt does, and ``outputs`` if any prompt contains output tokens.
     """
+
+    # Waiting requests may find such tokens in the prefix cache.
 
     def __init__(self, block_size: int, *, shared: bool) -> None:
         self._block_size, self._shared = block_size, shared
         self.others = self.outputs = False
 
     def see(self, prompt: Prompt) -> None:
-        """Update the record with a new prompt; its own tokens and common prefixes do not count."""
+        """Update the record with a new prompt."""
+        # Its own tokens and common prefixes do not count.
         if not self._shared:
             return
         streams = {segment.stream for segment in prompt.segments}
@@ -109,14 +110,14 @@ class SharedTokenIndex:
         self.others |= any(stream[0] in "uo" for stream in others)
 
     def least(self, r: RequestState) -> int:
-        """Return the minimum number of free blocks to admit a waiting request, for any content of
-        the prefix cache.
+        """Return the minimum number of free blocks to admit a waiting request.
 
-        This is the number of blocks of the request's own tokens, because only tokens shared with
-        other requests can be cached. The number is valid only while ``others`` is false; otherwise
-        the own tokens can be cached, too. The result is 0 for a request whose previous step is
-        still in flight, so that such a request is always tried.
+        The number holds for any content of the prefix cache.
         """
+        # This is the number of blocks of the request's own tokens, because only tokens shared with
+        # other requests can be cached. The number is valid only while ``others`` is false;
+        # otherwise the own tokens can be cached, too. The result is 0 for a request whose previous
+        # step is still in flight, so that such a request is always tried.
         if r.stale:
             return 0
         own, shared = f"u{r.id}", 0

@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 def build(
     config: VllmConfig, rules: VllmRules | None = None, *, tables: bool = False
 ) -> VllmScheduler:
-    """Build the scheduler of ``config.variant``, or one with the given ``rules``.
+    """Build the scheduler of ``config.variant``, optionally with other ``rules``.
 
-    With ``tables``, blocks have ids even if no feature needs ids.
+    With ``tables``, blocks always have ids.
     """
     if config.offloads:
         from simkv.schedulers.vllm.offload_scheduler import VllmOffloadScheduler

@@ -21,11 +21,11 @@ from simkv.schedulers.vllm.request_state import RequestState
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class SpeculativeDecoding:
-    """Token counts of requests with draft tokens (drafts), and the results of their verification.
+    """Numbers of draft tokens (drafts) of requests, and results of their verification.
 
-    ``most`` is the number of drafts per request and step. ``slots`` is the number of tokens of a
-    step that are reserved for the drafter per request. ``late`` is true if accepted tokens are
-    cached only in the next step of the request.
+    - ``most``: number of drafts per request and step.
+    - ``slots``: number of tokens per request that a step reserves for the drafter.
+    - ``late``: whether accepted tokens are cached only in the next step of the request.
     """
 
     def __init__(self, config: VllmConfig, rules: VllmRules) -> None:
@@ -46,10 +46,8 @@ class SpeculativeDecoding:
         batch.drafted = DraftedTokens(self._passes)
 
     def wanted(self, r: RequestState) -> int:
-        """Return the number of tokens that a running request has left to compute.
-
-        Tokens beyond ``max_model_len`` are not counted.
-        """
+        """Return the number of tokens that a running request has left to compute."""
+        # Tokens beyond ``max_model_len`` are not counted.
         prompt = r.prompt
         sure = r.computed + 2 - r.placeholders  # total length if all drafts in flight are rejected
         if r.placeholders > 0 and sure >= prompt.prompt_tokens + prompt.max_tokens:
@@ -58,14 +56,15 @@ class SpeculativeDecoding:
         return min(wanted, self._longest - r.computed - 1)
 
     def count_padded_tokens(self, start: int, ran: bool, chunks: bool, budget: int) -> int:
-        """Return the number of tokens to schedule for a waiting request with one token to compute
-        after ``start``.
+        """Return the number of tokens to schedule for a waiting request with one token left to
+        compute.
 
-        The number includes draft slots if the step contains no ``chunks`` of prompts, and if
-        running requests were scheduled in it (``ran``) or, with the rule ``pads_lone_hits``,
-        ``start`` is above 0. The request then has as many tokens as a running request. The result
-        is 0 if the request cannot be admitted.
+        The number includes draft slots if the release reserves them at admission. It is 0 if the
+        request cannot be admitted.
         """
+        # Draft slots are included only if the step contains no ``chunks`` of prompts, and if
+        # running requests were scheduled in it (``ran``) or, with the rule ``pads_lone_hits``,
+        # ``start`` is above 0. The request then has as many tokens as a running request.
         rules = self._rules
         alike = (
             rules.pads_admissions and not chunks and (ran or (rules.pads_lone_hits and start > 0))
@@ -78,8 +77,9 @@ class SpeculativeDecoding:
         return n if n <= budget else 0
 
     def verified(self, r: RequestState, n: int, batch: Batch) -> int:
-        """Return the number of drafts among the ``n`` tokens of ``r``, and record it in the
-        batch."""
+        """Return the number of drafts among the ``n`` tokens of ``r`` and record it in the
+        batch.
+        """
         # vLLM counts all drafts, even if the step is shortened at the end of a block.
         drafted = self.most if r.is_padded else n + r.computed - r.length - r.placeholders
         r.is_padded = False
@@ -102,16 +102,16 @@ class SpeculativeDecoding:
             r.drafts = 0
 
     def preempted(self, r: RequestState, had: int) -> None:
-        """Discard the drafts of the preempted request ``r`` if this step had scheduled tokens of
-        ``r`` (``had``).
+        """Discard the drafts of the preempted request ``r``.
 
-        Releases without the rule ``keeps_preempted_drafts`` always discard the drafts.
+        Releases with the rule ``keeps_preempted_drafts`` keep them unless the step has scheduled
+        tokens of ``r`` (``had``).
         """
         if had or not self._rules.keeps_preempted_drafts:
             r.drafts = 0
 
     def deliver(self, r: RequestState, batch: Batch, *, stale: bool) -> int:
-        """Return the number of tokens that ``r`` got in a completed batch; remove its rejected
+        """Return the number of tokens that ``r`` received in a completed batch. Remove rejected
         drafts.
         """
         drafted = batch.drafted

@@ -20,9 +20,8 @@ from simkv.schedulers.vllm.request_state import RequestState
 def has_inner_state(start: int, end: int, proof: int, size: int) -> bool:
     """Return whether the kernel also writes a state inside the chunk from ``start`` to ``end``.
 
-    The kernel writes the state at the last block end before the last of ``proof`` tokens, if this
-    block end is at least one block after ``start``. ``start``, ``end`` and the block ``size`` are
-    in tokens.
+    The kernel writes the state at the last block end before token ``proof``. The block end must be
+    at least one block after ``start``. All arguments are in tokens.
     """
     last = (proof - 1) // size * size
     reaches = blocks_for(end, size) > start // size + 1
@@ -31,9 +30,9 @@ def has_inner_state(start: int, end: int, proof: int, size: int) -> bool:
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class StateChunking:
-    """Move the ends of chunks to the ends of blocks of ``size`` tokens; all counts are in
-    tokens.
-    """
+    """Alignment of the ends of chunks to the ends of blocks."""
+
+    # ``size`` is the number of tokens per block; all counts are in tokens.
 
     def __init__(self, config: VllmConfig, rules: VllmRules) -> None:
         self.size = config.block_size
@@ -46,11 +45,12 @@ class StateChunking:
         self._within = config.mamba_prefill_checkpoints
 
     def clip(self, r: RequestState, start: int, n: int, *, waits: bool) -> int:
-        """Return how many of the ``n`` tokens after ``start`` to compute; 0 if the chunk reaches no
-        block end.
+        """Return the number of tokens after ``start`` to compute, at most ``n``; 0 if the chunk is
+        too short.
 
-        ``waits`` is true if these are the first tokens of ``r`` and its prefix-cache hit is known.
+        ``waits`` is true if ``r`` is waiting for admission.
         """
+        # 0: the chunk reaches no block end. With ``waits``, the prefix-cache hit of ``r`` is known.
         prefill = max(r.prompt.prompt_tokens, r.length - 1)
         if start >= prefill:
             return n

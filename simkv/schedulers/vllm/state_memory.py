@@ -36,11 +36,12 @@ from simkv.schedulers.vllm.window_memory import WindowMemory
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class StateTable:
-    """Positions of a request's state tables that contain a block (``places``), and the number of
-    all positions (``length``).
+    """Positions of a request's state tables that contain a block (``places``).
 
-    ``older`` is the position of the state before the newest one; -1 if there is none. ``begun`` is
-    true if all ``spare`` blocks are allocated.
+    - ``length``: number of all positions.
+    - ``older``: position of the second newest state, or -1.
+    - ``spare``: number of blocks for the states after draft tokens.
+    - ``begun``: whether all spare blocks are allocated.
     """
 
     def __init__(self, hit: int, spare: int = 0) -> None:
@@ -54,18 +55,18 @@ class StateTable:
         """Return the number of blocks to allocate so that the newest state is at position
         ``blocks`` - 1.
 
-        ``within`` adds blocks for states inside the chunk. The result is negative if rejected
-        drafts left extra blocks; vLLM subtracts these from the needs of other groups.
+        ``within`` is the number of states inside the chunk.
         """
+        # The result is negative if rejected drafts left extra blocks; vLLM subtracts these from the
+        # needs of other groups.
         most = 1 + within + (0 if self.begun else self.spare)
         return min(blocks + self.spare - self.length, most)
 
     def reach(self, blocks: int, within: int) -> tuple[list[int], int]:
-        """Extend the table so that the newest state is at position ``blocks`` - 1, and ``within``
-        other new states are before it.
+        """Extend the table so that the newest state is at position ``blocks`` - 1.
 
-        Returns the indices of blocks that move to the end, in order, and the number of new blocks
-        after them.
+        ``within`` is the number of states inside the chunk. Returns the indices of the blocks that
+        move to the end, and the number of new blocks.
         """
         before, wanted, begun = self.length, blocks + self.spare, self.begun
         self.begun = True
@@ -88,23 +89,22 @@ class StateTable:
         return moved, new
 
     def writes_within(self, blocks: int) -> bool:
-        """Return whether a chunk that ends in block ``blocks`` - 1 can also save the state of the
-        block before.
-
-        It can save this state if the position of that block contains no block, or only a spare one.
+        """Return whether a chunk that ends in block ``blocks`` - 1 can also save the previous
+        state.
         """
+        # It can save this state if the position of that block contains no block, or only a spare
+        # one.
         place = blocks - 2
         scratch = self.begun and place >= self.length - self.spare
         return place >= self.length or scratch or place not in self.places
 
     def behind(self, blocks: int, *, gaps: bool) -> list[list[int]]:
-        """Return the positions whose blocks can be freed when the newest token is in the last of
-        ``blocks`` blocks.
-
-        The first list contains the positions before this block, the last one first. Without
-        ``gaps``, it ends at the first position that contains no block. The second list contains the
-        position ``older`` if the first list does not.
+        """Return the positions of blocks that can be freed when the newest token is in block
+        ``blocks`` - 1.
         """
+        # The first list contains the positions before this block, the last one first. Without
+        # ``gaps``, it ends at the first position that contains no block. The second list contains
+        # the position ``older`` if the first list does not.
         end = min(blocks - 1, self.length)
         first = [place for place in reversed(self.places) if place < end]
         if not gaps:
@@ -116,11 +116,11 @@ class StateTable:
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class StateMemory(WindowMemory):
-    """Block tables of several layer groups; the groups in ``_single`` have one state at a time.
+    """Block tables of several layer groups, some with recurrent states."""
 
-    ``_tables`` maps request ids to state tables. ``_fresh`` holds the keys of states registered in
-    this step. The next chunk of each request in ``_within`` writes an additional state.
-    """
+    # The groups in ``_single`` have one state at a time. ``_tables`` maps request ids to state
+    # tables. ``_fresh`` holds the keys of states registered in this step. The next chunk of each
+    # request in ``_within`` writes an additional state.
 
     def __init__(self, config: VllmConfig, rules: VllmRules) -> None:
         super().__init__(config, rules)
@@ -140,9 +140,7 @@ class StateMemory(WindowMemory):
         self._fresh.clear()
 
     def blocks_to_grow(self, computed: int, n: int) -> int:
-        """Return the number of additional blocks that a request with ``computed`` computed tokens
-        needs to compute ``n`` more tokens.
-        """
+        """Return the number of new blocks for ``n`` tokens after ``computed`` tokens."""
         needed = super().blocks_to_grow(computed, n)
         return needed - sum(self._single) if needed and self._mode == "none" else needed
 
@@ -163,27 +161,21 @@ class StateMemory(WindowMemory):
         return sum(self._single)
 
     def fits(self, r: RequestState, hits: CacheHits, end: int, *, running: bool) -> bool:
-        """Return whether enough blocks are free to admit ``r`` with the cached blocks ``hits`` and
-        its tokens up to ``end``.
-        """
+        """Return whether enough blocks are free to admit ``r`` with its tokens up to ``end``."""
         return not self.has_unready_hits(r, hits) and super().fits(r, hits, end, running=running)
 
     def has_unready_hits(self, r: RequestState, hits: CacheHits) -> bool:
-        """Return whether this step writes a state in ``hits``, which is then usable only from the
-        next step on.
-        """
+        """Return whether the current step still writes the state in ``hits``."""
         last = hits.tokens // self.block_size - 1
         return last >= 0 and r.keys[last] in self._fresh
 
     def share(self, r: RequestState, hits: CacheHits) -> None:
-        """Add ``hits`` to the empty block tables of ``r``."""
+        """Add the cached blocks ``hits`` to the empty block tables of ``r``."""
         super().share(r, hits)
         self._tables[r.id] = StateTable(hits.tokens // self.block_size, self._spare)
 
     def free_unneeded(self, r: RequestState, computed: int, in_flight: int) -> None:
-        """Free the blocks that have left the sliding windows and the states that are no longer
-        needed, group by group.
-        """
+        """Free blocks outside the sliding windows and old states."""
         tokens = computed - in_flight if self._processed else computed
         table, turns = self._tables[r.id], list[list[int]]()
         if self._mode == "align":
@@ -196,7 +188,7 @@ class StateMemory(WindowMemory):
         table.places = [p for p in table.places if not any(p in places for places in turns)]
 
     def take(self, r: RequestState, count: int, end: int) -> None:  # noqa: ARG002
-        """Allocate free blocks for the tokens of ``r`` up to ``end``, group by group."""
+        """Allocate free blocks for the tokens of ``r`` up to ``end``."""
         states, end = self._states_to(end), self._with_slots(r, end)
         within = int(r.id in self._within)
         self._within.discard(r.id)
@@ -211,8 +203,7 @@ class StateMemory(WindowMemory):
                 self._pool.take(owner, new)
 
     def register(self, r: RequestState, tokens: int) -> None:
-        """Register the blocks filled by the first ``tokens`` tokens of ``r`` in the prefix
-        cache."""
+        """Add the blocks that the first ``tokens`` tokens of ``r`` fill to the prefix cache."""
         super().register(r, tokens)
         if self._marks_again and self._mode == "align":
             place = (r.prompt.prompt_tokens - 1) // self.block_size - 1
@@ -221,12 +212,12 @@ class StateMemory(WindowMemory):
                 self._fresh.add(r.keys[place])
 
     def release(self, r: RequestState, unused: int = 0) -> None:
-        """Free the blocks of ``r``, group by group."""
+        """Free the blocks of ``r``."""
         super().release(r, unused)
         self._tables.pop(r.id, None)
 
     def fingerprint(self) -> Hashable:
-        """Return all state that determines later allocations."""
+        """Return the state that determines later allocations."""
         tables = ((i, tuple(t.places), t.length, t.older) for i, t in self._tables.items())
         return super().fingerprint(), tuple(tables)
 
@@ -246,8 +237,8 @@ class StateMemory(WindowMemory):
         )
 
     def _drop(self, owner: int, held: list[int], turns: list[list[int]]) -> None:
-        """Free the blocks of an owner at the positions in ``turns``; ``held`` lists all its
-        positions."""
+        """Free the blocks of an owner at the positions in ``turns``."""
+        # ``held`` lists all its positions.
         left = held.copy()
         for places, keyless in zip(
             turns, (self._keyless_behind, self._keyless_first), strict=False

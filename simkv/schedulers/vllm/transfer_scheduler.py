@@ -35,11 +35,13 @@ from simkv.schedulers.vllm.scheduler import AdmissionStep
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class VllmTransferScheduler(VllmRemoteKvScheduler):
-    """Scheduler of replicas that send KV (``keep``, ``sent``) or load it (``fetch``, ``loaded``).
+    """Scheduler of replicas that send or load KV.
 
-    ``sends`` are the requests whose blocks can be read by other replicas since the newest step.
-    ``_dropped`` maps request ids to the number of tokens in flight to discard.
+    ``sends`` are the finished requests whose blocks other replicas can read since the newest step.
     """
+
+    # Sending: ``keep``, ``sent``. Loading: ``fetch``, ``loaded``. ``_dropped`` maps request ids to
+    # the number of tokens in flight to discard.
 
     def __init__(
         self,
@@ -66,13 +68,14 @@ class VllmTransferScheduler(VllmRemoteKvScheduler):
     # Sending KV.
 
     def keep(self, request_id: int) -> None:
-        """Keep the blocks of this request after its end until ``sent`` is called; call this before
-        adding the request.
+        """Keep the blocks of a request after its end until ``sent`` is called.
+
+        Must be called before ``add``.
         """
         self._keeps.add(request_id)
 
     def sent(self, request_id: int) -> None:
-        """Free the blocks of a finished request: they were read, or no replica needs them."""
+        """Free the blocks of a finished request, which no replica needs any more."""
         self._keeps.discard(request_id)
         if r := self._kept.pop(request_id, None):
             self._free_blocks(r)
@@ -86,7 +89,7 @@ class VllmTransferScheduler(VllmRemoteKvScheduler):
     # Loading KV.
 
     def fetch(self, request_id: int) -> None:
-        """Load the KV of this request from another replica; call this before adding the request."""
+        """Load the KV of a request from another replica. Must be called before ``add``."""
         self._elsewhere.add(request_id)
 
     def loaded(self, request_id: int) -> None:
@@ -154,9 +157,7 @@ class VllmTransferScheduler(VllmRemoteKvScheduler):
 
     @property
     def awaits_kv(self) -> bool:
-        """Whether a KV transfer is in flight; a step without scheduled requests is then not a
-        deadlock.
-        """
+        """Whether a KV transfer is in flight, so that an empty step is not a deadlock."""
         return bool(self._kept or self._gone or self._loading.keys() - self._arrived)
 
     def fingerprint(self) -> Hashable:

@@ -15,8 +15,10 @@ from simkv.schedulers.vllm.release_rules import NEWEST, RELEASES, FixedKnob, Vll
 
 
 class Proposal(NamedTuple):
-    """A release with an unreleased change: the ``rules`` that the change sets, and the settings
-    (``fixed``) that are not modelled together with it.
+    """A release with an unreleased change.
+
+    - ``rules``: rules that the change sets.
+    - ``fixed``: settings that are not modelled together with the change.
     """
 
     base: str
@@ -120,12 +122,11 @@ VARIANTS: Mapping[str, Variant] = {
 def find_variant(name: str) -> str:
     """Return the name of the variant with the rules of a release.
 
-    A minor release (0.27) means its variant (0.27.0). A recorded patch release has its variant in
-    ``RECORDED``; any other patch release has the variant of the newest recorded release before it.
-    A leading ``v``, a post release and a local version (0.11.0+cu128) are accepted.
-
-    Raises ValueError for an unknown name.
+    An unrecorded patch release has the variant of the newest recorded release before it. Raises
+    ValueError for an unknown name.
     """
+    # A minor release (0.27) means its variant (0.27.0). A recorded patch release has its variant in
+    # ``RECORDED``. A leading ``v``, a post release and a local version (0.11.0+cu128) are accepted.
     if name in RULES:
         return name
     if (release := plain_release(name)) is not None:
@@ -171,17 +172,14 @@ class ReleaseNames:
 
 
 def find_equivalent_release(name: str) -> str:
-    """Return the earliest release with the same rules as ``name``; for an unreleased change, return
-    ``name``.
-    """
+    """Return the earliest release with the same rules."""
+    # For an unreleased change, the result is ``name``.
     rules = find_rules(name)
     return [variant for variant, others in RULES.items() if others == rules][-1]
 
 
 def unrecorded_note(name: str) -> str | None:
-    """Return a note that names the rules of an unrecorded patch release; None if the release was
-    recorded.
-    """
+    """Return a note on the rules of an unrecorded patch release, or None for a recorded release."""
     variant = find_variant(name)
     release = plain_release(name)
     if release is None or release in MINORS or (release in RECORDED and ".post" not in name):

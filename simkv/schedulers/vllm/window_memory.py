@@ -46,13 +46,12 @@ from simkv.schedulers.vllm.request_state import RequestState
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class WindowMemory(VllmMemory):
-    """Block tables of several groups; ``layers`` has the kind of each group.
+    """Block tables of several layer groups. ``layers`` has the kind of each group."""
 
-    ``_paged`` maps block sizes in tokens to the number of groups that need blocks for every token.
-    A hit ends at a multiple of ``_unit`` tokens. The table of a request in group ``g`` has the
-    owner ``_owners(id)[g]`` in the pool. Its cache keys are the request's keys times the number of
-    groups, plus ``g``. The first ``gone`` blocks of a table have been freed.
-    """
+    # ``_paged`` maps block sizes in tokens to the number of groups that need blocks for every
+    # token. A hit ends at a multiple of ``_unit`` tokens. The table of a request in group ``g`` has
+    # the owner ``_owners(id)[g]`` in the pool. Its cache keys are the request's keys times the
+    # number of groups, plus ``g``. The first ``gone`` blocks of a table have been freed.
 
     def __init__(self, config: VllmConfig, rules: VllmRules) -> None:
         super().__init__(config, rules, tables=True)
@@ -81,23 +80,22 @@ class WindowMemory(VllmMemory):
         self.aheads = tuple(dict.fromkeys((*self.aheads, *sorted(phases))))
 
     def blocks_held_by(self, r: RequestState, computed: int) -> int:  # noqa: ARG002
-        """Return the number of blocks of the running request ``r`` in all groups."""
+        """Return the number of blocks of ``r`` in all groups."""
         return sum(self._pool.held(owner) for owner in self._owners(r.id))
 
     def missing(self, hits: CacheHits, end: int) -> int:
-        """Return the number of blocks to allocate up to token ``end`` for a request that reuses the
-        blocks ``hits``.
+        """Return the number of blocks that a waiting request needs for its tokens up to ``end``.
+
+        The cached blocks ``hits`` are not counted.
         """
         return self._in_all(hits.tokens, end)
 
     def blocks_to_grow(self, computed: int, n: int) -> int:
-        """Return the number of additional blocks that a request with ``computed`` computed tokens
-        needs to compute ``n`` more tokens.
-        """
+        """Return the number of new blocks for ``n`` tokens after ``computed`` tokens."""
         return self._in_all(computed, computed + n)
 
     def hits(self, r: RequestState) -> CacheHits:
-        """Return the cached blocks that ``r`` can reuse: the longest hit common to all groups."""
+        """Return the longest prefix-cache hit of ``r`` that is common to all groups."""
         if not self.cache or r.content is None or r.computed:
             return NO_HITS._replace(groups=[array("i") for _ in self.layers])
         tokens = r.length - 1 + self._peek
@@ -114,9 +112,7 @@ class WindowMemory(VllmMemory):
         return CacheHits(tokens, groups)
 
     def fits(self, r: RequestState, hits: CacheHits, end: int, *, running: bool) -> bool:
-        """Return whether enough blocks are free to admit ``r`` with the cached blocks ``hits`` and
-        its tokens up to ``end``.
-        """
+        """Return whether enough blocks are free to admit ``r`` with its tokens up to ``end``."""
         revived = sum(self._pool.count_unreferenced(blocks) for blocks in hits.groups)
         start, whole = hits.tokens, 0
         if self.whole:
@@ -133,20 +129,19 @@ class WindowMemory(VllmMemory):
             self._pool.share(owner, blocks)
 
     def free_unneeded(self, r: RequestState, computed: int, in_flight: int) -> None:
-        """Free the blocks that have left the sliding windows, group by group."""
+        """Free the blocks that have left the sliding windows."""
         tokens = computed - in_flight if self._processed else computed
         for g, owner in enumerate(self._owners(r.id)):
             self._let_go_of(r, g, owner, tokens)
 
     def take(self, r: RequestState, count: int, end: int) -> None:  # noqa: ARG002
-        """Allocate free blocks for the tokens of ``r`` up to ``end``, group by group."""
+        """Allocate free blocks for the tokens of ``r`` up to ``end``."""
         end = self._with_slots(r, end)
         for g, owner in enumerate(self._owners(r.id)):
             self._take_for(r, g, owner, blocks_for(end, self._sizes[g]))
 
     def register(self, r: RequestState, tokens: int) -> None:
-        """Register the blocks filled by the first ``tokens`` tokens of ``r`` in the prefix
-        cache."""
+        """Add the blocks that the first ``tokens`` tokens of ``r`` fill to the prefix cache."""
         size = self.block_size
         full = self._keyed(r, tokens // self._fills * self._fills) // size
         if not self.cache or r.content is None or full <= r.registered:
@@ -159,18 +154,18 @@ class WindowMemory(VllmMemory):
         r.registered = full
 
     def release(self, r: RequestState, unused: int = 0) -> None:  # noqa: ARG002
-        """Free the blocks of ``r``, group by group."""
+        """Free the blocks of ``r``."""
         for kind, owner in zip(self.layers, self._owners(r.id), strict=True):
             window = self._keyless_behind and kind.window > 0 and not kind.states
             self._pool.release(owner, keyless_first=self._keyless_first or window)
 
     def blocks_of(self, request_id: int) -> list[int]:
-        """Return the ids of the blocks that a request holds, group by group."""
+        """Return the ids of the blocks of a request, group by group."""
         tables = (self._pool.tables.get(owner, ()) for owner in self._owners(request_id))
         return [block for table in tables for block in table]
 
     def fingerprint(self) -> Hashable:
-        """Return all state that determines later allocations."""
+        """Return the state that determines later allocations."""
         return super().fingerprint(), tuple(self._pool.holdings().items())
 
     @property
@@ -179,28 +174,29 @@ class WindowMemory(VllmMemory):
         return self.tables
 
     def _keyed(self, r: RequestState, tokens: int) -> int:  # noqa: ARG002
-        """Return the number of leading tokens of ``r``, at most ``tokens``, whose full blocks have
-        cache keys.
+        """Return the number of tokens of ``r``, at most ``tokens``, whose full blocks have cache
+        keys.
         """
         return tokens
 
     def _with_slots(self, r: RequestState, end: int) -> int:  # noqa: ARG002
-        """Return the number of tokens for which to allocate blocks when ``r`` computes its tokens
-        up to ``end``.
+        """Return the number of tokens that need blocks when ``r`` computes its tokens up to
+        ``end``.
         """
         return end
 
     def _in_all(self, start: int, end: int) -> int:
-        """Return the number of additional blocks in all groups for the tokens from ``start`` to
-        ``end``."""
+        """Return the number of new blocks in all groups for the tokens from ``start`` to
+        ``end``.
+        """
         return sum(
             count * max(blocks_for(end, size) - blocks_for(start, size), 0)
             for size, count in self._paged.items()
         )
 
     def _in_whole(self, start: int, end: int) -> int:
-        """Return the maximum number of blocks of a sequence up to ``end``, excluding its
-        prefix-cache hit.
+        """Return the maximum number of blocks of a sequence up to ``end``, without its cached
+        blocks.
         """
         limits = self._most if self._bounded else [blocks_for(end, size) for size in self._sizes]
         return sum(
@@ -209,8 +205,7 @@ class WindowMemory(VllmMemory):
         )
 
     def _agreed(self, found: list[array[int]], tokens: int) -> tuple[int, int]:
-        """Return two lengths: the longest hit common to all groups, and the longest hit of any
-        single group.
+        """Return the longest hit common to all groups, and the longest hit of any single group.
 
         ``found`` holds the cached blocks by group. Lengths are in tokens, at most ``tokens``.
         """
@@ -227,8 +222,9 @@ class WindowMemory(VllmMemory):
         return [there for there, other in zip(found, self.layers, strict=True) if other == kind]
 
     def _hit_of(self, kind: LayerKind, groups: list[array[int]], tokens: int) -> int:
-        """Return the length, at most ``tokens`` tokens, of the longest hit in the groups of a
-        kind."""
+        """Return the length in tokens of the longest hit in the groups of a kind, at most
+        ``tokens``.
+        """
         size = kind.block_size
         if kind.chunk:
             return _behind_last(groups, tokens // size, kind.chunk // size) * size
@@ -271,10 +267,8 @@ class WindowMemory(VllmMemory):
         return max(tokens - kind.window + 1, 0) // kind.block_size if kind.window else 0
 
     def _worth(self, r: RequestState, g: int, known: int, full: int) -> list[tuple[int, int]]:
-        """Return the ranges of blocks in a group that are worth caching.
-
-        Ranges end after block ``known``; the first ``full`` blocks are filled.
-        """
+        """Return the ranges of blocks in a group that are worth caching."""
+        # Ranges end after block ``known``; the first ``full`` blocks are filled.
         kind, unit = self.layers[g], self._unit
         reach, step = window_blocks(kind), self._fills // kind.block_size
         if self._boundaries and kind.window:
@@ -288,24 +282,24 @@ class WindowMemory(VllmMemory):
 
 
 def has_limited_attention(kind: LayerKind) -> bool:
-    """Return whether layers attend to only some tokens; hits are determined first for layers that
-    attend to all tokens.
-    """
+    """Return whether layers attend to only some of the previous tokens."""
+    # Hits are determined first for layers that attend to all tokens.
     return kind.window > 0 or kind.chunk > 0
 
 
 def window_blocks(kind: LayerKind) -> int:
-    """Return the number of earlier blocks that the window of the first token of a block covers."""
+    """Return the number of earlier blocks in the window of the first token of a block."""
     return blocks_for(kind.window - 1, kind.block_size) if kind.window else 0
 
 
 def longest_run(groups: list[array[int]], most: int, reach: int, unit: int) -> int:
     """Return the number of blocks of the longest hit in ``groups``, at most ``most``.
 
-    The last ``reach`` blocks of a hit must be cached in all groups, and the hit must end at a
-    multiple of ``unit`` blocks. A shorter run of cached blocks is also a hit if it begins at the
-    first block. With ``reach`` 0, only a run from the first block is a hit.
+    The last ``reach`` blocks of a hit must be cached in all groups. A hit ends at a multiple of
+    ``unit`` blocks.
     """
+    # A shorter run of cached blocks is also a hit if it begins at the first block. With ``reach``
+    # 0, only a run from the first block is a hit.
     there = [all(blocks) for blocks in zip(*(group[:most] for group in groups), strict=True)]
     run = 0
     for end in range(len(there), 0, -1):
@@ -318,7 +312,7 @@ def longest_run(groups: list[array[int]], most: int, reach: int, unit: int) -> i
 def _behind_last(groups: list[array[int]], most: int, chunk: int) -> int:
     """Return the number of blocks of the longest hit, at most ``most``.
 
-    Only the blocks after the last multiple of ``chunk`` must be cached in all ``groups``.
+    Only the blocks after the last multiple of ``chunk`` must be cached.
     """
     blocks = most // chunk * chunk
     while blocks < most and all(group[blocks] for group in groups):
