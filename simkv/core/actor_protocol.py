@@ -28,13 +28,16 @@ IsLastToken = Callable[[int, int], bool]
 
 
 class WorkerCrash(RuntimeError):
-    """Raised for a task on which the real worker thread crashes."""
+    """Raised for a task that crashes the worker of the real engine."""
 
 
 @dataclass(slots=True)
 class MessageEffects:
-    """Effects of a worker's message: the ids of the requests that received a token (``delivered``),
-    whose preemption was acknowledged (``acked``), or that ended, each in slot order.
+    """Effects of a worker's message: request ids in slot order.
+
+    - ``delivered``: requests that received a token.
+    - ``acked``: requests whose preemption was acknowledged.
+    - ``finished``: requests that ended.
     """
 
     delivered: list[int] = field(default_factory=list)
@@ -43,7 +46,7 @@ class MessageEffects:
 
 
 class ManagerThread(Protocol):
-    """The scheduler's thread, which owns the queues and the slots of running requests."""
+    """Thread of the scheduler, with the queues and slots."""
 
     waiting: deque[Any]
     slots: list[Any]
@@ -58,50 +61,50 @@ class ManagerThread(Protocol):
         """Make one scheduling decision and return its tasks for the worker."""
 
     def held(self) -> Held | None:
-        """Return the head of ``waiting`` and the reason why the last ``schedule`` call skipped it,
-        or None.
-        """
+        """Return the first waiting request and the reason why it was not admitted, or None."""
 
     def put(self, tasks: Iterable[Any]) -> Any:
-        """Serialize the tasks of a decision and return them as one parcel for the worker."""
+        """Serialize the tasks of a decision for the worker."""
 
     def alive(self) -> list[Any]:
-        """Return the engine's objects for all requests that have not ended."""
+        """Return the engine's objects of all unfinished requests."""
 
     def fingerprint(self) -> Hashable:
-        """Return a hashable value of all state that determines the results of future calls."""
+        """Return the state that determines future calls."""
 
 
 class WorkerThread(Protocol):
-    """The worker's thread, which runs the model; each of its slots holds one request."""
+    """Thread of the worker, which runs the model. Each slot holds one request."""
 
     slots: dict[int, Any]
 
     def take(self, parcel: Any) -> None:
-        """Execute the tasks of one parcel. Raises WorkerCrash."""
+        """Execute serialized tasks. Raises WorkerCrash if the worker of the real engine would
+        crash.
+        """
 
     def work(self) -> list[Any]:
-        """Return the work items that the next step will run."""
+        """Return the work of the next step."""
 
     def stalled(self) -> list[int]:
-        """Return the ids of the running requests that lack a KV block for their next token."""
+        """Return the ids of the running requests that lack a block for their next token."""
 
     def step(self, ends: IsLastToken) -> Message | None:
-        """Run one step and return its message with the new tokens; None if there was no work."""
+        """Run one step and return its message with the new tokens, or None if there is no work."""
 
     def fingerprint(self) -> Hashable:
-        """Return a hashable value of all state that determines future steps."""
+        """Return the state that determines future steps."""
 
 
 class ProcessorThread(Protocol):
-    """The token processor's thread, which turns the worker's messages into tokens for clients."""
+    """Thread of the token processor, which delivers tokens to clients."""
 
     def receive(self, message: Message) -> MessageEffects:
-        """Process one message of the worker and return the ids of the requests that it affects."""
+        """Process a message of the worker and return its effects."""
 
 
 class Threads(ABC):
-    """A scheduler whose three threads can be simulated concurrently."""
+    """Scheduler with three threads: scheduler, worker and token processor."""
 
     manager: ManagerThread
     worker: WorkerThread
@@ -109,12 +112,11 @@ class Threads(ABC):
 
     @abstractmethod
     def aside(self) -> dict[int, WaitReason]:
-        """Return the requests that lack a block for their next token or chunk: a mapping from
-        request id to the reason.
-        """
+        """Return the wait reason of each running request that lacks a block, by request id."""
 
     @abstractmethod
     def batch_of(self, work: list[Any], prefills: int, preempted: list[int]) -> Batch:
-        """Convert the work items of a step to a batch; the first ``prefills`` items are
-        prefills.
+        """Convert the work of a step to a batch.
+
+        ``prefills`` is the number of prefills, which come first in ``work``.
         """

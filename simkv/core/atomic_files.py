@@ -32,12 +32,12 @@ def translate_disk_errors(path: object, what: str) -> Iterator[None]:
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """Yield the path of a temporary file that replaces ``path`` if the ``with`` block succeeds.
+    """Yield a temporary path that replaces ``path`` if the ``with`` block succeeds.
 
-    The temporary file is in the same directory, and its name ends with the name of ``path``. If
-    ``path`` is a pipe or a device, it is written to directly. Raises InputError if the file cannot
-    be written.
+    Pipes and devices are written to directly. Raises InputError if the file cannot be written.
     """
+    # The temporary file is in the same directory, and its name ends with the name of ``path``, so
+    # that its suffix is the same.
     with translate_disk_errors(path, "written"):
         if path.exists() and not path.is_file():
             yield path
@@ -51,7 +51,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write text to a file atomically as UTF-8, with the same bytes on every platform."""
+    """Write text to a file atomically as UTF-8."""
     write_bytes(path, text.encode())
 
 
@@ -62,7 +62,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Create a directory and its parents, unless they exist. Raises InputError."""
+    """Create a directory and its parents. Raises InputError if that fails."""
     with translate_disk_errors(folder, "written"):
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -71,9 +71,10 @@ def make_folder(folder: Path) -> None:
 def atomic_folder(folder: Path, own: Sequence[str] = ("*",)) -> Iterator[Path]:
     """Yield a new directory that replaces ``folder`` if the ``with`` block succeeds.
 
-    ``own`` are glob patterns of the files that simkv writes. Files in ``folder`` that match none of
-    these patterns, such as notes or traces of the user, are copied to the new directory. Raises
-    InputError if the directory cannot be written.
+    Files in ``folder`` that match none of the glob patterns ``own`` are copied to the new
+    directory.
+
+    Raises InputError if the directory cannot be written.
     """
     make_folder(folder.parent)
     with (
@@ -111,10 +112,10 @@ def _replace(folder: Path, new: Path, old: Path) -> None:
 
 
 def check_file(option: str, file: Path) -> None:
-    """Raise InputError, which names ``option``, if ``file`` cannot be written.
-
-    ``file`` must not be a directory, and its parent directory must exist and be writable.
+    """Raise InputError if ``file`` cannot be written. ``option`` names the option in the
+    message.
     """
+    # ``file`` must not be a directory, and its parent directory must exist and be writable.
     what = ""
     with translate_disk_errors(f"{option} {file}", "written"):
         if file.is_dir():
@@ -130,7 +131,7 @@ def check_file(option: str, file: Path) -> None:
 def check_new_file(option: str, file: Path, source: Path, overwrite: bool) -> None:
     """Raise InputError if ``file`` cannot be written, is the ``source``, or already exists.
 
-    An existing file is accepted if ``overwrite`` is True.
+    ``overwrite`` accepts an existing file.
     """
     check_file(option, file)
     if file.exists() and file.resolve() == source.resolve():
@@ -142,11 +143,12 @@ def check_new_file(option: str, file: Path, source: Path, overwrite: bool) -> No
 def check_folder(
     option: str, folder: Path, what: str = "", is_own: Callable[[Path], bool] | None = None
 ) -> None:
-    """Raise InputError if ``folder`` cannot be created or written, or contains unrelated files.
+    """Raise InputError if ``folder`` cannot be written or contains unrelated files.
 
-    ``what`` names the output, such as "report". ``is_own`` returns whether the content of a
-    directory is an earlier output of this kind. Without ``is_own``, any content is accepted.
+    ``what`` names the output in the message, such as "report". ``is_own`` returns whether a
+    directory contains an earlier output.
     """
+    # Without ``is_own``, any content is accepted.
     with translate_disk_errors(f"{option} {folder}", "written"):
         found = _find_conflict(folder, what, is_own)
     if found:

@@ -1,7 +1,5 @@
 # mypyc: compile
-"""Keys of the contents of blocks; prefix caching compares these keys instead of assuming a hit
-rate.
-"""
+"""Keys that identify the contents of blocks, for prefix caching."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from simkv.core.request import Prompt, Segment
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class TokenContent:
-    """The sequence of tokens of one request: its prompt, followed by its output."""
+    """Token sequence of a request: its prompt, followed by its output."""
 
     def __init__(self, prompt: Prompt) -> None:
         segments = prompt.segments or (Segment(f"u{prompt.id}", 0, prompt.prompt_tokens),)
@@ -35,8 +33,7 @@ class TokenContent:
     def slices(self, start: int, end: int) -> tuple[Segment, ...]:
         """Return tokens ``start`` to ``end`` as segments.
 
-        Two results are equal if and only if their tokens are equal. The division of the prompt into
-        segments does not matter.
+        Two results are equal if and only if their tokens are equal.
         """
         pieces: list[Segment] = []
         index = bisect_right(self._starts, start) - 1
@@ -50,11 +47,9 @@ class TokenContent:
         return tuple(pieces)
 
     def segment_at(self, position: int) -> tuple[str, int, int]:
-        """Return the rest of the segment that contains token ``position``, starting with this
-        token.
+        """Return the stream, offset and end of the segment that contains token ``position``.
 
-        The result contains the stream of the segment, the offset of the token in the stream, and
-        the offset at which the segment ends.
+        The offset is that of the token in the stream.
         """
         starts = self._starts
         index = -1 if position >= starts[-1] else bisect_right(starts, position) - 1
@@ -81,16 +76,16 @@ KEYS_PER_RUN = 32
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class BlockKeys:
-    """Assigns keys to full blocks; a key identifies the block's tokens and all tokens before them.
+    """Keys of full blocks. A key identifies the tokens of a block and all tokens before them.
 
-    The key of block ``i`` depends on the key of block ``i - 1`` and on the block's tokens, like the
-    chained hashes of real engines. Keys are numbers instead of hashes, so that different contents
-    never have the same key. Only the first block of a run (consecutive blocks of one token stream)
-    is looked up by its content; the keys of the other blocks are consecutive numbers.
-
-    With ``ahead``, the key of a block also covers the next ``ahead`` tokens and exists only when
-    these tokens are known.
+    With ``ahead``, a key also covers the ``ahead`` tokens after the block.
     """
+
+    # The key of block ``i`` depends on the key of block ``i - 1`` and on the block's tokens, like
+    # the chained hashes of real engines. Keys are numbers instead of hashes, so that different
+    # contents never have the same key. Only the first block of a run (consecutive blocks of one
+    # token stream) is looked up by its content; the keys of the other blocks are consecutive
+    # numbers.
 
     ROOT = 0
 
@@ -103,9 +98,7 @@ class BlockKeys:
         self._heads: list[tuple[str, int] | None] = [None]
 
     def extend(self, keys: list[int] | array[int], content: TokenContent, tokens: int) -> None:
-        """Append the missing keys, so that ``keys`` has one key for every full block of the first
-        ``tokens`` tokens.
-        """
+        """Append the missing keys of the full blocks in the first ``tokens`` tokens."""
         size = self.block_size
         position, end = len(keys) * size, tokens // size * size
         if self.ahead:
@@ -129,7 +122,7 @@ class BlockKeys:
             position = len(keys) * size
 
     def run_left(self, keys: array[int], content: TokenContent) -> int:
-        """Return how many of the next full blocks belong to the run of the last key."""
+        """Return the number of next full blocks whose keys follow the last key."""
         run, place = divmod(keys[-1] + 1 if keys else 0, KEYS_PER_RUN)
         stream, start, stop = content.segment_at(len(keys) * self.block_size)
         if not place or self._heads[run] != (stream, start - place * self.block_size):
@@ -137,8 +130,8 @@ class BlockKeys:
         return min(KEYS_PER_RUN - place, (stop - start) // self.block_size)
 
     def _following(self, parent: int, stream: str, start: int) -> int:
-        """Return the key of the block after ``parent``; the block begins at offset ``start`` of
-        ``stream``.
+        """Return the key of the block that begins at offset ``start`` of ``stream``, after
+        ``parent``.
         """
         run, place = divmod(parent + 1, KEYS_PER_RUN)
         if place and self._heads[run] == (stream, start - place * self.block_size):
@@ -146,9 +139,7 @@ class BlockKeys:
         return self._run((stream, start), parent, stream, start)
 
     def _run(self, head: tuple[str, int] | None, *name: object) -> int:
-        """Return the first key of the run with this ``name``. A new run is registered with
-        ``head``.
-        """
+        """Return the first key of the run with the given name."""
         run = self._runs.get(name)
         if run is None:
             run = self._runs[name] = len(self._heads)

@@ -1,5 +1,5 @@
 # mypyc: compile
-"""The pool of KV-cache blocks; no other module tracks free blocks and the owners of blocks."""
+"""Pool of KV-cache blocks."""
 
 from __future__ import annotations
 
@@ -20,17 +20,15 @@ NO_BLOCKS: array[int] = array("i")
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class BlockPool:
-    """``num_blocks`` blocks of KV cache, with reference counts, a prefix cache and block tables;
-    each table belongs to an owner, such as a request.
+    """Pool of KV-cache blocks with reference counts, a prefix cache and block tables.
 
-    Blocks are numbered from 1 (0 is the null block that engines use for padding). Blocks are
-    allocated from the front of the free queue. A free block may still have a key in the prefix
-    cache. It loses the key, and is thereby evicted from the cache, only when it is allocated again
-    or when ``forget`` is called.
-
-    Block numbers and keys are stored in arrays, so that an operation on thousands of blocks is
-    fast.
+    Each block table belongs to an owner, such as a request. Blocks are numbered from 1. A free
+    block stays in the prefix cache until it is allocated again.
     """
+
+    # Block 0 is the null block that engines use for padding. Blocks are allocated from the front of
+    # the free queue. Block numbers and keys are stored in arrays, so that an operation on thousands
+    # of blocks is fast.
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
@@ -46,31 +44,26 @@ class BlockPool:
 
     @property
     def free(self) -> int:
-        """Number of blocks that can be allocated now; this includes cached blocks that are in no
-        block table.
-        """
+        """Number of blocks that can be allocated, including cached blocks in no block table."""
         return self._free.length
 
     @property
     def cached(self) -> int:
-        """Number of blocks with a key in the prefix cache, in use or free."""
+        """Number of blocks in the prefix cache."""
         return len(self._key_of) - self._key_of.count(0)
 
     def keys(self) -> npt.NDArray[np.int64]:
-        """Return the key of each block (0: none) as an array view, which shows later changes of the
-        pool.
-        """
+        """Return the key of each block as an array view; 0 means no key."""
         return np.frombuffer(self._key_of, dtype=np.int64)
 
     def held(self, owner: int) -> int:
-        """Return the number of blocks in the block table of ``owner``; 0 if ``owner`` has no
-        table.
-        """
+        """Return the number of blocks in the table of ``owner``."""
         return len(self.tables.get(owner, ()))
 
     def holdings(self) -> dict[int, int]:
-        """Return the number of blocks in the table of each owner; a shared block counts for each of
-        its owners.
+        """Return the number of blocks in each table, by owner.
+
+        A shared block counts for each owner.
         """
         return {owner: len(table) for owner, table in self.tables.items()}
 
@@ -83,10 +76,9 @@ class BlockPool:
         return len(blocks) - int(np.count_nonzero(ints_view(self._references)[ints_view(blocks)]))
 
     def take(self, owner: int, count: int) -> array[int]:
-        """Append ``count`` blocks from the front of the free queue to the block table of ``owner``.
+        """Append ``count`` blocks from the front of the free queue to the table of ``owner``.
 
-        An allocated block loses its key. Raises RuntimeError if fewer than ``count`` blocks are
-        free; callers must check this first.
+        Allocated blocks leave the prefix cache. Raises RuntimeError if fewer blocks are free.
         """
         if count > self._free.length:
             raise RuntimeError(f"{count} blocks requested, {self._free.length} free")
@@ -110,11 +102,11 @@ class BlockPool:
         return blocks
 
     def take_in_turns(self, owners: Sequence[int], count: int) -> None:
-        """Append ``count`` blocks from the front of the free queue to the tables of ``owners``.
+        """Append ``count`` free blocks to the tables of ``owners``, one block per owner in turn.
 
-        Each owner takes one block in turn, in the given order, until ``count`` blocks are taken.
-        Every owner must have a table. Raises RuntimeError if fewer than ``count`` blocks are free.
+        Raises RuntimeError if fewer blocks are free.
         """
+        # Every owner must have a table.
         if count > self._free.length:
             raise RuntimeError(f"{count} blocks requested, {self._free.length} free")
         if count == 0:
@@ -127,7 +119,7 @@ class BlockPool:
             self.tables[owner].extend(blocks[turn :: len(owners)])
 
     def are_unused(self, keys: Sequence[array[int]]) -> bool:
-        """Return whether these keys are all different and no block has one of them."""
+        """Return whether ``keys`` are all different and no block has any of them."""
         of_key, known = self._block_of, len(self._block_of)
         for part in keys:
             for key in part:
@@ -136,37 +128,30 @@ class BlockPool:
         return len(set().union(*keys)) == sum(map(len, keys))
 
     def share(self, owner: int, blocks: Sequence[int]) -> None:
-        """Append cached ``blocks`` to the block table of ``owner`` and increment their reference
-        counts.
-        """
+        """Append cached ``blocks`` to the table of ``owner``."""
         shared, references = np.array(blocks, dtype=np.intc), ints_view(self._references)
         self._free.remove(shared[references[shared] == 0])
         references[shared] += 1
         self.tables.setdefault(owner, array("i")).extend(_column(shared))
 
     def release(self, owner: int, *, keyless_first: bool = False) -> None:
-        """Drop the block table of ``owner``, last block first; blocks that no other table contains
-        become free.
+        """Remove the table of ``owner`` and free its blocks, last block first.
 
-        Freed blocks go to the back of the free queue. With ``keyless_first``, freed blocks without
-        a key go to its front instead, in the same order (as in vLLM since 0.24). Has no effect if
-        ``owner`` has no table.
+        Blocks in other tables stay allocated. Freed blocks go to the back of the free queue. With
+        ``keyless_first``, freed blocks without a key go to the front (vLLM since 0.24).
         """
+        # At the front, blocks are in the same order.
         if table := self.tables.pop(owner, None):
             self._unreference(ints_view(table)[::-1], keyless_first=keyless_first)
 
     def release_head(self, owner: int, count: int, *, keyless_first: bool = False) -> None:
-        """Remove the first ``count`` blocks from the owner's table, the last of them first, as
-        ``release`` does.
-        """
+        """Free the first ``count`` blocks in the table of ``owner``, last of them first."""
         head = np.array(self.tables[owner][:count], dtype=np.intc)
         del self.tables[owner][:count]
         self._unreference(head[::-1], keyless_first=keyless_first)
 
     def release_at(self, owner: int, places: Sequence[int], *, keyless_first: bool = False) -> None:
-        """Remove the blocks at the indices ``places`` from the owner's table, in the given order,
-        as ``release`` does.
-        """
+        """Free the blocks at the indices ``places`` of the table of ``owner``, in this order."""
         table = self.tables[owner]
         blocks = np.array([table[place] for place in places], dtype=np.intc)
         for place in sorted(places, reverse=True):
@@ -174,19 +159,18 @@ class BlockPool:
         self._unreference(blocks, keyless_first=keyless_first)
 
     def to_end(self, owner: int, place: int) -> None:
-        """Move the block at index ``place`` of the owner's table to the end of the table."""
+        """Move the block at index ``place`` to the end of the owner's table."""
         table = self.tables[owner]
         table.append(table.pop(place))
 
     def abandon(self, owner: int) -> None:
-        """Drop the block table of ``owner`` without freeing its blocks.
-
-        Some engines leak blocks in this way.
+        """Remove the table of ``owner`` without freeing its blocks, as engines that leak
+        blocks do.
         """
         self.tables.pop(owner, None)
 
     def register(self, block: int, key: int) -> None:
-        """Register ``block`` under ``key`` (above 0), unless the block already has a key."""
+        """Register ``block`` under ``key``, unless the block already has a key."""
         if self._key_of[block]:
             return
         self._extend_keys(key)
@@ -199,7 +183,7 @@ class BlockPool:
             self._block_of[key] = -abs(first)
 
     def register_all(self, blocks: array[int], keys: array[int]) -> None:
-        """Register each block under the key at the same index, as ``register`` does."""
+        """Register each block under the key at the same index."""
         fresh = False
         if len(keys) > SMALL_BATCH:
             named = np.frombuffer(keys, dtype=np.int64)
@@ -216,12 +200,9 @@ class BlockPool:
             self.register(block, key)
 
     def lookup(self, keys: Sequence[int]) -> array[int]:
-        """Return the numbers of the cached blocks for the longest prefix of ``keys`` that is
-        completely cached.
-
-        If several blocks have the same key, the result contains the block that was registered
-        first.
-        """
+        """Return the cached blocks for the longest completely cached prefix of ``keys``."""
+        # If several blocks have the same key, the result contains the block that was registered
+        # first.
         if not keys or keys[0] >= len(self._block_of) or not self._block_of[keys[0]]:
             return array("i")
         found = self._found(keys)
@@ -229,20 +210,16 @@ class BlockPool:
         return _column(found[: misses[0]] if len(misses) else found)
 
     def find(self, keys: Sequence[int]) -> array[int]:
-        """Return the block number for each key, chosen as in ``lookup``; 0 for keys that are not
-        cached.
-        """
+        """Return the block number for each key; 0 for keys that are not cached."""
         return _column(self._found(keys)) if keys else array("i")
 
     def free_order(self) -> tuple[int, ...]:
-        """Return the numbers of the free blocks in the order in which they will be allocated."""
+        """Return the numbers of the free blocks in the order of allocation."""
         return tuple(self._free)
 
     def fingerprint(self) -> Hashable:
-        """Return a hashable value of the state that determines future allocations.
-
-        This is the number of free blocks if no block is cached, otherwise the whole state.
-        """
+        """Return the state that determines future allocations."""
+        # This is the number of free blocks if no block is cached, otherwise the whole state.
         if not self.cached:
             return self._free.length
         tables = tuple((owner, tuple(table)) for owner, table in sorted(self.tables.items()))
@@ -250,12 +227,10 @@ class BlockPool:
         return (tuple(self._free), self._key_of.tobytes(), shared, tables)
 
     def check(self) -> None:
-        """Assert the invariants of the pool.
-
-        Free blocks and blocks in tables add up to the total, reference counts match the tables, no
-        table lists a block twice, and no block is both free and in a table. Leaked blocks
-        (``abandon``) violate these invariants.
-        """
+        """Assert the invariants of the pool, such as correct reference counts."""
+        # Free blocks and blocks in tables add up to the total, reference counts match the tables,
+        # no table lists a block twice, and no block is both free and in a table. Leaked blocks
+        # (``abandon``) violate these invariants.
         counts = [0] * (self.num_blocks + 1)
         for table in self.tables.values():
             assert len(set(table)) == len(table), "a block table lists a block twice"
@@ -290,7 +265,7 @@ class BlockPool:
             self._block_of.frombytes(bytes(4 * (longer - len(self._block_of))))
 
     def forget(self, block: int) -> None:
-        """Remove the key of ``block``, if ``block`` has a key."""
+        """Remove the key of ``block``."""
         if key := self._key_of[block]:
             self._forget_one(block, key)
 
@@ -305,7 +280,7 @@ class BlockPool:
             of_block[blocks] = 0
 
     def _forget_one(self, block: int, key: int) -> None:
-        """Remove ``key`` from ``block``; other blocks with this key stay registered."""
+        """Remove ``key`` from ``block``. Other blocks with the key stay registered."""
         self._key_of[block] = 0
         if key not in self._several:
             self._block_of[key] = 0
@@ -320,11 +295,7 @@ class BlockPool:
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class UnnumberedPool(BlockPool):
-    """A pool that only counts the blocks of each owner; it has neither block numbers nor a prefix
-    cache.
-
-    It is faster than a ``BlockPool`` without cached blocks, and gives the same results.
-    """
+    """Pool without block numbers and prefix cache. It is faster than ``BlockPool``."""
 
     def __init__(self, num_blocks: int) -> None:
         super().__init__(0)
@@ -342,7 +313,7 @@ class UnnumberedPool(BlockPool):
         return dict(self._held)
 
     def take(self, owner: int, count: int) -> array[int]:
-        """Allocate ``count`` blocks to ``owner``. Raises RuntimeError if fewer are free."""
+        """Allocate ``count`` blocks to ``owner``. Raises RuntimeError if fewer blocks are free."""
         if count > self._left:
             raise RuntimeError(f"{count} blocks requested, {self._left} free")
         self._left -= count
@@ -370,18 +341,14 @@ def _column(blocks: Ints) -> array[int]:
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class BlockCounter:
-    """A pool that only counts free blocks.
-
-    It is faster than ``BlockPool``, and gives the same results. It can be used if no code needs
-    block tables or a prefix cache, and if the caller stores the number of blocks of each owner.
-    """
+    """Counter of free blocks, for callers that store the number of blocks of each owner."""
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self.free = num_blocks
 
     def take(self, owner: int, count: int) -> None:  # noqa: ARG002
-        """Allocate ``count`` blocks. Raises RuntimeError if fewer are free."""
+        """Allocate ``count`` blocks. Raises RuntimeError if fewer blocks are free."""
         if count > self.free:
             raise RuntimeError(f"{count} blocks requested, {self.free} free")
         self.free -= count
@@ -393,7 +360,7 @@ class BlockCounter:
         self.free += count
 
     def fingerprint(self) -> Hashable:
-        """Return a hashable value of the state that determines future allocations."""
+        """Return the state that determines future allocations."""
         return self.free
 
     def check(self) -> None:

@@ -22,12 +22,12 @@ from simkv.core.free_queue import FreeQueue, Ints, ints_view
 
 
 class RetentionQueue(FreeQueue):
-    """A free queue with three parts, in the order of allocation: blocks whose retention has ended,
-    blocks without retention, and retained blocks.
+    """Free queue that allocates retained blocks last and blocks whose retention has ended first.
 
-    In the first and the last part, the block whose retention ends first is allocated first. A
-    retention of infinite duration never ends.
+    Among these blocks, the block whose retention ends first is allocated first.
     """
+
+    # A retention of infinite duration never ends.
 
     # If FreeQueue is compiled, copies must include the attributes of this class.
     __mypyc_attrs__ = (*getattr(FreeQueue, "__mypyc_attrs__", ()), "__dict__")
@@ -49,9 +49,8 @@ class RetentionQueue(FreeQueue):
         return bool(self._fresh) or bool(self._heap and self._heap[0][0] < inf)
 
     def set_time(self, now: float) -> None:
-        """Set the current time in seconds. The retention of blocks inserted since ``stop_clock``
-        starts at this time.
-        """
+        """Set the current time in seconds."""
+        # The retention of blocks inserted since ``stop_clock`` starts at this time.
         self._now = now
         for seconds, number, block in self._fresh:
             if self._retained.get(block) == number:
@@ -64,13 +63,12 @@ class RetentionQueue(FreeQueue):
                 self._ended[block] = None
 
     def stop_clock(self) -> None:
-        """Make the retention of blocks that are inserted from now on start at the next
-        ``set_time``.
-        """
+        """Start the retention of later blocks only at the next ``set_time``."""
         self._now = None
 
     def retain(self, blocks: Ints, seconds: float) -> None:
-        """Insert blocks that are not in the queue, and retain them for ``seconds``."""
+        """Insert blocks and retain them for ``seconds``."""
+        # The blocks must not be in the queue.
         for block in blocks.tolist():
             self._number += 1
             self._retained[block] = self._number
@@ -128,9 +126,9 @@ class RetentionQueue(FreeQueue):
 
 
 class RetentionPool(BlockPool):
-    """A pool that retains the cached blocks of a released block table for ``hold`` seconds.
+    """Pool that retains cached blocks for ``hold`` seconds after their release.
 
-    Retained blocks are free: they are allocated if no other block is left.
+    Retained blocks are allocated if no other block is left.
     """
 
     # If BlockPool is compiled, copies must include the attributes of this class.

@@ -1,6 +1,4 @@
-"""Number of draft tokens that the model accepts; schedulers cannot see it, as they cannot see
-output lengths.
-"""
+"""Number of draft tokens that the model accepts. Schedulers cannot see this number."""
 
 from __future__ import annotations
 
@@ -14,20 +12,22 @@ SAMPLES_PER_CHUNK = 32
 
 @dataclass(frozen=True, slots=True)
 class DraftAcceptance:
-    """Sample the number of accepted draft tokens of a request for each output position.
+    """Sampler of the number of accepted draft tokens per output position.
 
-    If ``rates`` is a float, it is the probability that the model accepts a draft, given that it
-    accepted all drafts before it. If ``rates`` is a tuple, it contains the fraction of accepted
-    drafts for each draft position, in non-increasing order; drafts past the end of the tuple are
-    never accepted. The result depends only on ``seed`` and the output position, not on the order of
-    calls.
+    - ``rates`` as a float: probability that a draft is accepted if all drafts before it are
+      accepted.
+    - ``rates`` as a tuple: fraction of accepted drafts for each draft position. Later drafts are
+      never accepted.
     """
+
+    # The fractions are in non-increasing order. The result depends only on ``seed`` and the output
+    # position, not on the order of calls.
 
     rates: float | tuple[float, ...]
     seed: int
 
     def accepted(self, place: int, drafts: int) -> int:
-        """Return the number of accepted drafts, out of ``drafts``, after output token ``place``."""
+        """Return the number of accepted drafts after output token ``place``, at most ``drafts``."""
         luck, count = _lucks(self.seed, place // SAMPLES_PER_CHUNK)[place % SAMPLES_PER_CHUNK], 0
         for chance in _chances(self.rates, drafts):
             if luck >= chance:

@@ -20,9 +20,9 @@ from typing import Any, cast, get_type_hints
 
 @dataclass(frozen=True)
 class KnobSource:
-    """Source of a setting that has no command-line option: a constant, a file or a pull request.
+    """Source of a setting without a command-line option, such as a constant or a file.
 
-    ``note`` contains further information for readers, such as the unit or the default.
+    ``note`` contains further information, such as the unit or the default.
     """
 
     name: str
@@ -34,11 +34,11 @@ class KnobSource:
 
 @dataclass(frozen=True)
 class Flag(KnobSource):
-    """The command-line option of the engine's server for a setting, with its dashes.
+    """Command-line option of the engine's server for a setting.
 
-    ``key`` is the dotted path of the setting in the value of an option that takes JSON. ``unit`` is
-    the unit of the option's value if it differs from the unit of the setting. ``unreleased`` are
-    values that simkv accepts but no release of the engine has.
+    - ``key``: dotted path of the setting in the JSON value of the option.
+    - ``unit``: unit of the option if it differs from the unit of the setting.
+    - ``unreleased``: values that simkv accepts but no release of the engine has.
     """
 
     key: str = ""
@@ -48,8 +48,8 @@ class Flag(KnobSource):
     def to_argument(self, field: str, value: Any, *, negatable: bool) -> str:
         """Return the command-line argument that sets ``field`` to ``value``.
 
-        With ``negatable``, the server disables a boolean option with ``--no-OPTION``. If no
-        argument can express the value, the result is a description in words.
+        ``negatable`` means that ``--no-OPTION`` turns a boolean option off. If there is no argument
+        for the value, the result is a description in words.
         """
         removed = f"without {self.name}"
         if value in self.unreleased:
@@ -73,11 +73,11 @@ class Flag(KnobSource):
 
 @dataclass(frozen=True)
 class Env(KnobSource):
-    """The environment variable of the engine's server that sets a field."""
+    """Environment variable of the engine's server that sets a field."""
 
 
 def sources(config: type[object]) -> dict[str, KnobSource]:
-    """Return a mapping from field name to the declared source, in field order."""
+    """Return the source of each field by name, in field order."""
     return _sources(cast(Hashable, config))
 
 
@@ -93,5 +93,5 @@ def _sources(config: Any) -> dict[str, KnobSource]:
 
 
 def flags(config: type[object]) -> dict[str, str]:
-    """Return a mapping from field name to command-line option, for the fields that have one."""
+    """Return the command-line options by field name."""
     return {name: one.name for name, one in sources(config).items() if isinstance(one, Flag)}

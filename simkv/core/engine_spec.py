@@ -40,11 +40,10 @@ TooLong = Callable[[Any, int], str | None]
 
 
 class EngineConfig(Protocol):
-    """Settings of an engine, with the engine's own option names.
+    """Settings of an engine, with the engine's own option names."""
 
-    An implementation is a frozen dataclass that validates its values when it is created. Pydantic
-    reads its field annotations. The only allowed value of ``name`` is the name of the engine.
-    """
+    # An implementation is a frozen dataclass that validates its values when it is created. Pydantic
+    # reads its field annotations. The only allowed value of ``name`` is the name of the engine.
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
@@ -54,13 +53,12 @@ class EngineConfig(Protocol):
 
     @property
     def variant(self) -> str:
-        """Name of the scheduler variant: a release, an unreleased change, or a custom variant."""
+        """Name of the scheduler variant, such as a release."""
 
 
 class TabledScheduler(NamedTuple):
-    """A scheduler that allocates numbered KV blocks, together with its block tables.
-
-    A simulation needs only the number of blocks; a run on a GPU also needs the block numbers.
+    """Scheduler with numbered KV blocks, and its block tables. A run on a GPU needs block
+    numbers.
     """
 
     scheduler: Scheduler
@@ -69,12 +67,13 @@ class TabledScheduler(NamedTuple):
 
 @dataclass(frozen=True)
 class KvTransferSpec:
-    """The KV transfer of an engine from prefill replicas to decode replicas.
+    """KV transfer of an engine from prefill replicas to decode replicas.
 
-    ``variants`` are the names of the variants that support the transfer. ``in_role(config, role)``
-    returns the config of a replica with the role ``prefill`` or ``decode``. ``build(config)``
-    builds the scheduler for this config. These functions raise ValueError if the config does not
-    allow a transfer.
+    - ``variants``: variants that support the transfer.
+    - ``in_role(config, role)``: config of a replica with the role ``prefill`` or ``decode``.
+    - ``build(config)``: scheduler for the config.
+
+    The functions raise ValueError if the config does not allow a transfer.
     """
 
     variants: tuple[str, ...]
@@ -112,12 +111,12 @@ KvSizing = Literal["measured", "measured by release", "static", "rest"]
 
 @dataclass(frozen=True)
 class VariantNaming:
-    """The mapping from variant names that users write to the keys of ``EngineSpec.variants``.
+    """Mapping from variant names that users write to the keys of ``EngineSpec.variants``.
 
-    ``variant_of(name)`` returns the key for a name, such as 0.27.0 for 0.27, and raises ValueError
-    for an unknown name. ``like(name)`` returns the variant that represents all variants with the
-    same rules. ``assumed(name)`` returns a note for the user if no recording confirms the rules
-    that simkv uses for this name, else None.
+    - ``variant_of(name)``: key for a name, such as 0.27.0 for 0.27. Raises ValueError for an
+      unknown name.
+    - ``like(name)``: variant that represents all variants with the same rules.
+    - ``assumed(name)``: note for the user if the rules are not recorded, else None.
     """
 
     variant_of: Callable[[str], str] = _itself
@@ -127,56 +126,47 @@ class VariantNaming:
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """The specification of an engine, for code that must not depend on a particular engine.
+    """Specification of an engine, for code that does not depend on a particular engine.
 
-    ``build(config)`` builds its scheduler. ``build_with_tables(config)`` builds a scheduler with
-    block tables, which a run on a GPU needs. ``recording`` is the file format of its recorded
-    decisions. ``setting(config)`` returns the settings that determine step durations and the size
-    of the KV cache. ``naming`` maps the variant names that users write to keys of ``variants``.
+    - ``build(config)``: scheduler. ``build(config, rules)`` replaces its rules.
+    - ``build_with_tables(config)``: scheduler with block tables, for runs on a GPU.
+    - ``recording``: file format of recorded decisions.
+    - ``setting(config)``: settings that determine step durations and the size of the KV cache.
+    - ``naming``: mapping from variant names that users write to keys of ``variants``.
+    - ``lacks``: settings that a variant does not support, by variant.
+    - ``rules``: scheduling rules, by variant.
+    - ``rules_read``: names of the rules that a variant uses, by variant; all rules if missing.
+    - ``cache_lines``: regular expressions for log lines with the size of the KV cache. Their groups
+      are ``blocks`` or ``tokens``, and ``size`` (tokens per block). ``cache_example``: an example.
+    - ``admission(config)``: admission check of the API server, or None.
+    - ``too_long(config, prompt_tokens)``: reason why a prompt exceeds a length limit, or None.
+    - ``host(config)``: whether the KV of prompts is copied to host memory; None if the engine
+      cannot copy KV.
+    - ``launch``: defaults that the engine's launcher derives from the hardware.
+    - ``transfer``: KV transfer between replicas; None if the engine cannot send KV.
+    - ``has_threads``: whether scheduler, worker and token processor run in parallel threads.
+    - ``policy_hooks``: decisions that a custom policy (the setting ``rule``) can replace.
 
-    These fields hold the name of a config field, or None if the engine has no such setting:
+    The following fields hold the name of a config field, or None if the engine has no such setting:
 
-    - ``seats``: maximum number of running requests
-    - ``longest``: maximum length of a request in tokens; the KV cache must hold at least one
-      request of this length
-    - ``memory``: size of the KV cache, in tokens if ``memory_in_tokens``, else in blocks
-    - ``block``: tokens per KV block
-    - ``groups``: sliding-window sizes of the layer groups that have separate block tables
-    - ``all_groups_since``: not a config field, but the first release for which ``groups`` of all
-      kinds are modelled; in earlier releases, layer groups that the config rejects are treated as
-      one group
-    - ``checkpoints``: whether kernels also save the recurrent state of Mamba-like layers inside a
-      prefill chunk, not only at its end
-    - ``stream``: tokens per chunk that the server sends to a client
-    - ``ranks``: number of data-parallel ranks that step in lockstep
-    - ``lora``: whether requests may use LoRA adapters
-    - ``drafts``: number of draft tokens per request and step
-    - ``host_blocks``: number of KV blocks in host memory
-
-    ``lacks`` maps a variant to the settings that it does not support, which the engine rejects or
-    ignores.
-
-    ``rules`` maps a variant to its scheduling rules, a frozen dataclass whose fields have the type
-    bool or Literal. To change individual rules, pass a modified copy: ``build(config, rules)``.
-    ``rules_read`` maps a variant to the names of the rules that it uses; a variant that is missing
-    in ``rules_read`` uses all rules.
-
-    ``cache_lines`` are regular expressions for the log lines that report the size of the KV cache.
-    Their groups are ``blocks`` or ``tokens`` and, if it is logged, ``size`` (tokens per block).
-    ``cache_example`` is an example of such a line for error messages.
-
-    ``admission(config)`` returns the check that the API server makes before a request reaches the
-    scheduler, or None if there is none. Rejections by the scheduler are in ``Batch.refused``.
-    ``too_long(config, prompt_tokens)`` returns the reason if a prompt exceeds a length limit, else
-    None.
-
-    ``host(config)`` returns whether the KV of prompts is copied to host memory; ``host`` is None if
-    the engine cannot copy KV. ``launch`` determines the settings that the user does not specify, as
-    the engine's launcher does on known hardware. ``transfer`` is None if the engine cannot send KV
-    to another replica. ``has_threads`` is true if the scheduler, the worker and the token processor
-    of the engine run in parallel threads, whose timing is specified by ``pipeline`` in a scenario.
-    ``policy_hooks`` are the decisions that a custom policy (the setting ``rule``) can replace.
+    - ``seats``: maximum number of running requests.
+    - ``longest``: maximum length of a request in tokens.
+    - ``memory``: size of the KV cache, in tokens if ``memory_in_tokens``, else in blocks.
+    - ``block``: tokens per KV block.
+    - ``groups``: sliding windows of the layer groups. ``all_groups_since`` is the first release for
+      which all groups are modelled.
+    - ``checkpoints``: whether kernels also save recurrent states inside a prefill chunk.
+    - ``stream``: tokens per chunk that the server sends to a client.
+    - ``ranks``: number of data-parallel ranks that step in lockstep.
+    - ``lora``: whether requests may use LoRA adapters.
+    - ``drafts``: number of draft tokens per request and step.
+    - ``host_blocks``: number of KV blocks in host memory.
     """
+
+    # The KV cache must hold at least one request of the length ``longest``. In releases before
+    # ``all_groups_since``, layer groups that the config rejects are treated as one group. Rules are
+    # a frozen dataclass whose fields have the type bool or Literal. Rejections by the scheduler are
+    # in ``Batch.refused``. The timing of threads is specified by ``pipeline`` in a scenario.
 
     name: str
     config: type[Any]
@@ -270,20 +260,18 @@ class EngineSpec:
     """Options of the engine's server, for parsing launch commands; None if they are not known."""
 
     def variant(self, name: str) -> Variant:
-        """Return the description of the variant with this name, which may be an alias such as 0.27.
-
-        Raises ValueError for an unknown name.
-        """
+        """Return the description of a variant. Raises ValueError for an unknown name."""
         return self.variants[self.naming.variant_of(name)]
 
     @property
     def distinct_variants(self) -> list[str]:
-        """Names of the variants, with only one name for variants that have the same rules."""
+        """Names of the variants with different rules."""
+        # Only one name for variants that have the same rules.
         return [name for name in self.variants if self.naming.like(name) == name]
 
     @property
     def sizes(self) -> tuple[str, ...]:
-        """Names of the settings for the number and length of requests and for the KV cache size."""
+        """Names of the settings for request count, request length and KV cache size."""
         return tuple(knob for knob in (self.seats, self.longest, self.memory) if knob)
 
     def takes_loras(self, config: EngineConfig) -> bool:
@@ -295,7 +283,7 @@ class EngineSpec:
         return self.host is not None and self.host(config)
 
     def rule_of(self, config: EngineConfig) -> str | None:
-        """Return the source text of the custom policy in a config; None if the config has none."""
+        """Return the text of the custom policy in a config, or None."""
         rule: str | None = getattr(config, "rule") if self.policy_hooks else None  # noqa: B009
         return rule
 
@@ -308,8 +296,9 @@ class EngineSpec:
         return self._number(config, self.drafts)
 
     def lora_capacity(self, config: EngineConfig) -> int:
-        """Return the maximum number of concurrent LoRA adapters; 0 if the engine does not report
-        this number.
+        """Return the maximum number of concurrent LoRA adapters.
+
+        The result is 0 if the engine does not report it.
         """
         return self._number(config, self.lora_slots)
 
@@ -318,7 +307,7 @@ class EngineSpec:
         return self._number(config, self.stream) or 1
 
     def length_limit(self, config: EngineConfig) -> int | None:
-        """Return the maximum number of tokens of a request, or None if there is no such limit."""
+        """Return the maximum number of tokens of a request, or None without a limit."""
         return self._number(config, self.longest) or None
 
     def _number(self, config: EngineConfig, knob: str | None) -> int:

@@ -36,22 +36,19 @@ def find_version(name: str) -> Version | None:
 
 @lru_cache(maxsize=4096)
 def is_since(name: str, release: str) -> bool:
-    """Return whether the version in ``name`` is ``release`` or a later one.
-
-    Pre-releases and development versions count as the release that they precede, because they
-    mostly contain its changes.
-    """
+    """Return whether the version in ``name`` is ``release`` or later."""
+    # Pre-releases and development versions count as the release that they precede, because they
+    # mostly contain its changes.
     found = parse_version(name)
     return Version(found.base_version) >= parse_version(release)
 
 
 def plain_release(name: str) -> str | None:
-    """Return the release in ``name`` without ``v``, post-release and local version; None if
-    ``name`` is not a release.
-
-    For example, ``v0.11.0``, ``0.11.0.post1`` and ``0.11.0+cu128`` are release 0.11.0. The result
-    is None for variants and pre-releases, because they contain only some changes of their release.
+    """Return the release in a name such as ``v0.11.0`` or ``0.11.0.post1``, or None for another
+    name.
     """
+    # The result is None for variants and pre-releases, because they contain only some changes of
+    # their release.
     try:
         version = Version(name)
     except InvalidVersion:
@@ -62,20 +59,18 @@ def plain_release(name: str) -> str | None:
 
 
 def release_of_variant(name: str) -> str:
-    """Return the release in the name of a variant, without prefix and suffix.
-
-    For example, ``0.33.0-skip-blocked`` and ``v0.33.0`` are variants of 0.33.0.
-    """
+    """Return the release in the name of a variant, such as 0.33.0 for ``0.33.0-skip-blocked``."""
     return plain_release(name) or name.partition("-")[0]
 
 
 def count_releases(older: str, newer: str, part: int) -> int:
-    """Return the number of regular releases from ``older`` to ``newer``.
+    """Return the number of releases from ``older`` to ``newer``.
 
-    Regular releases increment component ``part`` of the version: 1 is the minor and 2 the patch
-    number. If an earlier component differs, the result is ``MANY``, or ``-MANY`` if ``newer`` is
-    the older version. The result is 0 if one of the names contains no version.
+    ``part`` is the version component to count: 1 for minor, 2 for patch releases. If an earlier
+    component differs, the result is ``MANY`` or ``-MANY``.
     """
+    # The result is negative if ``newer`` is the older version, and 0 if one of the names contains
+    # no version.
     first, last = find_version(older), find_version(newer)
     if first is None or last is None:
         return 0
@@ -86,9 +81,8 @@ def count_releases(older: str, newer: str, part: int) -> int:
 
 
 def nearest_release(name: str, releases: Iterable[str]) -> str:
-    """Return the entry of ``releases`` nearest to the version ``name``; if two are equally near,
-    the older one.
-    """
+    """Return the entry of ``releases`` nearest to ``name``."""
+    # If two are equally near, the older one.
     wanted = parse_version(name)
     known = sorted(releases, key=parse_version)
     older = [release for release in known if parse_version(release) <= wanted]

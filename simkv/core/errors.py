@@ -11,17 +11,13 @@ NEAREST_NAMES = 3
 
 
 class InputError(Exception):
-    """Invalid input; the message names the file, the line, the field, the fault and the expected
-    value.
-    """
+    """Invalid input. The message names the location, the error and the expected value."""
 
 
 def spelling_hint(name: str, known: Iterable[str]) -> str:
-    """Return `` (did you mean 'x'?)`` for the known name closest to ``name``, or an empty string.
-
-    A known name is close if at least three quarters of the letters match in order, if it has the
-    same letters in another order, or if it starts with ``name`` (at least three letters).
-    """
+    """Return `` (did you mean 'x'?)`` for the name most similar to ``name``, or an empty string."""
+    # A known name is similar if at least three quarters of the letters match in order, if it has
+    # the same letters in another order, or if it starts with ``name`` (at least three letters).
     names = [one for one in known if one != name]
     match = get_close_matches(name, names, n=1, cutoff=0.75)
     match += [one for one in names if sorted(one) == sorted(name)]
@@ -31,9 +27,8 @@ def spelling_hint(name: str, known: Iterable[str]) -> str:
 
 
 def nearest_names(name: str, known: Iterable[str]) -> str:
-    """Return ``nearest: a, b, c``: the names most similar to ``name``, ignoring organizations of
-    models and manufacturers of GPUs.
-    """
+    """Return ``nearest: a, b, c`` with the names most similar to ``name``."""
+    # Organizations of models and manufacturers of GPUs are ignored.
     short = {re.sub(r".*/|^(nvidia|amd) ", "", one.casefold()): one for one in known}
     wanted = re.sub(r".*/|^(nvidia|amd) ", "", name.casefold())
     found = [one for one in short if one.startswith(wanted)]
@@ -67,7 +62,7 @@ _PLAIN = [
 
 
 def simplify_pydantic_message(message: str) -> str:
-    """Reword a pydantic validation message without pydantic's own terms."""
+    """Reword a pydantic validation message in plain English."""
     for pattern, words in _PLAIN:
         found = re.fullmatch(pattern, message, re.IGNORECASE | re.DOTALL)
         if found:

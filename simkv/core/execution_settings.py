@@ -10,25 +10,21 @@ GraphMode = Literal["full and piecewise", "full", "full decode only", "piecewise
 
 @dataclass(frozen=True)
 class ExecutionSettings:
-    """The settings of an engine that a cost model reads, under engine-independent names.
+    """Settings of an engine that determine step durations and the size of the KV cache.
 
-    ``release`` is the version whose rules are used (``0.19.0``). ``max_num_batched_tokens`` is the
-    maximum number of tokens per step and ``max_num_seqs`` the maximum number of running sequences.
-    ``graph_sizes`` are the numbers of tokens for which CUDA graphs are captured; larger steps run
-    without graphs.
-
-    ``graph_mode`` states which graphs steps up to the largest size use. A full graph covers the
-    whole model; piecewise graphs cover all of it except attention.
-
-    - ``full``, ``piecewise``: all steps use this kind of graph.
-    - ``full and piecewise``: steps that only decode use full graphs, other steps piecewise graphs.
-    - ``full decode only``: steps that only decode use full graphs, other steps none.
-    - ``eager``: no step uses a graph.
-
-    With ``asynchronous``, the engine schedules a step while the previous step runs. ``block_size``
-    is in tokens. ``memory_share`` is the fraction of GPU memory that the engine may use, or None if
-    it is unknown. ``draft_layers`` is the number of additional layers of the model that propose
-    draft tokens (multi-token prediction).
+    - ``release``: version whose rules apply.
+    - ``max_num_batched_tokens``: maximum number of tokens per step.
+    - ``max_num_seqs``: maximum number of running requests.
+    - ``graph_sizes``: numbers of tokens for which CUDA graphs are captured. Larger steps run
+      without graphs.
+    - ``graph_mode``: kind of CUDA graphs. ``full`` graphs cover the whole model, and ``piecewise``
+      graphs all of it except attention. ``full and piecewise`` uses full graphs for decode-only
+      steps and piecewise graphs for other steps. ``full decode only`` uses graphs only for
+      decode-only steps. ``eager`` uses no graphs.
+    - ``asynchronous``: whether a step is scheduled while the previous step runs.
+    - ``block_size``: tokens per KV block.
+    - ``memory_share``: fraction of GPU memory that the engine may use; None if unknown.
+    - ``draft_layers``: number of multi-token-prediction layers.
     """
 
     engine: str

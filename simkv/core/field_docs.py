@@ -1,10 +1,10 @@
-"""The descriptions of the fields of a class: the string literal under each field.
+"""Descriptions of the fields of a class: the string literal under each field.
 
-class VllmConfig:
-   block_size: int = 16
-   '''Tokens in a block of KV.'''
+    class VllmConfig:
+        block_size: int = 16
+        '''Tokens in a block of KV.'''
 
-read_field_docs(VllmConfig)["block_size"]  # "Tokens in a block of KV."
+    read_field_docs(VllmConfig)["block_size"]  # "Tokens in a block of KV."
 
 Editors, ``simkv schema`` and the reference pages show these texts. They are documentation only: no
 behavior may depend on their words. Facts that a program needs are declared in the annotation of the
@@ -20,7 +20,7 @@ from functools import cache
 
 
 def read_field_docs(one: type[object]) -> dict[str, str]:
-    """Return a mapping from field name to the text under the field; base classes come first."""
+    """Return the text under each field by field name, base classes first."""
     found: dict[str, str] = {}
     for base in reversed(one.__mro__):
         if base.__module__.startswith("simkv."):

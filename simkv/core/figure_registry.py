@@ -31,11 +31,13 @@ OVER_ALL_TITLE = "Latency of All Requests"
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric: its name in ``summary.json``, its label and its unit.
+    """Name, label and unit of a metric in ``summary.json``.
 
-    The unit of a count is "". ``more_is_better`` is False for metrics where lower is better and for
-    metrics that are neither good nor bad. ``description`` adds facts that the label does not state.
+    The unit of a count is "".
     """
+
+    # ``more_is_better`` is False for metrics where lower is better and for metrics that are neither
+    # good nor bad. ``description`` adds facts that the label does not state.
 
     key: str
     label: str
@@ -45,27 +47,26 @@ class Metric:
 
     @property
     def heading(self) -> str:
-        """Heading of a table column or output line, such as ``Mean TTFT (ms)``."""
+        """Heading of a table column, such as ``Mean TTFT (ms)``."""
         return _heading(self.label, self.unit)
 
     @property
     def heading_in_seconds(self) -> str:
-        """Heading for values in seconds, such as ``Mean TTFT (s)``; equal to ``heading`` if the
-        metric is not a time.
-        """
+        """Heading for values in seconds, such as ``Mean TTFT (s)``."""
+        # Equal to ``heading`` if the metric is not a time.
         return _heading(self.label, "s" if self.per_second else self.unit)
 
     @property
     def per_second(self) -> float | None:
-        """Number of units per second (1,000 for ms); None if the metric is not a time."""
+        """Number of units per second, such as 1,000 for ms; None if the metric is not a time."""
         return {"s": 1.0, "ms": 1000.0}.get(self.unit)
 
     def to_seconds(self, value: float) -> float:
-        """Convert ``value`` to seconds if the metric is a time; return it unchanged otherwise."""
+        """Convert a time to seconds. Other values stay unchanged."""
         return value if self.unit != "ms" else value / 1000.0
 
     def format(self, value: float) -> str:
-        """Format a value with its unit: ``0.42 s``, ``16 ms``, ``1,234 tok/s``, ``12``."""
+        """Format a value with its unit, such as ``0.42 s`` or ``1,234 tok/s``."""
         if self.per_second:
             return format_seconds(self.to_seconds(value))
         return f"{format_number(value)} {self.unit}".rstrip()
@@ -220,12 +221,12 @@ _OF_FINISHED = ("fastest_e2e_s", "slowest_e2e_s")
 
 
 def figure(figures: Mapping[str, Any], name: str) -> Any:
-    """Return the value of a metric in a summary, given a dotted name such as ``e2e_ms.mean``.
+    """Return the value of a metric in a summary, such as ``e2e_ms.mean``.
 
-    Return None for a latency without a sample. ``summary.json`` reports such a latency as 0, as
-    ``vllm bench serve`` does, but 0 would rank as the best value. Return None also for a metric of
-    sessions if the run has none.
+    Returns None for a latency without samples and for a session metric without sessions.
     """
+    # ``summary.json`` reports a latency without samples as 0, as ``vllm bench serve`` does, but 0
+    # would rank as the best value.
     if name in _OF_FINISHED and not figures["finished"]:
         return None
     *groups, last = name.split(".")
@@ -240,15 +241,14 @@ def figure(figures: Mapping[str, Any], name: str) -> Any:
 
 
 def is_lower_bound(figures: Mapping[str, Any], name: str) -> bool:
-    """Return whether the reported value is a lower bound because some requests were not observed to
-    their end.
-    """
+    """Return whether the value is a lower bound because some requests have not ended."""
     group, _, statistic = name.partition(".")
     return group in OVER_ALL.values() and statistic in figures[group]["at_least"]
 
 
 def heading(name: str) -> str:
-    """Return the heading of a metric in a table or plot; for a derived metric, its name."""
+    """Return the heading of a metric in a table or plot."""
+    # For a derived metric, this is its name.
     metric = next(
         (
             m
@@ -267,9 +267,8 @@ def heading(name: str) -> str:
 
 
 def format_seconds(value: float) -> str:
-    """Format a duration given in seconds: ``0.42 s``, ``12.3 s``, ``1,234 s``; below 0.1 s in
-    milliseconds.
-    """
+    """Format a duration in seconds, such as ``0.42 s``, ``1,234 s`` or ``12 ms``."""
+    # Below 0.1 s in milliseconds.
     if 0.0 < abs(value) < 0.1:
         return f"{1000.0 * value:.3g} ms"
     return f"{format_number(value)} s"

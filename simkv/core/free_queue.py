@@ -14,22 +14,19 @@ Ints = npt.NDArray[np.intc]
 
 
 def ints_view(column: array[int]) -> Ints:
-    """Return a numpy view of an array of ints (``array("i")``), whose length must not change while
-    the view is in use.
-    """
+    """Return a numpy view of ``array("i")``."""
+    # The length of the array must not change while the view is in use.
     return np.frombuffer(column, dtype=np.intc)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class FreeQueue:
-    """A queue of the block numbers 1 to ``size``; it initially contains all of them, in ascending
-    order.
+    """Queue of the free blocks, which initially contains the blocks 1 to ``size``."""
 
-    The queue is the section from ``_head`` to ``_tail`` of an array with three times ``size``
-    entries. ``_place[b]`` is the index of block ``b`` in the array, or -1 if the block is not in
-    the queue. An array entry whose index differs from ``_place`` of its block is stale and is
-    skipped.
-    """
+    # The queue is the section from ``_head`` to ``_tail`` of an array with three times ``size``
+    # entries. ``_place[b]`` is the index of block ``b`` in the array, or -1 if the block is not in
+    # the queue. An array entry whose index differs from ``_place`` of its block is stale and is
+    # skipped.
 
     def __init__(self, size: int) -> None:
         self._size = self.length = size
@@ -49,7 +46,8 @@ class FreeQueue:
         return iter(self._present().tolist())
 
     def pop(self) -> int:
-        """Remove and return the first block. The queue must not be empty."""
+        """Remove and return the first block."""
+        # The queue must not be empty.
         line, place, head = self._line, self._place, self._head
         while place[line[head]] != head:
             head += 1
@@ -60,9 +58,8 @@ class FreeQueue:
         return block
 
     def take(self, count: int) -> Ints:
-        """Remove and return the first ``count`` blocks; the queue must contain at least this
-        number.
-        """
+        """Remove and return the first ``count`` blocks."""
+        # The queue must contain at least this number.
         line, place, span = ints_view(self._line), ints_view(self._place), 2 * count
         while True:
             part = line[self._head : min(self._head + span, self._tail)]
@@ -78,14 +75,16 @@ class FreeQueue:
         return blocks
 
     def append(self, blocks: Ints) -> None:
-        """Append blocks that are not in the queue, in their order."""
+        """Append blocks in their order."""
+        # The blocks must not be in the queue.
         if self._tail + len(blocks) > len(self._line):
             self._close_up()
         self._lay(blocks)
         self.length += len(blocks)
 
     def prepend(self, blocks: Ints) -> None:
-        """Insert blocks that are not in the queue at the front, in their order."""
+        """Insert blocks at the front, in their order."""
+        # The blocks must not be in the queue.
         if self._head < len(blocks):
             self._close_up()
         start = self._head - len(blocks)
@@ -95,7 +94,7 @@ class FreeQueue:
         self.length += len(blocks)
 
     def remove(self, blocks: Ints) -> None:
-        """Remove these blocks from the queue, whatever their positions are."""
+        """Remove blocks from the queue."""
         ints_view(self._place)[blocks] = -1
         self.length -= len(blocks)
 

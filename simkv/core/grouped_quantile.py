@@ -7,11 +7,12 @@ from collections.abc import Sequence
 
 
 def quantile(values: Sequence[float], ends: Sequence[int], share: float) -> float:
-    """Return the quantile at ``share`` (0..1) of sorted ``values`` with cumulative counts ``ends``.
+    """Return the quantile ``share`` (0..1) of sorted ``values`` with the cumulative counts
+    ``ends``.
 
-    Interpolates linearly between samples, like numpy's default. For example, the median of 1, 1, 4
-    (values 1 and 4, ends 2 and 3) is 1.
+    Interpolates linearly, as numpy does by default.
     """
+    # For example, the median of 1, 1, 4 (values 1 and 4, ends 2 and 3) is 1.
     place = share * (ends[-1] - 1)
     low = int(place)
     left, right = (values[bisect_right(ends, rank)] for rank in (low, min(low + 1, ends[-1] - 1)))

@@ -29,7 +29,7 @@ MAX_LINE_BYTES = 1 << 28
 def check_input(path: Path, pipes: bool = False, most: float = inf) -> None:
     """Raise InputError if ``path`` is not a file of at most ``most`` bytes.
 
-    A pipe is accepted if ``pipes`` is True.
+    ``pipes`` accepts a pipe.
     """
     with translate_disk_errors(path, "read"):
         found = path.stat()
@@ -44,7 +44,8 @@ def check_input(path: Path, pipes: bool = False, most: float = inf) -> None:
 
 
 def open_bytes(path: Path, pipes: bool = False) -> IO[bytes]:
-    """Open a file for reading. A pipe without a writer reads as empty. Raises InputError."""
+    """Open a file for reading. Raises InputError if it cannot be opened."""
+    # A pipe without a writer reads as empty.
     check_input(path, pipes)
     with translate_disk_errors(path, "read"):
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -53,7 +54,9 @@ def open_bytes(path: Path, pipes: bool = False) -> IO[bytes]:
 
 
 def read_bytes(path: Path, most: int = MAX_FILE_BYTES) -> bytes:
-    """Return the content of a file or pipe of at most ``most`` bytes. Raises InputError."""
+    """Return the content of a file or pipe. Raises InputError if it has more than ``most``
+    bytes.
+    """
     check_input(path, pipes=True, most=most)
     with open_bytes(path, pipes=True) as stream, translate_disk_errors(path, "read"):
         raw = stream.read(most + 1)
@@ -63,7 +66,7 @@ def read_bytes(path: Path, most: int = MAX_FILE_BYTES) -> bytes:
 
 
 def read_text(path: Path, encoding: str = "utf-8", most: int = MAX_FILE_BYTES) -> str:
-    """Return the content of a text file of at most ``most`` bytes. Raises InputError."""
+    """Return the content of a text file. Raises InputError if it has more than ``most`` bytes."""
     try:
         return read_bytes(path, most).decode(encoding)
     except UnicodeDecodeError as error:
@@ -71,11 +74,12 @@ def read_text(path: Path, encoding: str = "utf-8", most: int = MAX_FILE_BYTES) -
 
 
 class BoundedLines(io.BufferedIOBase):
-    """A byte stream that rejects lines longer than ``MAX_LINE_BYTES`` bytes.
-
-    Without this limit, a file without line ends, such as a compressed file, would be loaded into
-    memory as a single line.
+    """Byte stream with a limit on line lengths. Raises InputError for a line over
+    ``MAX_LINE_BYTES``.
     """
+
+    # Without this limit, a file without line ends, such as a compressed file, would be loaded into
+    # memory as a single line.
 
     def __init__(self, stream: IO[bytes], path: Path) -> None:
         self._stream, self._path, self._line = stream, path, 0

@@ -11,10 +11,11 @@ from typing import Any
 class ModelFacts:
     """Properties of a model that the launchers of engines use.
 
-    ``length`` is ``max_position_embeddings``. ``rope_type``, ``rope_factor`` and ``rope_original``
-    (the context length in training) describe the RoPE scaling. ``latent_width`` is True for a model
-    with latent attention (MLA). ``sparse`` is True if an indexer selects the tokens to attend to.
-    ``model_type`` is the value in config.json.
+    - ``length``: ``max_position_embeddings``.
+    - ``model_type``: value in config.json.
+    - ``rope_type``, ``rope_factor``: RoPE scaling. ``rope_original``: context length in training.
+    - ``latent_width``: whether the model has latent attention (MLA).
+    - ``sparse``: whether an indexer selects the tokens to attend to.
     """
 
     name: str
@@ -29,12 +30,15 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class LaunchTarget:
-    """The GPUs and the model of an engine at its start.
+    """GPUs and model of an engine.
 
-    ``memory_bytes`` is the memory of one ``gpu`` as reported by CUDA. ``capability`` is its compute
-    capability; it is None if the GPU is not a CUDA GPU or the capability is unknown. ``kv`` is the
-    number format of the KV cache. ``model`` is None if only the GPU is known.
+    - ``memory_bytes``: memory of one GPU as CUDA reports it.
+    - ``capability``: compute capability; None if unknown.
+    - ``kv``: number format of the KV cache.
+    - ``model``: None if only the GPU is known.
     """
+
+    # ``capability`` is also None if the GPU is not a CUDA GPU.
 
     gpu: str
     memory_bytes: int
@@ -49,9 +53,7 @@ class LaunchTarget:
 
 
 class LaunchError(ValueError):
-    """Raised if the engine would not start with the default of a setting (``field``), so that the
-    user must specify the setting.
-    """
+    """Raised if the engine would not start with the default of the setting ``field``."""
 
     def __init__(self, field: str, why: str) -> None:
         super().__init__(why)
@@ -64,27 +66,25 @@ ChooseDefaults = Callable[[Mapping[str, Any], LaunchTarget], dict[str, Any]]
 
 
 def choose_nothing(_given: Mapping[str, Any], _machine: LaunchTarget) -> dict[str, Any]:
-    """Return an empty mapping, for an engine whose launcher chooses no defaults at this stage."""
+    """Return an empty mapping, for a launcher that chooses no defaults."""
     return {}
 
 
 @dataclass(frozen=True)
 class LaunchRules:
-    """Rules of an engine's launcher for settings that the user did not specify.
+    """Rules of an engine's launcher for settings that the user does not specify.
 
-    ``before(given, machine)`` returns the defaults that the engine chooses before it measures its
-    memory, except for settings in ``given``. ``after(section, machine)`` returns the defaults that
-    follow from the size of the KV cache; ``section`` contains the settings so far, including this
-    size. It raises LaunchError if the engine refuses to start.
-
-    ``longest(section, most)`` returns the length in tokens, up to ``most``, of the longest sequence
-    that the KV cache of ``section`` can hold. ``longest`` is None if no setting limits the length
-    of sequences.
-
-    ``fields`` are the settings that the user may set to ``auto``. ``fitted`` are the settings that
-    the engine itself fits to its memory if they are ``auto``; ``after`` receives these settings
-    with the value ``auto``.
+    - ``before(given, machine)``: defaults chosen before the size of the KV cache is known.
+    - ``after(section, machine)``: defaults that follow from the size of the KV cache. Raises
+      LaunchError if the engine refuses to start.
+    - ``longest(section, most)``: length in tokens of the longest sequence that the KV cache holds,
+      at most ``most``. None if no setting limits the length.
+    - ``fields``: settings that the user may set to ``auto``.
+    - ``fitted``: settings that the engine itself fits to its memory if they are ``auto``.
     """
+
+    # ``before`` omits settings in ``given``. ``section`` contains the settings so far, including
+    # the size of the KV cache. ``after`` receives the ``fitted`` settings with the value ``auto``.
 
     before: ChooseDefaults = choose_nothing
     after: ChooseDefaults = choose_nothing

@@ -18,10 +18,6 @@ _ESCAPED = str.maketrans(
 
 
 def escape_markdown(text: object) -> str:
-    """Escape the characters that Markdown interprets as HTML, links, code, emphasis or the end of a
-    cell.
-
-    Line ends and control characters become spaces.
-    """
+    """Escape Markdown characters in a text. Line ends and control characters become spaces."""
     line = "".join(c if c.isprintable() else " " for c in str(text))
     return line.translate(_ESCAPED)

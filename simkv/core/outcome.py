@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 
 class Outcome(StrEnum):
-    """The outcome of a request; every request has exactly one."""
+    """Outcome of a request."""
 
     FINISHED = "finished"
     # the client gave up; without other requests, the request would have finished in time
@@ -21,22 +21,19 @@ class Outcome(StrEnum):
 
     @property
     def word(self) -> str:
-        """Name of the outcome for use in a sentence, such as ``cut off``."""
+        """Name of the outcome for a sentence, such as ``cut off``."""
         return humanize(self)
 
     @property
     def label(self) -> str:
-        """Label for the legend of a plot; it states the reason for the outcome."""
+        """Label for the legend of a plot, with the reason for the outcome."""
         return _LABELS.get(self, self.word)
 
     @property
     def wasted_wait_label(self) -> str | None:
-        """Label for the waiting time of a request with this outcome, or None if the wait was not
-        wasted.
-
-        The result is also None for requests that their clients cancelled and for requests that the
-        end of the simulation cut off, because they might still have been served.
-        """
+        """Label for the waiting time of a request without an answer, or None for other outcomes."""
+        # The result is also None for requests that their clients cancelled and for requests that
+        # the end of the simulation cut off, because they might still have been served.
         if self in (Outcome.STARVED, Outcome.TIMED_OUT):
             return str(self)
         return "failed" if self in (Outcome.STALLED, Outcome.LOST, Outcome.REJECTED) else None
@@ -69,11 +66,11 @@ class _Figures(Protocol):
 
 
 def count_served(figures: _Figures) -> float:
-    """Return the number of requests in the metrics of a run whose outcome is in ``SERVED``."""
+    """Return the number of requests whose outcome is in ``SERVED``."""
     count: float = sum(figures[outcome] for outcome in SERVED)
     return count
 
 
 def humanize(name: str) -> str:
-    """Return the name of an outcome or verdict for use in a sentence, such as ``cut off``."""
+    """Return the name of an outcome or verdict for a sentence, such as ``cut off``."""
     return name.replace("_", " ")

@@ -49,10 +49,10 @@ HookResult = Literal["order", "group", "test", "tokens"]
 
 @dataclass(frozen=True)
 class PolicyHook:
-    """A decision that a custom policy may replace.
+    """Decision that a custom policy can replace.
 
-    ``sort`` is the meaning of the expression's value (``order``, ``group``, ``test`` or
-    ``tokens``); ``default_rule`` describes the engine's own decision.
+    ``sort`` is the meaning of the expression's value. ``default_rule`` describes the engine's own
+    decision.
     """
 
     name: str
@@ -62,7 +62,7 @@ class PolicyHook:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Variables that the expression may use."""
+        """Variables that the expression can use."""
         if self.sort == "tokens":
             return tuple(ENGINE_VARIABLES)
         return (*REQUEST_VARIABLES, *(ENGINE_VARIABLES if self.sort == "test" else ()))
@@ -70,12 +70,13 @@ class PolicyHook:
 
 @dataclass(frozen=True)
 class PolicyExpression:
-    """An expression over the variables of a view, which describes a request or the engine;
-    ``names`` are the variables that the expression uses.
+    """Expression over the variables of a request or the engine.
 
-    ``python`` is the same expression in Python; it reads the variables as attributes of a view
-    ``r``.
+    - ``names``: variables in the expression.
+    - ``python``: equivalent Python expression.
     """
+
+    # It reads the variables as attributes of a view ``r``.
 
     text: str
     names: frozenset[str]
@@ -83,13 +84,13 @@ class PolicyExpression:
     python: str
 
     def __call__(self, view: Any) -> float:
-        """Return the value of the expression; 0 if the value is NaN."""
+        """Return the value of the expression, with 0 for NaN."""
         value = self.call(view)
         return value if value == value else 0.0
 
     @property
     def moves(self) -> bool:
-        """Whether the value may change between steps in which requests only decode."""
+        """Whether the value can change between decode-only steps."""
         return bool(self.names & CHANGING_VARIABLES)
 
 
@@ -98,11 +99,11 @@ CustomPolicy = Mapping[str, PolicyExpression]
 
 @lru_cache(maxsize=4096)
 def parse_policy(text: str | None, hooks: tuple[PolicyHook, ...]) -> CustomPolicy:
-    """Return a mapping from hook name to the expression of a policy.
+    """Return the expressions of a policy by hook name.
 
-    The text has lines of the form ``hook = expression``, which may also be separated by ``;``.
-    Raises ValueError with the reason if the text is invalid.
+    Lines have the form ``hook = expression``. Raises ValueError if the text is invalid.
     """
+    # Lines may also be separated by ``;``.
     known = {hook.name: hook for hook in hooks}
     found: dict[str, PolicyExpression] = {}
     if len(text or "") > MAX_TEXT_LENGTH:
@@ -128,7 +129,7 @@ def parse_policy(text: str | None, hooks: tuple[PolicyHook, ...]) -> CustomPolic
 def parse_expression(text: str, names: Sequence[str], where: str) -> PolicyExpression:
     """Parse an expression over the variables ``names``.
 
-    Raises ValueError if it is invalid; the message starts with ``where``.
+    Raises ValueError if the expression is invalid. The message starts with ``where``.
     """
     try:
         tree = ast.parse(text, mode="eval").body
@@ -153,7 +154,7 @@ def _over(a: float, b: float) -> float:
 
 
 def _checked(node: ast.expr, names: Sequence[str], used: set[str], where: str) -> ast.expr:
-    """Return the syntax tree with variables as attributes of the view, numbers as floats and safe
+    """Return the syntax tree with attributes for variables, floats for numbers and safe
     divisions.
     """
 

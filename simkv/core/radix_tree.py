@@ -20,12 +20,13 @@ from simkv.core.block_keys import TokenContent
 
 
 class RadixNode:
-    """A node with the tokens ``start`` to ``end`` of ``content``; its ancestors have the tokens
-    before ``start``.
+    """Node with the tokens ``start`` to ``end`` of ``content``.
 
-    ``matched`` is another content that is known to have all tokens of the node, and ``last`` the
-    child that was used last.
+    Its ancestors hold the tokens before ``start``.
     """
+
+    # ``matched`` is another content that is known to have all tokens of the node, and ``last`` the
+    # child that was used last.
 
     __slots__ = (
         "children",
@@ -53,12 +54,12 @@ class RadixNode:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens in this node, without its ancestors."""
+        """Number of tokens in the node, without its ancestors."""
         return self.end - self.start
 
 
 class RadixTree:
-    """A tree of cached prefixes. Lengths are in tokens, in multiples of ``page_size``.
+    """Tree of cached prefixes. Lengths are in tokens, in multiples of ``page_size``.
 
     ``evictable`` is the number of tokens in unlocked nodes.
     """
@@ -76,9 +77,9 @@ class RadixTree:
         """Return the length and the last node of the longest cached prefix of the first ``tokens``
         tokens.
 
-        Marks the nodes on the path as recently used. If only a part of the last node matches, the
-        node is split.
+        The matched nodes become the most recently used.
         """
+        # If only a part of the last node matches, the node is split.
         end = tokens // self.page_size * self.page_size
         node = self.root
         if end == 0:
@@ -98,8 +99,8 @@ class RadixTree:
         return node.end, node
 
     def insert(self, content: TokenContent, tokens: int) -> tuple[int, RadixNode]:
-        """Cache the first ``tokens`` tokens; return the number of tokens that were already cached
-        and the last node.
+        """Cache the first ``tokens`` tokens. Return the number of cached tokens before, and the
+        last node.
         """
         end = tokens // self.page_size * self.page_size
         node = self.root
@@ -119,16 +120,15 @@ class RadixTree:
         return present, node
 
     def lock(self, node: RadixNode) -> None:
-        """Protect ``node`` and its ancestors from eviction until ``unlock`` was called as often as
-        ``lock``.
-        """
+        """Protect ``node`` and its ancestors from eviction until ``unlock`` is called."""
+        # ``unlock`` must be called as often as ``lock``.
         for held in self.path_to_root(node):
             if held.locks == 0:
                 self.evictable -= held.tokens
             held.locks += 1
 
     def unlock(self, node: RadixNode) -> None:
-        """Undo one ``lock`` of this node."""
+        """Undo one ``lock`` of ``node``."""
         for held in self.path_to_root(node):
             held.locks -= 1
             if held.locks == 0:
@@ -136,11 +136,12 @@ class RadixTree:
                 self._offer(held)
 
     def evict(self, tokens: int) -> int:
-        """Evict unlocked leaves, least recently used first, until ``tokens`` tokens are freed.
+        """Evict whole unlocked leaves, least recently used first, until ``tokens`` tokens are
+        freed.
 
-        Leaves are evicted as a whole. The result is the number of freed tokens, which may be larger
-        than ``tokens``, or smaller if no unlocked leaf remains.
+        Returns the number of freed tokens.
         """
+        # It may be larger than ``tokens``, or smaller if no unlocked leaf remains.
         freed = 0
         while freed < tokens and self._leaves:
             recency, _, node = heapq.heappop(self._leaves)
@@ -159,18 +160,17 @@ class RadixTree:
         return freed
 
     def _evicted(self, node: RadixNode) -> None:
-        """Hook for subclasses: called when a leaf has left the tree; does nothing here."""
+        """Hook for subclasses, called when a leaf has left the tree."""
 
     def fingerprint(self) -> Hashable:
-        """Return a hashable value of all state that determines future behavior.
-
-        The value contains the order of the nodes' last uses, but no clock readings.
-        """
+        """Return the state that determines future behavior."""
+        # The value contains the order of the nodes' last uses, but no clock readings.
         nodes = sorted(self.nodes(), key=lambda node: node.recency)
         return tuple((self._name(node), node.start, node.locks) for node in nodes)
 
     def order(self) -> Hashable:
-        """Return a hashable value of the order of the nodes; siblings are in insertion order."""
+        """Return the order of the nodes as a hashable value."""
+        # Siblings are in insertion order.
         return tuple((self._name(node), node.start) for node in self.nodes())
 
     def nodes(self) -> Iterator[RadixNode]:
@@ -198,11 +198,11 @@ class RadixTree:
     def _follow(
         self, node: RadixNode, content: TokenContent, end: int
     ) -> tuple[RadixNode, int] | None:
-        """Return the child that continues ``content`` after ``node``, and the number of tokens that
-        it shares with ``content`` up to ``end``; None if there is no such child.
-
-        A request walks the same path several times, so that the child used last is tried first.
+        """Return the child that continues ``content`` after ``node`` and the number of shared
+        tokens, or None.
         """
+        # The tokens are counted up to ``end``. A request walks the same path several times, so that
+        # the child used last is tried first.
         child = node.last
         if child is None or not (
             len(node.children) == 1 or child.matched is content or child.content is content
@@ -226,11 +226,9 @@ class RadixTree:
         return node
 
     def _split(self, node: RadixNode, tokens: int) -> RadixNode:
-        """Move the first ``tokens`` tokens of ``node`` into a new parent and return the parent.
-
-        ``node`` keeps its end, so locks and references to it stay valid. The two nodes count as
-        just used, the lower one last, although only the upper one was requested.
-        """
+        """Move the first ``tokens`` tokens of ``node`` into a new parent and return the parent."""
+        # ``node`` keeps its end, so locks and references to it stay valid. The two nodes count as
+        # just used, the lower one last, although only the upper one was requested.
         assert node.parent is not None
         upper = RadixNode(node.content, node.start, node.start + tokens, node.parent)
         upper.locks = node.locks
@@ -243,8 +241,8 @@ class RadixTree:
         return upper
 
     def _shared(self, node: RadixNode, content: TokenContent, end: int) -> int:
-        """Return the number of leading tokens, in whole pages, that ``node`` shares with
-        ``content`` up to ``end``.
+        """Return the number of tokens up to ``end`` that ``node`` shares with ``content``, in whole
+        pages.
         """
         end = min(end, node.end)
         assert node.content is not None

@@ -27,24 +27,22 @@ def read_queues(scheduler: Any) -> RecordingLine:
 
 
 def record_decision(scheduler: Any) -> tuple[Batch, RecordingLine]:
-    """Call ``scheduler.schedule()``; return the batch, and an empty mapping because no extra
-    fields are recorded.
-    """
+    """Return the batch of a ``schedule`` call, without extra fields."""
     return scheduler.schedule(), {}
 
 
 def no_extra_fields(_: Any) -> RecordingLine:
-    """Return an empty mapping, for an engine whose recordings have no extra fields."""
+    """Return an empty mapping, for recordings without extra fields."""
     return {}
 
 
 @dataclass(frozen=True)
 class TickFormat:
-    """The recording format of an engine with concurrent threads; it has one line per tick, an
-    iteration of the scheduler's thread.
+    """Recording format of an engine with threads, one line per iteration of the scheduler's thread.
 
-    ``queues`` reads the state shared by the threads. ``task`` converts a task when the scheduler
-    queues it, and ``token`` converts a token when it is sent.
+    - ``queues``: reads the state that the threads share.
+    - ``task``: converts a task that the scheduler queues.
+    - ``token``: converts a token that the worker sends.
     """
 
     queues: Callable[[Any], RecordingLine]
@@ -54,20 +52,17 @@ class TickFormat:
 
 @dataclass(frozen=True)
 class RecordingFormat:
-    """The recording format of one engine.
+    """Recording format of an engine.
 
-    For replay, ``config`` reads the config in the header, and ``prompt`` reads a request in the
-    header. For recording, ``knobs`` returns the settings of a config, and ``shown`` returns the
-    other fields of a request that are visible to the engine.
-
-    ``queues`` reads the queues at the end of a step, or right after the decision if
-    ``reads_queues_early`` is True. ``decide`` makes a decision and returns extra fields to record;
-    ``left`` returns extra fields at the end of the step.
-
-    ``crash_line`` is True if a recording has a line for a batch that crashes the engine. If
-    ``drains`` is True and several batches can be in flight, a recording continues after the last
-    request has ended, up to the first step that schedules nothing. ``handles_aborts`` is True if a
-    request leaves the engine when its client disconnects.
+    - ``config``, ``prompt``: read the config and a request from the header.
+    - ``knobs``, ``shown``: return the fields of a config and of a request to record.
+    - ``queues``: reads the queues at the end of a step. With ``reads_queues_early``, it reads them
+      right after the decision.
+    - ``decide``: makes a decision and returns extra fields to record.
+    - ``left``: returns extra fields at the end of a step.
+    - ``crash_line``: whether a batch that crashes the engine has a line.
+    - ``drains``: whether a recording continues until the batches in flight are complete.
+    - ``handles_aborts``: whether a request leaves the engine when its client disconnects.
     """
 
     config: Callable[[RecordingLine], Any]
@@ -84,7 +79,7 @@ class RecordingFormat:
     ticks: TickFormat | None = None
 
     def request_line(self, request: Request, step: int) -> RecordingLine:
-        """Return the recorded fields of a request that arrives before ``step``."""
+        """Return the fields to record of a request that arrives before ``step``."""
         return {
             "id": request.id,
             "arrival_step": step,

@@ -1,6 +1,4 @@
-"""Requests of clients: the prompt, which schedulers see, and the output, which only the model
-knows.
-"""
+"""Requests of clients: the prompt, and the output length that schedulers cannot see."""
 
 from __future__ import annotations
 
@@ -11,10 +9,10 @@ from simkv.core.draft_acceptance import DraftAcceptance
 
 
 class Segment(NamedTuple):
-    """Tokens ``start`` (inclusive) to ``end`` (exclusive) of a named token stream.
+    """Tokens ``start`` to ``end`` (exclusive) of a token stream.
 
-    Two tokens are equal if and only if their stream and their offset are equal. A prompt is a
-    sequence of segments; the tokens that request ``i`` emits form the stream ``o<i>``.
+    Tokens are equal if their stream and offset are equal. The output of request ``i`` is the stream
+    ``o<i>``.
     """
 
     stream: str
@@ -24,19 +22,20 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The fields of a request that schedulers see.
+    """Fields of a request that schedulers can see.
 
-    ``arrival`` is the engine's timestamp of the request in seconds. ``prompt_tokens`` and
-    ``max_tokens`` (the client's limit on output tokens) are token counts. A smaller ``priority`` is
-    more urgent, as in vLLM. If ``segments`` is empty, the prompt shares no tokens with other
-    prompts. ``lora`` is the name of the requested LoRA adapter, or None for the base model.
-    ``routing_key`` is the request's key for SGLang's policy ``routing-key``. ``client`` is the name
-    of the client that sends it, for policies that are fair to clients; all requests without a name
-    count as one client. ``logprobs_from`` is the index of the first token for which log
-    probabilities are requested; -1 means only output tokens, None means no token. ``retention`` is
-    the time in seconds for which the client asks to retain the cached KV of the request after its
-    end.
+    - ``arrival``: timestamp in seconds.
+    - ``max_tokens``: client's limit on output tokens.
+    - ``priority``: smaller is more urgent, as in vLLM.
+    - ``segments``: tokens of the prompt. Without segments, the prompt shares no tokens with others.
+    - ``lora``: LoRA adapter; None for the base model.
+    - ``routing_key``: key for SGLang's policy ``routing-key``.
+    - ``logprobs_from``: first token with log probabilities; -1 for output tokens only.
+    - ``client``: client of the request, for policies that are fair to clients.
+    - ``retention``: seconds to retain the cached KV after the end of the request.
     """
+
+    # All requests without a client count as one client.
 
     id: int
     prompt_tokens: int
@@ -55,14 +54,15 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Request(Prompt):
-    """A prompt with the real output length, the client's timeout and the draft acceptance.
+    """Prompt with the fields that schedulers cannot see.
 
-    ``output_tokens`` is the number of tokens that the model emits. Schedulers accept a ``Prompt``,
-    so the type checker prevents them from reading this number. ``timeout`` is the time that the
-    client waits for the last token, in seconds after ``arrival``; None means no limit.
-    ``acceptance`` determines the draft tokens that the model accepts; None means that it accepts no
-    draft.
+    - ``output_tokens``: number of tokens that the model emits.
+    - ``timeout``: seconds after ``arrival`` that the client waits for the last token; None for no
+      limit.
+    - ``acceptance``: sampler of accepted draft tokens; None if none are accepted.
     """
+
+    # Schedulers accept a ``Prompt``, so the type checker prevents them from reading these fields.
 
     output_tokens: int = 1
     timeout: float | None = None

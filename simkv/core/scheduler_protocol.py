@@ -26,21 +26,23 @@ MAX_PASSES = 10_000_000
 
 
 def blocks_for(tokens: int, block_size: int) -> int:
-    """Return the number of blocks that hold ``tokens`` tokens (ceiling division)."""
+    """Return the number of blocks for ``tokens`` tokens (ceiling division)."""
     return -(-tokens // block_size)
 
 
 @dataclass(frozen=True)
 class Variant:
-    """The source of a variant (repository, commit or pull request) and its summary."""
+    """Source of a variant (repository, commit or pull request) and its summary."""
 
     source: str
     summary: str
 
 
 class BatchRow(NamedTuple):
-    """A request in a step: the step computes ``tokens`` tokens; the KV of the ``context`` tokens
-    before them is already cached.
+    """A request in a step.
+
+    - ``tokens``: number of tokens that the step computes.
+    - ``context``: number of tokens whose KV is already cached.
     """
 
     id: int
@@ -75,14 +77,14 @@ WaitReason = Literal[
 
 
 class Held(NamedTuple):
-    """The head of the waiting queue after a decision, and the reason why it was not scheduled."""
+    """First waiting request after a decision, and the reason why it was not scheduled."""
 
     id: int
     why: WaitReason
 
 
 class Refusal(NamedTuple):
-    """Rejection of a request: the exceeded limit (``knob``) and the engine's message."""
+    """Rejection of a request: the exceeded limit and the engine's message."""
 
     knob: str
     words: str
@@ -94,10 +96,10 @@ PreemptionReason = Literal["blocks", "bucket", "patience"]
 
 
 class KvCopy(NamedTuple):
-    """A copy of a request's KV between GPU and host memory, or between host memory and disk.
+    """Copy of a request's KV between GPU, host memory and disk.
 
-    ``tokens`` is the size of the copy. For a copy to the GPU, ``disk`` is the number of its tokens
-    that were read from disk for the request.
+    ``tokens`` is the size of the copy. ``disk`` is the number of tokens that were read from disk
+    before a copy to the GPU.
     """
 
     job: int
@@ -109,8 +111,9 @@ class KvCopy(NamedTuple):
 class DiskTransfers(NamedTuple):
     """Disk transfers that start with a step.
 
-    ``reads`` copy from disk to host memory, and ``writes`` copy from host memory to disk. ``look``
-    is a query for blocks on disk, given as its job number and the number of blocks.
+    - ``reads``: copies from disk to host memory.
+    - ``writes``: copies from host memory to disk.
+    - ``look``: lookup of blocks on disk, as its job number and the number of blocks.
     """
 
     reads: list[KvCopy]
@@ -121,11 +124,14 @@ class DiskTransfers(NamedTuple):
 class KvCopies(NamedTuple):
     """KV copies that start with a step.
 
-    ``loads`` copy to the GPU and start at once. ``stores`` copy to host memory and start after the
-    step, or at once if their job is in ``flush``. The step starts only after all jobs in ``flush``
-    have finished; some of these jobs may have started with earlier steps. ``disk`` transfers start
-    at once.
+    - ``loads``: copies to the GPU, which start at once.
+    - ``stores``: copies to host memory, which start after the step.
+    - ``flush``: jobs that must finish before the step starts.
+    - ``disk``: disk transfers, which start at once.
     """
+
+    # Stores in ``flush`` start at once. Some of the jobs in ``flush`` may have started with earlier
+    # steps.
 
     loads: list[KvCopy]
     stores: list[KvCopy]
@@ -134,9 +140,9 @@ class KvCopies(NamedTuple):
 
 
 class PreemptionCause(NamedTuple):
-    """Reason for a preemption, and the request that caused it (None: all requests that still
-    run).
-    """
+    """Reason for a preemption, and the request that caused it."""
+
+    # ``by`` is None if all requests that still run caused it.
 
     by: int | None
     why: PreemptionReason = "blocks"
@@ -146,12 +152,15 @@ class PreemptionCause(NamedTuple):
 class DraftedTokens:
     """Draft tokens of a batch, which the model verifies.
 
-    ``tokens`` maps a request to the number of its scheduled tokens that are drafts; drafts follow
-    the other tokens. Drafts of requests in ``padding`` are fillers and are never accepted.
-    ``accepted`` maps a request to its number of accepted drafts; the request receives these drafts
-    and one more token. The simulation sets ``accepted`` before the batch is completed, because
-    schedulers cannot know it. The drafter runs ``passes`` times after the step.
+    - ``passes``: number of times that the drafter runs after the step.
+    - ``tokens``: number of draft tokens by request id.
+    - ``padding``: requests whose draft tokens are fillers, which are never accepted.
+    - ``accepted``: number of accepted draft tokens by request id.
     """
+
+    # Drafts follow the other tokens of a request. The request receives its accepted drafts and one
+    # more token. The simulation sets ``accepted`` before the batch is completed, because schedulers
+    # cannot know it.
 
     passes: int = 0
     tokens: dict[int, int] = field(default_factory=dict)
@@ -161,30 +170,32 @@ class DraftedTokens:
 
 @dataclass(slots=True, init=False)
 class Batch:
-    """A scheduling decision: the work of the next step.
+    """Scheduling decision: the work of the next step. Requests are given by id.
 
-    ``scheduled`` lists ``(request id, new tokens)`` in the engine's order. ``context`` has, for
-    each of these requests, the number of tokens whose KV is already cached. ``emits`` are the ids
-    of the requests that receive a token after the step. ``preempted`` are the ids of the preempted
-    requests, in order; an id may occur twice. ``ignored`` are the ids of requests that the engine
-    drops, ``refused`` the ids of requests rejected because of a limit, and ``lost`` the ids of
-    requests that are in no queue although they have not ended. ``fatal`` is the reason why the real
-    engine crashes on this batch, or None. ``moves`` are copies to and from host memory, concurrent
-    with the steps. ``loads`` are pairs ``(request id, tokens)``: the request has blocks and waits
-    for the KV of this number of tokens from another replica. ``lora_loads`` contains two counts:
-    the LoRA adapters that are copied to the GPU before the step, and the number of these adapters
-    that are first read into host memory.
-
-    Three fields explain waiting. ``held`` is the head of the queue, which blocks all requests
-    behind it; a request whose KV is in transfer is reported only if no other request waits.
-    ``aside`` are requests that this step skips, in the queue or running. ``causes`` has one entry
-    per entry of ``preempted``.
-
-    A scheduler may keep requests that decode in lockstep as a group and report only how the group
-    changes: the members that ``joined`` and ``left`` since the previous batch, the number of
-    current members (``decodes``) and the total number of their tokens whose KV is cached
-    (``decode_context``). ``expand`` returns all rows, but only while this is the newest batch.
+    - ``scheduled``: pairs of request and number of new tokens, in the engine's order.
+    - ``context``: number of tokens whose KV is already cached, for each scheduled request.
+    - ``emits``: requests that receive a token after the step.
+    - ``preempted``: preempted requests in order. ``causes``: their causes.
+    - ``ignored``: requests that the engine drops.
+    - ``refused``: requests rejected because of a limit.
+    - ``lost``: unfinished requests that are in no queue.
+    - ``fatal``: reason why the real engine crashes on this batch, or None.
+    - ``held``: first waiting request and its wait reason.
+    - ``aside``: waiting or running requests that the step skips, with their wait reasons.
+    - ``joined``, ``left``: requests that entered and left the decode group.
+    - ``decodes``, ``decode_context``: size of the decode group, and its total number of cached
+      tokens.
+    - ``expand``: returns all rows of the batch; valid until the next decision.
+    - ``moves``: copies to and from host memory.
+    - ``loads``: pairs of a request and the number of tokens whose KV another replica sends.
+    - ``lora_loads``: number of LoRA adapters copied to the GPU, and of those read into host memory.
+    - ``drafted``: draft tokens.
     """
+
+    # An id may occur twice in ``preempted``. A held request whose KV is in transfer is reported
+    # only if no other request waits. A scheduler may keep requests that decode in lockstep as a
+    # group and report only how the group changes. ``moves`` are concurrent with the steps. A
+    # request in ``loads`` has blocks and waits for the KV. Adapters are copied before the step.
 
     scheduled: list[tuple[int, int]]
     context: list[int]
@@ -257,19 +268,17 @@ class Batch:
         self.moves = moves
 
     def preempt(self, victim: int, by: int | None, why: PreemptionReason = "blocks") -> None:
-        """Add ``victim`` to the preempted requests, with its cause (see ``PreemptionCause``)."""
+        """Add ``victim`` to the preempted requests. ``by`` and ``why`` are its cause."""
         self.preempted.append(victim)
         self.causes.append(PreemptionCause(by, why))
 
     def __bool__(self) -> bool:
-        """Whether the batch contains any tokens to compute."""
+        """Whether the batch has tokens to compute."""
         return bool(self.scheduled or self.decodes)
 
     def rows(self) -> list[BatchRow]:
-        """Return a row for each scheduled request, in the engine's order.
-
-        With a decode group, the rows are available only until the next decision.
-        """
+        """Return a row for each scheduled request, in the engine's order."""
+        # With a decode group, the rows are available only until the next decision.
         if self.expand is not None:
             return self.expand()
         return [BatchRow(i, n, c) for (i, n), c in zip(self.scheduled, self.context, strict=True)]
@@ -277,12 +286,9 @@ class Batch:
 
 @dataclass(slots=True, init=False)
 class Completion:
-    """The result of a batch: the ids of the requests that received a token, and of the requests
-    that ended, in order.
+    """Result of a batch: the ids of the requests that received a token, ended or were rejected."""
 
-    ``refused`` are the ids of requests that are rejected. ``delivered`` omits the members of a
-    decode group, because each of them received a token.
-    """
+    # ``delivered`` omits the members of a decode group, because each of them received a token.
 
     delivered: list[int]
     finished: list[int]
@@ -297,9 +303,9 @@ class Completion:
 
 
 class Livelock(Exception):
-    """Raised when a single ``schedule`` call of the real engine would never return.
+    """Raised when a ``schedule`` call of the real engine would never return.
 
-    ``cycle`` are the ids of the requests in the cycle; ``why`` explains the cycle in one sentence.
+    ``cycle`` are the ids of the requests involved. ``why`` explains the livelock in one sentence.
     """
 
     def __init__(self, why: str, cycle: Sequence[int]) -> None:
@@ -309,15 +315,13 @@ class Livelock(Exception):
 
 
 class Scheduler(Protocol):
-    """The methods of a scheduler that the engine loop uses."""
+    """Methods of a scheduler that the engine loop uses."""
 
     @property
     def pipeline_depth(self) -> int:
-        """Maximum number of batches in flight.
-
-        With 1, a batch is completed before the next ``schedule`` call. With 2, a batch is completed
-        after the next ``schedule`` call.
-        """
+        """Maximum number of batches in flight."""
+        # With 1, a batch is completed before the next ``schedule`` call. With 2, a batch is
+        # completed after the next ``schedule`` call.
 
     def add(self, prompt: Prompt) -> None:
         """Add a new request to the waiting queue."""
@@ -328,8 +332,9 @@ class Scheduler(Protocol):
         """
 
     def complete(self, batch: Batch, ended: Collection[int]) -> Completion:
-        """Record the results of a batch that has run; the requests ``ended`` received their last
-        token.
+        """Record the results of a batch that has run.
+
+        The requests in ``ended`` received their last token.
         """
 
     def abort(self, request_id: int) -> None:
@@ -337,13 +342,11 @@ class Scheduler(Protocol):
 
     @property
     def num_blocks(self) -> int:
-        """Number of blocks that requests can use, without the null block."""
+        """Number of blocks without the null block."""
 
     @property
     def free_blocks(self) -> int:
-        """Number of blocks that can be allocated now, including cached blocks that no request
-        holds.
-        """
+        """Number of blocks that can be allocated, including cached blocks that no request holds."""
 
     @property
     def num_waiting(self) -> int:
@@ -356,89 +359,84 @@ class Scheduler(Protocol):
     def leap(self, most: int) -> int:
         """Return the number of steps, 1 to ``most``, for which ``schedule`` would repeat its last
         batch.
-
-        The number is valid if no request arrives, is aborted or ends.
         """
+        # The number is valid if no request arrives, is aborted or ends.
 
     def skip(self, steps: int) -> list[int]:
-        """Advance the state as if ``complete`` and ``schedule`` were called ``steps`` times, each
-        time with the last batch.
+        """Simulate ``steps`` steps with the last batch. Return the number of free blocks after each
+        of them.
 
-        ``steps`` must be at most the result of ``leap``. Returns the number of free blocks after
-        each ``schedule`` call.
+        ``steps`` must be at most the result of ``leap``.
         """
 
     def waiting_ids(self) -> list[int]:
-        """Return the ids in the waiting queue, head first."""
+        """Return the ids of the waiting requests, in queue order."""
 
     def running_ids(self) -> list[int]:
-        """Return the ids in the running list, in the engine's own order."""
+        """Return the ids of the running requests, in the engine's own order."""
 
     def blocks_held(self) -> Mapping[int, int]:
-        """Return the number of blocks of each unfinished request, as a mapping from request id.
+        """Return the number of blocks of each unfinished request, by request id.
 
-        A shared block counts for each request that shares it.
+        A shared block counts for each request.
         """
 
     def fingerprint(self) -> Hashable:
-        """Return a hashable value of all state that determines future ``schedule`` calls.
-
-        If the value is equal at two steps without an external event in between, the engine repeats
-        the same steps forever.
-        """
+        """Return the state that determines future ``schedule`` calls."""
+        # If the value is equal at two steps without an external event in between, the engine
+        # repeats the same steps forever.
 
 
 class ClockedScheduler(Scheduler, Protocol):
-    """A scheduler whose decisions depend on the current time."""
+    """Scheduler whose decisions depend on the current time."""
 
     def set_time(self, now: float) -> None:
-        """Set the current time in seconds, before the ``add`` and ``schedule`` calls of each
-        iteration.
-        """
+        """Set the current time in seconds."""
+        # Called before the ``add`` and ``schedule`` calls of each iteration.
 
 
 class KvWaiter(Scheduler, Protocol):
-    """A scheduler whose requests may wait for KV that is being copied or sent."""
+    """Scheduler whose requests can wait for KV that is being copied or sent."""
 
     @property
     def awaits_kv(self) -> bool:
-        """Whether KV is in transfer; an engine without other work resumes when the KV arrives."""
+        """Whether KV is in transfer, so that an idle engine resumes later."""
 
 
 class OffloadingScheduler(KvWaiter, Protocol):
-    """A scheduler that copies KV to host memory and back (``Batch.moves``)."""
+    """Scheduler that copies KV to host memory and back (``Batch.moves``)."""
 
     @property
     def has_pending_copies(self) -> bool:
-        """Whether copies are pending that no batch has listed so far."""
+        """Whether there are copies that no batch has listed."""
 
     def moved(self, jobs: Sequence[int]) -> None:
-        """Report the numbers of finished copies; they take effect with the next completed batch."""
+        """Record the completion of copies. ``jobs`` are their numbers."""
+        # They take effect with the next completed batch.
 
     def finish_disk_transfers(self, jobs: Sequence[int], looks: Sequence[int]) -> None:
-        """Report the numbers of finished disk transfers (``jobs``) and of finished queries
-        (``looks``).
-        """
+        """Record the completion of disk transfers (``jobs``) and lookups (``looks``)."""
 
 
 class KvConnector(KvWaiter, Protocol):
-    """A scheduler in a disaggregated fleet: a prefill replica keeps KV until a decode replica has
-    loaded it.
-    """
+    """Scheduler of a replica that sends or loads KV."""
+
+    # A prefill replica keeps KV until a decode replica has loaded it.
 
     def keep(self, request_id: int) -> None:
-        """Keep a request's blocks after it ends, until ``sent`` is called. Must be called just
-        before ``add``.
+        """Keep the blocks of a request after its end until ``sent`` is called.
+
+        Must be called just before ``add``.
         """
 
     def sent(self, request_id: int) -> None:
-        """Free the blocks of an ended request, because its KV has been read or is not needed."""
+        """Free the blocks of an ended request, which no replica needs any more."""
 
     def fetch(self, request_id: int) -> None:
-        """Load the KV of this request from another replica. Must be called just before ``add``."""
+        """Load the KV of a request from another replica. Must be called just before ``add``."""
 
     def loaded(self, request_id: int) -> None:
-        """Report that the KV of a request has arrived."""
+        """Record that the KV of a request has arrived."""
 
 
 # Custom schedulers implement none of the protocols above, and wrappers forward attributes, so
@@ -452,7 +450,7 @@ def clocked(scheduler: Scheduler) -> ClockedScheduler | None:
 
 
 def kv_waiter(scheduler: Scheduler) -> KvWaiter | None:
-    """Return the scheduler if its requests may wait for KV, else None."""
+    """Return the scheduler if its requests can wait for KV, else None."""
     return cast(KvWaiter, scheduler) if hasattr(scheduler, "awaits_kv") else None
 
 

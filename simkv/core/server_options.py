@@ -25,7 +25,7 @@ _WITH_UNIT = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
 
 
 class NotModelled(ValueError):
-    """Raised for an option whose effect simkv does not simulate; the message is the reason."""
+    """Raised for an option that simkv does not simulate. The message is the reason."""
 
 
 #: Values of scenario fields by dotted path, such as ``hardware.tp``.
@@ -36,9 +36,11 @@ Conversion = Callable[[Any], FieldValues]
 
 @dataclass(frozen=True)
 class RankOptions:
-    """Parallelism of a server: the GPUs per rank, the ranks, and the options that place the ranks.
+    """Parallelism of a server.
 
-    ``experts`` is true if the model is a mixture of experts. ``options`` are all options by name.
+    - ``tp``: GPUs per rank. ``dp``: number of ranks.
+    - ``experts``: whether the model is a mixture of experts.
+    - ``options``: all options by name.
     """
 
     tp: int
@@ -55,19 +57,18 @@ def _no_ranks(ranks: RankOptions) -> FieldValues:
 class LaunchOptions:
     """Options of an engine's server, and the commands that start it.
 
-    ``module`` is the path of the module that defines these options; ``server_options.json`` is in
-    the same directory. ``programs`` are words that start the server (``engine serve``), and
-    ``modules`` are modules for ``python -m``. ``images`` are container images; the images in
-    ``serving_images`` start the server with the arguments of the container. ``model`` are the
-    options that name the model; if ``model_argument`` is true, the model can also be the first
-    positional argument. ``tp`` and ``dp`` are the options for tensor and data parallelism, and
-    ``ranks`` converts them.
-
-    ``converted`` maps options to conversions, in addition to the options that the engine's config
-    declares; ``variables`` does the same for environment variables. ``not_modelled`` maps patterns
-    of options to the reason why simkv does not simulate them. All other options have no effect on
-    scheduling.
+    - ``module``: path of the module that defines the options.
+    - ``programs``: commands that start the server. ``modules``: modules for ``python -m``.
+    - ``images``: container images. ``serving_images``: images that start the server.
+    - ``model``: options that name the model. ``model_argument``: whether the model can be the first
+      positional argument.
+    - ``tp``, ``dp``: options for tensor and data parallelism. ``ranks``: their conversion.
+    - ``converted``: conversions of options. ``variables``: conversions of environment variables.
+    - ``not_modelled``: patterns of options that simkv does not simulate, with the reasons.
     """
+
+    # ``server_options.json`` is in the directory of ``module``. Options that the engine's config
+    # declares are converted too. All other options have no effect on scheduling.
 
     module: str
     programs: tuple[tuple[str, ...], ...]
@@ -111,12 +112,12 @@ class LaunchOptions:
         return dict(self._data["aliases"])
 
     def find(self, word: str, *, negatable: bool) -> tuple[str, str, bool] | None:
-        """Return an option's name, its kind, and whether the word turns it off; None if unknown.
+        """Return an option's name, its kind, and whether the word turns it off, or None if unknown.
 
-        As in argparse, underscores count as dashes, and a name can be abbreviated to a unique
-        prefix. With ``negatable``, ``--no-X`` turns the switch ``--X`` off. Raises InputError for
-        an ambiguous prefix.
+        A name can be abbreviated to a unique prefix. ``negatable`` accepts ``--no-X`` for the
+        switch ``--X``. Raises InputError for an ambiguous prefix.
         """
+        # As in argparse, underscores count as dashes.
         name = "--" + word[2:].replace("_", "-") if word.startswith("--") else word
         name = self._aliases.get(name, name)
         if name in self._known:
@@ -134,11 +135,11 @@ class LaunchOptions:
         return (one := found.pop(), self._known[one], False) if found else None
 
     def hint(self, word: str) -> str:
-        """Return a suggestion with the option names nearest to ``word``."""
+        """Return a suggestion with the options nearest to ``word``."""
         return spelling_hint(word.replace("_", "-"), list(self._known))
 
     def reason(self, name: str) -> str | None:
-        """Return the reason if an option is not modelled, or None."""
+        """Return why an option is not modelled, or None."""
         for pattern, reason in self.not_modelled.items():
             if re.fullmatch(pattern, name):
                 return reason
@@ -146,9 +147,7 @@ class LaunchOptions:
 
 
 def parse_option_value(text: str) -> Any:
-    """Parse the text of an option as JSON, as a number (also with a unit, such as 8k), or as plain
-    text.
-    """
+    """Parse the value of an option as JSON, a number with a unit (such as 8k) or text."""
     if match := _WITH_UNIT.fullmatch(text):
         return int(float(match[1]) * _UNITS[match[2]])
     if text.lower() in ("true", "false"):

@@ -5,7 +5,5 @@ __version__ = "0.2.0"
 
 
 def is_compiled() -> bool:
-    """Whether the performance-critical modules, including this one, are compiled (see ``make
-    wheel``).
-    """
+    """Return whether the performance-critical modules are compiled (``make wheel``)."""
     return not __file__.endswith(".py")

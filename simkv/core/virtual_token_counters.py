@@ -20,8 +20,10 @@ Waiting = TypeVar("Waiting")
 
 
 class QueueEntry(NamedTuple):
-    """A waiting request: its client, its unique rank among requests with equal counters
-    (``position``), and the amount that its admission adds to the counter (``charge``).
+    """A waiting request.
+
+    - ``position``: rank among requests with equal counters.
+    - ``charge``: amount that the admission adds to the client's counter.
     """
 
     client: Client
@@ -30,17 +32,17 @@ class QueueEntry(NamedTuple):
 
 
 class VirtualTokenCounters:
-    """Counters of the service that each client received; the queue first admits a request of the
-    client with the least service.
+    """Counters of the service that each client has received, in weighted tokens.
 
-    The tokens of a prompt are counted when its request is first admitted, and an output token when
-    it is delivered. If a client without waiting requests sends a request, or if its request is
-    preempted, its counter is raised to the smallest counter of the clients with waiting requests.
-    If there are no such clients, it is raised to the counter of the client that left the queue
-    last. A client therefore gains nothing from a time in which it sent nothing.
-
-    ``emitted`` returns the number of output tokens that a request has received.
+    The queue first admits a request of the client with the smallest counter. When a client sends
+    its first waiting request, its counter is raised to the smallest counter of the other waiting
+    clients. ``emitted`` returns the number of output tokens of a request.
     """
+
+    # The tokens of a prompt are counted when its request is first admitted, and an output token
+    # when it is delivered. The counter is also raised if a client without waiting requests has a
+    # preempted request. If no other client waits, it is raised to the counter of the client that
+    # left the queue last. A client therefore gains nothing from a time in which it sent nothing.
 
     def __init__(self, emitted: Callable[[int], int]) -> None:
         self._emitted = emitted
@@ -56,8 +58,8 @@ class VirtualTokenCounters:
         return self._settled[client] + OUTPUT_WEIGHT * outputs
 
     def enter(self, client: Client) -> None:
-        """Count a request that enters the waiting queue; if no other request of its client waits,
-        raise the client's counter.
+        """Count a request that enters the queue, and raise its client's counter if no other request
+        waits.
         """
         if not self._waiting[client]:
             others = [other for other, count in self._waiting.items() if count]
@@ -66,26 +68,24 @@ class VirtualTokenCounters:
         self._waiting[client] += 1
 
     def leave(self, client: Client) -> None:
-        """Count a request that leaves the waiting queue."""
+        """Count a request that leaves the queue."""
         self._waiting[client] -= 1
         self._left_last = client
 
     def charge(self, request_id: int, client: Client, prompt_tokens: int) -> None:
-        """Count the prompt of an admitted request, unless it was admitted before."""
+        """Count the prompt of an admitted request, unless the request was admitted before."""
         self._settled[client] += self.due(request_id, client, prompt_tokens)
         self._charged.setdefault(client, set()).add(request_id)
 
     def due(self, request_id: int, client: Client, prompt_tokens: int) -> int:
-        """Return the amount, in weighted tokens, that the admission of a request adds to the
-        counter of its client.
+        """Return the weighted tokens that the admission of a request adds to its client's
+        counter.
         """
         return 0 if request_id in self._charged.get(client, ()) else PROMPT_WEIGHT * prompt_tokens
 
     def end(self, request_id: int, client: Client) -> None:
-        """Add the output tokens of a request that ends to the counter of its client.
-
-        The method must be called while ``emitted`` still knows the request.
-        """
+        """Add the output tokens of an ending request to its client's counter."""
+        # The method must be called while ``emitted`` still knows the request.
         charged = self._charged.get(client, set())
         if request_id in charged:
             self._settled[client] += OUTPUT_WEIGHT * self._emitted(request_id)
@@ -94,9 +94,8 @@ class VirtualTokenCounters:
     def order(
         self, waiting: Iterable[Waiting], entry: Callable[[Waiting], QueueEntry]
     ) -> list[Waiting]:
-        """Return the waiting requests in the order in which they would be admitted if no further
-        output token were delivered.
-        """
+        """Return the waiting requests in the order of admission."""
+        # The order holds if no further output token is delivered.
         queues: dict[Client, list[tuple[QueueEntry, Waiting]]] = {}
         for r in waiting:
             one = entry(r)
@@ -118,7 +117,6 @@ class VirtualTokenCounters:
         return found
 
     def fingerprint(self) -> Hashable:
-        """Return the state that determines later orders, except for the numbers of delivered
-        tokens.
-        """
+        """Return the state that determines later orders."""
+        # Without the numbers of delivered tokens.
         return tuple(self._settled.items()), self._left_last
