@@ -37,8 +37,8 @@ from simkv.sim.step_log import QueueState
 
 
 class ReceivedTokens(NamedTuple):
-    """Number of tokens that a client has received, and the times (s) of the first and the last
-    token.
+    """Number of tokens that a client has received, and the times of the first and last
+    token (s).
     """
 
     tokens: int
@@ -47,12 +47,13 @@ class ReceivedTokens(NamedTuple):
 
 
 class AsyncPipeline(Replica):
-    """A replica whose engine, worker and token processor run concurrently.
+    """Replica whose engine, worker and token processor run concurrently.
 
-    If the replica halts before all requests have ended, ``record.engine_halt`` gives the reason:
-    the three actors wait for each other (deadlock), the actors work but no client receives another
-    token (livelock), or the worker died.
+    If the replica halts before all requests have ended, ``record.engine_halt`` gives the reason.
     """
+
+    # The reasons: the three actors wait for each other (deadlock), the actors work but no client
+    # receives another token (livelock), or the worker died.
 
     def __init__(
         self,
@@ -109,7 +110,7 @@ class AsyncPipeline(Replica):
                 yield self.timeout_at(self.env.now + pacing.schedule_interval)
 
     def _work(self) -> SimProcess:
-        """SimPy process of the worker: take tasks between steps, run steps and send messages."""
+        """SimPy process of the worker: take tasks, run steps and send messages."""
         while True:
             tasks: list[Any] = []
             if self.tasks.items or not self.worker.work():
@@ -141,7 +142,7 @@ class AsyncPipeline(Replica):
             self.notify()
 
     def _take(self) -> Generator[simpy.Event, Any, list[Any]]:
-        """Wait for a parcel of tasks, pass it to the worker and return its tasks."""
+        """Wait for tasks, pass them to the worker and return them."""
         parcel = yield self.tasks.get()
         self._taken.succeed()
         self._decided = self._planned_at
@@ -154,20 +155,19 @@ class AsyncPipeline(Replica):
         return tasks
 
     def _await_news(self, interval: float) -> SimProcess:
-        """Sleep until an external event, then until the next poll.
+        """Sleep until the first poll after an external event.
 
-        Polls are ``interval`` (s) apart. Polls before the event are not simulated, because they
-        would only repeat the last decision.
+        Polls are ``interval`` seconds apart.
         """
+        # Polls before the event are not simulated, because they would only repeat the last
+        # decision.
         if self._at_rest():
             why = "; ".join(self._hung_slots())
             self._stop("deadlock", why or "requests wait, but the scheduler can run none of them")
         yield from self._poll(interval, self.sleep())
 
     def _poll(self, interval: float, event: simpy.Event) -> SimProcess:
-        """Sleep until the first poll after ``event`` has occurred; polls are ``interval`` (s)
-        apart.
-        """
+        """Sleep until the first poll after ``event``. Polls are ``interval`` seconds apart."""
         start = self.env.now
         yield event
         naps = max(1, ceil((self.env.now - start) / interval))
@@ -176,7 +176,7 @@ class AsyncPipeline(Replica):
     # Operations of the three actors, also for tests and recorders.
 
     def decide(self) -> list[Any]:
-        """Call the engine's ``schedule``, record the decision and return the planned tasks."""
+        """Make and record a scheduling decision. Return the planned tasks."""
         manager, now = self.manager, self.env.now
         planned = manager.schedule()
         self.changed = True
@@ -189,22 +189,17 @@ class AsyncPipeline(Replica):
         return planned
 
     def put(self, planned: list[Any]) -> Any:
-        """Serialize the tasks of a decision into a parcel for the worker, and return the parcel."""
+        """Serialize the tasks of a decision for the worker."""
         self.changed = True
         return self.manager.put(planned)
 
     def step(self) -> Message | None:
-        """Run the next step of the worker and return its message.
-
-        Returns None if the worker has no work.
-        """
+        """Run the next step of the worker and return its message, or None without work."""
         lives = self.record.requests
         return self.worker.step(lambda i, k: k >= lives[i].request.output_tokens)
 
     def receive(self, message: Message) -> MessageEffects:
-        """Process a message: deliver its tokens to the clients and record the requests that
-        finish.
-        """
+        """Process a message: deliver its tokens and record the requests that finish."""
         heard = self.processor.receive(message)
         self.changed = True
         for i in heard.delivered:
@@ -218,10 +213,8 @@ class AsyncPipeline(Replica):
     # Recording.
 
     def _pull(self) -> None:
-        """Pass new requests to the engine, up to its limit of prefills.
-
-        Disconnected clients are ignored, as in ``FastDeployScheduler.abort``.
-        """
+        """Pass new requests to the engine, up to its limit of prefills."""
+        # Disconnected clients are ignored, as in ``FastDeployScheduler.abort``.
         arrived = [message for message in self.inbox if isinstance(message, Request)]
         self.inbox.clear()
         self.changed = True
@@ -239,7 +232,7 @@ class AsyncPipeline(Replica):
         del self._new[:count]
 
     def _begin(self, work: list[Any], tasks: list[Any]) -> float:
-        """Record that the worker begins a step now; return the duration of the step (s)."""
+        """Record that the worker begins a step now. Return the duration of the step (s)."""
         if not work:  # the message is only an acknowledgement
             self.record.idle_passes += 1
             return self.executor.idle()
@@ -255,7 +248,7 @@ class AsyncPipeline(Replica):
         return seconds
 
     def _deliver(self, i: int) -> None:
-        """Deliver a token of request ``i`` to its client, if the client is still connected."""
+        """Deliver a token of request ``i`` to its client, if the client is connected."""
         life, now = self.record.requests[i], self.env.now
         self._useful[i] = self._useful.get(i, 0) + 1
         # a token that was generated twice is not counted again
@@ -267,11 +260,9 @@ class AsyncPipeline(Replica):
             self._received[i] = ReceivedTokens(before.tokens + 1, before.first, now)
 
     def finalize(self) -> None:
-        """Close the record at the end of the run.
-
-        A token counts as delivered when the token processor has received it, which is later than
-        the end of its step on the GPU.
-        """
+        """Close the record at the end of the run."""
+        # A token counts as delivered when the token processor has received it, which is later than
+        # the end of its step on the GPU.
         self.record.close(-1)
         for i, life in self.record.requests.items():
             life.tokens, life.first_token, life.last_token = self._received.get(i, (0, None, None))
@@ -282,20 +273,19 @@ class AsyncPipeline(Replica):
     # Detection of halts.
 
     def _at_rest(self) -> bool:
-        """Whether no step, message or task is in progress, so that only the engine can act."""
+        """Whether no step, message or task is in progress."""
         idle = not self.tasks.items and not self.worker.work()
         return idle and self._sent == self._received_messages
 
     def _state(self) -> Hashable:
-        """Return all state that determines the rest of the run while only the engine can act."""
+        """Return the state that determines the rest of the run while only the engine can act."""
         to_border = round(max(self._border - self.env.now, 0.0), 9)
         return self.manager.fingerprint(), self.worker.fingerprint(), to_border
 
     def state_repeats(self) -> bool:
-        """Return whether the state repeats and no client received a token since its first
-        occurrence.
+        """Return whether the state repeats and no client has received a token since.
 
-        If so, record a livelock.
+        Records a livelock.
         """
         if not self._at_rest() or not self._watch.repeats(working=False, now=self.env.now):
             return False
@@ -303,10 +293,8 @@ class AsyncPipeline(Replica):
         return True
 
     def _check_progress(self) -> None:
-        """Halt with a livelock if no client received a token in too many steps.
-
-        The limit is 1000 steps plus one step per token of the unfinished requests.
-        """
+        """Halt with a livelock if no client has received a token in too many steps."""
+        # The limit is 1000 steps plus one step per token of the unfinished requests.
         self._steps_without_token += 1
         alive = self.manager.alive()
         if self._steps_without_token > 1000 + sum(seq.total for seq in alive):
@@ -314,7 +302,7 @@ class AsyncPipeline(Replica):
             self.die("livelock", why, [seq.id for seq in alive])
 
     def _stop(self, kind: str, why: str) -> None:
-        """Record that the engine has halted; only an external event can resume it."""
+        """Record that the engine has halted. Only an external event can resume it."""
         stuck = {seq.id for seq in self.manager.alive()} | {request.id for request in self._new}
         if stuck and self.record.engine_halt is None:
             held = dict(self.scheduler.blocks_held())
@@ -336,9 +324,7 @@ class AsyncPipeline(Replica):
 
 
 def _disagreement(seq: Any, slot: Any) -> str:
-    """Return the reason why a request makes no progress although the engine (``seq``) expects it to
-    decode.
-    """
+    """Return why a request makes no progress although the engine expects it to decode."""
     if slot.state == "chunk stopped":
         tokens = "one token" if slot.length == slot.end + 1 else f"{slot.length - slot.end} tokens"
         return (
@@ -351,10 +337,10 @@ def _disagreement(seq: Any, slot: Any) -> str:
 
 
 def pipeline_notes(record: RunRecord) -> list[str]:
-    """Return notes about clients that received a wrong number of tokens.
-
-    Another note reports a halt that affected no request.
+    """Return notes about clients that received a wrong number of tokens and about a
+    harmless halt.
     """
+    # A halt is harmless if it affected no request.
     found = [
         f"request {i} received {life.tokens} tokens, but the model emits {n}: tokens in transit "
         "were generated again or were delivered to the next request in the slot"

@@ -18,22 +18,22 @@ from simkv.workload.clients import Clients
 
 
 class SimulatedServer(Protocol):
-    """Interface of a simulated server, which is an engine or a fleet of engines."""
+    """Interface of a simulated engine or fleet."""
 
     env: simpy.Environment
     on_request_end: Callable[[RequestRecord], None] | None
 
     def submit(self, request: Request) -> None:
-        """Receive a request from a client now."""
+        """Receive a request from a client."""
 
     def disconnect(self, request_id: int, outcome: Outcome = Outcome.STARVED) -> None:
-        """Record that the client of a submitted request has left; it ends with ``outcome``."""
+        """Record that the client of a request has left. The request ends with ``outcome``."""
 
     def run(self) -> SimProcess:
         """Return the server's SimPy process."""
 
     def conclude(self, requests: Iterable[Request], horizon: float | None) -> RunRecord:
-        """End the run: assign an outcome to every request and close the record."""
+        """End the run. Assign an outcome to every request and close the record."""
 
 
 def run_clients(
@@ -41,10 +41,10 @@ def run_clients(
 ) -> RunRecord:
     """Send requests to the server, simulate until the end and return the record of the run.
 
-    ``sent`` are requests with fixed arrival times, or clients that wait for answers before they
-    send their next request. The run ends when no event is left, or at ``horizon`` (s). Every
-    request in the record has an outcome.
+    ``sent`` are requests with fixed arrival times, or clients that wait for answers. The run ends
+    when no event is left, or at ``horizon`` (s).
     """
+    # Every request in the record has an outcome.
     env = engine.env
     clients = sent if isinstance(sent, Clients) else Clients(list(sent))
     env.process(_arrive(engine, clients.requests) if clients.open else _converse(engine, clients))
@@ -68,10 +68,7 @@ def _arrive(engine: SimulatedServer, requests: Iterable[Request]) -> SimProcess:
 
 
 def _converse(engine: SimulatedServer, clients: Clients) -> SimProcess:
-    """SimPy process: submit each request as soon as ``clients`` may send it.
-
-    Some requests wait for the answer to an earlier request.
-    """
+    """SimPy process: submit each request as soon as ``clients`` may send it."""
     env = engine.env
     answered = env.event()
 

@@ -14,14 +14,16 @@ SimProcess = Generator[simpy.Event, Any, None]
 
 
 class ExactTimeout(simpy.Event):
-    """An event at exactly ``time`` (s), after all other events of that time.
+    """Event at exactly ``time`` (s), after all other events at that time.
 
-    Processes that wait for this event see the effects of all other events up to ``time``, whatever
-    the order in which the events were queued. SimPy accepts only delays, and ``now + (time - now)``
-    may differ from ``time``, so this class pushes the event directly to SimPy's queue. If two such
-    events have the same time, the event with the lower ``rank`` and all its consequences come
-    first. An event with the rank ``BEFORE`` precedes all other events of its time.
+    Of several such events, the one with the lowest ``rank`` comes first. An event with the rank
+    ``BEFORE`` precedes all other events.
     """
+
+    # Processes that wait for this event see the effects of all other events up to ``time``,
+    # whatever the order in which the events were queued. SimPy accepts only delays, and ``now +
+    # (time - now)`` may differ from ``time``, so this class pushes the event directly to SimPy's
+    # queue. All consequences of an event come before the event with the next rank.
 
     #: Rank of an event that precedes all other events of its time.
     BEFORE: ClassVar[int] = -2
@@ -36,9 +38,7 @@ class ExactTimeout(simpy.Event):
         heappush(env._queue, (when, EventPriority(2 + rank), next(env._eid), self))
 
     def move(self, time: float) -> ExactTimeout:
-        """Move all processes that wait for this event to a new event at ``time``; return the new
-        event.
-        """
+        """Move all waiting processes to a new event at ``time`` (s) and return it."""
         other = ExactTimeout(self.env, time, self.rank)
         other.callbacks, self.callbacks = self.callbacks, []
         return other
@@ -51,9 +51,7 @@ def _note(moment: simpy.Event) -> None:
 
 
 def current_rank(env: simpy.Environment) -> int:
-    """Return the rank of the last ``ExactTimeout`` that occurred at the present time.
-
-    If there was none, return a number below all ranks.
-    """
+    """Return the rank of the last ``ExactTimeout`` at the present time."""
+    # If there was none, return a number below all ranks.
     time, rank = env.__dict__.get("moment", (-1.0, 0))
     return int(rank) if time == env.now else ExactTimeout.BEFORE - 1

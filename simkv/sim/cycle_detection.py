@@ -7,15 +7,15 @@ from collections.abc import Callable, Hashable
 
 
 class CycleDetector:
-    """Detect that the state of an engine repeats although no external event has occurred.
+    """Detector of repeated states of an engine, which indicate a deadlock or livelock.
 
-    The detector stores one earlier state and replaces it after 1, 2, 4, … calls (R. P. Brent, BIT
-    20, 1980). It finds cycles of any length although it stores only one state, and it rarely
-    computes a state. ``since`` is the time at which the stored state was taken (s).
-
-    ``glance`` returns a cheap summary of the state. The whole state is computed and compared only
-    if the summary is unchanged.
+    ``since`` is the time (s) at which the stored state was taken. ``glance`` returns a cheap
+    summary of the state. Source: R. P. Brent, BIT 20, 1980.
     """
+
+    # The detector stores one earlier state and replaces it after 1, 2, 4, … calls. It finds cycles
+    # of any length although it stores only one state, and it rarely computes a state. The whole
+    # state is computed and compared only if the summary is unchanged.
 
     #: Number of steps without a token that is still normal, for example for the chunks of a long
     #: prompt.
@@ -32,18 +32,14 @@ class CycleDetector:
         self.since = 0.0
 
     def progress(self) -> None:
-        """Forget the stored state, because a token was delivered or an external event has
-        occurred.
-        """
+        """Forget the stored state after a token or an external event."""
         self._count = 0
         self._saved = None
 
     def repeats(self, working: bool, now: float) -> bool:
-        """Return whether the present state equals the stored state; ``now`` is the time (s).
-
-        While the engine is ``working``, the first ``PATIENCE`` calls after a ``progress`` call
-        return False.
-        """
+        """Return whether the present state equals the stored state. ``now`` is the time (s)."""
+        # While the engine is ``working``, the first ``PATIENCE`` calls after a ``progress`` call
+        # return False.
         self._count += 1
         if working and self._count < self.PATIENCE:
             return False
@@ -56,18 +52,13 @@ class CycleDetector:
         return False
 
     def silent_calls(self, alike: int) -> int:
-        """Return how often ``repeats`` can be called next without returning True or storing a
-        state.
-
-        The caller guarantees that the last ``alike`` states and all following states differ from
-        each other.
-        """
+        """Return how many calls of ``repeats`` would have no effect."""
+        # Such a call returns False and stores no state. The caller guarantees that the last
+        # ``alike`` states and all following states differ from each other.
         if self._saved is None or self._count - self._saved_at >= alike:
             return 0
         return (1 << self._count.bit_length()) - self._count - 1
 
     def skip(self, looks: int) -> None:
-        """Count ``looks`` calls of ``repeats`` that the caller leaves out because they would have
-        no effect.
-        """
+        """Count ``looks`` omitted calls of ``repeats``."""
         self._count += looks

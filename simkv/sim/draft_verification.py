@@ -15,9 +15,9 @@ def verify_drafts(
 ) -> dict[int, int]:
     """Return the number of accepted draft tokens of each request in ``emits``.
 
-    The numbers are also stored in ``drafted.accepted``. ``left`` is the number of tokens that each
-    request still has to emit.
+    ``left`` is the number of tokens that each request still has to emit.
     """
+    # The numbers are also stored in ``drafted.accepted``.
     accepted, drafts_of, padding = drafted.accepted, drafted.tokens, drafted.padding
     for i in emits:
         count, more = 0, left[i] - 1
@@ -32,7 +32,5 @@ def verify_drafts(
 
 
 def repeat_per_token(delivered: list[int], drafted: DraftedTokens) -> list[int]:
-    """Return the ids in ``delivered``; each id occurs once for each token that its client
-    receives.
-    """
+    """Return the ids in ``delivered``, each repeated once per token that its client receives."""
     return [i for i in delivered for _ in range(1 + drafted.accepted.get(i, 0))]

@@ -53,19 +53,18 @@ MAX_LEAP_STEPS = 512
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Engine(Replica):
-    """A replica whose engine loop makes a decision and then runs the step.
+    """Replica with an engine loop, which alternates decisions and steps.
 
-    With a pipelined scheduler (``pipeline_depth`` 2), the engine decides a batch while the previous
-    batch runs.
-
-    With ``leaping``, consecutive steps that only decode are simulated as one event (a leap). An
-    external event ends the leap at the end of the step in which it occurs, so the results are the
-    same as without leaping.
-
-    ``run`` calls ``schedule``, ``launch`` and ``finish_iteration``. For a leap, it calls
-    ``leapable_steps``, ``start_leap`` and ``finish_leap``. These methods are public for code that
-    runs several engines in lockstep. ``in_flight`` contains the batches on the GPU, oldest first.
+    - With ``pipeline_depth`` 2, a batch is decided while the previous batch runs.
+    - With ``leaping``, consecutive equal decode steps are simulated as one event (a leap). The
+      results are the same.
+    - ``in_flight``: batches on the GPU, oldest first.
     """
+
+    # An external event ends the leap at the end of the step in which it occurs. ``run`` calls
+    # ``schedule``, ``launch`` and ``finish_iteration``. For a leap, it calls ``leapable_steps``,
+    # ``start_leap`` and ``finish_leap``. These methods are public for code that runs several
+    # engines in lockstep.
 
     def __init__(
         self,
@@ -108,7 +107,8 @@ class Engine(Replica):
                 return
 
     def _iterate(self) -> SimProcess:
-        """SimPy process: the engine loop, without the check whether the engine was halted."""
+        """SimPy process: the engine loop."""
+        # Without the check whether the engine was halted.
         in_flight = self.in_flight
         gpu_free = 0.0
         yield self.timeout_at(self.ready)
@@ -138,9 +138,8 @@ class Engine(Replica):
                 self._end_idle_stretch(len(rest.moments) - 1)
 
     def finish_iteration(self, batch: Batch) -> NextAction:
-        """Complete the oldest batch in flight, after a newer batch was decided; return the next
-        action.
-        """
+        """Complete the oldest batch in flight and return the next action."""
+        # A newer batch was decided before.
         oldest = self.in_flight.popleft()
         delivered = self._complete(oldest)
         if self._external_event or delivered:
@@ -169,8 +168,9 @@ class Engine(Replica):
         return "on"
 
     def schedule(self) -> Batch | None:
-        """Make a scheduling decision and record it; return None if the decision crashes the
-        engine.
+        """Make a scheduling decision and record it.
+
+        Return None if the decision crashes the engine.
         """
         self.changed = True
         now = self.record.end = self.env.now
@@ -224,8 +224,8 @@ class Engine(Replica):
     ) -> float:
         """Start a batch on the GPU and return its end (s).
 
-        The batch starts at ``start`` (s), or later if it waits for KV copies. The duration comes
-        from the executor, unless ``seconds`` is given.
+        The batch starts at ``start`` (s), or later if it waits for KV copies. ``seconds`` replaces
+        the duration that the executor predicts.
         """
         if batch.moves and self.copy_engine:
             start = self.copy_engine.before(batch.moves, start if batch else self.env.now)
@@ -259,9 +259,7 @@ class Engine(Replica):
         self.in_flight.append(InFlight(batch, row, end, frozenset(last_of), group))
 
     def _note_departures(self, batch: Batch) -> None:
-        """Record the requests that left the group of continuously decoding requests since the
-        previous batch.
-        """
+        """Record the requests that left the decode group since the previous batch."""
         for i in batch.left:
             since = self.record.decoding_since(i)
             if since is None:
@@ -274,7 +272,7 @@ class Engine(Replica):
     def _complete(self, flight: InFlight) -> bool:
         """Deliver the tokens of a completed batch.
 
-        Return whether the batch delivered a token or rejected a request.
+        Return whether it delivered a token or rejected a request.
         """
         batch, row = flight.batch, flight.row
         self._completed_row = max(self._completed_row, row)
@@ -304,7 +302,7 @@ class Engine(Replica):
         return bool(completion.delivered or completion.refused or batch.decodes)
 
     def _end(self, completion: Completion) -> None:
-        """Resolve the requests that finish or are rejected with a completed batch."""
+        """Record the requests that finish or are rejected with a completed batch."""
         for i in completion.finished:
             life = self.record.requests[i]
             if self.front_end is None or not self.front_end.finish(life):
@@ -320,10 +318,8 @@ class Engine(Replica):
             self.record.requests[i].ensure_interruptions().dropped_rows.append(row)
 
     def _next_finish(self) -> int:
-        """Return the next row of the step log in which a request of the decode group finishes.
-
-        If there is none, return ``NO_ROW``.
-        """
+        """Return the next row of the step log in which a request of the decode group finishes."""
+        # If there is none, return ``NO_ROW``.
         while self._finishes:
             row, i, since = self._finishes[0]
             if self.record.decoding_since(i) == since:
@@ -332,10 +328,8 @@ class Engine(Replica):
         return NO_ROW
 
     def leapable_steps(self, batch: Batch) -> int:
-        """Return how many further steps will be equal to the step that was just launched.
-
-        The result is 0 unless the step only decodes.
-        """
+        """Return the number of further steps that equal the step that was just launched."""
+        # The result is 0 unless the step only decodes.
         oldest, newest = self.in_flight[0], self.in_flight[-1]
         if not self.leaping or batch.kind != "decode" or not is_same_decision(oldest, newest):
             return 0
@@ -347,9 +341,8 @@ class Engine(Replica):
         return 0 if most < 1 else self.scheduler.leap(int(most) + 1) - 1
 
     def _plan_leap(self, batch: Batch, load: StepLoad) -> Leap | None:
-        """Start a leap over repetitions of the last step and return it.
-
-        Returns None if no leap is possible.
+        """Start a leap over repetitions of the last step and return it, or None if no leap is
+        possible.
         """
         steps = self.leapable_steps(batch)
         foreseen = self.executor.forecast_steps(load, steps) if steps else ()
@@ -360,10 +353,9 @@ class Engine(Replica):
     ) -> Leap:
         """Start a leap over steps with the durations ``foreseen`` (s).
 
-        In lockstep, the engine may wait for a slower engine in every step. ``foreseen`` then
-        includes this time, and ``own`` contains the durations without it. The caller waits for the
-        leap's ``wake`` and then calls ``finish_leap``.
+        ``own`` contains the durations without the wait for slower engines in lockstep.
         """
+        # The caller waits for the leap's ``wake`` and then calls ``finish_leap``.
         oldest, newest = self.in_flight[0], self.in_flight[-1]
         ends = step_ends(newest.end, foreseen)
         moments = ends[:]
@@ -374,14 +366,14 @@ class Engine(Replica):
         return self._leap
 
     def finish_leap(self) -> float:
-        """End the leap; return the time at which the GPU is free (s)."""
+        """End the leap and return the time at which the GPU is free (s)."""
         leap = self._leap
         assert leap is not None
         self._land(leap, len(leap.moments) - 1)
         return self.in_flight[-1].end
 
     def _land(self, leap: Leap, done: int) -> None:
-        """Advance all state by ``done`` steps of the leap."""
+        """Advance the state by ``done`` steps of the leap."""
         oldest, newest = self.in_flight[0], self.in_flight[-1]
         self._leap = None
         if not done:
@@ -405,8 +397,8 @@ class Engine(Replica):
             self.in_flight.append(InFlight(batch, row, end, frozenset(lasts.get(row, ()))))
 
     def _plan_idle_stretch(self) -> IdleStretch:
-        """Start a stretch of idle passes: all passes that are known to repeat the last pass, and
-        one more.
+        """Start a series of idle passes that have the same result as the last pass, and one
+        more.
         """
         passes = 1
         most = self._watch.silent_calls(self._idle_passes) if self.leaping else 0
@@ -418,7 +410,7 @@ class Engine(Replica):
         return self._idle_stretch
 
     def _end_idle_stretch(self, passes: int) -> None:
-        """Advance all state by ``passes`` idle passes."""
+        """Advance the state by ``passes`` idle passes."""
         self._idle_stretch = None
         if passes:
             self.scheduler.skip(passes)
@@ -428,12 +420,14 @@ class Engine(Replica):
 
     @property
     def free_blocks(self) -> int:
-        """Number of blocks that can be allocated now; exact even during a leap."""
+        """Number of blocks that can be allocated now."""
+        # Exact even during a leap.
         self.catch_up()
         return self.scheduler.free_blocks
 
     def catch_up(self) -> None:
-        """Advance a leap in progress to the present time; its remaining steps stay planned."""
+        """Advance a leap in progress to the present time."""
+        # The remaining steps stay planned.
         leap = self._leap
         if leap is None or not (done := self._completed_iterations(leap)):
             return
@@ -447,12 +441,12 @@ class Engine(Replica):
         self._leap = leap
 
     def halt(self) -> list[RequestRecord]:
-        """Stop permanently, even in the middle of a step; return the unfinished requests."""
+        """Stop permanently, even in the middle of a step. Return the unfinished requests."""
         self._stop_here()
         return super().halt()
 
     def finalize(self) -> None:
-        """Close the record at the end of the run, after advancing a leap in progress."""
+        """Close the record at the end of the run."""
         self._stop_here()
         self._remaining.clear()
         if self.front_end is not None:
@@ -470,11 +464,11 @@ class Engine(Replica):
         return bool(self.scheduler.num_waiting or self.scheduler.num_running)
 
     def notify(self, *, news: bool = True) -> None:
-        """Report an event; the engine makes its next decision when its present step has ended.
+        """Report an event. The engine makes its next decision when the present step has ended.
 
-        After a livelock of KV copies was detected, the engine reacts only to external events
-        (``news``).
+        ``news`` is true for external events.
         """
+        # After a livelock of KV copies was detected, the engine reacts only to external events.
         if self._copy_livelock and not news:
             return
         super().notify()
@@ -483,7 +477,7 @@ class Engine(Replica):
         (self.on_leap_cut or self.cut)()
 
     def cut(self) -> None:
-        """End a leap or idle stretch in progress at the end of its present step."""
+        """End a leap or idle stretch in progress at the end of the present step."""
         ahead = self._leap or self._idle_stretch
         if ahead is not None:
             moments = ahead.moments
@@ -493,20 +487,16 @@ class Engine(Replica):
                 ahead.wake = ahead.wake.move(moments[-1])
 
     def _completed_iterations(self, leap: Leap | IdleStretch) -> int:
-        """Return the number of the leap's iterations that are complete by now.
-
-        If an iteration ends exactly now, it counts only if the current event belongs to an engine
-        of higher rank, because such engines act later.
-        """
+        """Return the number of the leap's iterations that are complete by now."""
+        # If an iteration ends exactly now, it counts only if the current event belongs to an engine
+        # of higher rank, because such engines act later.
         moments, now = leap.moments, self.env.now
         if current_rank(self.env) > self.rank:
             return bisect_right(moments, now)
         return bisect_left(moments, now)
 
     def _record_halt(self, since: float) -> None:
-        """Record a deadlock or livelock: the state at ``since`` (s) occurs again although no
-        external event has occurred.
-        """
+        """Record a deadlock or livelock. The present state also occurred at ``since`` (s)."""
         if self.record.engine_halt is None:
             stuck = [*self.scheduler.running_ids(), *self.scheduler.waiting_ids()]
             decided = self.record.steps.decided

@@ -1,4 +1,4 @@
-"""The API server in front of an engine; its serial work delays requests and their tokens."""
+"""API server in front of an engine. Its work delays requests and their tokens."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 
 class ApiServer:
-    """The processes of an API server that receive the requests of one engine and send its tokens to
-    the clients.
+    """API server of one engine.
 
-    A process handles requests and tokens one after another, in the order in which they occur. A
-    request reaches the engine when the work for it and all earlier work is done. A token reaches
-    its client when all work that existed when the token was computed is done. Several processes
-    share the work equally. ``delivered`` contains the time (s) at which the tokens of each row of
-    the step log reach their clients.
+    Requests and tokens are handled one after another. A request reaches the engine, and a token
+    reaches its client, when all earlier work is done. ``delivered`` contains the time (s) at which
+    the tokens of each step reach their clients.
     """
+
+    # Several processes share the work equally. The entries of ``delivered`` correspond to the rows
+    # of the step log.
 
     def __init__(self, engine: Engine, costs: FrontEndCosts) -> None:
         self.delivered = array("d")
@@ -32,7 +32,7 @@ class ApiServer:
         self._delivering: set[int] = set()
 
     def receive(self, life: RequestRecord) -> None:
-        """Receive a request now; the engine receives it later."""
+        """Receive a request. The engine receives it later."""
         costs, request, env = self._costs, life.request, self._engine.env
         self._engine.catch_up()
         self._process_rows(env.now)
@@ -51,10 +51,7 @@ class ApiServer:
             self._engine.enter(life.request)
 
     def finish(self, life: RequestRecord) -> bool:
-        """Deliver the last token of a request.
-
-        Returns True if the delivery completes at a later time.
-        """
+        """Deliver the last token of a request. Return whether the delivery completes later."""
         engine = self._engine
         self._process_rows(engine.env.now, inclusive=True)
         at = self.delivered[-1] if self.delivered else 0.0
@@ -73,16 +70,16 @@ class ApiServer:
     def forget(self, i: int) -> bool:
         """Forget a request whose client has left.
 
-        Returns True if the engine need not be informed, because the request has not reached it or
-        has already left it.
+        Returns True if the request is not in the engine.
         """
+        # The request has not reached the engine or has already left it.
         ours = i in self._entering or i in self._delivering
         self._entering.discard(i)
         self._delivering.discard(i)
         return ours
 
     def close(self) -> None:
-        """Process the remaining rows of the step log at the end of the run."""
+        """Process the remaining steps at the end of the run."""
         self._process_rows(float("inf"))
 
     def _process_rows(self, until: float, *, inclusive: bool = False) -> None:
@@ -99,5 +96,5 @@ class ApiServer:
 
 
 def attach_api_server(engine: Engine, costs: FrontEndCosts) -> None:
-    """Put an API server with these ``costs`` in front of an engine."""
+    """Put an API server in front of an engine."""
     engine.front_end = ApiServer(engine, costs)

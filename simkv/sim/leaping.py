@@ -22,11 +22,13 @@ from simkv.sim.clock import ExactTimeout
 class InFlight:
     """A batch on the GPU.
 
-    ``row`` is the row of the batch in the step log, and ``end`` is the time when it ends (s).
-    ``finishing_ids`` are the requests listed in the batch that receive their last token in it.
-    ``group`` contains the requests of the decode group (requests that decode in every step); it is
-    empty unless ``Engine.on_tokens`` is set.
+    - ``row``: row of the batch in the step log.
+    - ``end``: end time in seconds.
+    - ``finishing_ids``: requests that receive their last token in the batch.
+    - ``group``: requests that decode in every step; empty unless ``Engine.on_tokens`` is set.
     """
+
+    # ``finishing_ids`` does not contain members of the decode group.
 
     def __init__(
         self,
@@ -47,12 +49,13 @@ class InFlight:
 class Leap:
     """Several equal steps in progress, simulated as one event.
 
-    ``load`` describes the step that was just launched. ``ends`` contains the time (s) when this
-    step ends and the times when the following steps end. ``moments`` are the times at which
-    iterations of the engine loop end, and ``wake`` is the event at the last of them. If the engine
-    waits for slower engines in lockstep, ``own`` contains the durations of the following steps (s)
-    without this waiting.
+    - ``load``: load of the step that was just launched.
+    - ``ends``: end times of the steps in seconds.
+    - ``moments``: end times of the engine loop's iterations. ``wake``: event at the last of them.
+    - ``own``: durations without the wait for slower engines in lockstep.
     """
+
+    # ``ends`` begins with the step that was just launched; ``own`` is for the following steps.
 
     load: StepLoad
     ends: array[float]
@@ -63,12 +66,13 @@ class Leap:
 
 @dataclass(slots=True)
 class IdleStretch:
-    """Several idle passes in progress, simulated as one event; they have no effect except that they
-    are counted.
+    """Several idle passes in progress, simulated as one event.
 
-    ``moments`` are the times at which the passes end. After the last of them, the engine makes its
-    next decision.
+    ``moments`` are the end times of the passes in seconds.
     """
+
+    # The passes have no effect except that they are counted. After the last of them, the engine
+    # makes its next decision.
 
     moments: array[float]
     wake: ExactTimeout
@@ -84,9 +88,7 @@ def is_same_decision(oldest: InFlight, newest: InFlight) -> bool:
 
 
 def step_ends(end: float, seconds: Sequence[float] | Floats) -> array[float]:
-    """Return the time ``end`` and the times when the following steps end, given the ``seconds`` of
-    each step.
-    """
+    """Return the end times of steps with the durations ``seconds``. The first entry is ``end``."""
     if len(seconds) < MIN_VECTOR_STEPS:
         return array("d", accumulate(seconds, initial=end))
     return array("d", np.cumsum(np.append(end, seconds)).tobytes())

@@ -1,4 +1,4 @@
-"""KV copies of one replica between GPU, host memory and disk, which run while its steps run."""
+"""KV copies of a replica between GPU, host memory and disk."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from simkv.sim.run_record import KvCopyCounts
 
 
 class CopyEngine:
-    """Perform the copies that batches list, and report finished copies to the scheduler.
+    """Execution of the KV copies that batches list.
 
-    As in vLLM, the worker notices a finished copy between two steps. The scheduler is informed
-    about it together with the next result. Transfers from and to a ``disk`` run on separate
-    threads, and the scheduler is informed about their end before its next decision.
+    Completed copies are reported to the scheduler with the next result, as in vLLM. Completed disk
+    transfers are reported before the next decision.
     """
 
     def __init__(
@@ -35,10 +34,9 @@ class CopyEngine:
         self._due: dict[int, float] = {}
 
     def before(self, moves: KvCopies, start: float) -> float:
-        """Start the copies that must precede a step, which is planned at ``start`` (s).
+        """Start the copies that precede a step. Return the time at which the step can begin (s).
 
-        The step waits for all copies whose job is in ``moves.flush``. Returns the time at which the
-        step can begin (s).
+        ``start`` is the planned start of the step. The step waits for the jobs in ``moves.flush``.
         """
         for move in moves.stores:
             if move.job in moves.flush:
@@ -51,9 +49,7 @@ class CopyEngine:
         return start
 
     def after(self, moves: KvCopies, end: float) -> None:
-        """Start to copy the KV that a step has computed to host memory; the step ends at ``end``
-        (s).
-        """
+        """Start the copies to host memory that follow a step. The step ends at ``end`` (s)."""
         for move in moves.stores:
             if move.job not in moves.flush:
                 self._begin(move.job, self._link.store(move.tokens, end))
@@ -63,7 +59,7 @@ class CopyEngine:
         self._at(done, lambda: self._finish(job))
 
     def _begin_on(self, disk: OffloadLink, moves: DiskTransfers) -> None:
-        """Start the disk transfers of a step now, at the time of its scheduling decision."""
+        """Start the disk transfers of a step."""
         now = self._env.now
         for jobs, copy in ((moves.reads, disk.load), (moves.writes, disk.store)):
             for move in jobs:
@@ -91,7 +87,7 @@ def attach_copy_engine(
 ) -> None:
     """Add a copy engine to a replica and count its copies.
 
-    ``link`` connects the GPU and host memory; ``disk`` connects host memory and a disk.
+    ``link`` connects GPU and host memory. ``disk`` connects host memory and disk.
     """
     replica.copy_engine = CopyEngine(replica.env, replica, link, disk)
     replica.record.copied = KvCopyCounts() if disk is None else KvCopyCounts(0, 0, 0, 0)

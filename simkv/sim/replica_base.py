@@ -38,9 +38,7 @@ LEAVING_REASONS = {
 
 
 class QueueLimit:
-    """Decide with ``admission`` whether to admit each arriving request, and count the admitted
-    requests.
-    """
+    """Admission control of a server, with counts of the admitted requests."""
 
     def __init__(self, admission: AdmissionCheck) -> None:
         self._admission = admission
@@ -49,11 +47,11 @@ class QueueLimit:
         self._in_prefill = 0
 
     def find_rejection(self) -> Refusal | None:
-        """Return the reason to reject a request that arrives now, or None."""
+        """Return why a request that arrives now is rejected, or None."""
         return self._admission(len(self._admitted), self._in_prefill)
 
     def admit(self, request: Request) -> Refusal | None:
-        """Admit a request and return None, or return the reason for its rejection."""
+        """Admit a request and return None, or return why it is rejected."""
         if refusal := self.find_rejection():
             return refusal
         self._admitted.add(request.id)
@@ -62,7 +60,7 @@ class QueueLimit:
         return None
 
     def record_tokens(self, ids: Iterable[int]) -> None:
-        """Record that these requests received a token."""
+        """Record that requests received a token."""
         for i in ids:
             self._in_prefill -= self._prompts.pop(i, 0)
 
@@ -73,22 +71,22 @@ class QueueLimit:
 
 
 def build_queue_limit(config: EngineConfig) -> QueueLimit | None:
-    """Return the queue limit of an engine's server, or None if the server admits all requests."""
+    """Return the admission control of an engine's server, or None if it admits all requests."""
     admission = find_engine_spec(config).admission(config)
     return QueueLimit(admission) if admission else None
 
 
 class Copier(Protocol):
-    """Interface of an object that performs the KV copies of batches while the steps run."""
+    """Interface for the KV copies of batches."""
 
     def before(self, moves: KvCopies, start: float) -> float:
-        """Start the copies that must precede a step, which is planned at ``start`` (s).
+        """Start the copies that precede a step. Return the time at which the step can begin (s).
 
-        Returns the time at which the step can begin (s).
+        ``start`` is the planned start of the step.
         """
 
     def after(self, moves: KvCopies, end: float) -> None:
-        """Start the copies that follow a step; the step ends at ``end`` (s)."""
+        """Start the copies that follow a step. The step ends at ``end`` (s)."""
 
 
 class FrontEnd(Protocol):
@@ -97,19 +95,15 @@ class FrontEnd(Protocol):
     delivered: array[float]
 
     def receive(self, life: RequestRecord) -> None:
-        """Receive a request now; it enters the engine later."""
+        """Receive a request. The engine receives it later."""
 
     def finish(self, life: RequestRecord) -> bool:
-        """Deliver the last token of a request.
-
-        Returns True if the delivery completes at a later time.
-        """
+        """Deliver the last token of a request. Return whether the delivery completes later."""
 
     def forget(self, i: int) -> bool:
         """Forget a request whose client has left.
 
-        Returns True if the engine need not be informed, because the request has not reached it or
-        has already left it.
+        Returns True if the request is not in the engine.
         """
 
     def close(self) -> None:
@@ -118,16 +112,16 @@ class FrontEnd(Protocol):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Replica(ABC):
-    """A scheduler, an executor and the record of their run.
+    """Scheduler, executor and record of a run.
 
-    Start ``run()`` as a SimPy process and pass requests to ``submit``. Requests that arrive before
-    ``ready`` (s) wait until then. Whenever a request has ended, ``resolved()`` and
-    ``on_request_end(record)`` are called. At equal times, replicas with a lower ``rank`` act first.
-
-    ``inbox`` contains the external messages since the last decision: requests, ids of requests
-    whose clients have left, and callbacks. ``wake`` is the event that wakes the replica, or None
-    while the replica is awake.
+    - ``ready``: time (s) at which the replica starts to serve requests.
+    - ``resolved``, ``on_request_end``: called when a request has ended.
+    - ``rank``: order of replicas at equal times, lowest first.
+    - ``inbox``: messages since the last decision: requests, aborted ids and callbacks.
+    - ``wake``: event that wakes the replica; None while it is awake.
     """
+
+    # ``run()`` is started as a SimPy process, and requests are passed to ``submit``.
 
     def __init__(
         self,
@@ -171,7 +165,7 @@ class Replica(ABC):
     # Interface for clients and routers.
 
     def submit(self, request: Request) -> None:
-        """Receive a request now; its client starts to wait."""
+        """Receive a request."""
         life = self.record.arrive(request)
         if self.queue_limit and (refusal := self.queue_limit.admit(request)):
             self.refuse(life, refusal)
@@ -192,29 +186,25 @@ class Replica(ABC):
         self.notify()
 
     def call_soon(self, message: Callable[[], None], *, news: bool = True) -> None:
-        """Queue a callback to run before the next decision.
-
-        ``news`` has the same meaning as in ``notify``.
-        """
+        """Queue a callback to run before the next decision. ``news`` is as in ``notify``."""
         self.inbox.append(message)
         self.notify(news=news)
 
     def disconnect(self, request_id: int, outcome: Outcome = Outcome.STARVED) -> None:
-        """Record that the client of a submitted request has left; it ends with ``outcome``."""
+        """Record that the client of a request has left. The request ends with ``outcome``."""
         self._give_up(self.record.requests[request_id], outcome)
 
     def forget(self, request_id: int) -> None:
-        """Remove the record of an ended request to free memory. The record of the run then does not
-        contain the request.
-        """
+        """Remove the record of an ended request to free memory."""
+        # The record of the run then does not contain the request.
         self.record.requests.pop(request_id, None)
 
     def forget_steps(self, kept: int) -> None:
         """Drop old rows of the step log to free memory.
 
-        The last ``kept`` rows and the rows of unfinished requests remain, and sometimes a few more.
-        ``conclude`` cannot be called afterwards.
+        At least the last ``kept`` rows and the rows of unfinished requests remain.
         """
+        # ``conclude`` cannot be called afterwards.
         log = self.record.steps
         needed = [len(log) - kept]
         for life in self.record.requests.values():
@@ -236,20 +226,19 @@ class Replica(ABC):
 
     @property
     def num_waiting(self) -> int:
-        """Number of requests that wait now; it includes requests that the scheduler has not
-        received yet.
-        """
+        """Number of waiting requests."""
+        # Includes requests that the scheduler has not received yet.
         new = sum(isinstance(message, Request) for message in self.inbox) if self.inbox else 0
         return self.scheduler.num_waiting + new
 
     @property
     def num_running(self) -> int:
-        """Number of requests that run now."""
+        """Number of running requests."""
         return self.scheduler.num_running
 
     @property
     def free_blocks(self) -> int:
-        """Number of blocks that can be allocated now."""
+        """Number of blocks that can be allocated."""
         return self.scheduler.free_blocks
 
     # Run and end.
@@ -259,13 +248,13 @@ class Replica(ABC):
         """SimPy process: run the replica to its end."""
 
     def halt(self) -> list[RequestRecord]:
-        """Stop permanently, even in the middle of a step; return the unfinished requests."""
+        """Stop permanently, even in the middle of a step. Return the unfinished requests."""
         self.halted = True
         self.record.end = self.env.now
         return [life for life in self.record.requests.values() if life.outcome is None]
 
     def conclude(self, requests: Iterable[Request], horizon: float | None) -> RunRecord:
-        """End the run: assign an outcome to every request and close the record."""
+        """End the run. Assign an outcome to every request and close the record."""
         record = self.record
         if horizon is not None:
             record.end = horizon
@@ -281,30 +270,30 @@ class Replica(ABC):
         """Close the record at the end of the run."""
 
     def run_notes(self) -> list[str]:
-        """Return notes on the run, one sentence each, that cannot be derived from the record."""
+        """Return notes on the run, one sentence each."""
+        # Only notes that cannot be derived from the record.
         return []
 
     # Interface for subclasses and the fleet.
 
     def timeout_at(self, time: float, after: int = 0) -> ExactTimeout:
-        """Return an event at ``time`` (s), after all external events of that time.
+        """Return an event at ``time`` (s), after all external events at that time.
 
-        Several replicas may have events at the same time. These occur in the order of the replica's
-        rank plus ``after``.
+        Replicas with events at equal times act in the order of their rank plus ``after``.
         """
         return ExactTimeout(self.env, time, self.rank + after)
 
     def sleep(self) -> simpy.Event:
-        """Sleep until an external event; return the event that ends the sleep."""
+        """Sleep until an external event. Return the event that ends the sleep."""
         self.wake = self.env.event()
         return self.wake
 
     def notify(self, *, news: bool = True) -> None:  # noqa: ARG002
-        """Report an event; the replica makes its next decision as soon as it can.
+        """Report an event. The replica makes its next decision as soon as possible.
 
-        Pass ``news=False`` if the event is a consequence of the replica's own work. Such events may
-        repeat forever, so they do not count as progress.
+        ``news`` is False if the replica's own work caused the event.
         """
+        # Such events may repeat forever, so they do not count as progress.
         self.changed = True
         self.record.end = self.env.now
         if self.wake is not None:
@@ -312,11 +301,11 @@ class Replica(ABC):
             self.wake = None
 
     def load(self, batch: Batch) -> StepLoad:
-        """Return the properties of a batch that determine its duration."""
+        """Return the load of a batch, which determines its duration."""
         return compute_step_load(batch, spread=self._wants_spread)
 
     def resolve(self, life: RequestRecord, outcome: Outcome, reason: str = "") -> None:
-        """End a request now, unless it has already ended."""
+        """End a request, unless it has already ended."""
         if life.outcome is None:
             self.changed = True
             life.outcome, life.reason, life.ended_at = outcome, reason, self.env.now
@@ -328,7 +317,7 @@ class Replica(ABC):
                 self.on_request_end(life)
 
     def refuse(self, life: RequestRecord, refusal: Refusal) -> None:
-        """Reject a request now because it exceeds a limit, unless it has already ended."""
+        """Reject a request that exceeds a limit, unless it has already ended."""
         if life.outcome is None:
             life.refusal = refusal
             self.record.end = max(self.record.end, self.env.now)
@@ -340,17 +329,18 @@ class Replica(ABC):
         otherwise: str = "the engine gave up on it",
         limit: str | None = None,
     ) -> None:
-        """Reject a request now.
+        """Reject a request.
 
-        If the prompt exceeds the limit named ``limit`` (or any limit if None), the reason names the
-        prompt length and the limit. If it does not, the reason is ``otherwise``.
+        The reason names the limit that the prompt exceeds. If it exceeds none, the reason is
+        ``otherwise``.
         """
+        # ``limit`` is the name of the limit, or None for any limit.
         why = self.too_long(life.request.prompt_tokens) if self.too_long else None
         named = why is not None and (limit is None or f" {limit} " in why)
         self.resolve(life, Outcome.REJECTED, why if why and named else otherwise)
 
     def die(self, kind: str, why: str, requests: Iterable[int]) -> None:
-        """Stop permanently, because the real engine would crash while it serves these requests."""
+        """Stop permanently, as if the engine crashed while it serves ``requests``."""
         self.dead = True
         held = dict(self.scheduler.blocks_held())
         self.record.engine_halt = EngineHalt(kind, self.env.now, why, sorted(set(requests)), held)
@@ -359,20 +349,16 @@ class Replica(ABC):
 
 
 def record_cut_off(record: RunRecord, request: Request) -> None:
-    """Record a request that was never sent because the run ended first; its outcome is "cut
-    off".
-    """
+    """Record a request that was not sent before the run ended. Its outcome is "cut off"."""
     life = record.arrive(request)
     life.outcome, life.reason = Outcome.CUT_OFF, "it was not sent before the run ended"
     life.ended_at = request.arrival
 
 
 def assign_outcomes(record: RunRecord, horizon: float | None) -> None:
-    """Assign an outcome to each request that has none.
-
-    If a client gave up after the engine had halted, the outcome of its request is changed to
-    stalled, because the halt was the cause.
-    """
+    """Assign an outcome to each request that has none."""
+    # If a client gave up after the engine had halted, the outcome of its request is changed to
+    # stalled, because the halt was the cause.
     stop = record.engine_halt
     for life in record.requests.values():
         waited_for_nothing = (

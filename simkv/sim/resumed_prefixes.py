@@ -12,15 +12,16 @@ from simkv.workload.clients import Dependency
 def find_resumed_prefixes(
     record: RunRecord, after: Mapping[int, Dependency], block_size: int
 ) -> dict[int, ResumedPrefix]:
-    """Return the prefix of each request in ``after`` whose KV an earlier turn of its session has
+    """Return the prefix of each request in ``after`` that earlier turns of its session have
     computed.
 
-    Earlier turns are the turns that the request waits for. If the request does not repeat such a
-    turn completely, the turns before it count as well, because an agent that waited for sub-agents
-    continues its own last turn. If several turns share a prefix with the prompt, the longest prefix
-    is returned. Its length is a multiple of ``block_size`` tokens, and it never contains the last
-    token of the prompt, which is always computed.
+    If several turns share a prefix with the prompt, the longest prefix is returned. Lengths are
+    multiples of ``block_size`` tokens.
     """
+    # Earlier turns are the turns that the request waits for. If the request does not repeat such a
+    # turn completely, the turns before it count as well, because an agent that waited for
+    # sub-agents continues its own last turn. A prefix never contains the last token of the prompt,
+    # which is always computed.
     found: dict[int, ResumedPrefix] = {}
     for number, dependency in after.items():
         life = record.requests.get(number)
@@ -50,10 +51,8 @@ def find_resumed_prefixes(
 
 
 def _segments(request: Request) -> tuple[Segment, ...]:
-    """Return the segments of a request's prompt.
-
-    A prompt without segments is returned as one segment that only later requests can share.
-    """
+    """Return the segments of a request's prompt."""
+    # A prompt without segments is returned as one segment that only later requests can share.
     return request.segments or (Segment(f"u{request.id}", 0, request.prompt_tokens),)
 
 

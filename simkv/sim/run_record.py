@@ -1,5 +1,5 @@
 # mypyc: compile
-"""Records of a run: one row per step, and a short list of segments per request."""
+"""Records of a run, with one row per step and a short list of segments per request."""
 
 from __future__ import annotations
 
@@ -41,10 +41,7 @@ UNKNOWN_CAUSE = PreemptionCause(None)
 
 @dataclass(slots=True)
 class Interruptions:
-    """Events that occur only in few requests, such as preemptions.
-
-    The docstring of ``RequestRecord`` describes the fields.
-    """
+    """Rare events of a request, such as preemptions. ``RequestRecord`` describes the fields."""
 
     preempted_at: list[float] = field(default_factory=list)
     preempted_rows: list[int] = field(default_factory=list)
@@ -55,38 +52,36 @@ class Interruptions:
 
 @dataclass(slots=True, eq=False)
 class RequestRecord:
-    """The record of one request; times in seconds since the start of the run.
+    """Record of one request. Times are in seconds since the start of the run. Rows are rows of the
+    step log.
 
-    A row is the entry of one step in the step log. Requests that decode in every step form the
-    decode group.
-
-    - ``received_at``: time at which the scheduler received the request; ``entered_at``: time at
-      which the engine received it from the API server, if the API server is simulated.
-    - ``preempted_at``: times at which the request lost computed KV. ``causes`` and
-      ``preempted_rows`` have an entry for each: the cause, and the number of rows in the step log
-      at that time. The number determines the order of preemptions and steps that a pipelined
-      scheduler decides at the same time.
-    - ``bounces``: number of times that the request lost its blocks before any KV was computed in
-      them.
+    - ``received_at``: time at which the scheduler received the request.
+    - ``entered_at``: time at which the engine received the request from the API server.
+    - ``preempted_at``: times of preemptions. ``causes``: their causes. ``preempted_rows``: number
+      of rows at these times.
+    - ``bounces``: number of preemptions before any KV was computed.
     - ``recomputed_tokens``: number of tokens computed again.
-    - ``tokens``, ``first_token``, ``last_token``: number of tokens that reached the client, and
-      the times of the first and the last token. They are computed from the segments at the end of
-      the run.
-    - ``dropped_rows``: rows whose tokens were computed but discarded by the engine.
-    - ``chunks``: number of tokens and context of three kinds of rows: its prefill rows, its rows
-      with draft tokens, and the first row of each decode segment outside the decode group.
-    - ``aside``: start times of periods in which the scheduler skipped the request, with reasons.
-      An entry with an empty reason is the end of a period.
-    - ``tokens_per_chunk``: number of tokens per chunk sent to the client. The first and the last
-      token are sent without delay.
-    - ``accepted_drafts``: pairs of a row and the number of accepted draft tokens emitted there;
-      ``accepted_tokens`` is the number of accepted draft tokens in ``tokens``.
-    - ``drafted``: whether decodes of the request verify draft tokens; if they do, each decode has
-      an entry in ``chunks``.
-    - ``refusal``: the limit for which the request was rejected, or None.
-    - ``loaded_tokens``: number of tokens whose KV was loaded from host memory before the first
-      step of the request; ``disk_tokens``: number of these tokens that were first read from disk.
+    - ``tokens``: number of tokens that reached the client. ``first_token``, ``last_token``: times
+      of the first and last token.
+    - ``dropped_rows``: rows whose tokens were discarded by the engine.
+    - ``chunks``: tokens and context of prefill rows and of some decode rows.
+    - ``aside``: times at which the scheduler began to skip the request, with reasons. An empty
+      reason is the end of a period.
+    - ``tokens_per_chunk``: number of tokens per chunk sent to the client.
+    - ``accepted_drafts``: pairs of row and number of accepted draft tokens.
+    - ``accepted_tokens``: number of accepted draft tokens in ``tokens``.
+    - ``drafted``: whether decodes of the request verify draft tokens.
+    - ``refusal``: limit for which the request was rejected, or None.
+    - ``loaded_tokens``: number of tokens loaded from host memory before the first step.
+    - ``disk_tokens``: number of these tokens that were read from disk.
     """
+
+    # ``entered_at`` is None unless the API server is simulated. ``preempted_rows`` determines the
+    # order of preemptions and steps that a pipelined scheduler decides at the same time. ``tokens``
+    # and the token times are computed from the segments at the end of the run. ``chunks`` contains
+    # three kinds of rows: the prefill rows, the rows with draft tokens, and the first row of each
+    # decode segment outside the decode group (requests that decode in every step). The first and
+    # the last token are sent to the client without delay.
 
     request: Request
     outcome: Outcome | None = None
@@ -117,9 +112,7 @@ class RequestRecord:
     disk_tokens: int = 0
 
     def extra_tokens_in(self, first: int, last: int) -> int:
-        """Return the number of accepted draft tokens that were emitted in rows ``first`` to
-        ``last``.
-        """
+        """Return the number of accepted draft tokens emitted in rows ``first`` to ``last``."""
         if self.accepted_drafts is None:
             return 0
         rows, counts = self.accepted_drafts[::2], self.accepted_drafts[1::2]
@@ -154,7 +147,7 @@ class RequestRecord:
         return self.interruptions.aside if self.interruptions else []
 
     def ensure_interruptions(self) -> Interruptions:
-        """Return ``interruptions`` for writing, and create it if it does not exist."""
+        """Return ``interruptions`` for writing, and create it if necessary."""
         if self.interruptions is None:
             self.interruptions = Interruptions()
         return self.interruptions
@@ -168,11 +161,10 @@ class RequestRecord:
 
 @dataclass(slots=True)
 class EngineHalt:
-    """A permanent stop of the engine at ``since`` (s): the engine died, or its state repeats
-    forever.
+    """Permanent stop of the engine at ``since`` (s): a crash, deadlock or livelock.
 
-    ``cycle_start`` is the time at which a repeated state first occurred (s). ``held`` maps each
-    request to the number of blocks that it holds.
+    ``cycle_start`` is the time (s) at which a repeated state first occurred. ``held`` is the number
+    of blocks by request.
     """
 
     kind: str
@@ -186,9 +178,10 @@ class EngineHalt:
 class Shortfall(NamedTuple):
     """Time that a request still needed when its client gave up, in seconds.
 
-    ``isolated_s`` is the request's duration in isolation, or None if it exceeds ten times the
-    timeout. ``remaining_s`` is the part of ``isolated_s`` that was left when the client gave up.
-    ``delay_s`` is the delay that other requests had caused until then.
+    - ``isolated_s``: duration of the request in isolation; None if it exceeds ten times the
+      timeout.
+    - ``remaining_s``: part of ``isolated_s`` that was left.
+    - ``delay_s``: delay that other requests had caused.
     """
 
     isolated_s: float | None
@@ -197,11 +190,12 @@ class Shortfall(NamedTuple):
 
 
 class ResumedPrefix(NamedTuple):
-    """The prefix of a prompt whose KV an earlier turn of the session had computed.
+    """Prefix of a prompt whose KV an earlier turn of the session has computed.
 
-    ``tokens`` is its length in tokens, in full blocks. ``row`` is the last row of the step log in
-    which the earlier turn computed tokens.
+    ``row`` is the last row of the step log in which the earlier turn computed tokens.
     """
+
+    # The length is in full blocks.
 
     tokens: int
     row: int
@@ -211,9 +205,10 @@ class ResumedPrefix(NamedTuple):
 class DraftCounts:
     """Counts of draft tokens, as in vLLM's ``SpecDecodingStats``.
 
-    ``num_drafts`` counts each request once for each step in which it has draft tokens, including
-    padded ones. Tokens past the end of an output do not count as accepted.
+    ``num_drafts`` is the number of pairs of a step and a request with draft tokens.
     """
+
+    # Including padded ones. Tokens past the end of an output do not count as accepted.
 
     num_drafts: int = 0
     num_draft_tokens: int = 0
@@ -224,9 +219,10 @@ class DraftCounts:
 class KvCopyCounts:
     """Numbers of tokens whose KV was copied.
 
-    ``loaded_tokens`` were copied from host memory to the GPU, ``stored_tokens`` from the GPU to
-    host memory. ``read_tokens`` were copied from disk to host memory, ``written_tokens`` from host
-    memory to disk; both are None without a disk.
+    - ``loaded_tokens``: from host memory to the GPU.
+    - ``stored_tokens``: from the GPU to host memory.
+    - ``read_tokens``: from disk to host memory; None without a disk.
+    - ``written_tokens``: from host memory to disk; None without a disk.
     """
 
     loaded_tokens: int = 0
@@ -236,16 +232,17 @@ class KvCopyCounts:
 
 
 class RunRecord:
-    """The complete record of a run, written while the simulation runs.
+    """Complete record of a run.
 
-    ``isolated_s`` maps a request to its duration in isolation (s), if the executor knows it.
-    ``queue_heads`` has an entry for each change of the request at the head of the queue. An entry
-    contains the time, and the request with the reason why it waits (None if no request waits).
-    ``shortfalls`` has an entry for each request that timed out. ``tokens_per_chunk`` is the number
-    of tokens per chunk sent to clients. ``drafting`` counts draft tokens; it is None if there are
-    none. ``copied`` counts KV copies to and from host memory; it is None without offloading.
-    ``resumed`` has an entry for each request whose prompt repeats an earlier turn. ``prefix_cache``
-    is true if the engine caches prefixes.
+    - ``isolated_s``: duration of each request in isolation (s), if known.
+    - ``queue_heads``: changes of the first waiting request: the time, and the request with its wait
+      reason or None.
+    - ``shortfalls``: entry for each request that timed out.
+    - ``tokens_per_chunk``: number of tokens per chunk sent to clients.
+    - ``drafting``: counts of draft tokens, or None.
+    - ``copied``: counts of KV copies; None without KV offloading.
+    - ``resumed``: entry for each request whose prompt repeats an earlier turn.
+    - ``prefix_cache``: whether the engine caches prefixes.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -276,7 +273,7 @@ class RunRecord:
         return life
 
     def decided(self, batch: Batch, now: float) -> None:
-        """Record the preemptions, KV copies and queue head that result from a schedule call."""
+        """Record the preemptions, KV copies and first waiting request of a scheduling decision."""
         if batch.preempted:
             self._note_preempted(batch, now)
         if batch.moves and self.copied:
@@ -309,7 +306,7 @@ class RunRecord:
                 life.bounces += 1
 
     def set_aside(self, aside: dict[int, WaitReason], now: float) -> None:
-        """Record that from now on the scheduler skips exactly the requests in ``aside``."""
+        """Record that the scheduler skips exactly the requests in ``aside`` from now on."""
         if aside == self._aside:
             return
         for i in self._aside.keys() - aside.keys():
@@ -328,10 +325,11 @@ class RunRecord:
         queues: QueueState,
         decided: float | None = None,
     ) -> int:
-        """Append the row of a step and update its requests; return the index of the row.
+        """Append the row of a step and return its index.
 
         ``decided`` is the time at which the step was decided (default: ``start``).
         """
+        # Also updates the requests of the step.
         row = len(self.steps)
         times = (start if decided is None else decided, start, end)
         self.steps.append(times, batch.kind, load, len(batch.preempted), queues)
@@ -356,9 +354,7 @@ class RunRecord:
         return row
 
     def verified(self, drafted: DraftedTokens, delivered: Iterable[int], row: int) -> None:
-        """Record the draft tokens that step-log row ``row`` verified, for the requests in
-        ``delivered``.
-        """
+        """Record the draft tokens that the step in row ``row`` has verified."""
         counts = self.drafting = self.drafting or DraftCounts()
         for i in delivered:
             if tokens := drafted.tokens.get(i, 0):
@@ -373,11 +369,12 @@ class RunRecord:
                     life.accepted_drafts.extend((row, accepted))
 
     def repeat(self, batch: Batch, ends: array[float], free_blocks: list[int], lag: int) -> None:
-        """Append rows for steps that repeat the newest step with the same batch of decodes.
+        """Append rows for steps that repeat the newest step.
 
-        ``ends`` (s) and ``free_blocks`` have one entry per new row. Each step was decided when the
-        step ``lag`` rows earlier ended.
+        ``ends`` (s) and ``free_blocks`` have one entry per step.
         """
+        # The steps have the same batch of decodes. Each step was decided when the step ``lag`` rows
+        # earlier ended.
         steps = len(ends)
         self.steps.repeat(ends, free_blocks, lag)
         for i, _ in batch.scheduled:
@@ -386,10 +383,9 @@ class RunRecord:
             life.computed += steps
 
     def leave_decode_group(self, i: int, last: int) -> int:
-        """Remove request ``i`` from the decode group (requests that decode in every step) after row
-        ``last``.
+        """Remove request ``i`` from the decode group after row ``last``.
 
-        Returns the number of steps in which the request was a member of the group.
+        Return its number of steps there.
         """
         first = self._decoding_since.pop(i)
         steps = last - first + 1
@@ -405,18 +401,16 @@ class RunRecord:
 
     @property
     def token_times(self) -> array[float]:
-        """Time (s) at which the tokens of each row of the step log reach their clients."""
+        """Time (s) at which the tokens of each step reach their clients."""
         return self.steps.end if self.delivered is None else self.delivered
 
     def decoding_since(self, i: int) -> int | None:
-        """Return the row in which request ``i`` joined the decode group, or None if it is not in
-        the group.
-        """
+        """Return the row in which request ``i`` joined the decode group, or None."""
         return self._decoding_since.get(i)
 
     def close(self, last: int) -> None:
-        """At the end of the run, end the last state of each request, and count the tokens delivered
-        to clients.
+        """Complete the record at the end of the run: close open periods and count delivered
+        tokens.
         """
         for i in list(self._decoding_since):
             self.leave_decode_group(i, last)
@@ -457,7 +451,7 @@ def _count_tokens(life: RequestRecord, context: int, tokens: int) -> None:
 
 
 def emitting_rows(life: RequestRecord) -> Iterator[tuple[int, int]]:
-    """Yield ranges (first, last) of step-log rows in which the request emits a token."""
+    """Yield ranges (first, last) of rows of the step log in which the request emits tokens."""
     return emitting_ranges(life.segment_data)
 
 

@@ -1,7 +1,5 @@
 # mypyc: compile
-"""Rows of the step log in which a request takes part, stored as flat arrays of integers
-(packed).
-"""
+"""Rows of the step log in which a request takes part, packed into arrays of integers."""
 
 from __future__ import annotations
 
@@ -11,11 +9,12 @@ from typing import NamedTuple
 
 
 class RowSegment(NamedTuple):
-    """Consecutive rows of the step log, from ``first`` to ``last``, in which a request takes part.
+    """Consecutive rows of the step log in which a request takes part.
 
-    ``kind`` is ``prefill`` or ``decode``. If ``emits``, a decode emits one token in each row, and a
-    prefill emits one token in the last row.
+    If ``emits``, a decode emits a token in each row, and a prefill emits a token in the last row.
     """
+
+    # ``kind`` is ``prefill`` or ``decode``.
 
     kind: str
     first: int
@@ -26,8 +25,9 @@ class RowSegment(NamedTuple):
 class Chunk(NamedTuple):
     """Tokens computed for a request in one step.
 
-    In row ``row`` of the step log, ``tokens`` tokens were computed. The KV of the ``context``
-    tokens before them was already in the cache.
+    - ``row``: row of the step log.
+    - ``tokens``: number of computed tokens.
+    - ``context``: number of tokens whose KV was already cached.
     """
 
     row: int
@@ -44,7 +44,7 @@ WIDTH = 3
 
 
 def append_row(spans: array[int], row: int, *, decode: bool, emits: bool) -> bool:
-    """Add ``row`` to the packed segments; return whether it extends the last segment."""
+    """Add ``row`` to packed segments. Return whether it extends the last segment."""
     what = (DECODE if decode else PREFILL) + emits
     if spans and spans[-1] == row - 1:
         before = spans[-3]
@@ -65,12 +65,12 @@ def read_segments(spans: array[int]) -> list[RowSegment]:
 
 
 def first_row(spans: array[int]) -> int | None:
-    """Return the first row of packed segments, or None if there are none."""
+    """Return the first row of packed segments, or None."""
     return spans[1] if spans else None
 
 
 def emitting_ranges(spans: array[int]) -> Iterator[tuple[int, int]]:
-    """Yield ranges (first, last) of step-log rows in which the request emits a token."""
+    """Yield ranges (first, last) of rows of the step log in which the request emits tokens."""
     one = iter(spans)
     for what, first, last in zip(one, one, one, strict=True):
         if what & EMITS:
@@ -92,10 +92,8 @@ def read_chunks(chunks: array[int]) -> list[Chunk]:
 
 
 def shift_rows(numbers: array[int], rows: int, places: Iterable[int]) -> array[int]:
-    """Return packed segments or chunks with ``rows`` added to all row numbers.
-
-    ``places`` are the positions of row numbers in each group of three integers.
-    """
+    """Return packed segments or chunks with ``rows`` added to all row numbers."""
+    # ``places`` are the positions of row numbers in each group of three integers.
     found = numbers[:]
     for place in places:
         found[place::WIDTH] = array("i", [row + rows for row in numbers[place::WIDTH]])

@@ -44,12 +44,13 @@ ExecutorChange = Callable[[Executor], Executor]
 
 @dataclass(frozen=True)
 class ReplicaSpec:
-    """The configuration of a replica's engine and the cost profile of its steps.
+    """Configuration of a replica's engine, and the cost profile of its steps.
 
-    ``profile_name`` is the profile's name in the scenario, or the profile's own name if it was
-    derived from the scenario's hardware. ``draft_layers`` is the number of layers of the model if
-    an additional layer proposes draft tokens; it is 0 if there is no such layer.
+    - ``profile_name``: name in the scenario, or the profile's own name.
+    - ``draft_layers``: number of model layers if a further layer proposes draft tokens, else 0.
     """
+
+    # The own name is used if the profile was derived from the scenario's hardware.
 
     engine: Any
     profile: CostProfile
@@ -60,11 +61,10 @@ class ReplicaSpec:
 
 @dataclass(frozen=True)
 class ScenarioRun:
-    """A completed run: its ``record``, the lifetimes of its replicas, and its clients.
+    """A completed run with its record, replica lifetimes and clients."""
 
-    Without a ``fleet`` section, there is one lifetime, and ``record`` is the record of the only
-    engine.
-    """
+    # Without a ``fleet`` section, there is one lifetime, and ``record`` is the record of the only
+    # engine.
 
     record: RunRecord
     lifetimes: Sequence[ReplicaLifetime]
@@ -73,7 +73,7 @@ class ScenarioRun:
 
 
 def build_replica_specs(scenario: Scenario, folder: Path) -> list[ReplicaSpec]:
-    """Return the configuration of each replica that the fleet may start, or of the only engine.
+    """Return the configuration of each replica that can start.
 
     Profile files are resolved relative to ``folder``. Raises InputError if a profile cannot be
     used.
@@ -103,13 +103,15 @@ def simulate_scenario(
     changed: ExecutorChange | None = None,
     sent: Clients | None = None,
 ) -> ScenarioRun:
-    """Simulate the scenario's workload on its replicas in a new SimPy environment.
+    """Simulate the scenario's workload on its replicas.
 
-    ``resolved`` is called whenever a request ends. ``scheduler`` replaces the scheduler of the only
-    engine. The duration of a step is the time that the cost profile predicts, multiplied by the
-    scenario's factors. ``changed`` modifies each executor before these factors apply. ``sent``
-    replaces the workload.
+    - ``resolved``: called when a request ends.
+    - ``scheduler``: replaces the scheduler of the only engine.
+    - ``changed``: modifies each executor before the scenario's factors apply.
+    - ``sent``: replaces the workload.
     """
+    # The duration of a step is the time that the cost profile predicts, multiplied by the
+    # scenario's factors.
 
     def make(spec: ReplicaSpec, env: simpy.Environment, rank: int) -> Replica:
         replica = build_replica(scenario, spec, env, rank, leaping, scheduler, changed)
@@ -132,10 +134,9 @@ def simulate_scenario(
 
 
 def _note_resumed(run: ScenarioRun, replicas: Sequence[ReplicaSpec], sent: Clients) -> None:
-    """Record the prefixes that later turns of a session could reuse.
-
-    There are two kinds: prefixes on any replica, and prefixes on the replica that served the turn.
-    """
+    """Record the prefixes that later turns of a session could reuse."""
+    # There are two kinds: prefixes on any replica, and prefixes on the replica that served the
+    # turn.
     records = [(run.record, replicas[0])]
     if run.fleet:
         records += [(one.engine.record, replicas[one.replica]) for one in run.lifetimes]
@@ -156,9 +157,9 @@ def simulate_with_profile(
 ) -> ScenarioRun:
     """Simulate the scenario with the step costs of ``profile`` on all replicas.
 
-    The API server takes no time unless the scenario has a ``front_end`` section. If ``requests``
-    are given, they replace the workload. ``changed`` modifies each executor.
+    ``requests`` replace the workload. ``changed`` modifies each executor.
     """
+    # The API server takes no time unless the scenario has a ``front_end`` section.
     spec = ReplicaSpec(scenario.engine, profile, profile.name)
     if scenario.front_end is None:
         scenario = scenario.model_copy(update={"front_end": "none"})
@@ -173,7 +174,7 @@ def build_server(
     make: Callable[[ReplicaSpec, simpy.Environment, int], Replica],
     session_of: SessionLookup,
 ) -> Replica | Fleet:
-    """Return the engine, or the fleet behind its router, in a new SimPy environment.
+    """Return the engine or fleet of a scenario.
 
     ``make`` builds a replica from its spec, the environment and the rank of its events.
     """
@@ -199,10 +200,7 @@ def build_replica(
     scheduler: Scheduler | None = None,
     changed: ExecutorChange | None = None,
 ) -> Replica:
-    """Build a replica of the scenario.
-
-    The arguments have the same meaning as in ``simulate_scenario``.
-    """
+    """Build a replica of the scenario. The arguments are as in ``simulate_scenario``."""
     chosen = scheduler or _build(spec)
     executor = build_executor(scenario, spec, changed)
     ready, pacing = scenario.engine_ready, scenario.pipeline
@@ -228,9 +226,7 @@ def build_replica(
 
 
 def find_front_end_costs(scenario: Scenario, spec: ReplicaSpec) -> FrontEndCosts | None:
-    """Return the costs of the API server in front of a replica; None if its time is not
-    simulated.
-    """
+    """Return the costs of the API server of a replica, or None if its time is not simulated."""
     said = scenario.front_end
     if said == "none" or (said is None and scenario.hardware is None):
         return None
@@ -253,11 +249,12 @@ def find_front_end_costs(scenario: Scenario, spec: ReplicaSpec) -> FrontEndCosts
 
 
 def scale_front_end(scenario: Scenario, replicas: Sequence[ReplicaSpec], factor: float) -> Scenario:
-    """Return the scenario with packaged times of the API server multiplied by ``factor``.
+    """Return the scenario with default times of the API server multiplied by ``factor``.
 
-    Only packaged times change; times that are written in the scenario stay the same. A scenario is
-    returned unchanged if it has no API server, or if its replicas have different times.
+    Times that the scenario specifies stay the same.
     """
+    # A scenario is returned unchanged if it has no API server, or if its replicas have different
+    # times.
     costs, *others = {find_front_end_costs(scenario, spec) for spec in replicas}
     if costs is None or others:
         return scenario
@@ -312,7 +309,7 @@ def _check_loras(requests: Iterable[Request], replicas: Sequence[ReplicaSpec]) -
 def check_lora(subject: str, lora: str, replicas: Sequence[ReplicaSpec]) -> None:
     """Raise InputError if an engine cannot serve the LoRA adapter.
 
-    The error message begins with ``subject``, which says what uses the adapter.
+    ``subject`` is the first part of the message, which names the user of the adapter.
     """
     for spec in replicas:
         if not find_engine_spec(spec.engine).takes_loras(spec.engine):
@@ -334,8 +331,8 @@ def _build(replica: ReplicaSpec) -> Scheduler:
 def build_session_lookup(sent: Clients) -> SessionLookup:
     """Return a function that maps a request to its session.
 
-    Requests that wait for answers to each other form one session. Other requests belong to the same
-    session if their prompts begin with the same token stream.
+    Requests that wait for answers to each other form one session. Other requests form a session if
+    their prompts begin with the same token stream.
     """
     first = find_sessions(sent.after)
 

@@ -1,5 +1,5 @@
 # mypyc: compile
-"""The step log: one row per step. Steps that repeat an earlier step are stored compactly."""
+"""Step log with one row per step. Repeated steps are stored compactly."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ STORED_COLUMNS = (
 
 
 class StepLog:
-    """Step log with one row per step; times are in seconds, all other columns are counts.
+    """Step log with one row per step. Times are in seconds.
 
-    ``waiting``, ``running`` and ``free_blocks`` are the state after the schedule call of the step;
-    ``decided`` is the time of that call.
-
-    A step and the steps that repeat it form a run. Only ``end`` and ``free_blocks`` are stored per
-    row. The other columns are stored per run and expanded to rows when they are read.
+    ``decided`` is the time of the scheduling decision. ``waiting``, ``running`` and ``free_blocks``
+    are the state after the decision.
     """
+
+    # A step and the steps that repeat it form a run. Only ``end`` and ``free_blocks`` are stored
+    # per row. The other columns are stored per run and expanded to rows when they are read.
 
     def __init__(self) -> None:
         self.end = array("d")
@@ -78,7 +78,7 @@ class StepLog:
         preempted: int,
         queues: QueueState,
     ) -> None:
-        """Append the row of a step; ``times`` are (decided, start, end) in seconds."""
+        """Append the row of a step. ``times`` are (decided, start, end) in seconds."""
         self._first.append(len(self.end))
         self._lag.append(1)
         decided, start, end = times
@@ -95,19 +95,15 @@ class StepLog:
         self.free_blocks.append(queues.free_blocks)
 
     def repeat(self, ends: array[float], free_blocks: list[int], lag: int) -> None:
-        """Append repetitions of the newest row, with their ``ends`` (s) and ``free_blocks``.
-
-        Each repetition was decided when the row ``lag`` rows earlier ended.
-        """
+        """Append repetitions of the newest row, with their ``ends`` (s) and ``free_blocks``."""
+        # Each repetition was decided when the row ``lag`` rows earlier ended.
         self._lag[-1] = lag
         self.end.extend(ends)
         self.free_blocks.fromlist(free_blocks)
 
     def forget(self, rows: int) -> int:
-        """Drop rows before row ``rows`` to free memory; return the number of dropped rows.
-
-        A row is dropped only if all rows of its run (a step and its repetitions) are dropped.
-        """
+        """Drop rows before row ``rows`` to free memory. Return the number of dropped rows."""
+        # A row is dropped only if all rows of its run (a step and its repetitions) are dropped.
         run = bisect_right(self._first, rows - self.dropped) - 1
         if run <= 0:
             return 0
@@ -169,11 +165,9 @@ class StepLog:
         return self._counts("running", self._running)
 
     def _counts(self, name: str, by_run: array[int], *, once: bool = False) -> array[int]:
-        """Return a column of counts.
-
-        All rows of a run have the value of its first row. With ``once``, all rows after the first
-        have the value 0.
-        """
+        """Return a column of counts."""
+        # All rows of a run have the value of its first row. With ``once``, all rows after the first
+        # have the value 0.
         found: array[int] = self._unfolded.setdefault(name, array(by_run.typecode))
         if (done := len(found)) < len(self.end):
             run, lengths = self._missing(done)
@@ -187,11 +181,9 @@ class StepLog:
         return found
 
     def _times(self, name: str, by_run: array[float], lag: array[int] | None) -> array[float]:
-        """Return a column of times (s).
-
-        The first row of a run has its own value. The value of any other row is the end of the row
-        ``lag`` rows earlier (one row earlier if ``lag`` is None).
-        """
+        """Return a column of times (s)."""
+        # The first row of a run has its own value. The value of any other row is the end of the row
+        # ``lag`` rows earlier (one row earlier if ``lag`` is None).
         found: array[float] = self._unfolded.setdefault(name, array("d"))
         if (done := len(found)) < len(self.end):
             run, lengths = self._missing(done)
@@ -203,11 +195,10 @@ class StepLog:
         return found
 
     def _missing(self, done: int) -> tuple[int, Any]:
-        """Return the run that contains row ``done``, and the number of remaining rows of this and
-        each later run.
-
-        Rows before ``done`` are not counted.
+        """Return the run that contains row ``done``, and the number of remaining rows of
+        each run.
         """
+        # From this run on; rows before ``done`` are not counted.
         run = bisect_right(self._first, done) - 1
         borders = np.append(np.array(self._first[run:]), len(self.end))
         return run, np.diff(np.maximum(borders, done))

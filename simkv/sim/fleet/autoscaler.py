@@ -11,10 +11,10 @@ from simkv.sim.fleet.routers import LoadSignal
 
 
 class Autoscaler:
-    """Compute the number of replicas with the rule of Kubernetes' horizontal autoscaler.
+    """Number of replicas by the rule of Kubernetes' horizontal autoscaler.
 
     The number is the sum of the metric over all replicas, divided by the target per replica. A
-    smaller number than before applies only after a delay.
+    decrease applies only after a delay.
     """
 
     def __init__(self, rule: Autoscale) -> None:
@@ -30,9 +30,10 @@ class Autoscaler:
     ) -> int:
         """Return the target number of replicas.
 
-        ``now`` is the time (s), and ``signals`` are the loads of replicas that accept requests.
-        ``starting`` is the number of starting replicas, and ``unrouted`` is the number of requests
-        that wait for a replica.
+        - ``now``: time in seconds.
+        - ``signals``: loads of the replicas that accept requests.
+        - ``starting``: number of starting replicas.
+        - ``unrouted``: number of requests that wait for a replica.
         """
         rule, current = self.rule, len(signals) + starting
         load: float = sum(getattr(signal, rule.metric) for signal in signals) + unrouted

@@ -23,13 +23,14 @@ from simkv.sim.leaping import Leap
 
 
 class DataParallelLockstep:
-    """Run ``engines`` of one simulation in lockstep; their pipeline depths must be equal.
+    """Engines in lockstep. Start ``run()`` of this object instead of ``run()`` of the engines.
 
-    Submit requests to the engines, but start the ``run()`` of this object instead of theirs. If
-    every awake engine can skip ahead over equal steps (a leap), all do so together. The leap has as
-    many steps as the shortest of their leaps. An arrival at any engine ends the leap of all
-    engines. Raises ValueError if there is no engine, or if the depths differ.
+    Raises ValueError if there is no engine, or if the pipeline depths differ.
     """
+
+    # Requests are submitted to the engines. If every awake engine can skip ahead over equal steps
+    # (a leap), all do so together. The leap has as many steps as the shortest of their leaps. An
+    # arrival at any engine ends the leap of all engines.
 
     def __init__(self, engines: Sequence[Engine]) -> None:
         depths = {engine.scheduler.pipeline_depth for engine in engines}
@@ -92,7 +93,7 @@ class DataParallelLockstep:
     def _launch(
         self, decided: Sequence[tuple[Engine, Batch]], loads: Sequence[StepLoad], start: float
     ) -> float:
-        """Start all batches at ``start`` (s); return the time at which the GPUs are free (s)."""
+        """Start all batches at ``start`` (s). Return the time at which the GPUs are free (s)."""
         both = list(zip(decided, loads, strict=True))
         seconds = max((e.executor.run(load) for (e, batch), load in both if batch), default=0.0)
         for (engine, batch), load in both:
@@ -102,10 +103,7 @@ class DataParallelLockstep:
     def _plan_leap(
         self, decided: Sequence[tuple[Engine, Batch]], loads: Sequence[StepLoad]
     ) -> Leap | None:
-        """Start a leap of all engines if every engine can leap.
-
-        Returns the leap of the first engine, or None.
-        """
+        """Start a leap of all engines and return the leap of the first engine, or None."""
         steps = MAX_LEAP_STEPS
         ends = {(e.in_flight[0].end, e.in_flight[-1].end) for e, _ in decided}
         for engine, batch in decided:

@@ -1,4 +1,4 @@
-"""A fleet in which some replicas prefill and others decode."""
+"""Fleet in which some replicas prefill and others decode."""
 
 from __future__ import annotations
 
@@ -25,11 +25,13 @@ from simkv.sim.run_record import RequestRecord, RunRecord
 
 @dataclass
 class Handover:
-    """Transfer of a request from a prefill replica to a decode replica; times in seconds.
+    """Transfer of a request from a prefill replica to a decode replica. Times are in seconds.
 
-    ``source`` and ``target`` are the indices of the lifetimes of the two replicas. The prompt was
-    computed at ``prefilled_at``. At ``requested_at``, the decode replica allocated blocks for
-    ``tokens`` tokens of KV and requested them. They had arrived at ``arrived_at``.
+    - ``source``, ``target``: indices of the lifetimes of the two replicas.
+    - ``prefilled_at``: end of the prefill.
+    - ``requested_at``: time at which the decode replica requested the KV.
+    - ``arrived_at``: arrival of the KV.
+    - ``tokens``: number of tokens whose KV is transferred.
     """
 
     request: Request
@@ -42,8 +44,7 @@ class Handover:
 
 
 class TransferLinks:
-    """Links that copy KV between replicas. Each link makes one transfer at a time, at full
-    bandwidth.
+    """Links that copy KV between replicas, one transfer at a time per link.
 
     Each prefill replica has its own link, unless all replicas share one (``shared_link``).
     """
@@ -53,8 +54,9 @@ class TransferLinks:
         self._free_at: dict[int, float] = {}
 
     def send(self, source: int, tokens: int, now: float) -> float:
-        """Start a transfer of the KV of ``tokens`` tokens at ``now`` (s); return the time when it
-        arrives (s).
+        """Start a transfer of the KV of ``tokens`` tokens at ``now`` (s).
+
+        Return its arrival time (s).
         """
         link = -1 if self.rule.shared_link else source
         start = max(now, self._free_at.get(link, 0.0))
@@ -64,21 +66,21 @@ class TransferLinks:
 
 
 def prefill_request(request: Request) -> Request:
-    """Return the request that the prefill replica gets: the same prompt, but only one
-    output token.
-    """
+    """Return the request for the prefill replica, which has one output token."""
     return replace(request, output_tokens=1, max_tokens=1)
 
 
 class DisaggregatedFleet(Fleet):
     """Fleet in which some replicas prefill and others decode.
 
-    ``roles`` contains the role of each replica; see ``KvConnector``. A prefill replica generates
-    one token, which is discarded, as vLLM's proxy does. The request then goes to a decode replica
-    and waits there for blocks. Its blocks on the prefill replica are freed only after its KV has
-    been fetched, so a full KV cache on decode replicas delays prefills. ``handovers`` maps each
-    prefilled request to the data about its transfer.
+    ``roles`` contains the role of each replica. ``handovers`` contains the transfer of each
+    prefilled request. A prefill replica frees the blocks of a request after its KV has been
+    fetched.
     """
+
+    # A prefill replica generates one token, which is discarded, as vLLM's proxy does. The request
+    # then goes to a decode replica and waits there for blocks. A full KV cache on decode replicas
+    # therefore delays prefills.
 
     def __init__(
         self,
@@ -104,7 +106,7 @@ class DisaggregatedFleet(Fleet):
         return [(lifetime.replica, lifetime.engine) for lifetime in self._decoding]
 
     def decodes(self, lifetime: ReplicaLifetime) -> bool:
-        """Whether a replica decodes requests that other replicas have prefilled."""
+        """Return whether a replica decodes requests that other replicas have prefilled."""
         return self._roles[lifetime.replica] == "decode"
 
     def _serve(self, lifetime: ReplicaLifetime) -> None:
@@ -115,9 +117,8 @@ class DisaggregatedFleet(Fleet):
             super()._serve(lifetime)
 
     def run(self) -> SimProcess:
-        """SimPy process: run the fleet as ``Fleet`` does, and also refresh the loads of the decode
-        replicas.
-        """
+        """SimPy process: run the fleet."""
+        # Also refreshes the loads of the decode replicas.
         yield from super().run()
         if interval := self._decode_board.interval:
             self.env.process(self._ticks.every(interval, self._decode_board.refresh))
@@ -147,7 +148,7 @@ class DisaggregatedFleet(Fleet):
         super()._request_ended(lifetime, life)
 
     def _release_unless_fetched(self, i: int) -> None:
-        """Free the KV of an ended request on its prefill replica, unless its transfer has begun."""
+        """Free the KV of an ended request on its prefill replica, unless the transfer has begun."""
         handover = self.handovers[i]
         if handover.requested_at is None:
             handover.arrived_at = self.env.now
@@ -156,7 +157,7 @@ class DisaggregatedFleet(Fleet):
     def _fetch(self, target: ReplicaLifetime, loads: Sequence[tuple[int, int]]) -> None:
         """Start the KV transfers that a decode replica requests.
 
-        ``loads`` contains pairs of a request and the number of tokens whose KV it loads.
+        ``loads`` contains pairs of request id and number of tokens.
         """
         for i, tokens in loads:
             handover = self.handovers[i]

@@ -1,4 +1,4 @@
-"""A fleet: replicas behind a router, with the client interface of a single engine."""
+"""Fleet of replicas behind a router, with the client interface of a single engine."""
 
 from __future__ import annotations
 
@@ -36,17 +36,18 @@ RANKS_PER_REPLICA = 2
 
 
 class Fleet:
-    """Replicas in one simulation, with the interface of a ``Replica`` (``submit`` and others).
+    """Replicas behind a router, with the client interface of a ``Replica``.
 
-    ``makers`` build the engines, one per possible replica. The first ``initial`` replicas exist
-    from the start (default: all). Whenever a request has ended, ``resolved()`` and
-    ``on_request_end(record)`` are called.
-
-    A replica that fails and restarts has several lifetimes. ``sent`` maps each request to the
-    indices of the lifetimes that it was sent to, and ``served_by`` to the indices of the lifetimes
-    whose tokens its client received and did not discard. ``in_system_s`` is the number of requests
-    in the fleet, integrated over time. Divided by the length of the run, it is the mean number.
+    - ``makers``: build the engines, one per possible replica. ``initial``: number of replicas at
+      the start (default: all).
+    - ``resolved``, ``on_request_end``: called when a request has ended.
+    - ``sent``: indices of the replica lifetimes that each request was sent to.
+    - ``served_by``: indices of the lifetimes whose tokens the client kept.
+    - ``in_system_s``: number of requests in the fleet, integrated over time.
     """
+
+    # A replica that fails and restarts has several lifetimes. ``in_system_s`` divided by the length
+    # of the run is the mean number of requests.
 
     def __init__(
         self,
@@ -93,13 +94,14 @@ class Fleet:
 
     @property
     def replica_records(self) -> dict[str, RunRecord]:
-        """Records of the replica lifetimes by name; a replica that restarted has several."""
+        """Records of the replica lifetimes by name."""
+        # A replica that restarted has several.
         return {lifetime.name: lifetime.engine.record for lifetime in self.lifetimes}
 
     @property
     def routes(self) -> dict[int, str]:
-        """Replicas that each request was sent to, in order: ``3 0`` means first to replica 3, then
-        to replica 0.
+        """Replicas that each request was sent to, such as ``3 0`` for first replica 3, then replica
+        0.
         """
         return {
             i: " ".join(str(self.lifetimes[place].replica) for place in places)
@@ -153,7 +155,7 @@ class Fleet:
         self._serving.sort(key=lambda lifetime: lifetime.replica)
 
     def _add(self, replica: int, lag: float = 0.0) -> SimProcess:
-        """SimPy process: wait for ``lag`` seconds and for the cold start, then start a replica."""
+        """SimPy process: start a replica after ``lag`` seconds and the cold start."""
         self._starting.add(replica)
         yield ExactTimeout(
             self.env, self.env.now + lag + self.rules.cold_start, ExactTimeout.BEFORE
@@ -164,7 +166,8 @@ class Fleet:
             self._route_waiting()
 
     def _at(self, replica: int) -> ReplicaLifetime | None:
-        """Return the present lifetime of a replica, or None. A lifetime may be draining."""
+        """Return the present lifetime of a replica, or None."""
+        # A lifetime may be draining.
         here = (s for s in (*self._serving, *self._draining) if s.replica == replica)
         return next(here, None)
 
@@ -192,7 +195,7 @@ class Fleet:
     def _drain(self, lifetime: ReplicaLifetime, *, for_good: bool) -> None:
         """Stop sending requests to a replica.
 
-        If ``for_good``, the replica ends when its last request ends.
+        ``for_good`` ends the replica after its last request.
         """
         self._serving.remove(lifetime)
         self._draining.append(lifetime)
@@ -209,7 +212,7 @@ class Fleet:
     def _scale(self) -> float:
         """Adjust the number of replicas.
 
-        Returns a time (s): until then, the number can change only because of an event.
+        Return the time (s) until which only an event can change it.
         """
         current, starting = len(self._serving), len(self._starting)
         signals = [
@@ -232,7 +235,7 @@ class Fleet:
         return 0.0 if new or surplus else self._scaler.steady_until
 
     def _fail(self, lifetime: ReplicaLifetime, why: str) -> None:
-        """Remove a failed replica; its unfinished requests are lost or sent to another replica."""
+        """Remove a failed replica. Its unfinished requests are lost or sent to another replica."""
         for place in (self._serving, self._draining):
             if lifetime in place:
                 place.remove(lifetime)
@@ -253,9 +256,7 @@ class Fleet:
     # Arrival and end of requests.
 
     def submit(self, request: Request) -> None:
-        """Receive a request now and route it to a replica, or let it wait if there is no
-        replica.
-        """
+        """Receive a request and route it to a replica. Without a replica, the request waits."""
         self._integrate()
         self._in_system.add(request.id)
         self._send(request)
@@ -278,7 +279,7 @@ class Fleet:
         return [lifetime.replica for lifetime in self._serving]
 
     def _check_sessions(self) -> float:
-        """Resume and pause sessions; send the requests that the router held until now."""
+        """Resume and pause sessions. Send the requests that are no longer held."""
         assert self._admission
         self._submit_held(self._admission.check(self.env.now))
         return 0.0
@@ -300,7 +301,8 @@ class Fleet:
         board: LoadBoard,
         request: Request,
     ) -> ReplicaLifetime:
-        """Choose a replica for a request and record the choice; the caller submits the request."""
+        """Choose a replica for a request and record the choice."""
+        # The caller submits the request.
         chosen = router.choose(request, board.signals(lifetimes))
         lifetime = next(lifetime for lifetime in lifetimes if lifetime.replica == chosen)
         lifetime.in_flight += 1
@@ -322,7 +324,7 @@ class Fleet:
             self._remove(life)
 
     def disconnect(self, request_id: int, outcome: Outcome = Outcome.STARVED) -> None:
-        """Record that the client of a submitted request has left; it ends with ``outcome``."""
+        """Record that the client of a request has left. The request ends with ``outcome``."""
         self._ticks.notify()
         if life := self._unrouted.requests.get(request_id):
             self._give_up(life, outcome)
@@ -330,9 +332,8 @@ class Fleet:
             self.lifetimes[self.sent[request_id][-1]].engine.disconnect(request_id, outcome)
 
     def forget(self, request_id: int) -> None:
-        """Remove all records of an ended request to free memory. The record of the run then does
-        not contain the request.
-        """
+        """Remove an ended request from all records to free memory."""
+        # The record of the run then does not contain the request.
         self.served_by.pop(request_id, None)
         self._unrouted.requests.pop(request_id, None)
         for place in self.sent.pop(request_id, ()):
@@ -355,9 +356,7 @@ class Fleet:
         self._leave_if_done(lifetime)
 
     def _remove(self, life: RequestRecord) -> None:
-        """Remove an ended request from the requests in the fleet, and call the functions that wait
-        for its end.
-        """
+        """Remove an ended request from the requests in the fleet and call ``on_request_end``."""
         if self._admission:
             tokens = life.request.prompt_tokens + life.tokens
             self._admission.ended(life.request, tokens, self.env.now)
@@ -376,7 +375,7 @@ class Fleet:
         self._counted_to = now
 
     def conclude(self, requests: Iterable[Request], horizon: float | None) -> RunRecord:
-        """End the run: assign an outcome to every request; return the record of the fleet."""
+        """End the run. Assign an outcome to every request and return the record of the fleet."""
         unrouted = self._unrouted
         records = [*(lifetime.engine.record for lifetime in self.lifetimes), unrouted]
         ends = [record.end for record in records]
@@ -422,9 +421,8 @@ class Fleet:
         return merge_records(records, lives, end, unobserved=unobserved)
 
     def _integrate_rest(self, lives: Iterable[RequestRecord]) -> None:
-        """Add the requests that are still in the fleet to the integral, each until the time when
-        its record ends.
-        """
+        """Add the requests that are still in the fleet to the integral over time."""
+        # Each until the time when its record ends.
         for life in sorted(lives, key=lambda life: life.ended_at or 0.0):
             self._integrate(max(life.ended_at or 0.0, self._counted_to))
             self._in_system.discard(life.request.id)

@@ -34,12 +34,13 @@ def merge_records(
 ) -> RunRecord:
     """Return the record of a fleet whose run ended at ``end`` (s).
 
-    ``lives`` maps each request to the records that its client observed, in order. Each record has
-    the index of its run record in ``parts``. ``unobserved`` has the same form. It contains records
-    that the client did not observe; their preemptions are counted as well. The engine halt of the
-    result is the earliest halt of all parts. ``requests`` are the requests as sent by clients, if
-    the replicas received modified requests.
+    - ``lives``: records of each request that its client observed, in order. Each record is paired
+      with the index of its run record in ``parts``.
+    - ``unobserved``: records that the client did not observe, in the same form.
+    - ``requests``: requests as sent by clients, if the replicas received modified requests.
     """
+    # The preemptions in ``unobserved`` are counted as well. The engine halt of the result is the
+    # earliest halt of all parts.
     record = RunRecord(sum(part.num_blocks for part in parts))
     for part in parts:
         record.steps.extend(part.steps)
@@ -74,7 +75,7 @@ def merge_records(
 
 
 def _known(counts: Iterable[int | None]) -> int | None:
-    """Return the sum of the counts that are not None; None if all counts are None."""
+    """Return the sum of the counts that are not None, or None if all are None."""
     known = [count for count in counts if count is not None]
     return sum(known) if known else None
 

@@ -1,4 +1,4 @@
-"""The load of replicas as known to a router, which may be out of date."""
+"""Load of replicas as seen by a router, which may be out of date."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from simkv.sim.replica_base import Replica
 
 @dataclass(slots=True)
 class Occupancy:
-    """Numbers of waiting and running requests on a replica, and the fraction of its blocks in
-    use.
-    """
+    """Numbers of waiting and running requests on a replica, and the fraction of used blocks."""
 
     waiting: int = 0
     running: int = 0
@@ -23,16 +21,18 @@ class Occupancy:
 
 
 def kv_usage(engine: Replica) -> float:
-    """Return the fraction of a replica's blocks in use now."""
+    """Return the fraction of a replica's blocks that are in use."""
     return 1.0 - engine.free_blocks / engine.scheduler.num_blocks
 
 
 class LoadBoard:
-    """The loads that a router reads: the current loads, or the loads at the last ``refresh``.
+    """Loads that a router reads: the current loads, or the loads at the last ``refresh``.
 
-    ``engines`` returns pairs of a replica number and the current engine of the replica. If
-    ``interval`` (s) is not 0, the caller must call ``refresh`` at all multiples of ``interval``.
+    ``engines`` returns pairs of replica number and engine. ``interval`` is the time between
+    refreshes in seconds; 0 means current loads.
     """
+
+    # If ``interval`` is not 0, the caller must call ``refresh`` at all multiples of ``interval``.
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class LoadBoard:
         self._loads: dict[int, Occupancy] = {}
 
     def signals(self, lifetimes: Sequence[ReplicaLifetime]) -> list[LoadSignal]:
-        """Return the load of each of these replicas as known to the router."""
+        """Return the loads of replicas as seen by the router."""
         if self.interval or self._reads_kv:
             return [self._signal(lifetime) for lifetime in lifetimes]
         for lifetime in lifetimes:
@@ -75,10 +75,10 @@ class LoadBoard:
     def refresh(self) -> float:
         """Read the load of all replicas.
 
-        Returns a time (s): until then, the loads can change only because of an event. The time is 0
-        if the router reads the fraction of blocks in use, because this fraction also changes
-        without an event (during a leap over several steps).
+        Return the time (s) until which only an event can change it.
         """
+        # The time is 0 if the router reads the fraction of blocks in use, because this fraction
+        # also changes without an event (during a leap over several steps).
         self._loads = {
             i: Occupancy(e.num_waiting, e.num_running, kv_usage(e) if self._reads_kv else 0.0)
             for i, e in self._engines()

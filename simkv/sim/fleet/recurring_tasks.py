@@ -13,7 +13,7 @@ from simkv.sim.clock import ExactTimeout, SimProcess
 
 @dataclass(eq=False, slots=True)
 class Tick:
-    """The next repetition of a task, at ``number`` times ``interval`` (s)."""
+    """Next repetition of a task, at ``number`` times ``interval`` (s)."""
 
     interval: float
     number: int
@@ -21,9 +21,9 @@ class Tick:
 
 
 class RecurringTasks:
-    """Periodic tasks that pause if there are no other events, so that they do not keep a simulation
-    running.
-    """
+    """Periodic tasks that do not keep a simulation running."""
+
+    # They pause if there are no other events.
 
     def __init__(self, env: simpy.Environment) -> None:
         self.env = env
@@ -31,9 +31,8 @@ class RecurringTasks:
         self._ticks: list[Tick] = []
 
     def notify(self) -> None:
-        """Report an external event; the tasks then run again at the next multiple of their
-        interval.
-        """
+        """Report an external event, after which paused tasks run again."""
+        # They run at the next multiple of their interval.
         for event in self._asleep:
             event.succeed()
         self._asleep.clear()
@@ -43,12 +42,12 @@ class RecurringTasks:
                 tick.event = tick.event.move(number * tick.interval)
 
     def every(self, interval: float, work: Callable[[], float]) -> SimProcess:
-        """SimPy process: call ``work`` now and at all multiples of ``interval`` (s), before other
-        events of that time.
+        """SimPy process: call ``work`` now and at all multiples of ``interval`` (s).
 
-        ``work`` returns a time (s). Until this time, another call has no effect unless an event
-        occurs, so only the last of the calls until then is simulated.
+        ``work`` returns the time (s) until which further calls have no effect without an event.
         """
+        # A call precedes other events of the same time. Only the last of the calls without effect
+        # is simulated.
         while True:
             until, then = work(), self._next_event()
             if then is None:
@@ -66,7 +65,7 @@ class RecurringTasks:
             self._ticks.remove(tick)
 
     def _next_number(self, interval: float) -> int:
-        """Return the number of the first multiple of ``interval`` after the present time."""
+        """Return the number of the next multiple of ``interval``."""
         number = floor(self.env.now / interval)
         while number * interval <= self.env.now:
             number += 1

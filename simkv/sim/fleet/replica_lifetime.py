@@ -1,4 +1,4 @@
-"""The lifetime of a replica in a fleet."""
+"""Lifetime of a replica in a fleet."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ NEVER_SEEN = LoadSignal(-1, 0)
 
 @dataclass(eq=False)
 class ReplicaLifetime:
-    """Lifetime of a replica, from its start to its end, with its own engine.
+    """Lifetime of a replica from ``start`` to ``end`` (s), with its own engine.
 
-    It lasts from ``start`` to ``end`` (s); ``end`` is None if it lasts to the end of the run.
-    ``index`` is its number among all lifetimes of the run. ``in_flight`` is the number of
-    unfinished requests that the router sent to the replica; ``signal`` is the load when the router
-    last read it.
+    - ``end``: None if the replica lasts to the end of the run.
+    - ``index``: number of the lifetime among all lifetimes of the run.
+    - ``in_flight``: number of unfinished requests that the router sent to the replica.
+    - ``signal``: load when the router last read it.
     """
 
     replica: int
@@ -32,5 +32,5 @@ class ReplicaLifetime:
 
     @property
     def name(self) -> str:
-        """Name of the replica, with its start time if that is not the start of the run."""
+        """Name of the replica, with its start time unless the replica starts with the run."""
         return f"replica {self.replica}" + (f" from {self.start:g} s" if self.start else "")

@@ -55,10 +55,11 @@ RING_POINTS = 128
 
 
 class LoadSignal(NamedTuple):
-    """Load of a ``replica`` as known to the router.
+    """Load of a replica as seen by the router.
 
-    ``waiting``, ``running`` and ``kv_usage`` (fraction of blocks in use) may be out of date.
-    ``in_flight`` is the number of unfinished requests that the router sent to the replica.
+    - ``in_flight``: number of unfinished requests that the router sent to the replica.
+    - ``waiting``, ``running``, ``kv_usage``: queue lengths and fraction of used blocks, possibly
+      out of date.
     """
 
     replica: int
@@ -69,7 +70,7 @@ class LoadSignal(NamedTuple):
 
 
 class Router(Protocol):
-    """Choose a replica for each request."""
+    """Router, which chooses a replica for each request."""
 
     #: Whether the router reads the numbers of waiting and running requests (load), and the fraction
     #: of blocks in use (KV).
@@ -79,21 +80,22 @@ class Router(Protocol):
     counts_own_sends: bool
 
     def choose(self, prompt: Prompt, signals: Sequence[LoadSignal]) -> int:
-        """Return the replica for ``prompt``; ``signals`` are sorted by replica and not empty."""
+        """Return the replica for ``prompt``. ``signals`` are the loads, sorted by replica."""
+        # ``signals`` is not empty.
 
     def forget(self, replica: int) -> None:
-        """Forget the prompts sent to a replica, because it has lost its cache."""
+        """Forget the prompts sent to a replica that has lost its cache."""
 
 
 class _Forgets:
-    """Base class of routers that store no information about the caches of replicas."""
+    """Base class of routers that store nothing about the caches of replicas."""
 
     def forget(self, replica: int) -> None:
         """Do nothing, because the router stores nothing about caches."""
 
 
 class RoundRobinRouter(_Forgets):
-    """Choose the replicas in turn: each choice is the replica after the previous choice."""
+    """Router that chooses the replicas in turn."""
 
     reads_load = reads_kv = counts_own_sends = False
 
@@ -107,7 +109,7 @@ class RoundRobinRouter(_Forgets):
 
 
 class RandomRouter(_Forgets):
-    """Choose a random replica."""
+    """Router that chooses a random replica."""
 
     reads_load = reads_kv = counts_own_sends = False
 
@@ -119,7 +121,7 @@ class RandomRouter(_Forgets):
 
 
 class ScoreRouter(_Forgets):
-    """Base class of routers that compare a score of the replicas' loads."""
+    """Base class of routers that compare the load scores of replicas."""
 
     def __init__(self, config: _Scored) -> None:
         self._weights = (config.waiting_weight, config.running_weight)
@@ -136,14 +138,14 @@ class ScoreRouter(_Forgets):
 
 
 class LeastLoadedRouter(ScoreRouter):
-    """Choose the replica with the lowest score."""
+    """Router that chooses the replica with the lowest load score."""
 
     def choose(self, prompt: Prompt, signals: Sequence[LoadSignal]) -> int:  # noqa: ARG002
         return min(signals, key=self.score).replica
 
 
 class PowerOfTwoRouter(ScoreRouter):
-    """Choose the less loaded of two random replicas."""
+    """Router that chooses the less loaded of two random replicas."""
 
     def __init__(self, config: PowerOfTwoConfig) -> None:
         super().__init__(config)
@@ -173,16 +175,15 @@ class AffinityRouter(_Forgets):
     def is_out_of_balance(self, most: int, fewest: int) -> bool:
         """Return whether two numbers of requests in flight are out of balance.
 
-        They are if both their difference and their ratio exceed the thresholds.
+        Both their difference and their ratio must exceed the thresholds.
         """
         return most - fewest > self._abs and most > self._rel * fewest
 
 
 class SessionAffinityRouter(AffinityRouter):
-    """Choose a replica by a hash of the session on a hash ring.
+    """Router that chooses a replica by a hash of the session, with consistent hashing."""
 
-    If replicas are added or removed, only few sessions move to another replica.
-    """
+    # If replicas are added or removed, only few sessions move to another replica.
 
     def __init__(self, config: SessionConfig, session: SessionLookup) -> None:
         super().__init__(config)
@@ -213,10 +214,10 @@ class SessionAffinityRouter(AffinityRouter):
 
 
 class PrefixAffinityRouter(AffinityRouter):
-    """Choose the replica that already received the longest prefix of the prompt.
+    """Router that chooses the replica that has received the longest prefix of the prompt.
 
-    If this prefix is too short, the router chooses the replica that received the fewest blocks so
-    far. If the loads are out of balance, it chooses the replica with the fewest requests in flight.
+    If the prefix is too short, the replica that has received the fewest blocks is chosen. If the
+    loads are out of balance, the replica with the fewest requests in flight is chosen.
     """
 
     def __init__(self, config: CacheAwareConfig) -> None:
@@ -248,13 +249,14 @@ class PrefixAffinityRouter(AffinityRouter):
         return min(signals, key=lambda s: len(self._sent.get(s.replica, ()))).replica
 
     def forget(self, replica: int) -> None:
-        """Forget the prompts sent to a replica, because it has lost its cache."""
+        """Forget the prompts sent to a replica that has lost its cache."""
         self._sent.pop(replica, None)
 
 
 class WeightedRouter:
-    """Choose the replica with the highest weighted sum of three scores: queue length, KV usage and
-    shared prefix.
+    """Router that chooses the replica with the highest weighted sum of three scores.
+
+    The scores are for queue length, KV usage and shared prefix.
     """
 
     def __init__(self, config: WeightedConfig) -> None:
@@ -287,14 +289,12 @@ class WeightedRouter:
         return chosen
 
     def forget(self, replica: int) -> None:
-        """Forget the prompts sent to a replica, because it has lost its cache."""
+        """Forget the prompts sent to a replica that has lost its cache."""
         self._sent.pop(replica, None)
 
 
 def build_router(config: RouterConfig, session: SessionLookup) -> Router:
-    """Build the router of a scenario; ``session`` is a function that returns the session of a
-    request.
-    """
+    """Build the router of a scenario. ``session`` returns the session of a request."""
     match config:
         case RandomConfig():
             return RandomRouter(config)
@@ -315,18 +315,14 @@ def build_router(config: RouterConfig, session: SessionLookup) -> Router:
 
 
 def _known(keys: Sequence[int], sent: Set[int]) -> int:
-    """Return the number of leading ``keys`` that were sent.
-
-    A key is sent only together with all earlier keys, so bisection finds the number.
-    """
+    """Return the number of leading ``keys`` that were sent."""
+    # A key is sent only together with all earlier keys, so bisection finds the number.
     return bisect_left(keys, 1, key=lambda key: key not in sent)
 
 
 def _draw(random: Random, count: int) -> int:
-    """Return a random integer below ``count``, the same in every Python version.
-
-    ``random()`` returns a number in [0, 1).
-    """
+    """Return a random integer below ``count``."""
+    # The same in every Python version. ``random()`` returns a number in [0, 1).
     return int(random.random() * count)
 
 

@@ -16,13 +16,13 @@ from simkv.scenario.fleet_section import SessionAdmissionConfig
 
 @dataclass(slots=True, eq=False)
 class SessionState:
-    """Context of a session: its ``tokens``, and the ``replica`` that admitted it.
+    """State of a session.
 
-    The tokens of a ``paused`` session count for no replica; ``replica`` is then the last replica or
-    None. ``open`` contains its requests that have not ended, and ``held`` the requests that the
-    router holds.
-    ``idle_since`` is the time (s) of its last answer while it has no open request. A ``marked``
-    session is paused when its open requests have ended.
+    - ``tokens``: length of its context. ``turns``: number of its requests.
+    - ``replica``: replica that admitted it. While the session is ``paused``, the last one or None.
+    - ``open``: requests that have not ended. ``held``: requests that the router holds.
+    - ``idle_since``: time (s) of the last answer.
+    - ``marked``: whether the session is paused when its open requests have ended.
     """
 
     replica: int | None = None
@@ -36,7 +36,7 @@ class SessionState:
 
 
 class SessionAdmission:
-    """Decides which sessions may send requests, so that their contexts fit into the replicas."""
+    """Router that holds requests of sessions whose contexts do not fit into the replicas."""
 
     reads_load = reads_kv = counts_own_sends = False
 
@@ -57,14 +57,14 @@ class SessionAdmission:
         return replica
 
     def forget(self, replica: int) -> None:
-        """Pause the sessions of a replica whose engine died."""
+        """Pause the sessions of a replica that has failed."""
         self._replicas = [one for one in self._replicas if one != replica]
         for state in self._sessions.values():
             if state.replica == replica:
                 state.replica, state.paused, state.marked = None, True, False
 
     def admits(self, prompt: Prompt, replicas: Iterable[int]) -> bool:
-        """Return whether a new request may be sent now; otherwise, the router holds it."""
+        """Return whether a new request may be sent now. If not, the router holds it."""
         self._replicas = list(replicas)
         state = self._sessions.setdefault(self._session(prompt), SessionState())
         state.turns += 1
@@ -79,10 +79,8 @@ class SessionAdmission:
         return not state.paused
 
     def _place_new(self, new: SessionState) -> int | None:
-        """Return the replica with the fewest tokens that has room for a new session.
-
-        The result is None if another session is paused or no replica has room.
-        """
+        """Return the replica with the most room for a new session, or None."""
+        # The result is None if another session is paused or no replica has room.
         if any(state.paused for state in self._sessions.values()):
             return None
         room = {one: self._room(one, exclude=new) for one in self._replicas}
@@ -90,7 +88,7 @@ class SessionAdmission:
         return max(fitting, key=room.__getitem__, default=None)
 
     def ended(self, prompt: Prompt, tokens: int, now: float) -> None:
-        """Record that a request has ended, with ``tokens`` of prompt and answer."""
+        """Record that a request has ended. ``tokens`` is the length of prompt and answer."""
         self._answered = True
         state = self._state(prompt)
         state.open.discard(prompt.id)
@@ -102,17 +100,15 @@ class SessionAdmission:
                 state.marked, state.paused = False, True
 
     def check(self, now: float) -> list[Prompt]:
-        """Resume and pause sessions; return the held requests that may be sent now."""
+        """Resume and pause sessions. Return the requests that are no longer held."""
         sent = self._resume(now)
         for replica in self._replicas:
             self._pause(replica)
         return sent
 
     def force(self, prompt: Prompt) -> list[Prompt]:
-        """Resume the session of a request that has been held for too long; return its requests.
-
-        The result is empty if the request is no longer held, or if there is no replica.
-        """
+        """Resume the session of a request that was held for too long. Return its requests."""
+        # The result is empty if the request is no longer held, or if there is no replica.
         state = self._state(prompt)
         if prompt.id not in state.held or not self._replicas:
             return []
@@ -121,9 +117,9 @@ class SessionAdmission:
         return self._release(state, state.replica)
 
     def _resume(self, now: float) -> list[Prompt]:
-        """Resume the paused sessions that fit: later turns first, then new sessions, then idle
-        ones, each group by size. The largest of them goes to the replica with the most room.
-        """
+        """Resume the paused sessions that fit and return their requests."""
+        # Later turns come first, then new sessions, then idle ones, each group by size. The largest
+        # of them goes to the replica with the most room.
         buffer = self.config.buffer_tokens
         room = {one: self._room(one, now) for one in self._replicas}
         room = {one: tokens for one, tokens in room.items() if tokens > buffer}
@@ -152,9 +148,8 @@ class SessionAdmission:
         return held
 
     def _pause(self, replica: int) -> None:
-        """Pause idle sessions, smallest first, until the others fit; if this is not enough, mark
-        all busy ones.
-        """
+        """Pause idle sessions, smallest first, until the others fit."""
+        # If this is not enough, mark all busy ones.
         active = sorted(self._active(replica), key=lambda state: state.tokens)
         for state in (state for state in active if not state.open):
             if self._room(replica) >= 0:
@@ -174,10 +169,8 @@ class SessionAdmission:
     def _room(
         self, replica: int, now: float | None = None, exclude: SessionState | None = None
     ) -> float:
-        """Return the capacity (tokens) of a replica that its sessions do not need.
-
-        With ``now``, the tokens of idle sessions decay with the half-life of the settings.
-        """
+        """Return the capacity (tokens) of a replica that its sessions do not need."""
+        # With ``now``, the tokens of idle sessions decay with the half-life of the settings.
         half_life, used = self.config.half_life, 0.0
         for state in self._active(replica):
             if state is exclude:
