@@ -1,3 +1,1 @@
-"""Requests that clients send: forms of a workload, generators, length distributions and trace
-formats.
-"""
+"""Requests that clients send: workloads, generators, length distributions and trace formats."""

@@ -24,13 +24,15 @@ from simkv.core.request import Request
 
 
 class Dependency(NamedTuple):
-    """The requests whose answers a request waits for, and the delay after the last answer.
+    """Requests whose answers a request waits for, and the delay after the last answer.
 
-    ``before`` contains the ids of these requests. ``think_time`` and ``tool_time`` are in seconds;
-    the delay is their sum. With ``first_wins``, the request waits for the first answer only. When
-    that answer is complete, the other requests in ``before`` are cancelled, together with requests
-    that are needed only by them.
+    - ``before``: ids of the awaited requests.
+    - ``think_time``, ``tool_time``: parts of the delay in seconds.
+    - ``first_wins``: whether the request waits only for the first answer. The other requests are
+      then cancelled.
     """
+
+    # Requests that are needed only by cancelled requests are cancelled, too.
 
     before: tuple[int, ...]
     think_time: float
@@ -39,16 +41,16 @@ class Dependency(NamedTuple):
 
     @property
     def delay(self) -> float:
-        """Seconds between the last answer and the arrival of the request."""
+        """Seconds from the last answer to the arrival of the request."""
         return self.think_time + self.tool_time
 
 
 def find_sessions(after: Mapping[int, Dependency]) -> dict[int, int]:
-    """Return the session of each request that waits for another request or for which another
-    request waits.
+    """Return the session of each request that waits for another request or is awaited by one.
 
-    The number of a session is the id of one of its requests that waits for no other request.
+    A session is identified by the id of one of its requests.
     """
+    # It is the id of a request that waits for no other request.
     parents: dict[int, int] = {}
 
     def root(number: int) -> int:
@@ -67,13 +69,15 @@ def find_sessions(after: Mapping[int, Dependency]) -> dict[int, int]:
 
 
 class Clients:
-    """Clients of a workload: they decide when each request is sent.
+    """Clients of a workload, which decide when each request is sent.
 
-    ``after`` maps each dependent request to the requests that it waits for, and the delay. Requests
-    not in ``after`` arrive at their own times. ``max_concurrency`` limits the requests in flight,
-    and ``max_sessions`` the sessions in progress; a session ends when none of its requests has a
-    known future arrival, waits in the client or is in flight.
+    - ``after``: dependency of each request that waits for others.
+    - ``max_concurrency``: maximum number of requests in flight.
+    - ``max_sessions``: maximum number of sessions in progress.
     """
+
+    # Requests not in ``after`` arrive at their own times. A session ends when none of its requests
+    # has a known future arrival, waits in the client or is in flight.
 
     def __init__(
         self,
@@ -112,7 +116,7 @@ class Clients:
 
     @property
     def open(self) -> bool:
-        """Whether arrivals are independent of how requests are served."""
+        """Whether arrivals do not depend on how requests are served."""
         return not self.after and self._unlimited
 
     @property
@@ -120,13 +124,13 @@ class Clients:
         return self.max_concurrency is None and self.max_sessions is None
 
     def next_time(self) -> float | None:
-        """Return the time of the next known arrival, or None."""
+        """Return the time of the next known arrival (s), or None."""
         while self._due and self._due[0][1] in self.cancelled:
             heappop(self._due)
         return self._due[0][0] if self._due else None
 
     def send(self, now: float) -> list[Request]:
-        """Return the requests that reach the engine at ``now`` (s), each with its send time."""
+        """Return the requests that reach the engine at ``now`` (s)."""
         while self._due and self._due[0][0] <= now:
             time, number = heappop(self._due)
             if number in self.cancelled:
@@ -154,9 +158,9 @@ class Clients:
         return self.max_concurrency is not None and len(self._in_flight) >= self.max_concurrency
 
     def ended(self, number: int, now: float, answered: bool = True) -> None:
-        """Record that request ``number`` ended at ``now`` (s), with or without an answer.
+        """Record that request ``number`` ended at ``now`` (s).
 
-        If it ended without an answer, the requests that wait for the answer are not sent.
+        Without an answer, the requests that wait for the answer are not sent.
         """
         self._in_flight.discard(number)
         self._ended.add(number)
@@ -177,16 +181,12 @@ class Clients:
         self._count(number, -1)
 
     def take_cancelled(self) -> list[int]:
-        """Return the requests in flight that were cancelled since the last call; their clients
-        disconnect.
-        """
+        """Return the requests in flight that were cancelled since the last call."""
         leaving, self._leaving = self._leaving, []
         return [number for number in leaving if number in self._in_flight]
 
     def _cancel(self, branches: Iterable[int]) -> None:
-        """Cancel the requests in ``branches`` that no other request still waits for, and the
-        requests that only cancelled requests need.
-        """
+        """Cancel requests that no other request waits for, and the requests that only they need."""
         for number in branches:
             if number in self._ended or number in self.cancelled or self._is_needed(number):
                 continue
@@ -214,9 +214,8 @@ class Clients:
         return True
 
     def _count(self, number: int, change: int) -> None:
-        """Change the number of unfinished requests in the session of request ``number``; if the
-        session ends, start the next session.
-        """
+        """Change the number of unfinished requests of the session of request ``number``."""
+        # If the session ends, the next one starts.
         if self.max_sessions is None:
             return
         session = self._session.get(number, number)
@@ -227,8 +226,8 @@ class Clients:
                 self._queue.append(self._held.popleft())
 
     def queued(self, number: int) -> float:
-        """Return the client queue time: the seconds from the arrival of a request at the client
-        until it was sent.
+        """Return the client queue time: seconds from a request's arrival at the client to its
+        sending.
         """
         return self.sent[number] - self.arrived[number]
 

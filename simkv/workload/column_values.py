@@ -1,6 +1,4 @@
-"""Parsers for the fields of traces. One kind parses a whole column at once; the other parses one
-field and gives the reason if it is invalid.
-"""
+"""Parsers for the fields of traces, for whole columns or for single fields."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ ColumnArray = npt.NDArray[Any]
 
 
 def parse_whole_numbers(texts: Sequence[str]) -> Ints:
-    """Return integers from 0 to MAX_TOKEN_COUNT. Raises ValueError if any field is invalid."""
+    """Return integers from 0 to MAX_TOKEN_COUNT. Raises ValueError if a field is invalid."""
     try:
         values = np.fromiter(map(int, texts), np.int64, len(texts))
     except (ValueError, OverflowError):
@@ -32,7 +30,8 @@ def parse_whole_numbers(texts: Sequence[str]) -> Ints:
 
 
 def parse_whole_number(text: str) -> int:
-    """Return an integer; ``12.0`` is accepted. Raises ValueError with the reason."""
+    """Return an integer from 0 to MAX_TOKEN_COUNT. Raises ValueError if the text is invalid."""
+    # ``12.0`` is accepted.
     try:
         value = float(text)
         fine = value.is_integer() and 0 <= value <= MAX_TOKEN_COUNT and "_" not in text
@@ -46,7 +45,7 @@ def parse_whole_number(text: str) -> int:
 
 
 def parse_times(texts: Sequence[str]) -> Floats:
-    """Return non-negative numbers. Raises ValueError if any field is invalid."""
+    """Return non-negative numbers. Raises ValueError if a field is invalid."""
     try:
         values = np.fromiter(map(float, texts), np.float64, len(texts))
     except ValueError:
@@ -58,7 +57,7 @@ def parse_times(texts: Sequence[str]) -> Floats:
 
 
 def parse_time(text: str) -> float:
-    """Return a non-negative number. Raises ValueError with the reason."""
+    """Return a non-negative number. Raises ValueError if the text is invalid."""
     try:
         value = float(text)
         fine = 0 <= value < np.inf and "_" not in text
@@ -70,7 +69,7 @@ def parse_time(text: str) -> float:
 
 
 def describe_found(value: Any) -> str:
-    """Return the text ``found 'x'``, with the value shortened to a readable length."""
+    """Return the text ``found 'x'``, with long values shortened."""
     text = repr(value).encode(errors="backslashreplace").decode()
     return (
         f"found {text}"

@@ -18,10 +18,11 @@ MAX_FIELD_CHARACTERS = 1 << 26
 
 @dataclass(frozen=True)
 class CsvTable:
-    """Rows of a CSV file: columns by name, and the line of each row.
+    """Rows of a CSV file as columns by name.
 
-    ``lines`` contains the line numbers, and ``numbers`` the row numbers in the file. ``others``
-    contains the names of columns that are not used.
+    - ``lines``: line number of each row.
+    - ``numbers``: number of each row in the file.
+    - ``others``: names of unused columns.
     """
 
     columns: dict[str, ColumnArray]
@@ -41,12 +42,12 @@ def open_csv(
     quoted: bool = False,
     line: int = 1,
 ) -> Iterator[CsvTable]:
-    """Yield the columns of a CSV file with a header: all of ``needed``, and the existing columns of
-    ``also``.
+    """Yield the columns ``needed`` of a CSV file, and those of ``also`` that exist.
 
-    Column names are case-insensitive. ``line`` is the number of the next line. Raises InputError if
-    a needed column is missing or a requested column is duplicated.
+    ``line`` is the number of the next line. Raises InputError if a needed column is missing or a
+    column is duplicated.
     """
+    # Column names are case-insensitive.
     line, header = read_header(lines, line)
     wanted = {**needed, **(also or {})}
     known = {name.casefold(): name for name in wanted}
@@ -66,9 +67,7 @@ def open_csv(
 
 
 def read_header(lines: Iterable[str], number: int = 1) -> tuple[int, list[str]]:
-    """Return the number of the line after the first non-empty line, and the CSV fields of the first
-    non-empty line.
-    """
+    """Return the CSV fields of the first non-empty line, after the number of the next line."""
     for line in lines:
         number += 1
         if line.strip():
@@ -84,11 +83,12 @@ def csv_tables(
     header: Sequence[str],
     quoted: bool = False,
 ) -> Iterator[CsvTable]:
-    """Yield the columns ``wanted`` of a CSV file whose next line has the number ``line``.
+    """Yield the columns ``wanted`` of a CSV file without its header.
 
-    Columns that the header does not contain are left out. Invalid rows are reported to ``source``.
-    A row is one line; with ``quoted``, quoted fields may span several lines.
+    ``line`` is the number of the next line. ``quoted`` allows quoted fields with line ends. Invalid
+    rows are reported to ``source``.
     """
+    # Columns that the header does not contain are left out.
     csv.field_size_limit(MAX_FIELD_CHARACTERS)
     places = {name: header.index(name) for name in wanted if name in header}
     others = [name for name in header if name not in places]
@@ -115,7 +115,7 @@ def csv_tables(
 def _all_rows(
     wanted: dict[str, Parser], places: dict[str, int], width: int, batch: list[str]
 ) -> dict[str, ColumnArray] | None:
-    """Parse the columns of all rows at once; return None if any row must be checked separately."""
+    """Parse the columns of all rows at once. Return None if any row must be checked separately."""
     try:
         fields = list(zip(*csv.reader(batch), strict=True))
         if len(fields) != width or len(fields[0]) != len(batch):
@@ -161,7 +161,7 @@ def _lines_as_rows(
 def _is_good(
     source: TraceSource, wanted: dict[str, Parser], places: dict[str, int], width: int, row: _Row
 ) -> bool:
-    """Return whether a row is valid; report it to ``source`` if it is not."""
+    """Return whether a row is valid. Report an invalid row to ``source``."""
     if len(row.fields) != width:
         source.bad(row.line, "row", f"should have {width} fields; found {len(row.fields)}")
         return False

@@ -57,15 +57,13 @@ class Diurnal(StrictModel):
 class ArrivalProcess(StrictModel):
     """Arrival process as in vLLM 0.33 (``vllm/benchmarks/serve_throughput.py``, ``get_request``).
 
-    ``request_rate`` is in requests per second; ``.inf`` sends all requests at once. The gaps
-    between arrivals follow a gamma distribution with the mean 1 / rate and the shape
-    ``burstiness``: 1 is a Poisson process, smaller values are burstier, larger values are smoother,
-    and ``.inf`` gives equal gaps. With ``gaps: weibull``, they follow a Weibull distribution with
-    this shape. Unless ``rescale`` is false, all arrival times are then scaled so that the last of n
-    requests arrives exactly at n / rate. With ``ramp_up_strategy``, the rate changes from
-    ``ramp_up_start_rps`` at the first request to ``ramp_up_end_rps`` at the last request, linearly
-    or exponentially, and arrivals are not scaled.
+    The gaps between arrivals have a gamma or Weibull distribution with the shape ``burstiness``. A
+    ramp changes the rate from ``ramp_up_start_rps`` to ``ramp_up_end_rps``.
     """
+
+    # The mean of a gap is 1 / rate. Unless ``rescale`` is false, all arrival times are then scaled
+    # so that the last of n requests arrives exactly at n / rate; with a ramp, arrivals are not
+    # scaled.
 
     request_rate: Rate | None = None
     """Requests (or sessions) per second; .inf sends all requests at once."""
@@ -110,7 +108,7 @@ class ArrivalProcess(StrictModel):
         return self
 
     def times(self, random: np.random.Generator, count: int) -> Floats:
-        """Sample ``count`` arrival times in s, in order."""
+        """Sample ``count`` arrival times in seconds, in ascending order."""
         if self.request_rate == math.inf:
             return np.zeros(count)
         gaps = self._unit_gaps(random, count)
@@ -134,7 +132,8 @@ class ArrivalProcess(StrictModel):
         return random.gamma(shape, 1 / shape, count)
 
     def _ramp(self, count: int) -> Floats:
-        """Return the rate (1/s) at each request; it changes from the start rate to the end rate."""
+        """Return the rate (1/s) at each request."""
+        # It changes from the start rate to the end rate.
         start, end = self.ramp_up_start_rps, self.ramp_up_end_rps
         assert start is not None
         assert end is not None
@@ -145,9 +144,7 @@ class ArrivalProcess(StrictModel):
 
 
 class SharedPrefixes(RequestFields):
-    """Requests that may begin with a shared prefix; the group that shares the prefix is sampled for
-    each request.
-    """
+    """Requests that may begin with a shared prefix, which is sampled for each request."""
 
     prefix_groups: Annotated[
         int | None,
@@ -181,8 +178,10 @@ class SharedPrefixes(RequestFields):
         return self
 
     def sample_loras(self, random: np.random.Generator, count: int) -> list[str | None]:
-        """Return the adapter of each request, as vLLM 0.33 assigns them
-        (``vllm/benchmarks/serve_throughput.py``, ``get_request``)."""
+        """Return the adapter of each request.
+
+        Source: ``get_request`` in ``vllm/benchmarks/serve_throughput.py`` of vLLM 0.33.
+        """
         names = self.lora_modules
         if names is None:
             return [self.lora] * count
@@ -199,7 +198,7 @@ class SharedPrefixes(RequestFields):
             )
 
     def sample_groups(self, random: np.random.Generator, count: int) -> list[str] | None:
-        """Sample the prefix group of each request; None without ``prefix_groups``."""
+        """Sample the prefix group of each request. Return None without ``prefix_groups``."""
         if self.prefix_groups is None:
             return None
         weights = np.arange(1, self.prefix_groups + 1, dtype=np.float64) ** -self.prefix_zipf
@@ -220,7 +219,7 @@ class Arrivals(SharedPrefixes, ArrivalProcess):
     """Random seed for arrivals and lengths."""
 
     def requests(self, timeout: float | None) -> list[Request]:
-        """Return the requests; ``timeout`` (s) is the timeout of their clients."""
+        """Return the requests. ``timeout`` (s) is the timeout of the clients."""
         gaps, prompts, outputs, prefixes, adapters = (
             make_random_stream(self.seed, purpose) for purpose in range(5)
         )

@@ -40,15 +40,16 @@ MAX_TURNS = 1000
 
 @dataclass(frozen=True, slots=True)
 class SessionCall:
-    """A request of a session, before it has a number and a time.
+    """A request of a session, before it has a number and a time. Calls are given by index in the
+    session.
 
-    ``new`` is the number of new prompt tokens, and ``output`` the number of output tokens.
-    ``before`` contains the positions in the session of the calls that this call waits for.
-    ``history`` contains the positions of the calls whose new prompt tokens (True) or answers
-    (False) its prompt repeats, in order. ``rewritten`` is the number of tokens of a compacted
-    context. ``agent`` is -1 for the main agent; for a sub-agent, it is the position of the
-    sub-agent's first call. With ``first_wins``, the call waits only for the first answer to any
-    call in ``before``.
+    - ``new``: number of new prompt tokens. ``output``: number of output tokens.
+    - ``before``: calls that this call waits for.
+    - ``history``: calls whose new prompt tokens (True) or answers (False) the prompt repeats, in
+      order.
+    - ``rewritten``: number of tokens of a compacted context.
+    - ``agent``: first call of the sub-agent; -1 for the main agent.
+    - ``first_wins``: whether the call waits only for the first answer.
     """
 
     new: int
@@ -61,13 +62,13 @@ class SessionCall:
 
 
 class SubAgents(StrictModel):
-    """Sub-agents that a turn starts; the next turn waits for all of them.
+    """Sub-agents that a turn starts. The next turn waits for them and repeats their last answers.
 
-    Each sub-agent has its own context: ``prefix_tokens`` tokens that all sub-agents share, then its
-    own turns. The prompt of the next turn of the main agent contains the last answer of each
-    sub-agent. With ``first_wins``, the next turn starts when the first sub-agent ends, and its
-    prompt contains only the last answer of this one.
+    Each sub-agent has its own context, which begins with ``prefix_tokens`` shared tokens.
     """
+
+    # All sub-agents share these tokens. With ``first_wins``, the next turn starts when the first
+    # sub-agent ends, and its prompt contains only the last answer of this one.
 
     count: LengthDistribution
     """Number of sub-agents that a turn starts: a number or a distribution."""
@@ -93,13 +94,13 @@ class SubAgents(StrictModel):
 class Sessions(SharedPrefixes, ArrivalProcess):
     """Conversations in which each prompt repeats all previous turns and adds new tokens.
 
-    Sessions start as the arrival process specifies; a turn starts ``think_time`` plus ``tool_time``
-    seconds after the previous answer. The first prompt is the shared prefix, if any, and
-    ``prompt_tokens`` new tokens. Each later prompt is the previous prompt, its answer, and
-    ``prompt_tokens`` new tokens. A session ends early if prompt and answer would exceed
-    ``max_model_len``. With ``compact_at``, a prompt of more than ``compact_at`` tokens is replaced
-    by the shared prefix, ``compact_to`` rewritten tokens and the new tokens.
+    A turn starts ``think_time`` plus ``tool_time`` seconds after the previous answer. A session
+    ends early if prompt and answer would exceed ``max_model_len``. A prompt of more than
+    ``compact_at`` tokens is replaced by the shared prefix, ``compact_to`` rewritten tokens and the
+    new tokens.
     """
+
+    # The first prompt is the shared prefix, if any, and ``prompt_tokens`` new tokens.
 
     num_sessions: Count
     """Number of conversations."""
@@ -161,12 +162,12 @@ class Sessions(SharedPrefixes, ArrivalProcess):
 
     @cached_property
     def _counts(self) -> list[int]:
-        """Number of turns of each session before it is shortened to ``max_model_len``."""
+        """Number of turns of each session, without the limit ``max_model_len``."""
         return sample_lengths(self.turns, make_random_stream(self.seed, 1), self.num_sessions)
 
     @cached_property
     def session_calls(self) -> list[list[SessionCall]]:
-        """Requests of every session; each request comes after the requests that it waits for."""
+        """Requests of every session, in dependency order."""
         return [self._calls(session) for session in range(self.num_sessions)]
 
     def _lengths(self, session: int, count: int) -> list[tuple[int, int]]:
@@ -236,11 +237,11 @@ class Sessions(SharedPrefixes, ArrivalProcess):
     def _started(
         self, session: int, turn: int, count: int, position: int
     ) -> tuple[list[SessionCall], tuple[int, ...]]:
-        """Return the calls of the sub-agents that precede ``turn``, and the position of the last
-        call of each sub-agent.
-
-        The first call gets ``position`` in the session; the turn before it is at ``position - 1``.
+        """Return the calls of the sub-agents that precede ``turn``, and the index of the last call
+        of each.
         """
+        # The first call gets ``position`` in the session; the turn before it is at ``position -
+        # 1``.
         rules = self.sub_agents
         assert rules is not None
         random = make_random_stream(self.seed, 9, session, turn)
@@ -293,9 +294,9 @@ class Sessions(SharedPrefixes, ArrivalProcess):
     def requests(self, timeout: float | None) -> tuple[list[Request], dict[int, Dependency]]:
         """Return the requests, and the dependencies between the turns of a session.
 
-        Requests are numbered in order of their earliest possible arrival times, computed as if
-        answers took no time.
+        Requests are numbered in order of their earliest possible arrival times.
         """
+        # The times are computed as if answers took no time.
         starts = self.times(make_random_stream(self.seed, 0), self.num_sessions).tolist()
         groups = self.sample_groups(make_random_stream(self.seed, 2), self.num_sessions)
         loras = self.sample_loras(make_random_stream(self.seed, 6), self.num_sessions)
@@ -339,7 +340,8 @@ class Sessions(SharedPrefixes, ArrivalProcess):
     def _prompt(
         self, calls: list[SessionCall], numbers: list[int], position: int, group: str | None
     ) -> tuple[Segment, ...]:
-        """Return the segments of a call's prompt; ``group`` is the main agent's shared prefix."""
+        """Return the segments of a call's prompt."""
+        # ``group`` is the main agent's shared prefix.
         call = calls[position]
         said: list[Segment] = []
         if call.agent >= 0:
@@ -359,9 +361,7 @@ class Sessions(SharedPrefixes, ArrivalProcess):
 
 
 def _check_sub_agents(counts: Sequence[int], most: int) -> None:
-    """Raise ValueError if a count exceeds ``most``, or if the sum of counts exceeds the limit of
-    requests.
-    """
+    """Raise ValueError if a count exceeds ``most``, or if there are too many requests in total."""
     if max(counts, default=0) > most or sum(counts) > MAX_REQUEST_COUNT:
         raise ValueError(
             f"sub_agents: too many requests: at most {MAX_TURNS:,} turns per sub-agent and "
@@ -372,7 +372,7 @@ def _check_sub_agents(counts: Sequence[int], most: int) -> None:
 def _earliest(
     start: float, calls: list[SessionCall], delays: list[tuple[float, float]]
 ) -> list[float]:
-    """Return the arrival time (s) of each call if answers took no time."""
+    """Return the arrival time (s) of each call as if answers took no time."""
     found: list[float] = []
     for call, (think, tool) in zip(calls, delays, strict=True):
         if call.before:

@@ -31,8 +31,9 @@ def json_records(
 ) -> Iterator[JsonRecords]:
     """Yield the objects of a JSON lines file that pass ``check``.
 
-    ``check`` raises ValueError with ``column: expected; found …``.
+    ``check`` raises ValueError if an object is invalid.
     """
+    # The message is ``column: expected; found …``.
     for start, batch in source.batches(lines):
         records, at, numbers = [], [], []
         for line, text in enumerate(batch, start):
@@ -53,9 +54,8 @@ def json_records(
 
 
 def json_documents(source: TraceSource, path: Path | None = None) -> Iterator[tuple[int, Any]]:
-    """Yield the JSON values of a file with their line numbers: one per line, or one for the whole
-    file.
-    """
+    """Yield the JSON values of a file with their line numbers."""
+    # One per line, or one for the whole file.
     with source.text(path) as lines:
         begun: list[str] = []
         for start, batch in source.batches(lines):
@@ -94,7 +94,7 @@ def _json_object(text: str) -> dict[str, Any]:
 
 
 def json_integer(record: dict[str, Any], name: str) -> int:
-    """Return a field that must be an integer of at least 0. Raises ValueError with the reason."""
+    """Return a field as an integer. Raises ValueError if it is not a non-negative integer."""
     value = record.get(name)
     if type(value) is int and 0 <= value <= MAX_TOKEN_COUNT:
         return value
@@ -105,7 +105,7 @@ def json_integer(record: dict[str, Any], name: str) -> int:
 
 
 def json_time(record: dict[str, Any], name: str) -> float:
-    """Return a field that must be a number of at least 0. Raises ValueError with the reason."""
+    """Return a field as a number. Raises ValueError if it is not a non-negative number."""
     value = record.get(name)
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < np.inf:
         return value
@@ -114,7 +114,7 @@ def json_time(record: dict[str, Any], name: str) -> float:
 
 
 def json_ids(record: dict[str, Any], name: str) -> list[int]:
-    """Return a field that must be a list of integers. Raises ValueError with the reason."""
+    """Return a field as a list. Raises ValueError if it is not a list of integers."""
     value = record.get(name)
     if isinstance(value, list) and all(type(item) is int and abs(item) < 1 << 62 for item in value):
         return value

@@ -32,7 +32,7 @@ MAX_ZIPF_LENGTHS = 1_000_000
 
 
 class Uniform(StrictModel):
-    """Integers from ``low`` to ``high``, including both, all equally likely."""
+    """Uniform distribution of integers from ``low`` to ``high``, inclusive."""
 
     distribution: Literal["uniform"]
     low: Tokens
@@ -51,12 +51,12 @@ class Uniform(StrictModel):
 
 
 class RandomRange(StrictModel):
-    """Lengths distributed uniformly around ``len``, as in ``vllm bench serve --dataset-name
-    random``.
+    """Uniform distribution around ``len``, as in ``vllm bench serve --dataset-name random``.
 
-    The range is from ``len * (1 - range_ratio)``, rounded down, to ``len * (1 + range_ratio)``,
-    rounded up; lengths are at least 1.
+    The range is from ``len * (1 - range_ratio)`` to ``len * (1 + range_ratio)``.
     """
+
+    # Rounded down and up, respectively; lengths are at least 1.
 
     distribution: Literal["random"]
     len: Tokens
@@ -71,7 +71,7 @@ class RandomRange(StrictModel):
 
 
 class LogNormal(StrictModel):
-    """Log-normal lengths with the given ``mean``, rounded and clipped to 1 .. ``max``.
+    """Log-normal distribution of lengths, rounded and clipped to 1 .. ``max``.
 
     ``sigma`` is the standard deviation of the logarithm.
     """
@@ -90,8 +90,9 @@ class LogNormal(StrictModel):
 
 
 class Zipf(StrictModel):
-    """Lengths from ``low`` to ``high``. The frequency of the k-th of these lengths is proportional
-    to ``k ** -exponent``.
+    """Zipf distribution of lengths from ``low`` to ``high``.
+
+    The frequency of the k-th length is proportional to ``k ** -exponent``.
     """
 
     distribution: Literal["zipf"]
@@ -120,11 +121,12 @@ class Zipf(StrictModel):
 
 
 class Empirical(StrictModel):
-    """Lengths sampled from a ``trace``; all requests of the trace are equally likely.
+    """Lengths sampled uniformly from the requests of a ``trace``.
 
-    ``of`` selects prompt or output lengths (default: the same kind as the field that has this
-    distribution).
+    ``of`` selects prompt or output lengths.
     """
+
+    # By default, the same kind as the field that has this distribution.
 
     distribution: Literal["empirical"]
     trace: str
@@ -146,13 +148,13 @@ class Empirical(StrictModel):
         return self
 
     def values(self, which: LengthField) -> list[int]:
-        """Return the lengths in the trace. Raises InputError if it cannot be read."""
+        """Return the lengths in the trace. Raises InputError if the trace cannot be read."""
         lengths: list[int] = getattr(cached_trace(self._path).rows, self.of or which).tolist()
         return lengths
 
 
 def classify_distribution(value: Any) -> str:
-    """Return the kind of a length or time value: ``number``, or the name of a distribution."""
+    """Return the kind of a length or time: ``number`` or the name of a distribution."""
     if isinstance(value, StrictModel):
         return str(getattr(value, "distribution", None))
     return str(value.get("distribution")) if isinstance(value, dict) else "number"
@@ -185,8 +187,7 @@ def sample_lengths(
 
 
 class Exponential(StrictModel):
-    """Exponentially distributed times with the given ``mean`` (s), like the gaps of a Poisson
-    process."""
+    """Exponential distribution of times with the given ``mean`` (s)."""
 
     distribution: Literal["exponential"]
     mean: Time
@@ -197,7 +198,7 @@ class Exponential(StrictModel):
 
 
 class UniformTime(StrictModel):
-    """Times (s) from ``low`` to ``high``, all equally likely."""
+    """Uniform distribution of times from ``low`` to ``high`` (s)."""
 
     distribution: Literal["uniform"]
     low: Time
@@ -216,8 +217,9 @@ class UniformTime(StrictModel):
 
 
 class LogNormalTime(StrictModel):
-    """Log-normal times with the given ``mean`` (s); ``sigma`` is the standard deviation of the
-    logarithm.
+    """Log-normal distribution of times with the given ``mean`` (s).
+
+    ``sigma`` is the standard deviation of the logarithm.
     """
 
     distribution: Literal["lognormal"]

@@ -1,4 +1,4 @@
-"""Requests that a scenario specifies explicitly: listed one by one, or bursts of equal requests."""
+"""Requests that a scenario lists one by one, or as bursts of equal requests."""
 
 from __future__ import annotations
 
@@ -24,11 +24,7 @@ from simkv.workload.workload_base import (
 
 
 class RequestFields(StrictModel):
-    """Fields common to all kinds of requests in a scenario.
-
-    ``max_tokens`` is the limit on output tokens that the client requests (default: the output
-    length).
-    """
+    """Fields common to all kinds of requests in a scenario."""
 
     max_tokens: Tokens | None = None
     """Maximum number of output tokens that the client requests (default: the output length)."""
@@ -73,7 +69,7 @@ class RequestFields(StrictModel):
         return self
 
     def check_prefix(self) -> None:
-        """Raise ValueError if the fields that describe shared tokens contradict each other."""
+        """Raise ValueError if the fields for shared tokens contradict each other."""
         if (self.prefix_group is None) != (self.prefix_tokens == 0):
             raise ValueError("prefix_group and prefix_tokens must be set together")
 
@@ -88,8 +84,9 @@ class RequestFields(StrictModel):
         lora: str | None = None,
         acceptance: DraftAcceptance | None = None,
     ) -> Request:
-        """Build the request with the id ``number``. If its prompt shares tokens with others,
-        ``segments`` describes the prompt.
+        """Build the request with the id ``number``.
+
+        ``segments`` describes a prompt that shares tokens with others.
         """
         if self.prefix_group is not None and not segments:
             segments = shared_prefix(self.prefix_group, self.prefix_tokens, number, prompt)
@@ -121,7 +118,7 @@ def make_acceptance(rates: AcceptanceRates | None, seed: int) -> DraftAcceptance
 
 
 def acceptance_fields(request: Request) -> dict[str, Any]:
-    """Return the fields of a listed request that describe the draft acceptance of ``request``."""
+    """Return the fields of a listed request for the draft acceptance of ``request``."""
     if request.acceptance is None:
         return {}
     rates, seed = request.acceptance.rates, request.acceptance.seed
@@ -136,8 +133,9 @@ def shared_prefix(group: str, tokens: int, number: int, prompt: int) -> tuple[Se
 
 
 def hashed_prompt(hash_ids: Sequence[int], block: int, prompt: int) -> tuple[Segment, ...]:
-    """Return the segments of a prompt that consists of blocks of ``block`` tokens, identified by
-    ``hash_ids``.
+    """Return the segments of a prompt of blocks that ``hash_ids`` identify.
+
+    ``block`` is the number of tokens per block.
     """
     return tuple(
         Segment(f"h{name}", 0, min(block, prompt - index * block))
@@ -146,11 +144,10 @@ def hashed_prompt(hash_ids: Sequence[int], block: int, prompt: int) -> tuple[Seg
 
 
 class ListedRequest(RequestFields):
-    """A single request; ``arrival`` and ``timeout`` are in seconds.
+    """A single request.
 
-    ``prefix_group``, ``hash_ids`` or ``segments`` identify the tokens that its prompt shares with
-    other prompts; by default it shares none. With ``wait_for``, the request is a turn of a session
-    and has no ``arrival`` of its own.
+    ``prefix_group``, ``hash_ids`` or ``segments`` identify the tokens that the prompt shares with
+    other prompts. A request with ``wait_for`` is a turn of a session and has no ``arrival``.
     """
 
     arrival: Time = 0.0
@@ -234,8 +231,8 @@ class ListedRequest(RequestFields):
 class Burst(RequestFields):
     """Bursts of equal requests.
 
-    A burst has ``num_prompts`` requests, ``interval`` seconds apart. There are ``bursts`` bursts,
-    and one burst starts every ``every`` seconds.
+    Each burst has ``num_prompts`` requests, ``interval`` seconds apart. A burst starts every
+    ``every`` seconds.
     """
 
     num_prompts: Count
@@ -265,7 +262,7 @@ class Burst(RequestFields):
         return self.num_prompts * self.bursts
 
     def requests(self, timeout: float | None) -> list[Request]:
-        """Return the requests; ``timeout`` (s) is the timeout of their clients."""
+        """Return the requests. ``timeout`` (s) is the timeout of the clients."""
         return [
             self.request(
                 number,

@@ -1,6 +1,4 @@
-"""Requests as numpy columns: the output of trace readers, which needs only a few bytes per
-request.
-"""
+"""Requests as numpy columns, the output of trace readers."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ _PIECE = re.compile(r"([^:]+):(?:([0-9]{1,12})-)?([0-9]{1,12})")
 
 
 class NameTable:
-    """Bidirectional mapping between names and numbers; names are numbered in order of first use."""
+    """Bidirectional mapping between names and numbers, in order of first use."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -48,10 +46,11 @@ class PromptPieces:
     """Beginnings of prompts, composed of pieces that several prompts can share.
 
     The prompt of row ``i`` begins with the pieces ``first[i]`` to ``first[i + 1]`` (exclusive). A
-    piece consists of the tokens ``start`` to ``end`` (exclusive) of a stream, which is a sequence
-    of tokens identified by ``kind`` and ``value``. Prompt tokens after the pieces are unique to the
-    prompt.
+    piece consists of the tokens ``start`` to ``end`` (exclusive) of a token stream. ``kind`` and
+    ``value`` identify the stream.
     """
+
+    # Prompt tokens after the pieces are unique to the prompt.
 
     first: Ints
     kind: npt.NDArray[np.int8]
@@ -61,7 +60,7 @@ class PromptPieces:
 
     @staticmethod
     def of(rows: Sequence[Sequence[tuple[int, int, int, int]]]) -> PromptPieces:
-        """Build from a sequence of ``(kind, value, start, end)`` tuples for each row."""
+        """Build from ``(kind, value, start, end)`` tuples for each row."""
         first = _starts([len(row) for row in rows])
         table = np.array([piece for row in rows for piece in row], np.int64).reshape(-1, 4)
         kind, value, start, end = (np.ascontiguousarray(column) for column in table.T)
@@ -69,9 +68,8 @@ class PromptPieces:
 
     @staticmethod
     def from_hashes(hashes: Sequence[Sequence[int]], block: int, prompts: Ints) -> PromptPieces:
-        """Build from the hash ids of prompt blocks of ``block`` tokens; the last block may be
-        partial.
-        """
+        """Build from the hash ids of prompt blocks of ``block`` tokens."""
+        # The last block may be partial.
         counts = np.array([len(ids) for ids in hashes], np.int64)
         first = _starts(counts)
         value = np.array([name for ids in hashes for name in ids], np.int64)
@@ -109,7 +107,7 @@ class PromptPieces:
         return bool((self.kind >= OUTPUT_STREAM).any())
 
     def by_row(self) -> Iterator[list[tuple[int, int, int, int]]]:
-        """Yield a list of ``(kind, value, start, end)`` tuples for each row."""
+        """Yield the ``(kind, value, start, end)`` tuples of each row."""
         columns = (self.kind, self.value, self.start, self.end)
         flat = list(zip(*(column.tolist() for column in columns), strict=True))
         first = self.first.tolist()
@@ -118,23 +116,24 @@ class PromptPieces:
 
 
 def _starts(counts: npt.ArrayLike) -> Ints:
-    """Return the start offset of each part, given the lengths of the parts; the last element is the
-    end of the last part.
-    """
+    """Return the start offsets of parts with the given lengths, and the end of the last part."""
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
 @dataclass(slots=True)
 class RequestRows:
-    """Requests as columns of equal length; a row is a request.
+    """Requests as columns of equal length, one row per request. A column may be None.
 
-    ``arrival`` (s) is on the trace's own clock. ``arrival``, ``timeout`` (s), ``think_time`` (s),
-    ``tool_time`` (s) and ``acceptance`` are NaN if missing. A ``max_tokens`` of 0 means the output
-    length. ``session``, ``lora`` and ``client`` are numbers that stand for names, or -1 if missing.
-    ``number`` is the index of the row in its file. ``waits_for`` contains, for each row, the
-    numbers of the rows whose answers it waits for. A column that is None has the value for missing
-    data in every row.
+    - ``arrival``, ``timeout``, ``think_time``, ``tool_time``: seconds, NaN if missing.
+    - ``acceptance``: NaN if missing.
+    - ``max_tokens``: 0 means the output length.
+    - ``session``, ``lora``, ``client``: numbers that stand for names; -1 if missing.
+    - ``number``: index of the row in the file.
+    - ``waits_for``: numbers of the rows whose answers a row waits for.
     """
+
+    # ``arrival`` is on the trace's own clock. A column that is None has the value for missing data
+    # in every row.
 
     arrival: Floats
     prompt_tokens: Ints
@@ -158,7 +157,7 @@ class RequestRows:
         return len(self.arrival)
 
     def take(self, rows: Ints) -> RequestRows:
-        """Return the rows at these indices, in the given order."""
+        """Return the rows at the indices ``rows``, in the given order."""
         taken: dict[str, Any] = {
             name: column.take(rows) for name, column in self._columns() if column is not None
         }
@@ -200,7 +199,7 @@ class RequestRows:
         return RequestRows(**columns) if columns else RequestRows(*EMPTY_COLUMNS)
 
     def by_arrival(self) -> RequestRows:
-        """Return the rows in order of arrival; rows with equal arrival times keep their order."""
+        """Return the rows in order of arrival, with a stable sort."""
         if is_sorted(self.arrival):
             return self
         return self.take(np.argsort(self.arrival, kind="stable"))
@@ -236,23 +235,21 @@ def make_tuples(values: Sequence[tuple[int, ...]]) -> npt.NDArray[np.object_]:
 
 
 def has_row_references(rows: RequestRows) -> bool:
-    """Return whether the prompt of any row contains tokens of another row, or any row waits for
-    another row.
-    """
+    """Return whether any row waits for another row or has its tokens in the prompt."""
     waits = rows.waits_for is not None and any(rows.waits_for)
     return waits or (rows.pieces is not None and rows.pieces.has_row_references())
 
 
 def is_sorted(values: Floats) -> bool:
-    """Return whether values never decrease; NaN counts as a decrease."""
+    """Return whether values never decrease and contain no NaN."""
     return bool((np.diff(values) >= 0).all()) if len(values) > 1 else True
 
 
 def stream_name(kind: int, value: int, names: Sequence[str]) -> str:
-    """Return the name of the stream that a piece is part of.
+    """Return the name of the token stream of a piece.
 
-    Streams without a name of their own are called ``h<id>`` (a block identified by its hash),
-    ``o<row>`` (output of a row) or ``u<row>`` (prompt of a row).
+    A stream without its own name is ``h<id>`` (hashed block), ``o<row>`` (output of a row) or
+    ``u<row>`` (prompt of a row).
     """
     return names[value] if kind == NAMED_STREAM else f"{_PREFIX[kind]}{value}"
 
@@ -260,7 +257,7 @@ def stream_name(kind: int, value: int, names: Sequence[str]) -> str:
 def parse_pieces(text: str, names: NameTable) -> list[tuple[int, int, int, int]]:
     """Parse pieces written as ``stream:end`` or ``stream:start-end``, separated by blanks.
 
-    Raises ValueError with the reason.
+    Raises ValueError if a piece is invalid.
     """
     pieces = []
     for word in text.split():

@@ -14,9 +14,9 @@ from simkv.workload.trace_reader import TraceReader, sort_by_arrival
 
 
 class _Again(Exception):
-    """Raised if the conversion must start again, because the trace has more columns than expected
-    or must be read as a whole.
-    """
+    """Raised if the conversion must start again."""
+
+    # The trace has more columns than expected or must be read as a whole.
 
     def __init__(self, columns: Sequence[str], whole: bool) -> None:
         super().__init__()
@@ -24,13 +24,13 @@ class _Again(Exception):
 
 
 def convert_trace(reader: TraceReader, out: Path) -> int:
-    """Write the requests from ``reader`` to ``out`` in order of arrival; return their number.
+    """Write the requests from ``reader`` to ``out`` in order of arrival, and return their number.
 
-    A few thousand rows are processed at a time. Only a trace that is unordered, or whose prompts
-    refer to other rows, is loaded into memory as a whole. The file is written completely or not at
-    all. Raises InputError if the trace is empty or cannot be read, or if the file cannot be
-    written.
+    Raises InputError if the trace is empty or unreadable, or if the file cannot be written.
     """
+    # A few thousand rows are processed at a time. Only a trace that is unordered, or whose prompts
+    # refer to other rows, is loaded into memory as a whole. The file is written completely or not
+    # at all.
     with atomic_file(out) as new:
 
         def to_file(parts: Iterable[RequestRows], columns: Sequence[str]) -> int:
@@ -43,7 +43,8 @@ def convert_trace(reader: TraceReader, out: Path) -> int:
 def _write(
     reader: TraceReader, target: Callable[[Iterable[RequestRows], Sequence[str]], int]
 ) -> int:
-    """Write the trace with as few columns as possible; restart if further columns are needed."""
+    """Write the trace with as few columns as possible."""
+    # Restarts if further columns are needed.
     columns: Sequence[str] = ()
     whole = False
     while True:
@@ -61,7 +62,7 @@ def _write(
 def _checked(
     first: RequestRows, parts: Iterator[RequestRows], columns: Sequence[str], whole: bool
 ) -> Iterator[RequestRows]:
-    """Yield the rows; raise ``_Again`` if they are unordered or have additional columns."""
+    """Yield the rows. Raise ``_Again`` if they are unordered or have additional columns."""
     last = 0.0
     rows: RequestRows | None = first
     while rows is not None:

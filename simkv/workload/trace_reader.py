@@ -33,16 +33,17 @@ MIN_WALL_CLOCK_S = 1e8
 
 
 class TraceReader:
-    """Reader of a trace file: its format and the selected rows, in the order of the file.
+    """Reader of a trace file, with the selected rows in the order of the file.
 
         reader = TraceReader(Path("trace.csv.gz"), Selection(start=60, duration=600))
         for rows in reader: ...     # a few thousand at a time
         print(reader.tally.lines())
 
-    ``progress`` is called with the number of bytes read; ``columns`` maps simkv's column names to
-    the names in a custom log. Raises InputError if the file does not exist or its format is
-    unknown; iteration raises it for invalid content.
+    ``progress`` is called with the number of bytes read. ``columns`` maps simkv's column names to
+    those of a custom log. Raises InputError if the file does not exist or has an unknown format.
     """
+
+    # Iteration raises InputError for invalid content.
 
     def __init__(
         self,
@@ -62,7 +63,7 @@ class TraceReader:
         self.source = TraceSource(self.path, self.selection, progress)
 
     def no_rows_error(self) -> InputError:
-        """Return the error for a trace without any remaining request, with the reasons."""
+        """Return the error for a trace without any remaining request."""
         left_out = "; ".join(self.tally.lines()) or f"{self.tally.rows:,} rows"
         return InputError(
             f"{self.path}: the selection contains no requests of this trace ({left_out})"
@@ -70,7 +71,7 @@ class TraceReader:
 
     @property
     def tally(self) -> Tally:
-        """Counts of rows read and left out so far."""
+        """Counts of rows read and left out."""
         return self.source.tally
 
     def __iter__(self) -> Iterator[RequestRows]:
@@ -79,7 +80,7 @@ class TraceReader:
 
 
 def select_rows(parts: Iterable[RequestRows], source: TraceSource) -> Iterator[RequestRows]:
-    """Yield the rows that the source's selection accepts."""
+    """Yield the rows that the selection of the source accepts."""
     wanted = source.selection
     left = wanted.limit
     for rows in _sample(_window(parts, source), wanted):
@@ -95,9 +96,7 @@ def select_rows(parts: Iterable[RequestRows], source: TraceSource) -> Iterator[R
 def _window(
     parts: Iterable[RequestRows], source: TraceSource
 ) -> Iterator[tuple[RequestRows, Floats]]:
-    """Yield the rows in the selected time span, each with a random number from 0 to 1 for
-    sampling.
-    """
+    """Yield the rows in the selected time span, each with a random number for sampling."""
     wanted = source.selection
     draws = make_random_stream(wanted.seed)
     origin: float | None = None
@@ -123,7 +122,8 @@ def _window(
 def _sample(
     parts: Iterable[tuple[RequestRows, Floats]], wanted: Selection
 ) -> Iterator[RequestRows]:
-    """Yield the sampled rows: the requested fraction, or exactly the requested number."""
+    """Yield the sampled rows."""
+    # The requested fraction, or exactly the requested number.
     if isinstance(wanted.sample, int):
         yield _luckiest(parts, wanted.sample)
         return
@@ -158,8 +158,7 @@ def _cut(kept: list[tuple[RequestRows, Floats]], count: int) -> tuple[RequestRow
 class Trace:
     """Requests of a trace in order of arrival, as columns.
 
-    ``sessions``, ``streams``, ``loras`` and ``clients`` are the names that the numbers in ``rows``
-    refer to.
+    ``sessions``, ``streams``, ``loras`` and ``clients`` are the names for the numbers in ``rows``.
     """
 
     path: Path
@@ -180,9 +179,7 @@ class Trace:
         return not len(self.rows) or not np.isnan(self.rows.arrival[0])
 
     def after(self) -> dict[int, Dependency]:
-        """Return, for each request that waits for others, which requests it waits for and its
-        delays (s).
-        """
+        """Return the dependency of each request that waits for others."""
         rows = self.rows
         after: dict[int, Dependency] = {}
         if rows.waits_for is None and (rows.session is None or rows.think_time is None):
@@ -209,8 +206,8 @@ class Trace:
     ) -> list[Request]:
         """Return the requests, numbered in order of arrival.
 
-        ``timeout`` (s) and ``max_tokens`` apply to requests for which the trace has no value;
-        ``arrivals`` (s) replace the arrival times of the trace.
+        ``timeout`` (s) and ``max_tokens`` apply to requests without their own. ``arrivals`` (s)
+        replace the arrival times of the trace.
         """
         rows = self.rows
         times = rows.arrival if arrivals is None else arrivals
@@ -264,7 +261,8 @@ class Trace:
         ]
 
     def _segments(self) -> Iterator[tuple[Segment, ...]]:
-        """Yield the segments of every prompt; empty for a prompt that shares no tokens."""
+        """Yield the segments of every prompt."""
+        # Empty for a prompt that shares no tokens.
         if self.rows.pieces is None:
             yield from ((),) * len(self)
             return
@@ -296,8 +294,7 @@ def read_trace(
 ) -> Trace:
     """Read a whole trace as columns, sorted by arrival.
 
-    Raises InputError if the trace cannot be read, has no request, or has more than ``most``
-    requests.
+    Raises InputError if the trace is unreadable or empty, or has more than ``most`` requests.
     """
     reader = TraceReader(path, selection, format, progress)
     parts, count = [], 0
@@ -326,10 +323,8 @@ def read_trace(
 
 
 def cached_trace(path: Path, selection: Selection | None = None, format: str = "auto") -> Trace:
-    """Return a trace as ``read_trace`` does, cached, and with the request limit of scenarios.
-
-    The result is cached because the variants of a scenario usually use the same trace.
-    """
+    """Return a trace as ``read_trace`` does, with a cache and the request limit of scenarios."""
+    # The result is cached because the variants of a scenario usually use the same trace.
     stamps = tuple((p.stat().st_mtime_ns, p.stat().st_size) for p in [path] if p.exists())
     return _cached(path.resolve(), stamps, selection or Selection(), format)
 
@@ -340,9 +335,7 @@ def _cached(path: Path, _stamps: object, selection: Selection, format: str) -> T
 
 
 def sort_by_arrival(parts: Sequence[RequestRows], source: TraceSource) -> RequestRows:
-    """Return all rows in order of arrival; references to other rows are changed to the new row
-    numbers.
-    """
+    """Return all rows in order of arrival, with references to other rows renumbered."""
     return (
         renumber_rows(shift_to_zero(RequestRows.concat(parts).by_arrival()), source)
         if parts
@@ -351,19 +344,17 @@ def sort_by_arrival(parts: Sequence[RequestRows], source: TraceSource) -> Reques
 
 
 def shift_to_zero(rows: RequestRows) -> RequestRows:
-    """If the earliest arrival time is negative, as in an unordered file, shift all arrival times so
-    that the earliest is 0.
-    """
+    """Shift all arrival times so that the earliest is 0, if it is negative."""
+    # It is negative in an unordered file.
     first = rows.arrival[0] if len(rows) else 0.0
     return rows.with_arrival(rows.arrival - first) if first < 0 else rows
 
 
 def renumber_rows(rows: RequestRows, source: TraceSource) -> RequestRows:
-    """Replace row numbers of the file in pieces and ``waits_for`` with indices into ``rows``.
-
-    If a piece belongs to a row that was not selected, it becomes part of a named stream. A row no
-    longer waits for rows that were not selected.
-    """
+    """Replace row numbers of the file with indices into ``rows``."""
+    # Row numbers occur in pieces and ``waits_for``. If a piece belongs to a row that was not
+    # selected, it becomes part of a named stream. A row no longer waits for rows that were not
+    # selected.
     if not has_row_references(rows):
         return rows
     place = dict(zip(rows.column("number").tolist(), range(len(rows)), strict=True))

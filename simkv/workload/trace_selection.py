@@ -11,16 +11,17 @@ from simkv.core.errors import InputError
 
 @dataclass(frozen=True)
 class Selection:
-    """Selected requests of a trace, and their replay speed.
+    """Selection of requests from a trace, and their replay speed. The steps are in this order:
 
-    The selection has three steps. First, requests are selected that arrive in the ``duration``
-    seconds from ``start`` on, by the trace's clock. Second, some of these requests are sampled with
-    the random ``seed``; ``sample`` is either their fraction (a float up to 1.0) or their number (an
-    int). Third, only the first ``limit`` of the remaining requests are used. After the selection,
-    ``start`` becomes time 0, and all arrival times are divided by ``rate_scale``. ``seed`` is also
-    the seed of a generated trace. A row that cannot be read is an error; with ``skip_bad``, it is
-    left out and counted.
+    - Select the requests that arrive in the ``duration`` seconds from ``start`` on.
+    - Sample a fraction (float) or number (int) of them, ``sample``, with the random ``seed``.
+    - Select the first ``limit`` of them.
+    - Shift time so that ``start`` is 0, and divide arrival times by ``rate_scale``.
+
+    ``skip_bad`` skips and counts unreadable rows instead of raising an error.
     """
+
+    # ``start`` is on the trace's clock. ``seed`` is also the seed of a generated trace.
 
     start: float = 0.0
     duration: float | None = None

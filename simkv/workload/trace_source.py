@@ -27,12 +27,13 @@ BATCH_ROWS = 4096
 
 @dataclass
 class Tally:
-    """Counts of rows read and left out, with reasons.
+    """Counts of rows read and left out.
 
-    ``rows`` is the number of rows read. ``failed`` contains, by reason, the number of requests that
-    failed in the recorded system, and ``bad`` the number of rows that cannot be read. ``first``
-    contains, for each reason, the line of the first row left out. ``notes`` contains remarks about
-    the trace for the user.
+    - ``rows``: number of rows read.
+    - ``failed``: number of requests that failed in the recorded system, by reason.
+    - ``bad``: number of unreadable rows, by reason.
+    - ``first``: line of the first row left out, by reason.
+    - ``notes``: remarks about the trace for the user.
     """
 
     rows: int = 0
@@ -59,9 +60,7 @@ class Tally:
 
 
 class TraceSource:
-    """A trace that is being read: its path, the selected rows, the tables of names, and the counts
-    of rows.
-    """
+    """A trace that is being read: path, selection, tables of names, and row counts."""
 
     def __init__(
         self,
@@ -82,11 +81,12 @@ class TraceSource:
         self._origin: int | float | None = None
 
     def bad(self, line: int, column: str, what: str, path: Path | None = None) -> None:
-        """Raise an error for an invalid row or, with ``skip_bad``, count it.
+        """Raise InputError for an invalid row or, with ``skip_bad``, count the row.
 
-        ``what`` states the expected value and the value found, with "; found " between them. If the
-        trace is a directory, ``path`` is the file that contains the row.
+        ``what`` states the expected and the found value. ``path`` is the file of the row if the
+        trace is a directory.
         """
+        # The two parts of ``what`` are separated by "; found ".
         if not self.selection.skip_bad:
             raise InputError(
                 f"{path or self.path}:{line}: {column}: {what} "
@@ -104,26 +104,25 @@ class TraceSource:
             self.tally.first.setdefault(reason, lines[int(np.flatnonzero(rows)[0])])
 
     def since_first(self, times: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return times relative to the time of the trace's first row."""
+        """Return times relative to the time of the first row."""
         if self._origin is None and len(times):
             self._origin = times[0]
         return times if self._origin is None else times - self._origin
 
     def error(self, what: str, line: int | None = None, path: Path | None = None) -> InputError:
-        """Return an error about the whole file, or about a line that the whole file depends on.
-
-        ``path`` is the file in a folder.
-        """
+        """Return an error about the whole file, or about one line."""
+        # ``path`` is the file in a folder.
         return InputError(f"{path or self.path}{'' if line is None else f':{line}'}: {what}")
 
     @contextmanager
     def text(self, path: Path | None = None, newline: str = "") -> Iterator[IO[str]]:
-        """Open the file as text; bytes that are not UTF-8 are escaped.
+        """Open the file as text, decompressed if necessary.
 
-        ``newline`` has the same meaning as in ``open``: with a line feed, carriage returns do not
-        end a line. Raises InputError if the file cannot be read, or if compressed data are
-        truncated or damaged.
+        Raises InputError if the file cannot be read, or if compressed data are truncated or
+        damaged.
         """
+        # Bytes that are not UTF-8 are escaped. ``newline`` has the same meaning as in ``open``:
+        # with a line feed, carriage returns do not end a line.
         path = path or self.path
         self.line = 0
         try:
@@ -151,10 +150,9 @@ class TraceSource:
     def batches(
         self, lines: Iterator[str], line: int = 1, quoted: bool = False
     ) -> Iterator[tuple[int, list[str]]]:
-        """Yield batches of lines, each with the number of its first line, starting at ``line``.
-
-        With ``quoted``, a quoted CSV field that spans lines stays in one batch.
-        """
+        """Yield batches of lines, each with the number of its first line."""
+        # The first number is ``line``. With ``quoted``, a quoted CSV field that spans lines stays
+        # in one batch.
         while batch := list(islice(lines, BATCH_ROWS)):
             if quoted:
                 open_quote = sum(text.count('"') for text in batch) % 2
@@ -180,7 +178,7 @@ def decompress(raw: IO[bytes]) -> IO[bytes]:
 
 
 def select_served(source: TraceSource, rows: RequestRows, lines: Sequence[int]) -> RequestRows:
-    """Return the requests with a prompt and an answer; count the others as failed."""
+    """Return the requests with a prompt and an answer. Count the others as failed."""
     silent = rows.output_tokens == 0
     empty = (rows.prompt_tokens == 0) & ~silent
     source.failed("with no output token", silent, lines)

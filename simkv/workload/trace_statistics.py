@@ -1,8 +1,6 @@
-"""Statistics of a trace: rates, lengths, shared prefixes, KV demand.
-
-The statistics are computed in one pass over the rows. Memory use does not grow with the number of
-rows, because only distinct blocks of shared prompts and requests in flight are stored.
-"""
+"""Statistics of a trace: rates, lengths, shared prefixes and KV demand."""
+# The statistics are computed in one pass over the rows. Memory use does not grow with the number of
+# rows, because only distinct blocks of shared prompts and requests in flight are stored.
 
 from __future__ import annotations
 
@@ -36,12 +34,14 @@ QUANTILES = (0.5, 0.9, 0.99)
 
 
 class ServiceTime(NamedTuple):
-    """Assumed time for which a request holds its KV, used to estimate peak demand.
+    """Assumed time for which a request holds its KV, for the estimate of peak demand.
 
-    A request never waits. Its prompt is computed at ``prefill_rate`` tokens per second, and each
-    output token takes ``tpot`` seconds. The request holds the KV of prompt and output for the whole
-    time, and no KV is shared.
+    A prompt is computed at ``prefill_rate`` tokens per second. Each output token takes ``tpot``
+    seconds.
     """
+
+    # A request never waits. It holds the KV of prompt and output for the whole time, and no KV is
+    # shared.
 
     prefill_rate: float = 10_000.0
     tpot: float = 0.03
@@ -74,7 +74,7 @@ class LengthHistogram:
             self._long[value] = self._long.get(value, 0) + 1
 
     def counts(self) -> tuple[Ints, Ints]:
-        """Return the distinct lengths in order, and their counts."""
+        """Return the distinct lengths in ascending order, and their counts."""
         short = np.flatnonzero(self._short)
         long = sorted(self._long)
         values = np.concatenate([short, np.array(long, np.int64)])
@@ -82,7 +82,8 @@ class LengthHistogram:
         return values, np.concatenate(counts)
 
     def figures(self) -> dict[str, float]:
-        """Return mean, P50, P90, P99 (interpolated linearly, as in numpy) and maximum."""
+        """Return mean, P50, P90, P99 and maximum."""
+        # Percentiles are interpolated linearly, as in numpy.
         values, counts = self.counts()
         total = int(counts.sum())
         figures = {"mean": float((values * counts).sum() / total)}
@@ -94,18 +95,16 @@ class LengthHistogram:
 
 
 class BinnedAmounts:
-    """Sums of amounts by time bin; if a trace is longer than all bins together, the width of the
-    bins is doubled.
-    """
+    """Sums of amounts by time bin."""
+
+    # If a trace is longer than all bins together, the width of the bins is doubled.
 
     def __init__(self) -> None:
         self.width = 1.0
         self.values = np.zeros(BINS)
 
     def add(self, times: Floats, amounts: npt.NDArray[Any] | None = None) -> None:
-        """Add ``amounts`` at ``times`` (s) to the bins; without ``amounts``, add 1 for each
-        time.
-        """
+        """Add ``amounts`` at ``times`` (s) to the bins. The default amount is 1."""
         if not len(times):
             return
         last = float(times.max())
@@ -116,18 +115,22 @@ class BinnedAmounts:
         self.values += np.bincount((times / self.width).astype(np.int64), amounts, minlength=BINS)
 
     def most(self, width: float) -> float:
-        """Return the largest sum in any of the spans [0, width), [width, 2 width) and so on."""
+        """Return the largest sum in any of the time spans [0, width), [width, 2 width) and
+        so on.
+        """
         bins = max(round(width / self.width), 1)
         padded = np.pad(self.values, (0, -len(self.values) % bins))
         return float(padded.reshape(-1, bins).sum(axis=1).max())
 
 
 class PrefixSharing:
-    """Counts leading prompt tokens that also occurred in earlier prompts.
+    """Counter of leading prompt tokens that also occur in earlier prompts.
 
-    Their fraction of all prompt tokens is the hit rate of an unlimited cache. The pieces of prompts
-    are stored in a trie; the common prefix of two prompts ends where their pieces differ.
+    Their fraction of all prompt tokens is the hit rate of an unlimited cache.
     """
+
+    # The pieces of prompts are stored in a trie; the common prefix of two prompts ends where their
+    # pieces differ.
 
     def __init__(self) -> None:
         self._nodes: dict[tuple[int, int, int, int, int], int] = {}
@@ -138,8 +141,8 @@ class PrefixSharing:
         self.known = False
 
     def add(self, rows: RequestRows) -> Ints:
-        """Add prompts; return, for each prompt, the number of leading tokens that also occurred in
-        earlier prompts.
+        """Add prompts. Return the number of leading tokens of each prompt that occurred in earlier
+        prompts.
         """
         if rows.pieces is None:
             self.tokens += int(rows.prompt_tokens.sum())
@@ -175,9 +178,7 @@ class PrefixSharing:
     def _walk(
         self, pieces: list[tuple[int, int, int, int]], output: tuple[int, int, int, int]
     ) -> int:
-        """Return the number of leading tokens that occurred before, then add the prompt and its
-        output.
-        """
+        """Add a prompt and its output. Return the number of leading tokens that occurred before."""
         node, shared, same = 0, 0, True
         for index, (kind, value, start, end) in enumerate(_merged([*pieces, output])):
             place = (node, kind, value, start)
@@ -205,9 +206,9 @@ def _merged(pieces: list[tuple[int, int, int, int]]) -> list[tuple[int, int, int
 
 
 class PeakDemand:
-    """Peak numbers of requests in flight and of the KV blocks that they hold, computed from all
-    arrivals and departures in order of time.
-    """
+    """Peak numbers of requests in flight and of their KV blocks."""
+
+    # Computed from all arrivals and departures in order of time.
 
     def __init__(self, service: ServiceTime, block_size: int) -> None:
         self.service = service
@@ -282,9 +283,7 @@ class TraceStatistics:
         self.demand.add(rows)
 
     def _note_sharing(self, rows: RequestRows, shared: Ints) -> None:
-        """Record the fraction of prompt tokens that had occurred before, at some of the rows, for
-        the plot.
-        """
+        """Record the fraction of repeated prompt tokens at some rows, for the plot."""
         marks = np.arange(len(rows) - 1, -1, -REQUESTS_PER_POINT)[::-1]
         tokens = self.sharing.tokens - rows.prompt_tokens.sum() + np.cumsum(rows.prompt_tokens)
         hits = self.sharing.hit_tokens - shared.sum() + np.cumsum(shared)
@@ -299,11 +298,12 @@ class TraceStatistics:
         return self.last - self.first
 
     def figures(self) -> dict[str, Any]:
-        """Return all statistics by name; None for statistics whose data are missing in the trace.
+        """Return all statistics by name, with None for missing data.
 
-        ``rate`` is the number of requests per second between the first and the last arrival.
-        ``gap_cv`` is the coefficient of variation of the gaps between arrivals.
+        ``rate`` is the number of requests per second. ``gap_cv`` is the coefficient of variation of
+        the gaps between arrivals.
         """
+        # The rate is that between the first and the last arrival.
         timed = self.span > 0
         gaps = self.requests - 1
         mean = self.span / gaps if timed else math.nan
@@ -339,10 +339,8 @@ class TraceStatistics:
 def inspect_trace(
     reader: TraceReader, service: ServiceTime | None = None, block_size: int = 16
 ) -> TraceStatistics:
-    """Collect the statistics of a trace in one pass, or after sorting it in memory.
-
-    Raises InputError if the trace is empty.
-    """
+    """Return the statistics of a trace. Raises InputError if the trace is empty."""
+    # In one pass, or after sorting the trace in memory.
     survey = TraceStatistics(service or ServiceTime(), block_size)
     try:
         _take(survey, reader)

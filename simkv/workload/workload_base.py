@@ -58,8 +58,9 @@ class StrictModel(BaseModel):
 def find_file(name: str, info: ValidationInfo) -> Path:
     """Return the path of the file ``name`` beside the scenario or in the working directory.
 
-    The validation context holds the scenario's ``folder``. Raises ValueError if no file exists.
+    Raises ValueError if no file exists.
     """
+    # The validation context holds the scenario's ``folder``.
     beside = (info.context or {}).get("folder", Path()) / name
     for path in (beside, Path(name)):
         if path.exists():

@@ -53,11 +53,9 @@ TRACE_OPTIONS = (
 
 
 def find_other_form_fields(chosen: Container[str]) -> list[str]:
-    """Return the workload fields that do not apply to the form in ``chosen``.
-
-    A scenario variant or ``--set`` removes these fields when it selects another form. The result is
-    empty if ``chosen`` contains no form.
-    """
+    """Return the workload fields that do not apply to the form in ``chosen``."""
+    # A scenario variant or ``--set`` removes these fields when it selects another form. The result
+    # is empty if ``chosen`` contains no form.
     if not any(form in chosen for form in FORMS):
         return []
     others = [*FORMS, *(() if "trace" in chosen else TRACE_OPTIONS)]
@@ -92,10 +90,8 @@ SampleSize = Annotated[
 class Workload(StrictModel):
     """Requests that clients send, in exactly one form.
 
-    The forms are ``requests``, ``burst``, ``arrivals``, ``sessions`` and ``trace``.
-    ``max_concurrency`` limits the number of requests in flight; further requests wait in the
-    client. The fields after ``trace`` apply to traces only. They select a part of the trace (see
-    Selection). ``request_rate`` replaces the arrival times of the trace.
+    The forms are ``requests``, ``burst``, ``arrivals``, ``sessions`` and ``trace``. The fields
+    after ``trace`` apply to traces only.
     """
 
     requests: list[ListedRequest] | None = Field(None, min_length=1)
@@ -209,7 +205,7 @@ class Workload(StrictModel):
 
     @property
     def notes(self) -> list[str]:
-        """Notes about the trace: rows left out, with reasons, and other remarks."""
+        """Notes about the trace, such as the number of rows left out."""
         return self.loaded.tally.lines() if self.trace is not None else []
 
     @property
@@ -221,18 +217,18 @@ class Workload(StrictModel):
 def build_clients(workload: Workload, timeout: float | None) -> Clients:
     """Build the clients of a workload.
 
-    ``timeout`` (s) applies to requests that have no timeout. Raises InputError if the trace cannot
-    be used.
+    ``timeout`` (s) applies to requests without their own. Raises InputError if the trace cannot be
+    used.
     """
     requests, after = _requests(workload, timeout)
     return Clients(requests, after, workload.max_concurrency, workload.max_sessions)
 
 
 def generate_requests(workload: Workload, timeout: float | None) -> list[Request]:
-    """Return the requests of a workload whose arrivals do not depend on how requests are served.
+    """Return the requests of a workload with fixed arrival times.
 
-    ``timeout`` (s) applies to requests that have no timeout. Raises InputError if arrivals depend
-    on answers (see ``build_clients``) or if the trace cannot be used.
+    ``timeout`` (s) applies to requests without their own. Raises InputError if arrivals depend on
+    answers, or if the trace cannot be used.
     """
     requests, after = _requests(workload, timeout)
     if after or workload.max_concurrency or workload.max_sessions:
@@ -247,17 +243,15 @@ def generate_requests(workload: Workload, timeout: float | None) -> list[Request
 def _requests(
     workload: Workload, timeout: float | None
 ) -> tuple[list[Request], dict[int, Dependency]]:
-    """Return the requests, with acceptance rates of draft tokens, and the dependencies between
-    requests.
-    """
+    """Return the requests and the dependencies between them."""
+    # The requests have acceptance rates of draft tokens.
     requests, after = _sent(workload, timeout)
     return list(_with_acceptance(workload, requests)), after
 
 
 def _with_acceptance(workload: Workload, requests: Sequence[Request]) -> Iterable[Request]:
-    """Return the requests with acceptance rates of draft tokens, which come from the request, the
-    trace or the workload.
-    """
+    """Return the requests with acceptance rates of draft tokens."""
+    # The rates come from the request, the trace or the workload.
     column = workload.loaded.rows.acceptance if workload.trace is not None else None
     if workload.acceptance is None and column is None:
         return requests
@@ -278,7 +272,7 @@ def _with_acceptance(workload: Workload, requests: Sequence[Request]) -> Iterabl
 
 
 def _sent(workload: Workload, timeout: float | None) -> tuple[list[Request], dict[int, Dependency]]:
-    """Return the requests, and the dependencies between them."""
+    """Return the requests and the dependencies between them."""
     if workload.requests is not None:
         return _listed(workload.requests, timeout)
     if workload.sessions is not None:
@@ -293,7 +287,7 @@ def _sent(workload: Workload, timeout: float | None) -> tuple[list[Request], dic
 def _listed(
     rows: Sequence[ListedRequest], timeout: float | None
 ) -> tuple[list[Request], dict[int, Dependency]]:
-    """Return the requests of a list, and the dependencies between them."""
+    """Return the requests of a list and the dependencies between them."""
     after: dict[int, Dependency] = {}
     arrivals: list[float] = []
     for number, row in enumerate(rows):

@@ -1,3 +1,1 @@
-"""Trace formats, one module per format; ``format_detection`` identifies the format of a file by its
-content.
-"""
+"""Trace formats, one module per format."""

@@ -40,7 +40,7 @@ _CONVERSATION = "gen_ai.conversation.id"
 
 
 def is_call(span: Span) -> bool:
-    """Return whether a span is the call of a model."""
+    """Return whether a span is a call of a model."""
     return _operation(span) in _CALLS
 
 
@@ -49,8 +49,9 @@ def _operation(span: Span) -> str:
 
 
 def rows_from_agents(source: TraceSource, spans: Sequence[Span]) -> RequestRows:
-    """Return the calls among the spans, in order of their start times; count failed and invalid
-    calls.
+    """Return the model calls among the spans, in order of start times.
+
+    Failed and invalid calls are counted in ``source``.
     """
     index = {(span.trace, span.id): span for span in spans if span.id}
     parents: dict[str, str] = {}
@@ -79,7 +80,8 @@ def rows_from_agents(source: TraceSource, spans: Sequence[Span]) -> RequestRows:
 
 
 def _call(span: Span, agent: str, number: int) -> RecordedCall:
-    """Return the call of a span. Raises ValueError with the text ``column: reason``."""
+    """Return the model call of a span. Raises ValueError if a field is invalid."""
+    # The message is ``column: reason``.
     prompt, output = (
         int(read_number(span.attributes, f"gen_ai.usage.{name}_tokens"))
         for name in ("input", "output")
@@ -91,7 +93,7 @@ def _call(span: Span, agent: str, number: int) -> RecordedCall:
 
 
 def _answered(source: TraceSource, calls: list[RecordedCall]) -> list[RecordedCall]:
-    """Return the calls that have a prompt and an answer; count the other calls as failed."""
+    """Return the calls that have a prompt and an answer. Count the others as failed."""
     for name in ("output", "prompt"):
         empty = make_column((getattr(call, f"{name}_tokens") == 0 for call in calls), bool)
         source.failed(f"with no {name} token", empty, [call.line for call in calls])
@@ -100,9 +102,8 @@ def _answered(source: TraceSource, calls: list[RecordedCall]) -> list[RecordedCa
 
 
 def _agent(span: Span, index: Mapping[tuple[str, str], Span], parents: dict[str, str]) -> str:
-    """Return the name of the agent of a span; add it to ``parents`` if it is a
-    sub-agent.
-    """
+    """Return the name of the agent of a span."""
+    # A sub-agent is added to ``parents``.
     conversation = span.attributes.get(_CONVERSATION)
     agents: list[Span] = []
     seen = {span.id}

@@ -36,7 +36,7 @@ _MS = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3, "sec": 1e3}
 
 
 def _outcome(record: dict[str, Any]) -> str | None:
-    """Return the reason why a request is left out; None if it is not left out."""
+    """Return the reason why a request is left out, or None."""
     metadata = record["metadata"]
     if metadata.get("benchmark_phase", "profiling") != "profiling":
         return "from the warm-up"
@@ -99,7 +99,7 @@ def _rows(source: TraceSource) -> Iterator[RequestRows]:
 
 
 def _turns(source: TraceSource) -> Iterator[_Turn]:
-    """Yield the served requests; count the other requests by reason."""
+    """Yield the served requests. Count the other requests by reason."""
     with source.text() as lines:
         for some in json_records(source, _check, lines):
             reasons = [_outcome(record) for record in some.records]
@@ -142,9 +142,8 @@ def _turn(record: dict[str, Any], number: int, line: int) -> _Turn:
 def _in_order(
     source: TraceSource, turns: Sequence[_Turn], sizes: Mapping[str, int]
 ) -> Iterator[_Turn]:
-    """Yield the turns, which are given in order of their start times; report turns that do not
-    continue their session.
-    """
+    """Yield the turns. Report turns that do not continue their session."""
+    # The turns are given in order of their start times.
     last: dict[str, _Turn] = {}
     for turn in turns:
         before = None if turn.session is None else last.get(turn.session)
@@ -162,9 +161,8 @@ def _in_order(
 
 
 def _sessions(source: TraceSource, turns: Sequence[_Turn]) -> RequestRows:
-    """Return the turns as rows, with the turns that each of them waits for; ``turns`` is in order
-    of start times.
-    """
+    """Return the turns as rows, with the turns that each of them waits for."""
+    # ``turns`` is in order of start times.
     first = turns[0].start if turns else 0
     calls = [
         RecordedCall(

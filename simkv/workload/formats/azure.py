@@ -29,7 +29,7 @@ _FIRST_YEAR, _LAST_YEAR = "1700", "2200"
 
 
 def parse_timestamps(texts: Sequence[str]) -> Ints:
-    """Return wall-clock times in nanoseconds since 1970. Raises ValueError if any is invalid."""
+    """Return wall-clock times in nanoseconds since 1970. Raises ValueError if a time is invalid."""
     zone = _ZONE.search(texts[0][_SHORTEST:]) if texts else None
     suffix = zone[0] if zone else ""
     bare = [text.removesuffix(suffix) for text in texts] if suffix else texts
@@ -47,8 +47,9 @@ def parse_timestamps(texts: Sequence[str]) -> Ints:
 
 
 def parse_timestamp(text: str) -> int:
-    """Return a wall-clock time in nanoseconds since 1970. Raises ValueError if the text is
-    invalid.
+    """Return a wall-clock time in nanoseconds since 1970.
+
+    Raises ValueError if the text is invalid.
     """
     parts = _TIME.fullmatch(text.strip())
     try:

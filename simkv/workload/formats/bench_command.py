@@ -136,10 +136,10 @@ _SYNTHETIC = ("random", "random-ids", "sonnet", "prefix_repetition", "generated-
 
 @dataclass(frozen=True)
 class BenchCommand:
-    """Workload section of a benchmark's command line.
+    """Workload section for the command line of a benchmark.
 
-    ``used``, ``ignored`` and ``not_modelled`` contain the options as the user gave them;
-    ``not_modelled`` also contains reasons.
+    - ``used``, ``ignored``: options of the command line.
+    - ``not_modelled``: options that simkv does not model, with reasons.
     """
 
     workload: dict[str, Any]
@@ -148,9 +148,9 @@ class BenchCommand:
     not_modelled: tuple[str, ...]
 
     def summary(self) -> list[str]:
-        """Return lines about options without effect: one line that lists the options that do not
-        affect the load, and one line for each option that simkv does not model.
-        """
+        """Return messages about options that have no effect in simkv."""
+        # One line lists the options that do not affect the load, and one line each the options that
+        # simkv does not model.
         lines = (
             [f"ignored (no effect on the load): {', '.join(self.ignored)}"] if self.ignored else []
         )
@@ -158,12 +158,13 @@ class BenchCommand:
 
 
 def read_bench_command(text: str, option: str = "--load") -> BenchCommand:
-    """Read a benchmark's command line. Raises InputError, naming ``option``, if it is invalid.
+    """Read the command line of a benchmark. Raises InputError if it is invalid.
 
-    Without ``--dataset-name``, the default dataset of the tool is used. If it is ``random``, the
-    options determine the lengths. SGLang's default needs a tokenizer and is an error, unless an
-    option gives the lengths.
+    ``option`` names the option in the message.
     """
+    # Without ``--dataset-name``, the default dataset of the tool is used. If it is ``random``, the
+    # options determine the lengths. SGLang's default needs a tokenizer and is an error, unless an
+    # option gives the lengths.
     tool, words = _after_tool(text, option)
     given = _options(words, option)
     values = {name: value for name, value, _ in given}
@@ -217,7 +218,7 @@ _ENDS = (">", ">>", "|", "2>&1", "&", "&&", ";")
 
 
 def _values(name: str, head: str, rest: list[str], option: str) -> list[str]:
-    """Remove the values of an option from ``rest`` and return these values."""
+    """Remove the values of an option from ``rest`` and return them."""
     if name in _SWITCHES or name.startswith("--no-"):
         return []
     values: list[str] = []
@@ -302,9 +303,8 @@ class _Numbers:
 
 
 def _random(number: _Numbers, tool: str) -> dict[str, Any]:
-    """Return the length distributions of the dataset ``random``, including the length of a shared
-    prefix.
-    """
+    """Return the length distributions of the dataset ``random``."""
+    # They include the length of a shared prefix.
     default = 128 if tool == "vllm" else 1024
     shared = number("--random-prefix-len", 0)
     prompt = number("--input-len", number("--random-input-len", number("--random-input", 1024)))
@@ -318,7 +318,8 @@ def _random(number: _Numbers, tool: str) -> dict[str, Any]:
 
 
 def _around(length: int, ratio: float, shared: int = 0) -> Any:
-    """Return a distribution of lengths from ``1 - ratio`` to ``1 + ratio`` times ``length``;
+    """Return a distribution of lengths from ``1 - ratio`` to ``1 + ratio`` times ``length``.
+
     ``shared`` is added to each length.
     """
     if not ratio:
@@ -330,8 +331,9 @@ def _around(length: int, ratio: float, shared: int = 0) -> Any:
 
 
 def _up_to(length: int, ratio: float, shared: int = 0) -> Any:
-    """Return a distribution of lengths from ``ratio`` times ``length`` to ``length``, as in
-    SGLang's benchmark; ``shared`` is added to each length.
+    """Return a distribution of lengths from ``ratio`` times ``length`` to ``length``, as in SGLang.
+
+    ``shared`` is added to each length.
     """
     low = max(int(length * ratio), 1)
     if low >= length:
@@ -373,7 +375,8 @@ def _grouped(number: _Numbers, _tool: str) -> dict[str, Any]:
 def _of_file(
     dataset: str, values: Mapping[str, Any], number: Callable[[str, Any], Any], option: str
 ) -> dict[str, Any]:
-    """Return a workload that replays the dataset file, if the file has lengths in tokens."""
+    """Return a workload that replays the dataset file."""
+    # The file must have lengths in tokens.
     path = Path(str(values.get("--dataset-path", "")))
     if dataset not in ("mooncake", "timed_trace") or not path.is_file():
         raise InputError(

@@ -63,7 +63,7 @@ _ALSO = {
 
 
 def data_file(header: Path) -> Path | None:
-    """Return the CSV file that belongs to a YAML header, or None."""
+    """Return the CSV file of a YAML header, or None."""
     stems = [header.stem, header.stem.replace("header", "data"), header.stem + "_data"]
     names = [f"{stem}.csv{end}" for stem in stems for end in ("", ".gz")]
     return next((found for name in names if (found := header.with_name(name)).is_file()), None)
@@ -99,9 +99,8 @@ def _split(lines: Iterator[str]) -> tuple[str, Iterator[str]]:
 
 
 def _accumulates(source: TraceSource, text: str, path: Path | None) -> bool:
-    """Return whether the header declares that each prompt of a session includes the earlier rounds
-    of the session.
-    """
+    """Return whether each prompt of a session includes the earlier rounds of the session."""
+    # The header declares it.
     # imported here because it is slow to import and few inputs have a header
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError

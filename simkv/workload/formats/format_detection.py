@@ -67,10 +67,10 @@ _INSIDE = ("requests.jsonl", "requests.jsonl.gz", "requests.csv", "profile_expor
 def detect_format(
     path: Path, name: str = "auto", columns: Mapping[str, str] | None = None
 ) -> tuple[TraceFormat, Path]:
-    """Return the format of a trace, and the file or directory that holds the requests.
+    """Return the format of a trace, and the file or directory with the requests.
 
-    If ``columns`` is given (see ``make_mapped_format``), the file is a custom log. Raises
-    InputError if the file is missing or its format is unknown.
+    ``columns`` are the column names of a custom log. Raises InputError if the file is missing or
+    its format is unknown.
     """
     path = _data(path)
     if columns:
@@ -125,7 +125,10 @@ def _data(path: Path) -> Path:
 
 
 def read_head(path: Path) -> FileHead:
-    """Return the beginning of a file. Raises InputError if it cannot be read."""
+    """Return the kind of a file and its column names or keys.
+
+    Raises InputError if it is unreadable.
+    """
     if path.is_dir():
         return FileHead(path, "folder", frozenset())
     start = _beginning(path)

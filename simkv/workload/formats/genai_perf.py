@@ -30,7 +30,8 @@ CHARACTERS_PER_TOKEN = 4
 
 
 def read_request_table(source: TraceSource) -> pd.DataFrame:
-    """Return one row per request in order of arrival (see ``read_measured_latencies``)."""
+    """Return one row per request, in order of arrival."""
+    # ``read_measured_latencies`` describes the columns.
     import pandas as pd
 
     with source.text() as lines:
@@ -85,7 +86,8 @@ def _row(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _brings(output: Any) -> bool:
-    """Return whether a response contains text; the response that only ends the stream does not."""
+    """Return whether a response contains text."""
+    # The response that only ends the stream does not.
     text = output if isinstance(output, str) else json.dumps(output)
     return bool(text.strip()) and "[DONE]" not in text
 

@@ -1,6 +1,4 @@
-"""Turns of sessions in a log, in which each prompt repeats the prompt and the answer of the
-previous turn.
-"""
+"""Turns of sessions whose prompts repeat the prompt and the answer of the previous turn."""
 
 from __future__ import annotations
 
@@ -23,11 +21,12 @@ Piece = tuple[int, int, int, int]
 
 
 def extend_context(pieces: Sequence[Piece], number: int, own: int, output: int) -> list[Piece]:
-    """Return the context after a call, which the next prompt can repeat: the pieces that the prompt
-    of the call repeats, the prompt tokens that the call adds, and its answer.
+    """Return the pieces of the context after a call: repeated tokens, new prompt tokens and answer.
 
-    ``number`` is the row of the call, ``own`` the number of prompt tokens that it adds, and
-    ``output`` the length of its answer.
+    - ``pieces``: tokens that the prompt of the call repeats.
+    - ``number``: row of the call.
+    - ``own``: number of new prompt tokens.
+    - ``output``: number of output tokens.
     """
     prompt = [(PROMPT_STREAM, number, 0, own)] if own else []
     return [*pieces, *prompt, (OUTPUT_STREAM, number, 0, output)]
@@ -46,20 +45,22 @@ class _Turn:
 
 
 class GrowingTurns:
-    """Adds to each row of a log, which is a turn of a session, the prefix that its prompt repeats.
+    """Prefixes that the prompts of sessions repeat, for logs with one row per turn.
 
-    The rows of a session must be in the order of their turns. Without arrival times, a turn arrives
-    when its think time (default: 0) has passed after the answer of the previous turn.
+    The rows of a session must be in the order of their turns.
     """
+
+    # Without arrival times, a turn arrives when its think time (default: 0) has passed after the
+    # answer of the previous turn.
 
     def __init__(self, source: TraceSource) -> None:
         self._source = source
         self._last: dict[int, _Turn] = {}
 
     def extend(self, rows: RequestRows, table: CsvTable, turns: ColumnArray) -> RequestRows:
-        """Return the rows with their prefixes; report rows that do not continue their session.
+        """Return the rows with their prefixes. Report rows that do not continue their session.
 
-        ``turns`` contains the number of the turn of each row in ``table``.
+        ``turns`` contains the turn number of each row.
         """
         where = {int(number): index for index, number in enumerate(table.numbers)}
         fine = np.ones(len(rows), np.bool_)
@@ -88,9 +89,7 @@ class GrowingTurns:
 
 
 def _find_fault(before: _Turn | None, turn: int, prompt: int) -> tuple[str, str] | None:
-    """If a row cannot continue its session, return the invalid column and the reason; otherwise
-    None.
-    """
+    """Return the invalid column and the reason if a row cannot continue its session, else None."""
     if before is None:
         return None
     if turn <= before.turn:

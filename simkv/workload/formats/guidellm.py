@@ -28,7 +28,8 @@ _LISTS = ("successful", "errored", "incomplete")
 
 
 def read_request_table(source: TraceSource) -> pd.DataFrame:
-    """Return one row per request in order of arrival (see ``read_measured_latencies``)."""
+    """Return one row per request, in order of arrival."""
+    # ``read_measured_latencies`` describes the columns.
     import pandas as pd
 
     with source.text() as lines:

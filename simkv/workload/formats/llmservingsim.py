@@ -33,8 +33,8 @@ BLOCK_TOKENS = 16
 
 
 class _Chain:
-    """Assign ids to blocks of tokens. Two blocks have the same id if their tokens and all tokens
-    before them are equal.
+    """Ids of token blocks. Two blocks have the same id if their tokens and all earlier tokens are
+    equal.
     """
 
     def __init__(self) -> None:

@@ -49,7 +49,7 @@ _KNOWN = (*COLUMN_PARSERS, *_NOT_OURS)
 
 
 def parse_columns(text: str) -> dict[str, str]:
-    """Parse ``ours=theirs,…``. Raises InputError if a name is unknown or given twice."""
+    """Parse ``ours=theirs,…``. Raises InputError if a name is unknown or duplicated."""
     found: dict[str, str] = {}
     for pair in text.split(","):
         ours, equals, theirs = (part.strip() for part in pair.partition("="))
@@ -104,7 +104,7 @@ def _rows(source: TraceSource, columns: Mapping[str, str], is_json: bool) -> Ite
 
 
 def _describe(ttfts: ColumnArray) -> str:
-    """Return a note about measured TTFTs in seconds; empty without any."""
+    """Return a note about measured TTFTs in seconds, or an empty text."""
     if not len(ttfts):
         return ""
     mean, p50, p95, p99 = np.mean(ttfts), *np.percentile(ttfts, (50, 95, 99))
@@ -115,7 +115,7 @@ def _describe(ttfts: ColumnArray) -> str:
 
 
 def _arrival(source: TraceSource, texts: Sequence[str]) -> ColumnArray:
-    """Return arrivals in seconds; wall-clock times are converted to seconds after the first row."""
+    """Return arrivals in seconds. Wall-clock times are counted from the first row."""
     try:
         return parse_times(texts)
     except ValueError:
@@ -148,9 +148,8 @@ def _renamed(
 
 
 def _our_name(name: str, theirs: Mapping[str, str], columns: Mapping[str, str]) -> str:
-    """Return simkv's name of a column. If an unmapped column has a name to which another column is
-    mapped, it gets a suffix.
-    """
+    """Return simkv's name of a column."""
+    # If an unmapped column has a name to which another column is mapped, it gets a suffix.
     ours = theirs.get(name.casefold())
     if ours is not None:
         return ours
@@ -161,7 +160,8 @@ def _our_name(name: str, theirs: Mapping[str, str], columns: Mapping[str, str]) 
 def _json_as_csv(
     source: TraceSource, lines: Iterator[str], columns: Mapping[str, str]
 ) -> Iterator[str]:
-    """Convert each JSON line to one CSV line, so that line numbers stay correct."""
+    """Convert each JSON line to one CSV line."""
+    # Line numbers therefore stay correct.
     head = list(islice(lines, CHECKED_LINES))
     lines = chain(head, lines)
     _check_keys(source, head, columns)

@@ -15,15 +15,14 @@ from simkv.workload.trace_source import TraceSource
 def read_measured_latencies(path: Path, source: TraceSource | None = None) -> pd.DataFrame:
     """Return one row per served request, in the order of the file.
 
-    The columns are arrival_s, prompt_tokens and output_tokens; ttft_ms, tpot_ms, e2e_ms and
-    queue_ms as measured (NaN if missing); and, if the format records it, queued_s, the time from
-    which TTFT and E2E are counted. Formats with a ``table`` may add the columns start_s (since
-    1970), request (its id), max_tokens, prefill_ms and gave_up_s. They may also add rows for
-    requests without an answer, whose output_tokens is 0.
-
-    ``source`` is an open source for the file; by default a new one is opened. Raises InputError if
-    the file cannot be used or its format has no measured times.
+    The columns are arrival_s, prompt_tokens and output_tokens, and the latencies ttft_ms, tpot_ms,
+    e2e_ms and queue_ms (NaN if not measured). queued_s is the time from which TTFT and E2E are
+    counted, if recorded. Raises InputError if the file cannot be used or has no measured times.
     """
+    # Formats with a ``table`` may add the columns start_s (since 1970), request (its id),
+    # max_tokens, prefill_ms and gave_up_s. They may also add rows for requests without an answer,
+    # whose output_tokens is 0. ``source`` is an open source for the file; by default a new one is
+    # opened.
     form, path = detect_format(path)
     source = source or TraceSource(path)
     if form.table is not None:

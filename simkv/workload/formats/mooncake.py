@@ -32,9 +32,9 @@ BLOCK_SIZES = (512, 16, 32, 64, 128, 256, 1024)
 
 
 class BlockCheck:
-    """Checks the lengths and hash ids of each row, and infers the block size from the first
-    rows.
-    """
+    """Check of the lengths and hash ids of rows."""
+
+    # The block size is inferred from the first rows.
 
     def __init__(self) -> None:
         self.possible = list(BLOCK_SIZES)

@@ -67,7 +67,7 @@ def _rows(source: TraceSource) -> Iterator[RequestRows]:
 
 
 def _without_duplicates(source: TraceSource, rows: Sequence[_Row]) -> dict[str, _Row]:
-    """Return the rows by request id; report a second row with the same id."""
+    """Return the rows by request id. Report a second row with the same id."""
     found: dict[str, _Row] = {}
     for row in rows:
         name = row.record["request_id"]
@@ -78,11 +78,9 @@ def _without_duplicates(source: TraceSource, rows: Sequence[_Row]) -> dict[str, 
 
 
 def _sort(source: TraceSource, rows: dict[str, _Row]) -> list[tuple[_Row, float]]:
-    """Return the rows, each after the rows that it waits for, and their earliest arrival times (s).
-
-    Rows that wait for each other, or for requests that are not in the trace, are reported as
-    invalid.
-    """
+    """Return the rows in dependency order, with their earliest arrival times (s)."""
+    # Rows that wait for each other, or for requests that are not in the trace, are reported as
+    # invalid.
     arrivals: dict[str, float] = {}
     sorter = TopologicalSorter({name: row.wait_for for name, row in rows.items()})
     with suppress(CycleError):  # rows outside the cycles are sorted nevertheless
@@ -132,7 +130,7 @@ def _of_rows(source: TraceSource, ordered: list[tuple[_Row, float]], block: int)
 
 
 def _delays(rows: Sequence[_Row], name: str) -> Any:
-    """Return the delay ``name`` of each row in seconds; NaN for rows that wait for no other row."""
+    """Return the delay ``name`` of each row in seconds; NaN if the row waits for no other row."""
     return make_column((row.seconds(name) if row.wait_for else np.nan for row in rows), np.float64)
 
 

@@ -41,7 +41,8 @@ _LENGTHS = {
 
 
 def _record(start: float, attributes: dict[str, Any]) -> dict[str, Any]:
-    """Return a span as a row of numbers. Raises ValueError with the text ``column: reason``."""
+    """Return a span as a row of numbers. Raises ValueError if a field is invalid."""
+    # The message is ``column: reason``.
     if not np.isfinite(start):
         raise ValueError("start: should be a time since 1970; missing")
     row: dict[str, Any] = {"start_s": start, "request": str(attributes.get("gen_ai.request.id"))}
@@ -57,7 +58,8 @@ def _record(start: float, attributes: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_request_table(source: TraceSource) -> pd.DataFrame:
-    """Return one row per request in order of arrival (see ``read_measured_latencies``)."""
+    """Return one row per request, in order of arrival."""
+    # ``read_measured_latencies`` describes the columns.
     return _table(source, read_spans(source))
 
 
@@ -87,9 +89,7 @@ def _table(source: TraceSource, spans: Iterable[Span]) -> pd.DataFrame:
 
 
 def rows_from_spans(source: TraceSource, read: pd.DataFrame) -> RequestRows:
-    """Return the requests with an answer as rows; ``read`` returns the table of all requests, as
-    ``read_request_table`` does.
-    """
+    """Return the requests with an answer as rows. ``read`` is the table of all requests."""
     rows = RequestRows(
         arrival=read["arrival_s"].to_numpy(np.float64),
         prompt_tokens=read["prompt_tokens"].to_numpy(np.int64),

@@ -31,11 +31,14 @@ EPSILON_S = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class RecordedCall:
-    """A recorded call of a model: its agent, start and end (s), lengths in tokens and row number.
+    """A recorded call of a model.
 
-    ``tool_time`` is the time (s) in which tools ran between the calls that it waited for and its
-    start.
+    - ``start``, ``end``: times in seconds.
+    - ``number``: number of its row.
+    - ``tool_time``: seconds in which tools ran before its start.
     """
+
+    # The tool time begins after the end of the calls that it waited for.
 
     agent: str
     start: float
@@ -48,27 +51,26 @@ class RecordedCall:
 
 
 class CallWait(NamedTuple):
-    """Positions of the calls that a call waits for, and the delay (s) after the last of them."""
+    """Indices of the calls that a call waits for, and the delay (s) after the last of them."""
 
     before: tuple[int, ...]
     delay: float
 
 
 def infer_waits(calls: Sequence[RecordedCall], parents: Mapping[str, str]) -> list[CallWait]:
-    """Return, for each call, which calls it waits for; ``calls`` is in order of start times.
+    """Return which calls each call waits for.
 
-    ``parents`` maps sub-agents to the agents that start them. If a call waits for two others, of
-    which one waits for the other, only the later one is listed.
+    ``calls`` is in order of start times. ``parents`` maps sub-agents to the agents that start them.
     """
+    # If a call waits for two others, of which one waits for the other, only the later one is
+    # listed.
     waits: list[CallWait] = []
     running: list[tuple[float, int]] = []
     ended: dict[str, list[int]] = {}
     first: dict[str, float] = {}
 
     def covers(later: int, earlier: int) -> bool:
-        """Return whether an ended call waits for an earlier call, directly or through other
-        calls.
-        """
+        """Return whether an ended call waits for an earlier call, possibly through other calls."""
         one, other = calls[later], calls[earlier]
         if one.agent in _ancestors(other.agent, parents):
             return other.end <= one.start + EPSILON_S
@@ -100,12 +102,12 @@ def _ancestors(agent: str, parents: Mapping[str, str]) -> list[str]:
 
 
 def grow_prompts(calls: Sequence[RecordedCall]) -> PromptPieces:
-    """Return the prompts of calls for which only the lengths are known; ``calls`` is in order of
-    start times.
+    """Return the prompts of calls for which only the lengths are known.
 
-    A prompt repeats the prompt and the answer of the last call of the same agent that had ended by
-    then. If it is shorter than these, as after a compaction, it shares no tokens.
+    A prompt repeats the prompt and the answer of the agent's previous call. A shorter prompt shares
+    no tokens. ``calls`` is in order of start times.
     """
+    # The previous call is the last one that had ended. A prompt is shorter after a compaction.
     own: dict[str, list[int]] = {}
     contexts: list[list[Piece]] = []
     repeated: list[list[Piece]] = []
@@ -129,9 +131,7 @@ def rows_from_calls(
     waits: Sequence[CallWait],
     pieces: PromptPieces | None,
 ) -> RequestRows:
-    """Return the calls as rows, in the given order; ``pieces`` contains the beginnings of their
-    prompts that other prompts share.
-    """
+    """Return the calls as rows. ``pieces`` contains the shared beginnings of their prompts."""
     delays = make_column((w.delay if w.before else np.nan for w in waits), np.float64)
     tools = np.minimum(delays, make_column((call.tool_time for call in calls), np.float64))
     numbers = [call.number for call in calls]

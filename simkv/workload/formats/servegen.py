@@ -47,8 +47,10 @@ MAX_MEMBER_BYTES = 1 << 28
 
 @dataclass(frozen=True)
 class RateWindow:
-    """Time window of a client from ``start`` to ``end`` (s), with the request rate (1/s) and the
-    distribution of the gaps between requests.
+    """Time window of a client from ``start`` to ``end`` (s).
+
+    ``rate`` is the number of requests per second. ``law`` and ``shape`` are the distribution of the
+    gaps between requests.
     """
 
     index: int
@@ -63,9 +65,10 @@ class RateWindow:
 class ServegenClient:
     """A client with its rate windows and its length distributions.
 
-    ``lengths`` contains pairs of a start time and the distributions that apply from then on, as
-    unparsed text.
+    ``lengths`` contains pairs of a start time and the distributions that apply from then on.
     """
+
+    # The distributions are unparsed text.
 
     number: int
     windows: list[RateWindow]
@@ -78,10 +81,10 @@ class ServegenClient:
     def length_distribution(self, field: str, time: float) -> tuple[Ints, Floats] | None:
         """Return the lengths that apply at ``time``, and their cumulative probabilities.
 
-        A window without lengths uses the lengths of the nearest earlier window; if no earlier
-        window has lengths, it uses the nearest later one. The result is None if the file has no
-        lengths for the field.
+        The result is None if the file has no lengths for the field.
         """
+        # A window without lengths uses the lengths of the nearest earlier window; if no earlier
+        # window has lengths, it uses the nearest later one.
         starts = [start for start, _ in self.lengths]
         now = int(np.searchsorted(starts, time, side="right")) - 1
         for index in [*range(now, -1, -1), *range(max(now + 1, 0), len(starts))]:

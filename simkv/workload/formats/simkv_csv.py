@@ -162,7 +162,7 @@ def _rows(source: TraceSource) -> Iterator[RequestRows]:
 
 
 def note_unknown(source: TraceSource, names: Iterable[str]) -> None:
-    """Add one note about unknown columns, because they may be misspelled."""
+    """Add a note about unknown columns, which may be misspelled."""
     unknown = [name for name in names if name not in _IGNORED and name not in COLUMN_PARSERS]
     if unknown and not any("unknown columns" in note for note in source.tally.notes):
         listed = ", ".join(f"{name!r}{spelling_hint(name, COLUMN_PARSERS)}" for name in unknown)
@@ -170,9 +170,9 @@ def note_unknown(source: TraceSource, names: Iterable[str]) -> None:
 
 
 def _in_seconds(source: TraceSource, arrivals: ColumnArray) -> ColumnArray:
-    """Return arrivals in seconds. Large numbers are times since 1970; whether they are in ms, us or
-    ns is inferred from their size.
-    """
+    """Return arrivals in seconds."""
+    # Large numbers are times since 1970; whether they are in ms, us or ns is inferred from their
+    # size.
     least = arrivals.min() if len(arrivals) else 0.0
     for unit, begin, per_second in _EPOCH_UNITS:
         if least >= begin:
@@ -184,7 +184,7 @@ def _in_seconds(source: TraceSource, arrivals: ColumnArray) -> ColumnArray:
 
 
 def rows_from_table(source: TraceSource, table: CsvTable) -> RequestRows:
-    """Return the rows of a table whose columns were parsed by ``COLUMN_PARSERS``."""
+    """Return the rows of a table whose columns ``COLUMN_PARSERS`` has parsed."""
     columns: dict[str, Any] = dict(table.columns)
     if "arrival" in columns:
         columns["arrival"] = _in_seconds(source, columns["arrival"])
@@ -215,8 +215,9 @@ def rows_from_table(source: TraceSource, table: CsvTable) -> RequestRows:
 
 
 def _waits_for_earlier(source: TraceSource, table: CsvTable) -> Flags:
-    """Return a mask of the rows that wait only for earlier rows; report the other rows as
-    invalid.
+    """Return a mask of the rows that wait only for earlier rows.
+
+    Report the other rows as invalid.
     """
     fine = np.ones(len(table.lines), np.bool_)
     for row, before in enumerate(table.columns.get("waits_for", ())):
@@ -234,9 +235,8 @@ def _known(head: FileHead) -> bool:
 
 
 def find_missing_columns(head: FileHead) -> list[str]:
-    """Return the missing columns of a file whose header resembles a simkv trace; empty for all
-    other files.
-    """
+    """Return the missing columns of a file that resembles a simkv trace."""
+    # Empty for all other files.
     like_ours = head.kind == "csv" and head.names & {"arrival", *LENGTH_PARSERS}
     lacking = [name for name in ("arrival", *LENGTH_PARSERS) if name not in head.names]
     return lacking if like_ours else []
@@ -246,11 +246,12 @@ SIMKV = TraceFormat("simkv", "simkv's own traces (CSV)", _known, _rows)
 
 
 def used_columns(rows: RequestRows, already: Sequence[str] = ()) -> list[str]:
-    """Return the columns that a file with these rows needs, in the order of ``COLUMN_PARSERS``.
+    """Return the names of the columns that a file with these rows needs.
 
-    These are the columns in ``already``, the lengths, and all columns in which some value is not
-    the default.
+    They include the columns ``already`` and the lengths.
     """
+    # They are in the order of ``COLUMN_PARSERS``. A column is needed if any value differs from the
+    # default.
     return [
         name
         for name in COLUMN_PARSERS
@@ -276,8 +277,8 @@ def write_file(
 ) -> int:
     """Write a trace as CSV and return the number of rows.
 
-    The file is gzip-compressed if ``path`` ends in .gz. ``columns`` contains the names of the
-    columns to write; ``source`` has the names of sessions and streams.
+    The file is gzip-compressed if ``path`` ends in .gz. ``source`` has the names of sessions and
+    streams.
     """
     with ExitStack() as stack:
         raw: IO[bytes] = stack.enter_context(path.open("wb"))
@@ -291,7 +292,7 @@ def write_file(
 def write_csv(
     text: IO[str], parts: Iterable[RequestRows], columns: Sequence[str], source: TraceSource
 ) -> int:
-    """Write rows as CSV with a header; return the number of rows."""
+    """Write rows as CSV with a header and return the number of rows."""
     text.write(",".join(columns) + "\n")
     count = 0
     for rows in parts:
@@ -302,7 +303,7 @@ def write_csv(
 
 
 def format_column(rows: RequestRows, name: str, source: TraceSource) -> Iterable[str]:
-    """Return a column as text; missing values are empty."""
+    """Return a column as text. Missing values are empty."""
     if name == "prefix":
         names = source.streams.names
         return [format_pieces(row, names) for row in rows.column("pieces").by_row()]

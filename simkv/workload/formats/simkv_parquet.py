@@ -75,7 +75,7 @@ def _rows(source: TraceSource) -> Iterator[RequestRows]:
 
 
 def _of_batch(source: TraceSource, batch: Any, names: Sequence[str]) -> RequestRows:
-    """Return the rows of a Parquet batch, validated in the same way as the rows of a CSV file."""
+    """Return the rows of a Parquet batch, validated like the rows of a CSV file."""
     first, count = source.tally.rows, batch.num_rows
     source.tally.rows += count
     columns: dict[str, ColumnArray] = {}
@@ -98,9 +98,8 @@ def _texts(column: Any) -> list[str]:
 
 
 def _is_good(source: TraceSource, row: int, name: str, text: str, tell: bool) -> bool:
-    """Return whether a value is valid. In error messages, the row number, counted from 1, takes the
-    place of the line number.
-    """
+    """Return whether a value is valid."""
+    # In error messages, the row number, counted from 1, takes the place of the line number.
     try:
         COLUMN_PARSERS[name]([text])
     except ValueError as error:
@@ -113,8 +112,9 @@ def _is_good(source: TraceSource, row: int, name: str, text: str, tell: bool) ->
 def write_parquet(
     path: Path, parts: Iterable[RequestRows], columns: Sequence[str], source: TraceSource
 ) -> int:
-    """Write a trace as Parquet and return the number of rows; the parameters are the same as for
-    ``write_file``.
+    """Write a trace as Parquet and return the number of rows.
+
+    The parameters are as in ``write_file``.
     """
     pyarrow = _pyarrow()
     schema = pyarrow.schema([(name, _KINDS.get(name, "int64")) for name in columns])

@@ -23,9 +23,11 @@ _NUMBERS = ("doubleValue", "intValue", "stringValue", "boolValue")
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A span: its line, ids, name, start and end (s since 1970; NaN if missing) and attributes.
+    """A span of OpenTelemetry.
 
-    ``parent`` is the id of the parent span in the same trace; empty if there is none.
+    - ``line``: line in the file.
+    - ``parent``: id of the parent span in the same trace, or empty.
+    - ``start``, ``end``: seconds since 1970; NaN if missing.
     """
 
     line: int
@@ -50,8 +52,9 @@ def read_spans(source: TraceSource) -> Iterator[Span]:
 
 
 def read_number(attributes: dict[str, Any], *names: str) -> float:
-    """Return the first attribute that is present. Raises ValueError if it is not a number of at
-    least 0.
+    """Return the value of the first attribute that is present.
+
+    Raises ValueError if the value is not a non-negative number.
     """
     value = next((attributes[name] for name in names if name in attributes), None)
     number = _float(value)
@@ -81,7 +84,7 @@ def _jaeger(line: int, span: dict[str, Any]) -> Span:
 
 
 def _items(value: Any, *path: str) -> Iterator[dict[str, Any]]:
-    """Yield the objects at a path of keys; a list on the path is replaced by its elements."""
+    """Yield the objects at a path of keys, for all elements of lists on the path."""
     if not path:
         if isinstance(value, dict):
             yield value

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FileHead:
-    """Beginning of a file: its kind, and the column names or keys found in it."""
+    """Beginning of a file: its kind, and its column names or keys."""
 
     path: Path
     kind: Literal["folder", "tar", "parquet", "csv", "json", "yaml", "text", "binary"]
     names: frozenset[str]
 
     def has(self, *names: str) -> bool:
-        """Return whether the file has all of these columns or keys. Names are case-insensitive."""
+        """Return whether the file has all of these columns or keys, ignoring case."""
         return {name.casefold() for name in names} <= self.names
 
 
@@ -31,8 +31,8 @@ class FileHead:
 class MeasuredLatencies:
     """Measured latencies of a request in ms; NaN if not measured.
 
-    If ``queue_ms`` is given, TTFT and E2E count from the arrival at the engine core; otherwise they
-    count from the time at which the client sent the request.
+    TTFT and E2E count from the time at which the client sent the request. If ``queue_ms`` is given,
+    they count from the arrival at the engine core.
     """
 
     ttft_ms: float
@@ -43,13 +43,17 @@ class MeasuredLatencies:
 
 @dataclass(frozen=True)
 class TraceFormat:
-    """A trace format: how to detect it and how to read it.
+    """A trace format.
 
-    If the format has latencies, ``measured`` reads the latencies of a request from its record; for
-    an invalid record, it raises ValueError with ``column: expected; found …``. If the records of a
-    format are not lines, the format has ``table`` instead, which returns all requests at once (see
-    ``read_measured_latencies``).
+    - ``known``: returns whether a file has the format.
+    - ``rows``: yields the requests.
+    - ``measured``: returns the latencies of a record, or raises ValueError if the record is
+      invalid.
+    - ``table``: returns all requests with latencies at once.
     """
+
+    # The message of the error is ``column: expected; found …``. ``table`` is for formats whose
+    # records are not lines (see ``read_measured_latencies``).
 
     name: str
     what: str

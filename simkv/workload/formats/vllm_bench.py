@@ -31,7 +31,7 @@ def _rows(source: TraceSource) -> Iterator[RequestRows]:
 
 
 def _result(source: TraceSource) -> Any:
-    """Return the result in a file; if the file has several results, return the last one."""
+    """Return the last result in a file."""
     with source.text() as lines:
         text = lines.read()
     try:
@@ -44,10 +44,8 @@ def _result(source: TraceSource) -> Any:
 
 
 def read_request_table(source: TraceSource) -> pd.DataFrame:
-    """Return one row per request in order of arrival (see ``read_measured_latencies``).
-
-    Failed requests have no answer.
-    """
+    """Return one row per request, in order of arrival. Failed requests have no answer."""
+    # ``read_measured_latencies`` describes the columns.
     import pandas as pd
 
     result = _result(source)
@@ -80,7 +78,7 @@ def read_request_table(source: TraceSource) -> pd.DataFrame:
 
 
 def _appended(source: TraceSource, text: str) -> list[Any]:
-    """Return the results in a file that ``--append-result`` extended, one per line."""
+    """Return the results in a file written with ``--append-result``, one per line."""
     try:
         return [json.loads(line) for line in text.splitlines() if line.strip()]
     except (ValueError, RecursionError) as error:
@@ -99,7 +97,7 @@ def _of_result(source: TraceSource, result: Any) -> RequestRows:
 
 
 def _columns(source: TraceSource, result: Any) -> RequestRows:
-    """Return all requests with valid values; ``number`` is their index in the lists."""
+    """Return all requests with valid values. ``number`` is their index in the lists."""
     if not isinstance(result, dict):
         raise source.error("should be a JSON object with the result of a benchmark")
     missing = [name for name in _LISTS if not isinstance(result.get(name), list)]
@@ -125,9 +123,8 @@ def _columns(source: TraceSource, result: Any) -> RequestRows:
 
 
 def _is_good(source: TraceSource, result: dict[str, Any], index: int) -> bool:
-    """Return whether the values of a request are valid; error messages give its index in the
-    lists.
-    """
+    """Return whether the values of a request are valid."""
+    # Error messages give its index in the lists.
     source.tally.rows += 1
     try:
         json_integer({"input_lens": result["input_lens"][index]}, "input_lens")

@@ -56,8 +56,11 @@ _HEAD_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A call, the start of its sub-agent (s; None for the main agent), its hash ids, whether a tool
-    result precedes it (None if unknown), and its stop reason.
+    """A model call.
+
+    - ``spawned``: start of its sub-agent in seconds; None for the main agent.
+    - ``after_tool``: whether a tool result precedes the call; None if unknown.
+    - ``stop``: stop reason.
     """
 
     call: RecordedCall
@@ -81,7 +84,7 @@ class _Session:
 
 
 def _session(record: Any, line: int) -> _Session:
-    """Return the session of a JSON object. Raises ValueError with the field and the reason."""
+    """Return the session of a JSON object. Raises ValueError if a field is invalid."""
     if not isinstance(record, dict):
         raise ValueError(f"row: should be a JSON object; {describe_found(record)}")
     name = _text(record, "id")
@@ -136,7 +139,7 @@ def _kind(entry: dict[str, Any], field: str, *more: str) -> str:
 
 
 def _checked(read: Any, entry: dict[str, Any], field: str, name: str) -> Any:
-    """Return a field of an entry, read by ``read``. Errors give the path of the field."""
+    """Return a field of an entry, read by ``read``. Error messages give the path of the field."""
     try:
         return read(entry, name)
     except ValueError as error:
@@ -164,9 +167,8 @@ def _call(
 
 
 def _is_relative(sessions: list[_Session]) -> bool:
-    """Return whether the times of sub-agents' calls are relative to the start of the sub-agent:
-    whether any of them is before this start.
-    """
+    """Return whether the times of sub-agents' calls are relative to the start of the sub-agent."""
+    # They are if any of them is before this start.
     calls = (one for session in sessions for one in session.calls if one.spawned is not None)
     return any(one.call.start < one.spawned - EPSILON_S for one in calls if one.spawned)
 
@@ -206,9 +208,7 @@ def _at_session_time(one: _Call) -> _Call:
 def _of_session(
     source: TraceSource, session: _Session, scope: int, blocks: dict[tuple[int, int], int]
 ) -> RequestRows:
-    """Return the calls of a session as rows; ``blocks`` maps each hash id, together with its scope,
-    to a number.
-    """
+    """Return the calls of a session as rows. ``blocks`` numbers the hash ids by scope."""
     first = source.tally.rows
     source.tally.rows += len(session.calls)
     silent = make_column((one.call.output_tokens == 0 for one in session.calls), bool)
