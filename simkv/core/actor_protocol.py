@@ -79,8 +79,9 @@ class WorkerThread(Protocol):
     slots: dict[int, Any]
 
     def take(self, parcel: Any) -> None:
-        """Execute serialized tasks. Raises WorkerCrash if the worker of the real engine would
-        crash.
+        """Execute serialized tasks.
+
+        Raises WorkerCrash if the worker of the real engine would crash.
         """
 
     def work(self) -> list[Any]:

@@ -112,8 +112,9 @@ def _replace(folder: Path, new: Path, old: Path) -> None:
 
 
 def check_file(option: str, file: Path) -> None:
-    """Raise InputError if ``file`` cannot be written. ``option`` names the option in the
-    message.
+    """Raise InputError if ``file`` cannot be written.
+
+    ``option`` names the option in the message.
     """
     # ``file`` must not be a directory, and its parent directory must exist and be writable.
     what = ""

@@ -57,8 +57,9 @@ class EngineConfig(Protocol):
 
 
 class TabledScheduler(NamedTuple):
-    """Scheduler with numbered KV blocks, and its block tables. A run on a GPU needs block
-    numbers.
+    """Scheduler with numbered KV blocks, and its block tables.
+
+    A run on a GPU needs block numbers.
     """
 
     scheduler: Scheduler

@@ -54,8 +54,9 @@ def open_bytes(path: Path, pipes: bool = False) -> IO[bytes]:
 
 
 def read_bytes(path: Path, most: int = MAX_FILE_BYTES) -> bytes:
-    """Return the content of a file or pipe. Raises InputError if it has more than ``most``
-    bytes.
+    """Return the content of a file or pipe.
+
+    Raises InputError if it has more than ``most`` bytes.
     """
     check_input(path, pipes=True, most=most)
     with open_bytes(path, pipes=True) as stream, translate_disk_errors(path, "read"):
@@ -74,8 +75,9 @@ def read_text(path: Path, encoding: str = "utf-8", most: int = MAX_FILE_BYTES) -
 
 
 class BoundedLines(io.BufferedIOBase):
-    """Byte stream with a limit on line lengths. Raises InputError for a line over
-    ``MAX_LINE_BYTES``.
+    """Byte stream with a limit on line lengths.
+
+    Raises InputError for a line over ``MAX_LINE_BYTES``.
     """
 
     # Without this limit, a file without line ends, such as a compressed file, would be loaded into

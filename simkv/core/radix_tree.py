@@ -99,8 +99,9 @@ class RadixTree:
         return node.end, node
 
     def insert(self, content: TokenContent, tokens: int) -> tuple[int, RadixNode]:
-        """Cache the first ``tokens`` tokens. Return the number of cached tokens before, and the
-        last node.
+        """Cache the first ``tokens`` tokens.
+
+        Returns the number of cached tokens before, and the last node.
         """
         end = tokens // self.page_size * self.page_size
         node = self.root

@@ -327,8 +327,9 @@ class Scheduler(Protocol):
         """Add a new request to the waiting queue."""
 
     def schedule(self) -> Batch:
-        """Decide the next step. Raises Livelock if the call would never return in the real
-        engine.
+        """Decide the next step.
+
+        Raises Livelock if the call would never return in the real engine.
         """
 
     def complete(self, batch: Batch, ended: Collection[int]) -> Completion:

@@ -24,9 +24,9 @@ class Rule:
       ``until``, the rule applies in no release.
     - ``values``: mapping from release to value, oldest release first, if the rule is not a boolean.
     - ``meaning``: effect of the rule. ``otherwise``: behavior of releases without the rule.
-    - ``knobs``: settings that a config must set for the rule to have an effect.
-    - ``needs``: rules that must apply for this rule to have an effect. ``hidden_by``: rules that
-      remove the effect.
+    - ``knobs``: settings that a config must set for the rule to be visible in recordings.
+    - ``needs``: rules that must also apply for the rule to be visible. ``hidden_by``: rules that
+      hide the rule.
     - ``shown_since``: oldest release whose recordings show the rule; None if all recordings show
       it.
     - ``at_start``: whether the rule only affects the start-up of the engine. ``hidden``: any other

@@ -58,8 +58,9 @@ VARIANTS: Mapping[str, Variant] = {
 
 @dataclass(frozen=True)
 class FastDeployConfig:
-    """FastDeploy's options under their original names. Each variant reads only some of the
-    options.
+    """FastDeploy's options under their original names.
+
+    Each variant reads only some of the options.
     """
 
     name: Literal["fastdeploy"] = "fastdeploy"

@@ -129,8 +129,9 @@ class FixedReserve(ResourceManager):
         return blocks + len(self.running) * self.reserve
 
     def _room(self, seq: FastDeployRequest, blocks: int) -> bool:
-        """Preempt running requests until ``blocks`` blocks are free. Return whether ``seq`` can use
-        them.
+        """Preempt running requests until ``blocks`` blocks are free.
+
+        Returns whether ``seq`` can use them.
         """
         if self.pool.free >= blocks:
             return True

@@ -31,8 +31,9 @@ from simkv.schedulers.fastdeploy.worker import (
 
 
 class SlotOverrun(RuntimeError):
-    """Raised if no slot is free for an admitted request. FastDeploy logs the error and
-    continues.
+    """Raised if no slot is free for an admitted request.
+
+    FastDeploy logs the error and continues.
     """
 
 

@@ -17,8 +17,9 @@ VariantName = Literal["seed", "bucketed", "pr2031a", "pr2031", "pr2034", "pr2034
 
 @dataclass(frozen=True)
 class MistralrsConfig:
-    """mistral.rs's options under their original names. Each variant reads only some of the
-    options.
+    """mistral.rs's options under their original names.
+
+    Each variant reads only some of the options.
     """
 
     name: Literal["mistralrs"] = "mistralrs"

@@ -35,8 +35,9 @@ class SglangLoras:
     def begin(
         self, waiting: Sequence[Req], running: Sequence[Req], can: Sequence[Req], now: float
     ) -> None:
-        """Start an admission pass. The batch already contains the requests ``running`` and
-        ``can``.
+        """Start an admission pass.
+
+        The batch already contains the requests ``running`` and ``can``.
         """
         if self.drainer:
             self.drainer.update(waiting, running, now)

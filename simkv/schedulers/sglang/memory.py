@@ -128,8 +128,9 @@ class SglangMemory:
         return self.free + self.evictable
 
     def reclaim(self, target: int) -> bool:
-        """Evict cached prefixes until ``target`` tokens are free. Return False if too few can be
-        evicted.
+        """Evict cached prefixes until ``target`` tokens are free.
+
+        Returns False if too few can be evicted.
         """
         # Older releases evict ``target`` tokens instead of only the missing number.
         if self.free < target and self.tree:
@@ -170,8 +171,9 @@ class SglangMemory:
             raise EngineCrash(f"prefill out of memory: {tokens} tokens requested", rows)
 
     def fits(self, rows: Sequence[Req]) -> bool:
-        """Return whether each of the requests ``rows`` can decode one token. Evicts prefixes if
-        necessary.
+        """Return whether each of the requests ``rows`` can decode one token.
+
+        Evicts prefixes if necessary.
         """
         # Prefixes are evicted even if too few can be evicted.
         page = self.page_size

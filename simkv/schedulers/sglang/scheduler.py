@@ -63,8 +63,9 @@ class SglangScheduler:
         self.intake.add(prompt)
 
     def abort(self, request_id: int) -> None:
-        """Record that the client has disconnected. The loop receives the abort like a new
-        request.
+        """Record that the client has disconnected.
+
+        The loop receives the abort like a new request.
         """
         self.intake.abort(request_id)
 

@@ -32,8 +32,9 @@ class KvCache:
         return blocks_for(r.prompt + r.new, self.tokens_per_block) - self.pool.held(r.id)
 
     def one_step(self, r: LlmRequest) -> int:
-        """Return the number of blocks that ``r`` needs in this step. Source:
-        ``getNeededBlocksOneStep``.
+        """Return the number of blocks that ``r`` needs in this step.
+
+        Source: ``getNeededBlocksOneStep``.
         """
         if r.first_chunk:
             return blocks_for(r.prompt, self.tokens_per_block)

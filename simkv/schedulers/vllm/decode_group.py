@@ -94,8 +94,9 @@ class DecodeGroup:
         return changes
 
     def arrive(self) -> list[RequestState]:
-        """Record the completion of the oldest batch. Return the requests that left the group since
-        its start.
+        """Record the completion of the oldest batch.
+
+        Returns the requests that left the group since its start.
         """
         return self._left_since.popleft()
 

@@ -279,8 +279,9 @@ class OffloadingConnector:
     def _offer(
         self, r: RequestState, end: int, table: array[int], stores: list[KvCopy]
     ) -> int | None:
-        """Start to store the blocks of ``r`` up to token ``end``. Return the number of the copy or
-        None.
+        """Start to store the blocks of ``r`` up to token ``end``.
+
+        Returns the number of the copy or None.
         """
         # None means that there is nothing to copy or no space in host memory. The copy is appended
         # to ``stores``.

@@ -161,8 +161,9 @@ class VllmSchedulerBase:
         return self.decoding.leap(most)
 
     def skip(self, steps: int) -> list[int]:
-        """Simulate ``steps`` decode-only steps. Return the number of free blocks after each of
-        them.
+        """Simulate ``steps`` decode-only steps.
+
+        Returns the number of free blocks after each of them.
         """
         self.interval.skipped(steps, waiting=self._left_behind())
         self._tokens_delivered += steps

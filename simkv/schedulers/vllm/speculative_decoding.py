@@ -111,8 +111,9 @@ class SpeculativeDecoding:
             r.drafts = 0
 
     def deliver(self, r: RequestState, batch: Batch, *, stale: bool) -> int:
-        """Return the number of tokens that ``r`` received in a completed batch. Remove rejected
-        drafts.
+        """Return the number of tokens that ``r`` received in a completed batch.
+
+        Rejected drafts are removed.
         """
         drafted = batch.drafted
         if drafted is None or r.id not in drafted.tokens:

@@ -66,6 +66,7 @@ def read_measured_latencies(path: Path, source: TraceSource | None = None) -> pd
 
 def _records(source: TraceSource, path: Path) -> list[tuple[int, dict[str, object]]]:
     """Return the line number and the object of each non-empty line in a JSON lines file.
+
     ``RequestRows.number`` is an index in this list.
     """
     with source.text(path) as lines:
