@@ -105,7 +105,7 @@ class ProcessorThread(Protocol):
 
 
 class Threads(ABC):
-    """Scheduler with three threads: scheduler, worker and token processor."""
+    """Engine whose scheduler, worker and token processor run in separate threads."""
 
     manager: ManagerThread
     worker: WorkerThread

@@ -132,7 +132,7 @@ def check_file(option: str, file: Path) -> None:
 def check_new_file(option: str, file: Path, source: Path, overwrite: bool) -> None:
     """Raise InputError if ``file`` cannot be written, is the ``source``, or already exists.
 
-    ``overwrite`` accepts an existing file.
+    With ``overwrite``, an existing file is accepted.
     """
     check_file(option, file)
     if file.exists() and file.resolve() == source.resolve():

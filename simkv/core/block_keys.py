@@ -49,7 +49,7 @@ class TokenContent:
     def segment_at(self, position: int) -> tuple[str, int, int]:
         """Return the stream, offset and end of the segment that contains token ``position``.
 
-        The offset is that of the token in the stream.
+        The offset is the position of the token in the stream.
         """
         starts = self._starts
         index = -1 if position >= starts[-1] else bisect_right(starts, position) - 1
@@ -122,7 +122,7 @@ class BlockKeys:
             position = len(keys) * size
 
     def run_left(self, keys: array[int], content: TokenContent) -> int:
-        """Return the number of next full blocks whose keys follow the last key."""
+        """Return the number of following full blocks that have consecutive keys."""
         run, place = divmod(keys[-1] + 1 if keys else 0, KEYS_PER_RUN)
         stream, start, stop = content.segment_at(len(keys) * self.block_size)
         if not place or self._heads[run] != (stream, start - place * self.block_size):

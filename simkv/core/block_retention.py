@@ -22,9 +22,10 @@ from simkv.core.free_queue import FreeQueue, Ints, ints_view
 
 
 class RetentionQueue(FreeQueue):
-    """Free queue that allocates retained blocks last and blocks whose retention has ended first.
+    """Free queue with retained blocks.
 
-    Among these blocks, the block whose retention ends first is allocated first.
+    Blocks whose retention has ended are allocated first, and retained blocks last. Of the retained
+    blocks, the one whose retention ends first is allocated first.
     """
 
     # A retention of infinite duration never ends.

@@ -19,9 +19,10 @@ _VARIABLE = "PYTHONSAFEPATH"
 
 @contextmanager
 def starting_children() -> Iterator[None]:
-    """Context in which child processes can be started safely."""
-    # The children do not have the current directory on their module path, and they inherit a
-    # blocked SIGINT.
+    """Context manager for starting child processes safely.
+
+    The children do not have the current directory on their module path, and SIGINT is blocked.
+    """
     before = os.environ.get(_VARIABLE)
     os.environ[_VARIABLE] = "1"
     masks = hasattr(signal, "pthread_sigmask")  # not on Windows

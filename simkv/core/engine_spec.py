@@ -267,7 +267,7 @@ class EngineSpec:
     @property
     def distinct_variants(self) -> list[str]:
         """Names of the variants with different rules."""
-        # Only one name for variants that have the same rules.
+        # Variants with the same rules have one name in the result.
         return [name for name in self.variants if self.naming.like(name) == name]
 
     @property

@@ -82,7 +82,7 @@ def count_releases(older: str, newer: str, part: int) -> int:
 
 def nearest_release(name: str, releases: Iterable[str]) -> str:
     """Return the entry of ``releases`` nearest to ``name``."""
-    # If two are equally near, the older one.
+    # Of two equally near releases, the older one is returned.
     wanted = parse_version(name)
     known = sorted(releases, key=parse_version)
     older = [release for release in known if parse_version(release) <= wanted]

@@ -248,7 +248,7 @@ def is_lower_bound(figures: Mapping[str, Any], name: str) -> bool:
 
 def heading(name: str) -> str:
     """Return the heading of a metric in a table or plot."""
-    # For a derived metric, this is its name.
+    # The heading of a derived metric is its name.
     metric = next(
         (
             m
@@ -268,7 +268,7 @@ def heading(name: str) -> str:
 
 def format_seconds(value: float) -> str:
     """Format a duration in seconds, such as ``0.42 s``, ``1,234 s`` or ``12 ms``."""
-    # Below 0.1 s in milliseconds.
+    # Durations below 0.1 s are in milliseconds.
     if 0.0 < abs(value) < 0.1:
         return f"{1000.0 * value:.3g} ms"
     return f"{format_number(value)} s"

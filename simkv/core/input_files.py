@@ -29,7 +29,7 @@ MAX_LINE_BYTES = 1 << 28
 def check_input(path: Path, pipes: bool = False, most: float = inf) -> None:
     """Raise InputError if ``path`` is not a file of at most ``most`` bytes.
 
-    ``pipes`` accepts a pipe.
+    With ``pipes``, a pipe is also accepted.
     """
     with translate_disk_errors(path, "read"):
         found = path.stat()

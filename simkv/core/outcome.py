@@ -31,7 +31,7 @@ class Outcome(StrEnum):
 
     @property
     def wasted_wait_label(self) -> str | None:
-        """Label for the waiting time of a request without an answer, or None for other outcomes."""
+        """Label for the waiting time of a failed request, or None for other outcomes."""
         # The result is also None for requests that their clients cancelled and for requests that
         # the end of the simulation cut off, because they might still have been served.
         if self in (Outcome.STARVED, Outcome.TIMED_OUT):

@@ -76,7 +76,7 @@ class PolicyExpression:
     - ``python``: equivalent Python expression.
     """
 
-    # It reads the variables as attributes of a view ``r``.
+    # ``python`` reads the variables as attributes of a view ``r``.
 
     text: str
     names: frozenset[str]

@@ -142,7 +142,7 @@ class RadixTree:
 
         Returns the number of freed tokens.
         """
-        # It may be larger than ``tokens``, or smaller if no unlocked leaf remains.
+        # The number may be larger than ``tokens``, or smaller if no unlocked leaf remains.
         freed = 0
         while freed < tokens and self._leaves:
             recency, _, node = heapq.heappop(self._leaves)

@@ -61,7 +61,7 @@ class RecordingFormat:
     - ``decide``: makes a decision and returns extra fields to record.
     - ``left``: returns extra fields at the end of a step.
     - ``crash_line``: whether a batch that crashes the engine has a line.
-    - ``drains``: whether a recording continues until the batches in flight are complete.
+    - ``drains``: whether a recording continues after the last request until a step is empty.
     - ``handles_aborts``: whether a request leaves the engine when its client disconnects.
     """
 

@@ -182,13 +182,15 @@ class Batch:
     - ``fatal``: reason why the real engine crashes on this batch, or None.
     - ``held``: first waiting request and its wait reason.
     - ``aside``: waiting or running requests that the step skips, with their wait reasons.
-    - ``joined``, ``left``: requests that entered and left the decode group.
+    - ``joined``, ``left``: requests that entered and left the decode group (requests that decode in
+      every step).
     - ``decodes``, ``decode_context``: size of the decode group, and its total number of cached
       tokens.
     - ``expand``: returns all rows of the batch; valid until the next decision.
     - ``moves``: copies to and from host memory.
     - ``loads``: pairs of a request and the number of tokens whose KV another replica sends.
-    - ``lora_loads``: number of LoRA adapters copied to the GPU, and of those read into host memory.
+    - ``lora_loads``: number of LoRA adapters copied to the GPU, and number of adapters read into
+      host memory before.
     - ``drafted``: draft tokens.
     """
 
@@ -413,7 +415,7 @@ class OffloadingScheduler(KvWaiter, Protocol):
 
     def moved(self, jobs: Sequence[int]) -> None:
         """Record the completion of copies. ``jobs`` are their numbers."""
-        # They take effect with the next completed batch.
+        # The copies take effect with the next completed batch.
 
     def finish_disk_transfers(self, jobs: Sequence[int], looks: Sequence[int]) -> None:
         """Record the completion of disk transfers (``jobs``) and lookups (``looks``)."""

@@ -22,7 +22,7 @@ Waiting = TypeVar("Waiting")
 class QueueEntry(NamedTuple):
     """A waiting request.
 
-    - ``position``: rank among requests with equal counters.
+    - ``position``: position among requests with equal counters.
     - ``charge``: amount that the admission adds to the client's counter.
     """
 
@@ -34,8 +34,8 @@ class QueueEntry(NamedTuple):
 class VirtualTokenCounters:
     """Counters of the service that each client has received, in weighted tokens.
 
-    The queue first admits a request of the client with the smallest counter. When a client sends
-    its first waiting request, its counter is raised to the smallest counter of the other waiting
+    The queue first admits a request of the client with the smallest counter. When a client without
+    waiting requests sends a request, its counter is raised to the smallest counter of the waiting
     clients. ``emitted`` returns the number of output tokens of a request.
     """
 
@@ -118,5 +118,5 @@ class VirtualTokenCounters:
 
     def fingerprint(self) -> Hashable:
         """Return the state that determines later orders."""
-        # Without the numbers of delivered tokens.
+        # The numbers of delivered tokens are not included.
         return tuple(self._settled.items()), self._left_last

@@ -337,10 +337,8 @@ def _disagreement(seq: Any, slot: Any) -> str:
 
 
 def pipeline_notes(record: RunRecord) -> list[str]:
-    """Return notes about clients that received a wrong number of tokens and about a
-    harmless halt.
-    """
-    # A halt is harmless if it affected no request.
+    """Return notes about clients that received a wrong number of tokens."""
+    # Another note reports a halt that affected no request.
     found = [
         f"request {i} received {life.tokens} tokens, but the model emits {n}: tokens in transit "
         "were generated again or were delivered to the next request in the slot"

@@ -16,14 +16,15 @@ SimProcess = Generator[simpy.Event, Any, None]
 class ExactTimeout(simpy.Event):
     """Event at exactly ``time`` (s), after all other events at that time.
 
-    Of several such events, the one with the lowest ``rank`` comes first. An event with the rank
-    ``BEFORE`` precedes all other events.
+    Among such events at equal times, the one with the lowest ``rank`` comes first. An event with
+    the rank ``BEFORE`` precedes all other events.
     """
 
     # Processes that wait for this event see the effects of all other events up to ``time``,
-    # whatever the order in which the events were queued. SimPy accepts only delays, and ``now +
-    # (time - now)`` may differ from ``time``, so this class pushes the event directly to SimPy's
-    # queue. All consequences of an event come before the event with the next rank.
+    # whatever the order in which the events were queued. SimPy accepts only delays. The sum of a
+    # delay and the present time may differ from ``time`` by a rounding error, so this class pushes
+    # the event directly to SimPy's queue. All consequences of an event come before the event with
+    # the next rank.
 
     #: Rank of an event that precedes all other events of its time.
     BEFORE: ClassVar[int] = -2
@@ -52,6 +53,6 @@ def _note(moment: simpy.Event) -> None:
 
 def current_rank(env: simpy.Environment) -> int:
     """Return the rank of the last ``ExactTimeout`` at the present time."""
-    # If there was none, return a number below all ranks.
+    # Without such an event, the result is below all ranks.
     time, rank = env.__dict__.get("moment", (-1.0, 0))
     return int(rank) if time == env.now else ExactTimeout.BEFORE - 1

@@ -57,7 +57,7 @@ class Engine(Replica):
 
     - With ``pipeline_depth`` 2, a batch is decided while the previous batch runs.
     - With ``leaping``, consecutive equal decode steps are simulated as one event (a leap). The
-      results are the same.
+      results are the same as without leaps.
     - ``in_flight``: batches on the GPU, oldest first.
     """
 
@@ -108,7 +108,7 @@ class Engine(Replica):
 
     def _iterate(self) -> SimProcess:
         """SimPy process: the engine loop."""
-        # Without the check whether the engine was halted.
+        # ``run`` checks whether the engine was halted.
         in_flight = self.in_flight
         gpu_free = 0.0
         yield self.timeout_at(self.ready)
@@ -170,7 +170,7 @@ class Engine(Replica):
     def schedule(self) -> Batch | None:
         """Make a scheduling decision and record it.
 
-        Return None if the decision crashes the engine.
+        Returns None if the decision crashes the engine.
         """
         self.changed = True
         now = self.record.end = self.env.now
@@ -319,7 +319,7 @@ class Engine(Replica):
 
     def _next_finish(self) -> int:
         """Return the next row of the step log in which a request of the decode group finishes."""
-        # If there is none, return ``NO_ROW``.
+        # Without such a row, the result is ``NO_ROW``.
         while self._finishes:
             row, i, since = self._finishes[0]
             if self.record.decoding_since(i) == since:
@@ -421,7 +421,7 @@ class Engine(Replica):
     @property
     def free_blocks(self) -> int:
         """Number of blocks that can be allocated now."""
-        # Exact even during a leap.
+        # The number is exact even during a leap.
         self.catch_up()
         return self.scheduler.free_blocks
 
@@ -477,7 +477,7 @@ class Engine(Replica):
         (self.on_leap_cut or self.cut)()
 
     def cut(self) -> None:
-        """End a leap or idle stretch in progress at the end of the present step."""
+        """End a leap or a series of idle passes at the end of the present step."""
         ahead = self._leap or self._idle_stretch
         if ahead is not None:
             moments = ahead.moments

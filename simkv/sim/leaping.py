@@ -71,8 +71,7 @@ class IdleStretch:
     ``moments`` are the end times of the passes in seconds.
     """
 
-    # The passes have no effect except that they are counted. After the last of them, the engine
-    # makes its next decision.
+    # The passes are only counted. After the last pass, the engine makes its next decision.
 
     moments: array[float]
     wake: ExactTimeout

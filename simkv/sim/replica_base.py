@@ -227,7 +227,7 @@ class Replica(ABC):
     @property
     def num_waiting(self) -> int:
         """Number of waiting requests."""
-        # Includes requests that the scheduler has not received yet.
+        # The number includes requests that the scheduler has not received yet.
         new = sum(isinstance(message, Request) for message in self.inbox) if self.inbox else 0
         return self.scheduler.num_waiting + new
 
@@ -271,7 +271,7 @@ class Replica(ABC):
 
     def run_notes(self) -> list[str]:
         """Return notes on the run, one sentence each."""
-        # Only notes that cannot be derived from the record.
+        # Notes that can be derived from the record are not included.
         return []
 
     # Interface for subclasses and the fleet.

@@ -52,13 +52,13 @@ class Interruptions:
 
 @dataclass(slots=True, eq=False)
 class RequestRecord:
-    """Record of one request. Times are in seconds since the start of the run. Rows are rows of the
-    step log.
+    """Record of one request. Times are in seconds since the start of the run. A row is the entry of
+    a step in the step log.
 
     - ``received_at``: time at which the scheduler received the request.
     - ``entered_at``: time at which the engine received the request from the API server.
-    - ``preempted_at``: times of preemptions. ``causes``: their causes. ``preempted_rows``: number
-      of rows at these times.
+    - ``preempted_at``: times of preemptions. ``causes``: causes of the preemptions.
+      ``preempted_rows``: number of rows at each preemption.
     - ``bounces``: number of preemptions before any KV was computed.
     - ``recomputed_tokens``: number of tokens computed again.
     - ``tokens``: number of tokens that reached the client. ``first_token``, ``last_token``: times
@@ -73,7 +73,7 @@ class RequestRecord:
     - ``drafted``: whether decodes of the request verify draft tokens.
     - ``refusal``: limit for which the request was rejected, or None.
     - ``loaded_tokens``: number of tokens loaded from host memory before the first step.
-    - ``disk_tokens``: number of these tokens that were read from disk.
+    - ``disk_tokens``: number of tokens read from disk before the first step.
     """
 
     # ``entered_at`` is None unless the API server is simulated. ``preempted_rows`` determines the
@@ -208,7 +208,7 @@ class DraftCounts:
     ``num_drafts`` is the number of pairs of a step and a request with draft tokens.
     """
 
-    # Including padded ones. Tokens past the end of an output do not count as accepted.
+    # Padded draft tokens are included. Tokens past the end of an output do not count as accepted.
 
     num_drafts: int = 0
     num_draft_tokens: int = 0
@@ -329,7 +329,7 @@ class RunRecord:
 
         ``decided`` is the time at which the step was decided (default: ``start``).
         """
-        # Also updates the requests of the step.
+        # The requests of the step are updated, too.
         row = len(self.steps)
         times = (start if decided is None else decided, start, end)
         self.steps.append(times, batch.kind, load, len(batch.preempted), queues)
@@ -385,7 +385,7 @@ class RunRecord:
     def leave_decode_group(self, i: int, last: int) -> int:
         """Remove request ``i`` from the decode group after row ``last``.
 
-        Return its number of steps there.
+        Returns the number of steps in which the request was a member.
         """
         first = self._decoding_since.pop(i)
         steps = last - first + 1
@@ -396,7 +396,7 @@ class RunRecord:
         return steps
 
     def decoding(self) -> tuple[int, ...]:
-        """Return the requests in the decode group."""
+        """Return the requests in the decode group, which decode in every step."""
         return tuple(self._decoding_since)
 
     @property

@@ -198,7 +198,7 @@ class StepLog:
         """Return the run that contains row ``done``, and the number of remaining rows of
         each run.
         """
-        # From this run on; rows before ``done`` are not counted.
+        # Earlier runs are omitted. Rows before ``done`` are not counted.
         run = bisect_right(self._first, done) - 1
         borders = np.append(np.array(self._first[run:]), len(self.end))
         return run, np.diff(np.maximum(borders, done))

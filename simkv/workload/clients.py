@@ -50,7 +50,7 @@ def find_sessions(after: Mapping[int, Dependency]) -> dict[int, int]:
 
     A session is identified by the id of one of its requests.
     """
-    # It is the id of a request that waits for no other request.
+    # This request waits for no other request.
     parents: dict[int, int] = {}
 
     def root(number: int) -> int:

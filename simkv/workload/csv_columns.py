@@ -67,7 +67,10 @@ def open_csv(
 
 
 def read_header(lines: Iterable[str], number: int = 1) -> tuple[int, list[str]]:
-    """Return the CSV fields of the first non-empty line, after the number of the next line."""
+    """Return the number of the line after the header, and the CSV fields of the header.
+
+    The header is the first non-empty line.
+    """
     for line in lines:
         number += 1
         if line.strip():

@@ -133,7 +133,7 @@ class ArrivalProcess(StrictModel):
 
     def _ramp(self, count: int) -> Floats:
         """Return the rate (1/s) at each request."""
-        # It changes from the start rate to the end rate.
+        # The rate changes from the start rate to the end rate.
         start, end = self.ramp_up_start_rps, self.ramp_up_end_rps
         assert start is not None
         assert end is not None

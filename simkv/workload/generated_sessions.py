@@ -240,8 +240,8 @@ class Sessions(SharedPrefixes, ArrivalProcess):
         """Return the calls of the sub-agents that precede ``turn``, and the index of the last call
         of each.
         """
-        # The first call gets ``position`` in the session; the turn before it is at ``position -
-        # 1``.
+        # The first call is at ``position`` in the session, right after the turn that starts the
+        # sub-agents.
         rules = self.sub_agents
         assert rules is not None
         random = make_random_stream(self.seed, 9, session, turn)

@@ -55,7 +55,7 @@ def json_records(
 
 def json_documents(source: TraceSource, path: Path | None = None) -> Iterator[tuple[int, Any]]:
     """Yield the JSON values of a file with their line numbers."""
-    # One per line, or one for the whole file.
+    # A file has one value per line, or one value in total.
     with source.text(path) as lines:
         begun: list[str] = []
         for start, batch in source.batches(lines):

@@ -56,7 +56,7 @@ class RandomRange(StrictModel):
     The range is from ``len * (1 - range_ratio)`` to ``len * (1 + range_ratio)``.
     """
 
-    # Rounded down and up, respectively; lengths are at least 1.
+    # The limits are rounded down and up, respectively. Lengths are at least 1.
 
     distribution: Literal["random"]
     len: Tokens
@@ -126,7 +126,7 @@ class Empirical(StrictModel):
     ``of`` selects prompt or output lengths.
     """
 
-    # By default, the same kind as the field that has this distribution.
+    # The default is the kind of the field that has this distribution.
 
     distribution: Literal["empirical"]
     trace: str

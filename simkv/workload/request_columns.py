@@ -235,7 +235,9 @@ def make_tuples(values: Sequence[tuple[int, ...]]) -> npt.NDArray[np.object_]:
 
 
 def has_row_references(rows: RequestRows) -> bool:
-    """Return whether any row waits for another row or has its tokens in the prompt."""
+    """Return whether any row waits for another row, or any prompt contains tokens of
+    another row.
+    """
     waits = rows.waits_for is not None and any(rows.waits_for)
     return waits or (rows.pieces is not None and rows.pieces.has_row_references())
 

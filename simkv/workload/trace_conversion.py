@@ -44,7 +44,7 @@ def _write(
     reader: TraceReader, target: Callable[[Iterable[RequestRows], Sequence[str]], int]
 ) -> int:
     """Write the trace with as few columns as possible."""
-    # Restarts if further columns are needed.
+    # The conversion restarts if further columns are needed.
     columns: Sequence[str] = ()
     whole = False
     while True:

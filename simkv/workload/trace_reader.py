@@ -123,7 +123,7 @@ def _sample(
     parts: Iterable[tuple[RequestRows, Floats]], wanted: Selection
 ) -> Iterator[RequestRows]:
     """Yield the sampled rows."""
-    # The requested fraction, or exactly the requested number.
+    # The rows are a fraction of all rows, or exactly the requested number.
     if isinstance(wanted.sample, int):
         yield _luckiest(parts, wanted.sample)
         return
@@ -206,8 +206,8 @@ class Trace:
     ) -> list[Request]:
         """Return the requests, numbered in order of arrival.
 
-        ``timeout`` (s) and ``max_tokens`` apply to requests without their own. ``arrivals`` (s)
-        replace the arrival times of the trace.
+        ``timeout`` (s) and ``max_tokens`` apply to requests without their own value. ``arrivals``
+        (s) replace the arrival times of the trace.
         """
         rows = self.rows
         times = rows.arrival if arrivals is None else arrivals
@@ -262,7 +262,7 @@ class Trace:
 
     def _segments(self) -> Iterator[tuple[Segment, ...]]:
         """Yield the segments of every prompt."""
-        # Empty for a prompt that shares no tokens.
+        # A prompt that shares no tokens has no segments.
         if self.rows.pieces is None:
             yield from ((),) * len(self)
             return
@@ -345,7 +345,7 @@ def sort_by_arrival(parts: Sequence[RequestRows], source: TraceSource) -> Reques
 
 def shift_to_zero(rows: RequestRows) -> RequestRows:
     """Shift all arrival times so that the earliest is 0, if it is negative."""
-    # It is negative in an unordered file.
+    # The earliest arrival time can be negative in an unordered file.
     first = rows.arrival[0] if len(rows) else 0.0
     return rows.with_arrival(rows.arrival - first) if first < 0 else rows
 

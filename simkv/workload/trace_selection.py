@@ -14,8 +14,9 @@ class Selection:
     """Selection of requests from a trace, and their replay speed. The steps are in this order:
 
     - Select the requests that arrive in the ``duration`` seconds from ``start`` on.
-    - Sample a fraction (float) or number (int) of them, ``sample``, with the random ``seed``.
-    - Select the first ``limit`` of them.
+    - Sample ``sample`` of the requests, a fraction (float) or a number (int), with the random
+      ``seed``.
+    - Select the first ``limit`` requests.
     - Shift time so that ``start`` is 0, and divide arrival times by ``rate_scale``.
 
     ``skip_bad`` skips and counts unreadable rows instead of raising an error.

@@ -208,7 +208,7 @@ def _merged(pieces: list[tuple[int, int, int, int]]) -> list[tuple[int, int, int
 class PeakDemand:
     """Peak numbers of requests in flight and of their KV blocks."""
 
-    # Computed from all arrivals and departures in order of time.
+    # The peaks are computed from all arrivals and departures in order of time.
 
     def __init__(self, service: ServiceTime, block_size: int) -> None:
         self.service = service
@@ -340,7 +340,7 @@ def inspect_trace(
     reader: TraceReader, service: ServiceTime | None = None, block_size: int = 16
 ) -> TraceStatistics:
     """Return the statistics of a trace. Raises InputError if the trace is empty."""
-    # In one pass, or after sorting the trace in memory.
+    # The trace is read in one pass, or sorted in memory if it is unordered.
     survey = TraceStatistics(service or ServiceTime(), block_size)
     try:
         _take(survey, reader)

@@ -53,7 +53,7 @@ TRACE_OPTIONS = (
 
 
 def find_other_form_fields(chosen: Container[str]) -> list[str]:
-    """Return the workload fields that do not apply to the form in ``chosen``."""
+    """Return the workload fields that do not apply to the chosen form, such as ``trace``."""
     # A scenario variant or ``--set`` removes these fields when it selects another form. The result
     # is empty if ``chosen`` contains no form.
     if not any(form in chosen for form in FORMS):
@@ -217,8 +217,8 @@ class Workload(StrictModel):
 def build_clients(workload: Workload, timeout: float | None) -> Clients:
     """Build the clients of a workload.
 
-    ``timeout`` (s) applies to requests without their own. Raises InputError if the trace cannot be
-    used.
+    ``timeout`` (s) applies to requests without their own timeout. Raises InputError if the trace
+    cannot be used.
     """
     requests, after = _requests(workload, timeout)
     return Clients(requests, after, workload.max_concurrency, workload.max_sessions)
@@ -227,8 +227,8 @@ def build_clients(workload: Workload, timeout: float | None) -> Clients:
 def generate_requests(workload: Workload, timeout: float | None) -> list[Request]:
     """Return the requests of a workload with fixed arrival times.
 
-    ``timeout`` (s) applies to requests without their own. Raises InputError if arrivals depend on
-    answers, or if the trace cannot be used.
+    ``timeout`` (s) applies to requests without their own timeout. Raises InputError if arrivals
+    depend on answers, or if the trace cannot be used.
     """
     requests, after = _requests(workload, timeout)
     if after or workload.max_concurrency or workload.max_sessions:

@@ -17,9 +17,11 @@ from simkv.schedulers.fastdeploy.resource_manager import (
 class FixedReserve(ResourceManager):
     """Resource manager that reserves a number of blocks per running request.
 
-    ``full_need`` selects the rules of the variants other than ``fixed-reserve``: a request is
-    admitted only if its whole prefill fits.
+    With ``full_need``, a request is admitted after a preemption only if its whole prefill fits.
     """
+
+    # ``full_need`` is set for the variants ``fixed-reserve-full-need`` and ``preempt-sync``. In the
+    # other variants, the first chunk must fit.
 
     #: Number of tokens that a running decode takes from the token budget.
     decode_cost = 1

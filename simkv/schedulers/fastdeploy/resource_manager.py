@@ -38,7 +38,7 @@ class SlotOverrun(RuntimeError):
 
 
 class RequestStatus(Enum):
-    """State of a request. RUNNING_DECODE starts with the first output token."""
+    """State of a request. RUNNING_DECODE begins with the first token after a prefill."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -139,7 +139,7 @@ class ResourceManager:
 
     @property
     def full(self) -> bool:
-        """Whether all slots are in use, so that no request can be admitted."""
+        """Whether the number of running requests is at its limit, so that none can be admitted."""
         raise NotImplementedError
 
     @property

@@ -74,8 +74,8 @@ class Slot:
 class FastDeployWorker:
     """Slots, their block tables, and the flags that acknowledge preemptions.
 
-    - ``sentinel``: a preempted slot sends PREEMPTED in the next message (PR #5796). Otherwise it
-      sends NO_TOKEN.
+    - ``sentinel``: a preempted slot sends PREEMPTED in the next message (PR #5796). Without
+      ``sentinel``, it sends NO_TOKEN.
     - ``decode_clears_flag``: a later decode task clears the flag, so the preemption is never
       acknowledged.
     - ``idle_sends``: an idle worker sends a message to acknowledge a preemption (PR #7633).

@@ -77,7 +77,7 @@ def has_other_modality(q: Sequence, batch: list[Sequence]) -> bool:
 
 
 class MistralrsScheduler:
-    """Waiting and running sequences, the block pool and the end of a step."""
+    """Base class of the schedulers, with the queues and the block pool."""
 
     pipeline_depth = 1
     #: A decode needs a new block when the sequence length exceeds a multiple of the block size by

@@ -42,7 +42,7 @@ class SglangConfig:
     """Options of SGLang under the names of its flags (environment variables in lower case).
 
     Raises ValueError if the pool size or the chunk size is not a multiple of the page size, or if
-    the variant does not have an option.
+    an option does not exist in the variant.
     """
 
     name: Literal["sglang"] = "sglang"

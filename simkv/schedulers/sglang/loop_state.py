@@ -28,8 +28,8 @@ OUTRANKED = Refusal(QUEUE_FULL.knob, "The request is aborted by a higher priorit
 class ScheduleBatch:
     """The engine's batch object.
 
-    - ``rows``: requests that prefill, then requests that decode. ``prefills``: number of the
-      former.
+    - ``rows``: requests that prefill, then requests that decode.
+    - ``prefills``: number of requests that prefill.
     - ``full``: the engine's ``batch_is_full``. While it is set on the running batch, no request is
       admitted.
     - ``extend_tokens``: number of prefill tokens.

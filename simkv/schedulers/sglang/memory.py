@@ -222,7 +222,7 @@ class SglangMemory:
 
     def release(self, req: Req) -> None:
         """Free the tokens of ``req`` that do not belong to the prefix tree."""
-        # Its tokens in flight are discarded.
+        # The tokens in flight of ``req`` are discarded.
         self.free += self.round_up(req.kv) - req.owned
         self.unlock(req.node)
         req.node = None

@@ -34,6 +34,6 @@ class NewTokenRatio:
 
     def retracted(self, staying: Sequence[Req]) -> None:
         """Set the fraction after a retraction."""
-        # It follows from the emitted tokens and the output limits of the remaining requests.
+        # The fraction follows from the emitted tokens and output limits of the remaining requests.
         emitted, at_most = sum(r.out for r in staying), sum(r.max_new for r in staying)
         self.current = min(1.0, (emitted + self.retract_steps * len(staying)) / (at_most + 1))

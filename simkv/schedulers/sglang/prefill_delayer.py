@@ -26,8 +26,8 @@ class PrefillDelayer:
     is below the low watermark, nor for more than ``max_delay_passes`` passes.
     """
 
-    # They do not wait the first time that such a case occurs. ``sizes`` are the sizes of recent
-    # prefills; ``passes`` is the number of delayed passes since the time ``since`` (s).
+    # Prompts do not wait the first time that one of the conditions holds. ``sizes`` are the sizes
+    # of recent prefills; ``passes`` is the number of delayed passes since the time ``since`` (s).
 
     def __init__(self, state: LoopState) -> None:
         self.state, self.config = state, state.config

@@ -62,7 +62,7 @@ class QueueOrder:
 
     def sort(self) -> None:
         """Sort the queue in place."""
-        # Also refreshes the cached prefixes that the order depends on.
+        # The cached prefixes that the order depends on are refreshed, too.
         waiting = self.state.waiting
         if self.aging:
             for r in waiting:

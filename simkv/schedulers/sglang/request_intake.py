@@ -17,7 +17,7 @@ PREFILL_WEIGHT = 1000
 class Receiver:
     """Messages that the scheduler loop has not received: new requests and aborts.
 
-    Each iteration increases a counter by 1, or by 1000 after a prefill. At
+    Each iteration increases a counter by 1, or by 1000 after a prefill. When the counter reaches
     ``--scheduler-recv-interval``, the loop receives all messages and resets the counter. Source:
     ``scheduler_recv_skipper.py`` of the wheel.
     """

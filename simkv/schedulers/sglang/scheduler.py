@@ -198,8 +198,7 @@ class SglangScheduler:
 
     def running_ids(self) -> list[int]:
         """Return the ids of the admitted requests, decode batch first."""
-        # The others are the request with a partly computed prompt, and requests whose last token is
-        # in flight.
+        # Other admitted requests have a partly computed prompt, or their last token is in flight.
         decoding, admitted = self.decode_ids(), self.state.admitted
         if len(decoding) == len(admitted):
             return decoding

@@ -66,7 +66,7 @@ class DecodeGroup:
 
     def part(self, r: RequestState) -> None:
         """Remove ``r``, which has not ended."""
-        # Its tokens in flight are then delivered separately from the group.
+        # The tokens in flight of ``r`` are then delivered separately from the group.
         in_flight = self._remove(r)
         for late in list(self._left_since)[len(self._left_since) - in_flight :]:
             late.append(r)
@@ -96,7 +96,7 @@ class DecodeGroup:
     def arrive(self) -> list[RequestState]:
         """Record the completion of the oldest batch.
 
-        Returns the requests that left the group since its start.
+        Returns the requests that left the group after the batch was scheduled.
         """
         return self._left_since.popleft()
 
@@ -117,10 +117,11 @@ class DecodeGroup:
         return self._borders[(self.scheduled + ahead) % self.block_size]
 
     def stopped(self, steps: int) -> list[RequestState]:
-        """Remove and return the members that reach ``stop_length`` by step ``steps`` of the
-        group.
+        """Return the members that reach ``stop_length`` by step ``steps`` of the group.
+
+        Each member is returned only once.
         """
-        # They are removed from the list of stops, not from the group.
+        # The members stay in the group.
         found: list[RequestState] = []
         while (stop := self._next_stop()) is not None and stop <= steps:
             found.append(self.members[heappop(self._stops)[1]])

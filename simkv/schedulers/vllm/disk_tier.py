@@ -145,7 +145,7 @@ class DiskTier:
 
     def forget(self, asker: int) -> None:
         """Discard the lookups of an ended request."""
-        # Its copies from the GPU to host memory must be complete.
+        # The copies of the request from the GPU to host memory must be complete.
         self.promoted.pop(asker, None)
         for key in self._asked.pop(asker, ()):
             self._verdicts[key].requesters.discard(asker)

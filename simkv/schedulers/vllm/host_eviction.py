@@ -89,11 +89,10 @@ class LruPolicy(EvictionPolicy):
     """Least-recently-used eviction. Of the blocks of a request, the end of the prompt is evicted
     first.
 
-    A block counts as used when its request first uses a block, or when the block is written. All
-    blocks of a request count as used again when the request ends.
+    Until a request ends, its blocks count as used when the request first used a block. Without
+    ``by_request``, each block counts as used when it was written. When a request ends, all its
+    blocks count as used again.
     """
-
-    # With ``by_request``, the first use of the request counts until its end; without it, the write.
 
     def __init__(self, refs: dict[int, int], *, by_request: bool) -> None:
         super().__init__(refs)

@@ -98,7 +98,8 @@ class VllmMemory:
 
     def beyond(self, r: RequestState, start: int, n: int) -> int:  # noqa: ARG002
         """Return the number of additional blocks for draft tokens and recurrent states."""
-        # They are needed in addition to ``blocks_to_grow(start, n)``; 0 in this class.
+        # The blocks are needed in addition to ``blocks_to_grow(start, n)``. There are none in this
+        # class.
         return 0
 
     def room(self, *, running: bool) -> int:
@@ -126,7 +127,8 @@ class VllmMemory:
             self._keys.extend(r.keys, r.content, tokens)
 
     def new_runs(self, r: RequestState, blocks: int) -> list[int]:
-        """Return the blocks, among the first ``blocks``, that may begin a new run of cache keys."""
+        """Return the indices of blocks that may start a new series of consecutive cache keys."""
+        # The result contains only indices below ``blocks`` of blocks that have no key yet.
         assert r.content is not None
         first = len(r.keys) + self._keys.run_left(r.keys, r.content)
         return [i for i in range(first, blocks) if (i - first) % KEYS_PER_RUN < 2]

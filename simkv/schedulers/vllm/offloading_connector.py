@@ -311,7 +311,7 @@ class OffloadingConnector:
 
     def _touch(self, share: RequestOffloadState) -> None:
         """Count a use of all full blocks of a request."""
-        # Not if the release counts uses when the request ends.
+        # Releases with the rule ``counts_uses_at_end`` count uses when the request ends.
         if not self._rules.counts_uses_at_end:
             r = share.r
             self._memory.name(r, share.named * self._size)

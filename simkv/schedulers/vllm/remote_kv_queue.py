@@ -22,7 +22,7 @@ from simkv.schedulers.vllm.request_state import (
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class RemoteKvQueue:
-    """Waiting requests that load KV, followed by all other waiting requests."""
+    """Waiting requests that hold blocks for their KV, followed by all other waiting requests."""
 
     # Both queues have the order of the scheduling policy. In releases without the rule
     # ``queues_loads_apart``, all requests are in one queue.

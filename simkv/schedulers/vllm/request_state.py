@@ -23,9 +23,10 @@ class RequestState:
 
     - ``length``: prompt tokens and delivered output tokens. The request ends at ``stop_length``.
     - ``computed``: tokens whose KV is computed, including steps in flight.
-    - ``chunk``: whether the last step left a part of the prompt to compute.
+    - ``chunk``: whether the last step left some of the request's tokens to compute.
     - ``placeholders``: output tokens to be delivered.
-    - ``in_flight``: tokens being computed. ``stale``: the part of them whose blocks were freed.
+    - ``in_flight``: tokens being computed. ``stale``: tokens being computed whose blocks were
+      freed.
     - ``keys``: cache keys of the full blocks. ``registered``: number of blocks in the prefix cache.
     - ``gone``: number of blocks freed at the start of each block table.
     - ``junction``: longest prefix-cache hit of a single layer group, if longer than the common hit;

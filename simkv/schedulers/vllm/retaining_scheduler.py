@@ -43,7 +43,8 @@ class VllmRetainingScheduler(VllmScheduler):
 
     def leap(self, most: int) -> int:
         """Return the number of decode-only steps, as ``VllmScheduler.leap`` does."""
-        # 1 while the retention of a block can end, because this changes the order of eviction.
+        # The result is 1 while the retention of a block can end, which changes the order of
+        # eviction.
         return 1 if self._pool.queue.has_deadline else super().leap(most)
 
     def _remove(self, r: RequestState) -> None:

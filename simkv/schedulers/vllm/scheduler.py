@@ -217,7 +217,7 @@ class VllmScheduler(VllmSchedulerBase):
 
     def _preempt(self, r: RequestState, by: RequestState, step: ScheduleStep) -> None:
         """Free all blocks of ``r`` and remove ``r`` from the step."""
-        # Its tokens in flight become stale.
+        # The tokens in flight of ``r`` become stale.
         had = step.tokens.pop(r, 0)
         if r in self.decoding:
             self._leave(r)

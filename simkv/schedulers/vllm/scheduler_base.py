@@ -38,7 +38,7 @@ from simkv.schedulers.vllm.window_memory import WindowMemory
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class VllmSchedulerBase:
-    """Requests in the engine and their memory.
+    """Base class of vLLM's schedulers, with the requests in the engine and their memory.
 
     - ``waiting``: waiting requests in queue order.
     - ``running``: running requests in the order of admission.
@@ -228,7 +228,7 @@ class VllmSchedulerBase:
 
     def _left_behind(self) -> bool:
         """Return whether a waiting request is not ``deferred``."""
-        # Always False without a prefill interval.
+        # The result is always False without a prefill interval.
         return self._holds and any(not r.deferred for r in self.waiting)
 
     def _release(self, r: RequestState, unused: int = 0) -> None:
@@ -238,7 +238,7 @@ class VllmSchedulerBase:
 
     def _leave(self, r: RequestState) -> None:
         """Remove ``r`` from the decode group."""
-        # Its tokens in flight are delivered one request at a time.
+        # The tokens in flight of ``r`` are delivered separately.
         self.decoding.part(r)
         self.catching_up[r.id] = r
 

@@ -90,7 +90,8 @@ class SizeBucketedQueue:
 class SharedTokenIndex:
     """Record of whether prompts contain tokens of other requests.
 
-    ``others`` is true if any prompt does, and ``outputs`` if any prompt contains output tokens.
+    ``others`` is true if any prompt contains tokens of another request. ``outputs`` is true if any
+    prompt contains output tokens.
     """
 
     # Waiting requests may find such tokens in the prefix cache.
@@ -101,7 +102,7 @@ class SharedTokenIndex:
 
     def see(self, prompt: Prompt) -> None:
         """Update the record with a new prompt."""
-        # Its own tokens and common prefixes do not count.
+        # The own tokens of the prompt and common prefixes do not count.
         if not self._shared:
             return
         streams = {segment.stream for segment in prompt.segments}

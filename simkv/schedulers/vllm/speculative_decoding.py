@@ -104,7 +104,7 @@ class SpeculativeDecoding:
     def preempted(self, r: RequestState, had: int) -> None:
         """Discard the drafts of the preempted request ``r``.
 
-        Releases with the rule ``keeps_preempted_drafts`` keep them unless the step has scheduled
+        With the rule ``keeps_preempted_drafts``, they are discarded only if the step had scheduled
         tokens of ``r`` (``had``).
         """
         if had or not self._rules.keeps_preempted_drafts:

@@ -20,8 +20,9 @@ from simkv.schedulers.vllm.request_state import RequestState
 def has_inner_state(start: int, end: int, proof: int, size: int) -> bool:
     """Return whether the kernel also writes a state inside the chunk from ``start`` to ``end``.
 
-    The kernel writes the state at the last block end before token ``proof``. The block end must be
-    at least one block after ``start``. All arguments are in tokens.
+    ``proof`` is the length of the whole prefill, and ``size`` the block size, both in tokens. The
+    kernel writes the state at the last multiple of ``size`` below ``proof``. The multiple must be
+    inside the chunk, at least one block after ``start``.
     """
     last = (proof - 1) // size * size
     reaches = blocks_for(end, size) > start // size + 1
@@ -45,12 +46,12 @@ class StateChunking:
         self._within = config.mamba_prefill_checkpoints
 
     def clip(self, r: RequestState, start: int, n: int, *, waits: bool) -> int:
-        """Return the number of tokens after ``start`` to compute, at most ``n``; 0 if the chunk is
-        too short.
+        """Return the number of tokens after ``start`` to compute, at most ``n``.
 
-        ``waits`` is true if ``r`` is waiting for admission.
+        The result is 0 if the chunk reaches no block end. ``waits`` is true if ``r`` waits for
+        admission.
         """
-        # 0: the chunk reaches no block end. With ``waits``, the prefix-cache hit of ``r`` is known.
+        # With ``waits``, the prefix-cache hit of ``r`` is known.
         prefill = max(r.prompt.prompt_tokens, r.length - 1)
         if start >= prefill:
             return n

@@ -92,8 +92,7 @@ class StateTable:
         """Return whether a chunk that ends in block ``blocks`` - 1 can also save the previous
         state.
         """
-        # It can save this state if the position of that block contains no block, or only a spare
-        # one.
+        # The chunk can save the state if the position contains no block, or only a spare one.
         place = blocks - 2
         scratch = self.begun and place >= self.length - self.spare
         return place >= self.length or scratch or place not in self.places
@@ -238,7 +237,7 @@ class StateMemory(WindowMemory):
 
     def _drop(self, owner: int, held: list[int], turns: list[list[int]]) -> None:
         """Free the blocks of an owner at the positions in ``turns``."""
-        # ``held`` lists all its positions.
+        # ``held`` lists all positions of the owner.
         left = held.copy()
         for places, keyless in zip(
             turns, (self._keyless_behind, self._keyless_first), strict=False

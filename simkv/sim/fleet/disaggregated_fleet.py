@@ -56,7 +56,7 @@ class TransferLinks:
     def send(self, source: int, tokens: int, now: float) -> float:
         """Start a transfer of the KV of ``tokens`` tokens at ``now`` (s).
 
-        Return its arrival time (s).
+        Returns its arrival time (s).
         """
         link = -1 if self.rule.shared_link else source
         start = max(now, self._free_at.get(link, 0.0))
@@ -118,7 +118,7 @@ class DisaggregatedFleet(Fleet):
 
     def run(self) -> SimProcess:
         """SimPy process: run the fleet."""
-        # Also refreshes the loads of the decode replicas.
+        # The loads of the decode replicas are refreshed, too.
         yield from super().run()
         if interval := self._decode_board.interval:
             self.env.process(self._ticks.every(interval, self._decode_board.refresh))

@@ -95,7 +95,7 @@ class Fleet:
     @property
     def replica_records(self) -> dict[str, RunRecord]:
         """Records of the replica lifetimes by name."""
-        # A replica that restarted has several.
+        # A replica that restarted has several records.
         return {lifetime.name: lifetime.engine.record for lifetime in self.lifetimes}
 
     @property
@@ -422,7 +422,7 @@ class Fleet:
 
     def _integrate_rest(self, lives: Iterable[RequestRecord]) -> None:
         """Add the requests that are still in the fleet to the integral over time."""
-        # Each until the time when its record ends.
+        # Each request counts until the time when its record ends.
         for life in sorted(lives, key=lambda life: life.ended_at or 0.0):
             self._integrate(max(life.ended_at or 0.0, self._counted_to))
             self._in_system.discard(life.request.id)

@@ -75,7 +75,7 @@ class LoadBoard:
     def refresh(self) -> float:
         """Read the load of all replicas.
 
-        Return the time (s) until which only an event can change it.
+        Returns the time (s) until which only an event can change the loads.
         """
         # The time is 0 if the router reads the fraction of blocks in use, because this fraction
         # also changes without an event (during a leap over several steps).

@@ -23,7 +23,7 @@ class Tick:
 class RecurringTasks:
     """Periodic tasks that do not keep a simulation running."""
 
-    # They pause if there are no other events.
+    # The tasks pause if there are no other events.
 
     def __init__(self, env: simpy.Environment) -> None:
         self.env = env
@@ -32,7 +32,7 @@ class RecurringTasks:
 
     def notify(self) -> None:
         """Report an external event, after which paused tasks run again."""
-        # They run at the next multiple of their interval.
+        # The tasks run at the next multiple of their interval.
         for event in self._asleep:
             event.succeed()
         self._asleep.clear()

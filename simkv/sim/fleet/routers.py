@@ -322,7 +322,7 @@ def _known(keys: Sequence[int], sent: Set[int]) -> int:
 
 def _draw(random: Random, count: int) -> int:
     """Return a random integer below ``count``."""
-    # The same in every Python version. ``random()`` returns a number in [0, 1).
+    # The result is the same in every Python version. ``random()`` returns a number in [0, 1).
     return int(random.random() * count)
 
 

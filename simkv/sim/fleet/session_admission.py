@@ -19,7 +19,8 @@ class SessionState:
     """State of a session.
 
     - ``tokens``: length of its context. ``turns``: number of its requests.
-    - ``replica``: replica that admitted it. While the session is ``paused``, the last one or None.
+    - ``replica``: replica that admitted the session. If the session is ``paused``, the last replica
+      or None.
     - ``open``: requests that have not ended. ``held``: requests that the router holds.
     - ``idle_since``: time (s) of the last answer.
     - ``marked``: whether the session is paused when its open requests have ended.
@@ -149,7 +150,7 @@ class SessionAdmission:
 
     def _pause(self, replica: int) -> None:
         """Pause idle sessions, smallest first, until the others fit."""
-        # If this is not enough, mark all busy ones.
+        # If the sessions still do not fit, all busy sessions are marked.
         active = sorted(self._active(replica), key=lambda state: state.tokens)
         for state in (state for state in active if not state.open):
             if self._room(replica) >= 0:

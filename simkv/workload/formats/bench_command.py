@@ -304,7 +304,7 @@ class _Numbers:
 
 def _random(number: _Numbers, tool: str) -> dict[str, Any]:
     """Return the length distributions of the dataset ``random``."""
-    # They include the length of a shared prefix.
+    # The lengths include a shared prefix.
     default = 128 if tool == "vllm" else 1024
     shared = number("--random-prefix-len", 0)
     prompt = number("--input-len", number("--random-input-len", number("--random-input", 1024)))

@@ -100,8 +100,8 @@ def _split(lines: Iterator[str]) -> tuple[str, Iterator[str]]:
 
 def _accumulates(source: TraceSource, text: str, path: Path | None) -> bool:
     """Return whether each prompt of a session includes the earlier rounds of the session."""
-    # The header declares it.
-    # imported here because it is slow to import and few inputs have a header
+    # The header of the trace declares this. imported here because it is slow to import and few
+    # inputs have a header
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
 

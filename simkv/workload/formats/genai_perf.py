@@ -87,7 +87,7 @@ def _row(record: dict[str, Any]) -> dict[str, Any]:
 
 def _brings(output: Any) -> bool:
     """Return whether a response contains text."""
-    # The response that only ends the stream does not.
+    # The response that only ends the stream has no text.
     text = output if isinstance(output, str) else json.dumps(output)
     return bool(text.strip()) and "[DONE]" not in text
 

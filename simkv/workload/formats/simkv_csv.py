@@ -236,7 +236,7 @@ def _known(head: FileHead) -> bool:
 
 def find_missing_columns(head: FileHead) -> list[str]:
     """Return the missing columns of a file that resembles a simkv trace."""
-    # Empty for all other files.
+    # The result is empty for all other files.
     like_ours = head.kind == "csv" and head.names & {"arrival", *LENGTH_PARSERS}
     lacking = [name for name in ("arrival", *LENGTH_PARSERS) if name not in head.names]
     return lacking if like_ours else []
@@ -250,8 +250,8 @@ def used_columns(rows: RequestRows, already: Sequence[str] = ()) -> list[str]:
 
     They include the columns ``already`` and the lengths.
     """
-    # They are in the order of ``COLUMN_PARSERS``. A column is needed if any value differs from the
-    # default.
+    # The names are in the order of ``COLUMN_PARSERS``. A column is needed if any value differs from
+    # the default.
     return [
         name
         for name in COLUMN_PARSERS

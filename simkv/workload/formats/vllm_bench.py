@@ -124,7 +124,7 @@ def _columns(source: TraceSource, result: Any) -> RequestRows:
 
 def _is_good(source: TraceSource, result: dict[str, Any], index: int) -> bool:
     """Return whether the values of a request are valid."""
-    # Error messages give its index in the lists.
+    # Error messages give the index of the request in the lists.
     source.tally.rows += 1
     try:
         json_integer({"input_lens": result["input_lens"][index]}, "input_lens")

@@ -168,7 +168,7 @@ def _call(
 
 def _is_relative(sessions: list[_Session]) -> bool:
     """Return whether the times of sub-agents' calls are relative to the start of the sub-agent."""
-    # They are if any of them is before this start.
+    # This holds if any of the times is before the start of the sub-agent.
     calls = (one for session in sessions for one in session.calls if one.spawned is not None)
     return any(one.call.start < one.spawned - EPSILON_S for one in calls if one.spawned)
 
