@@ -16,8 +16,8 @@ SimProcess = Generator[simpy.Event, Any, None]
 class ExactTimeout(simpy.Event):
     """Event at exactly ``time`` (s), after all other events at that time.
 
-    Among such events at equal times, the one with the lowest ``rank`` comes first. An event with
-    the rank ``BEFORE`` precedes all other events.
+    Of several ``ExactTimeout`` events at equal times, the one with the lowest ``rank`` comes first.
+    An event with the rank ``BEFORE`` precedes all other events.
     """
 
     # Processes that wait for this event see the effects of all other events up to ``time``,

@@ -51,7 +51,7 @@ class Leap:
 
     - ``load``: load of the step that was just launched.
     - ``ends``: end times of the steps in seconds.
-    - ``moments``: end times of the engine loop's iterations. ``wake``: event at the last of them.
+    - ``moments``: end times of the engine loop's iterations. ``wake``: event at the last end time.
     - ``own``: durations without the wait for slower engines in lockstep.
     """
 

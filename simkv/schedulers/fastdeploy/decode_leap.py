@@ -27,7 +27,7 @@ def leapable_steps(manager: ResourceManager, worker: FastDeployWorker, most: int
 
 
 def skip_steps(manager: ResourceManager, worker: FastDeployWorker, steps: int) -> list[int]:
-    """Simulate ``steps`` decode steps. Return the number of free blocks after each of them."""
+    """Simulate ``steps`` decode steps. Return the number of free blocks after each step."""
     growth = _growth(manager, steps)
     free, left = [], manager.pool.free
     for step in range(1, steps + 1):

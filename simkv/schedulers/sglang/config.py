@@ -41,8 +41,8 @@ class AsRelease:
 class SglangConfig:
     """Options of SGLang under the names of its flags (environment variables in lower case).
 
-    Raises ValueError if the pool size or the chunk size is not a multiple of the page size, or if
-    an option does not exist in the variant.
+    Raises ValueError if a size is not a multiple of the page size, or if an option does not exist
+    in the variant.
     """
 
     name: Literal["sglang"] = "sglang"

@@ -33,7 +33,7 @@ def leap(state: LoopState, receiver: Receiver, ahead: int, most: int) -> int:
 
 
 def skip(state: LoopState, steps: int) -> list[int]:
-    """Simulate ``steps`` decode steps. Return the number of available pages after each of them."""
+    """Simulate ``steps`` decode steps. Return the number of available pages after each step."""
     memory, free = state.memory, []
     for taken in memory.growth(state.running.rows, steps):
         memory.free -= taken

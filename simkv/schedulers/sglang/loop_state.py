@@ -30,8 +30,8 @@ class ScheduleBatch:
 
     - ``rows``: requests that prefill, then requests that decode.
     - ``prefills``: number of requests that prefill.
-    - ``full``: the engine's ``batch_is_full``. While it is set on the running batch, no request is
-      admitted.
+    - ``full``: the engine's ``batch_is_full``. If ``full`` is set on the running batch, no request
+      is admitted.
     - ``extend_tokens``: number of prefill tokens.
     - ``chunked``: request whose prompt is still incomplete after this batch.
     - ``prefill_only``: whether every request has an output limit of 0.

@@ -30,10 +30,10 @@ class Req:
     - ``out``: number of emitted tokens.
     - ``prefix``, ``end``: first token of the prefill, and the token after the last one.
     - ``kv``: number of tokens that have a KV slot.
-    - ``owned``: number of tokens that belong to the prefix tree. ``node``: tree node that contains
-      the last of them.
-    - ``hit``: number of cached tokens when the queue was last sorted. ``ended``: tree node that
-      contains the last of them.
+    - ``owned``: number of tokens that belong to the prefix tree. ``node``: tree node with the last
+      owned token.
+    - ``hit``: number of cached tokens when the queue was last sorted. ``ended``: tree node with the
+      last cached token.
     - ``looked``, ``matched``: total and cached tokens when a prefill pass last considered the
       request.
     - ``stamp``: number of tokens that the engine had processed when the request was queued.

@@ -21,9 +21,10 @@ DEFAULT_MAX_DELAY_MS = 5000.0
 class PrefillDelayer:
     """Delay of prompts until more of them can be prefilled together.
 
-    Prompts wait if fewer slots are free than the largest recent prefill used, or if the queue is
-    short compared with the running requests. They never wait while the used fraction of the KV pool
-    is below the low watermark, nor for more than ``max_delay_passes`` passes.
+    - Prompts wait if fewer slots are free than the largest recent prefill used.
+    - Prompts wait if the queue is short compared with the running requests.
+    - Prompts never wait while the used fraction of the KV pool is below the low watermark.
+    - Prompts never wait for more than ``max_delay_passes`` passes.
     """
 
     # Prompts do not wait the first time that one of the conditions holds. ``sizes`` are the sizes

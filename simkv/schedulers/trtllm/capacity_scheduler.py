@@ -18,8 +18,8 @@ class CapacityResult(NamedTuple):
     """Result of the capacity scheduler.
 
     - ``fits``: requests that may run.
-    - ``paused``: pairs of a paused request and the request that needs its blocks. The latter is
-      None if the paused request itself lacks blocks.
+    - ``paused``: pairs of a paused request and the request that needs its blocks. The second
+      request is None if the paused request itself lacks blocks.
     - ``why``: reason why the first request that may not run waits.
     - ``skipped``: requests that wait for a block that another request computes.
     """

@@ -29,7 +29,7 @@ def leap(rows: Sequence[LlmRequest], cache: KvCache, least: int, ahead: int, mos
 
 
 def skip(rows: Sequence[LlmRequest], cache: KvCache, steps: int) -> list[int]:
-    """Simulate ``steps`` decode steps. Return the number of free blocks after each of them."""
+    """Simulate ``steps`` decode steps. Return the number of free blocks after each step."""
     growth = _growth(rows, cache, steps)
     free, left = [], cache.pool.free
     for step in range(1, steps + 1):

@@ -16,8 +16,7 @@ RequestStage = Literal["context", "generation", "to complete"]
 class LlmRequest:
     """A request in the engine. All fields are in tokens.
 
-    - ``prompt``: tokens to prefill. After a pause, they include the tokens emitted before the
-      pause.
+    - ``prompt``: tokens to prefill, including the tokens emitted before a pause.
     - ``new``: maximum number of tokens to emit after ``prompt``.
     - ``known``: prompt and output tokens.
     - ``position``: computed prompt tokens.

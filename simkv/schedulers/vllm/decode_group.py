@@ -177,7 +177,7 @@ class DecodeGroup:
         return 1 + sum(1 for _ in takewhile(lambda blocks: blocks * each <= free, taken))
 
     def skip(self, steps: int) -> list[int]:
-        """Simulate ``steps`` steps. Return the number of free blocks after each of them."""
+        """Simulate ``steps`` steps. Return the number of free blocks after each step."""
         memory, before = self._memory, self._memory.pool.free
         free: list[int] = []
         if memory.tables is None:

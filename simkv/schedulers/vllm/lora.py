@@ -30,8 +30,8 @@ class VllmLoras:
     def begin(self, sat_out: Iterable[str | None]) -> None:
         """Begin the admission phase of a step.
 
-        ``sat_out`` are the adapters of skipped running requests. They do not count towards the
-        maximum.
+        ``sat_out`` are the adapters of running requests that the step skips, which do not count
+        towards the maximum.
         """
         if self._running:
             out = Counter(lora for lora in sat_out if lora is not None)

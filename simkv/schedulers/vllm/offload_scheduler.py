@@ -59,7 +59,7 @@ class VllmOffloadScheduler(VllmRemoteKvScheduler):
     def moved(self, jobs: Sequence[int]) -> None:
         """Record the completion of copies. ``jobs`` are their numbers.
 
-        The scheduler processes them with the next completed batch.
+        The scheduler processes the copies with the next completed batch.
         """
         self._reported += [job for job in jobs if job in self.connector.jobs]
 

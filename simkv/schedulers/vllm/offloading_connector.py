@@ -240,7 +240,10 @@ class OffloadingConnector:
         return list(self._owing.values())
 
     def done(self, jobs: Iterable[int]) -> list[int]:
-        """Record the completion of copies. Return the ids of the requests that waited for them."""
+        """Record the completion of copies.
+
+        Return the ids of the requests that waited for the copies.
+        """
         arrived = []
         for number in jobs:
             job = self.jobs.pop(number)

@@ -71,7 +71,7 @@ NEWEST = list(RELEASES)[-1]
 class FixedKnob(NamedTuple):
     """The only value that a release accepts for a setting.
 
-    ``why`` is the error message for other values. ``{version}`` in it is replaced by the release.
+    ``why`` is the error message for other values, in which ``{version}`` stands for the release.
     """
 
     value: object

@@ -163,7 +163,7 @@ class VllmSchedulerBase:
     def skip(self, steps: int) -> list[int]:
         """Simulate ``steps`` decode-only steps.
 
-        Returns the number of free blocks after each of them.
+        Returns the number of free blocks after each step.
         """
         self.interval.skipped(steps, waiting=self._left_behind())
         self._tokens_delivered += steps

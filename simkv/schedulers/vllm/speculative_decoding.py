@@ -59,8 +59,8 @@ class SpeculativeDecoding:
         """Return the number of tokens to schedule for a waiting request with one token left to
         compute.
 
-        The number includes draft slots if the release reserves them at admission. It is 0 if the
-        request cannot be admitted.
+        The number includes draft slots if the release reserves them at admission. The result is 0
+        if the request cannot be admitted.
         """
         # Draft slots are included only if the step contains no ``chunks`` of prompts, and if
         # running requests were scheduled in it (``ran``) or, with the rule ``pads_lone_hits``,
@@ -104,8 +104,8 @@ class SpeculativeDecoding:
     def preempted(self, r: RequestState, had: int) -> None:
         """Discard the drafts of the preempted request ``r``.
 
-        With the rule ``keeps_preempted_drafts``, they are discarded only if the step had scheduled
-        tokens of ``r`` (``had``).
+        With the rule ``keeps_preempted_drafts``, drafts are discarded only if the step had
+        scheduled tokens of ``r`` (``had``).
         """
         if had or not self._rules.keeps_preempted_drafts:
             r.drafts = 0
