@@ -24,22 +24,26 @@ class MissingImport(Exception):
 
 
 class AutoStub:
-    """Stub of a name from a module that is not installed; raises MissingImport if a decision
-    depends on its value.
+    """Stub of an attribute of ``module``, which has no stub; raises MissingImport with the ``fix``
+    if a decision depends on its value.
     """
 
-    def __init__(self, name: str) -> None:
-        self.__dict__["_stubbed"] = name
+    def __init__(self, module: str, attribute: str, fix: str) -> None:
+        self.__dict__["_stubbed"] = module, attribute, fix
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return AutoStub(f"{self._stubbed}.{name}")
+        return self._more(f".{name}")
+
+    def _more(self, text: str) -> AutoStub:
+        module, attribute, fix = self._stubbed
+        return AutoStub(module, attribute + text, fix)
 
     def __call__(self, *args: Any, **_: object) -> Any:
         if len(args) == 1 and callable(args[0]):
             return args[0]  # when used as a decorator
-        return AutoStub(f"{self._stubbed}()")
+        return self._more("()")
 
     def __mro_entries__(self, _: object) -> tuple[type, ...]:
         return (ImportStub,)
@@ -58,11 +62,8 @@ class AutoStub:
         return cls
 
     def _decides(self, *_: Any, **__: Any) -> Any:
-        module, _dot, attribute = self._stubbed.partition(".")
-        raise MissingImport(
-            f"the scheduler uses {attribute or 'the module'} of {module}, which is not "
-            f"installed; install {module}, or add a stub for it to simkv/native"
-        )
+        module, attribute, fix = self._stubbed
+        raise MissingImport(f"the scheduler uses {attribute} of {module}; {fix}")
 
     __bool__ = __len__ = __iter__ = __int__ = __float__ = __index__ = _decides
     __lt__ = __le__ = __gt__ = __ge__ = __add__ = __radd__ = __sub__ = __rsub__ = _decides
@@ -73,12 +74,16 @@ class AutoStub:
 
 
 class AutoStubModule(types.ModuleType):
-    """Stub of a module that is not installed."""
+    """Stub of a module that is not installed, or that simkv does not know."""
+
+    def __init__(self, name: str, fix: str) -> None:
+        super().__init__(name)
+        self._fix = fix
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return AutoStub(f"{self.__name__}.{name}")
+        return AutoStub(self.__name__, name, self._fix)
 
 
 class ConfigStub:
@@ -156,7 +161,7 @@ class SourceFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Import hook that loads decision modules of ``packages`` from ``source`` and stubs all others.
 
     ``is_real`` selects the modules to load. ``attributes`` maps the name of a stub module to its
-    attributes.
+    attributes. If a decision depends on a module that ``is_known`` does not select, the run fails.
     """
 
     def __init__(
@@ -165,9 +170,10 @@ class SourceFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         packages: Collection[str],
         is_real: Callable[[str], bool],
         attributes: Mapping[str, Mapping[str, Any]],
+        is_known: Callable[[str], bool] = lambda _: True,
     ) -> None:
         self.source, self.packages = source, packages
-        self.is_real, self.attributes = is_real, attributes
+        self.is_real, self.attributes, self.is_known = is_real, attributes, is_known
 
     def find_spec(self, name: str, _path: object, _target: object = None) -> Any:
         if name.split(".")[0] not in self.packages:
@@ -184,7 +190,11 @@ class SourceFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
-        return StubModule(spec.name)
+        if self.is_known(spec.name):
+            return StubModule(spec.name)
+        file = type(self).__module__.replace(".", "/") + ".py"
+        fix = "simkv does not load this module; add it to REAL_MODULES, or a stub of it"
+        return AutoStubModule(spec.name, f"{fix} to STUB_ATTRIBUTES, in {file}")
 
     def exec_module(self, module: types.ModuleType) -> None:
         """Set the attributes of a stub module that need a real implementation."""
@@ -206,7 +216,9 @@ class AutoStubFinder(SourceFinder):
         return None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
-        return AutoStubModule(spec.name)
+        package = spec.name.partition(".")[0]
+        fix = f"{package} is not installed; install it, or add a stub for it to simkv/native"
+        return AutoStubModule(spec.name, fix)
 
 
 @contextlib.contextmanager

@@ -87,8 +87,7 @@ class DriverServer:
                 self.to.send(("failed", f"{self._place(late)}: {name}: {what}"))
             except (Exception, SystemExit) as error:
                 signal.setitimer(signal.ITIMER_PROF, 0)
-                what = f"{type(error).__name__}: {error}".rstrip(": ")
-                self.to.send(("failed", f"{self._place(error)}: {name}: {what}"))
+                self.to.send(("failed", f"{self._place(error)}: {name}: {describe(error)}"))
             else:
                 self.to.send(("done", answer))
 
@@ -122,6 +121,12 @@ def place_of(error: BaseException, folder: Path) -> str:
     return str(folder)
 
 
+def describe(error: BaseException) -> str:
+    """Return the type and the message of an error in one line."""
+    message = error.msg if isinstance(error, SyntaxError) else str(error)
+    return f"{type(error).__name__}: {' '.join(message.split())}".rstrip(": ")
+
+
 def _short(file: str, folder: Path) -> str:
     path = Path(file)
     return str(path.relative_to(folder) if path.is_relative_to(folder) else path)
@@ -141,7 +146,7 @@ def main() -> None:
     world = SimulatedWorld()
     with ExitStack() as stack:
         try:
-            signal.setitimer(signal.ITIMER_PROF, 6 * CPU_SECONDS)
+            signal.setitimer(signal.ITIMER_PROF, 3 * CPU_SECONDS)
             stack.enter_context(NATIVE_ENGINES[engine].stub_imports(folder))
             NATIVE_ENGINES[engine].load()
             signal.setitimer(signal.ITIMER_PROF, 0)
@@ -152,9 +157,7 @@ def main() -> None:
             control.send(f"{place_of(late, folder)}: its import does not end")
             return
         except BaseException as error:
-            what = error.msg if isinstance(error, SyntaxError) else str(error)
-            why = f"cannot be imported: {type(error).__name__}: {what}"
-            control.send(f"{place_of(error, folder)}: {why}")
+            control.send(f"{place_of(error, folder)}: cannot be imported: {describe(error)}")
             return
         control.send(None)
         while True:
@@ -173,8 +176,7 @@ def _run(to: Connection, world: SimulatedWorld, engine: str, folder: Path) -> No
     try:
         server = DriverServer(to, world, engine, folder)
     except BaseException as error:
-        what = f"{place_of(error, folder)}: {type(error).__name__}: {error}"
-        to.send(("failed", what.rstrip(": ")))
+        to.send(("failed", f"{place_of(error, folder)}: {describe(error)}"))
         return
     try:
         server.serve()

@@ -33,8 +33,21 @@ PLANTED = {
         "        scheduled_new_reqs: list[Request] = []\n",
         "        import fancy.limits; assert fancy.limits.most() > 3\n"
         "        scheduled_new_reqs: list[Request] = []\n",
-        "uses limits.most() of fancy, which is not installed",
+        "uses most() of fancy.limits; fancy is not installed",
         3,
+    ),
+    "unknown module of vLLM that decides": (
+        "        scheduled_new_reqs: list[Request] = []\n",
+        "        from vllm.utils.brandnew import most; assert most() > 3\n"
+        "        scheduled_new_reqs: list[Request] = []\n",
+        "uses most() of vllm.utils.brandnew; simkv does not load this module",
+        3,
+    ),
+    "message of two lines": (
+        "import itertools\n",
+        "import itertools; raise ValueError('one\\ntwo')\n",
+        "ValueError: one two",
+        2,
     ),
     "unknown import": ("import itertools\n", "import itertools, fancy.limits\n", "served", 0),
 }

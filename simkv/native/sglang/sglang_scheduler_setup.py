@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import math
+import mmap
 import os
 from collections import deque
 from collections.abc import Callable
 from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 from simkv.native.import_stubs import (
     ConfigStub,
@@ -57,7 +60,8 @@ class SglangReleaseMemory:
             self.allocator = paged.PagedTokenToKVPoolAllocator(size, page, *rest)
             self.allocator.use_triton_kernels = False
         rows = importlib.import_module(pools + "memory_pool").ReqToTokenPool
-        self.rows = rows(config.rows, size + 64, "cpu", False)
+        with patch.object(torch, "zeros", _lazy_zeros):
+            self.rows = rows(config.rows, size + 64, "cpu", False)
         params = importlib.import_module(pools + "cache_init_params").CacheInitParams
         given = {
             "disable": config.disable_radix_cache,
@@ -76,6 +80,18 @@ class SglangReleaseMemory:
             unified = importlib.import_module(pools + "unified_radix_cache").UnifiedRadixCache
             kind = chunks if chunks and config.disable_radix_cache else unified
         self.tree = kind(params(**given))
+
+
+def _lazy_zeros(shape: Any, dtype: Any, **_: object) -> Any:
+    """Return a CPU tensor of zeros; the operating system provides its memory when it is written.
+
+    A table with a row for each of 4,096 requests can have several GB, most of which is never used.
+    """
+    import torch
+
+    size = math.prod(shape) if isinstance(shape, tuple) else int(shape)
+    bytes_ = mmap.mmap(-1, size * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(bytes_, dtype=dtype).view(shape)
 
 
 def build_sglang_scheduler(

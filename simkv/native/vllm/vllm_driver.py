@@ -59,6 +59,8 @@ class NativeVllm:
         self._causes: dict[int, int] = {}
         manager = self.scheduler.kv_cache_manager
         self._allocate, manager.allocate_slots = manager.allocate_slots, self._observe
+        if hasattr(manager, "can_fit_full_sequence"):  # 0.19
+            self._fits, manager.can_fit_full_sequence = manager.can_fit_full_sequence, self._check
         self._freed = self.engine.freed
         self._asks = 0  # the request that last asked for blocks
 
@@ -73,6 +75,12 @@ class NativeVllm:
         if found is None:
             self._failed[request.request_id] = None
         return found
+
+    def _check(self, request: Any, *given: Any, **named: Any) -> bool:
+        """Call vLLM's ``can_fit_full_sequence``, and record a prompt that does not fit."""
+        if not (fits := bool(self._fits(request, *given, **named))):
+            self._failed[request.request_id] = None
+        return fits
 
     def add(self, prompt: Prompt) -> None:
         """Add a request; the API server rejects prompts of ``max_model_len`` or more tokens."""

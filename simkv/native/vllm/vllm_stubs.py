@@ -15,11 +15,8 @@ from simkv.native.import_stubs import ConfigStub, SourceFinder, stub_imports
 
 CORE = "vllm.v1.core."
 CONNECTOR_PACKAGE = "vllm.distributed.kv_transfer.kv_connector.v1"
+#: Modules outside of ``CORE`` that are loaded from vLLM's code.
 REAL_MODULES = {
-    *(CORE + "sched." + m for m in ("scheduler", "async_scheduler", "request_queue", "utils")),
-    *(CORE + "sched." + m for m in ("output", "interface")),
-    *(CORE + m for m in ("kv_cache_manager", "kv_cache_coordinator", "kv_cache_utils")),
-    *(CORE + m for m in ("single_type_kv_cache_manager", "block_pool")),
     "vllm.v1.request",
     "vllm.v1.kv_cache_interface",
     "vllm.v1.kv_cache_layout",
@@ -41,6 +38,27 @@ REAL_MODULES = {
     *("vllm.v1.kv_offload.tiering.fs." + m for m in ("manager", "thread_pool", "io")),
     "vllm.v1.kv_offload.file_mapper",
     "vllm.v1.metrics.cache_hit_source",
+}
+#: Modules and packages of vLLM that do not affect the decisions of released schedulers. Their stubs
+#: can be used freely; a decision that uses any other stub of vLLM fails.
+STUBBED_MODULES = {
+    *("config", "distributed", "envs", "forward_context", "inputs", "logger", "lora", "outputs"),
+    *(
+        "attention",
+        "compilation",
+        "model_executor",
+        "multimodal",
+        "platforms",
+        "transformers_utils",
+    ),
+    *("pooling_params", "sampling_params", "sequence", "tracing", "triton_utils", "_bc_linter"),
+    *("utils." + m for m in ("collection_utils", "func_utils", "hashing", "import_utils")),
+    *("utils." + m for m in ("jsontree", "math_utils", "mem_utils", "network_utils")),
+    *("utils." + m for m in ("mem_constants", "platform_utils", "system_utils", "torch_utils")),
+    *("v1." + m for m in ("attention", "engine", "executor", "hisparse", "kv_hints", "kv_offload")),
+    *("v1." + m for m in ("metrics", "outputs", "pool", "sample", "serial_utils", "spec_decode")),
+    *("v1." + m for m in ("structured_output", "utils", "worker")),
+    *("v1.core." + m for m in ("encoder_cache_manager", "kv_cache_metrics")),
 }
 #: Compiled modules, which exist only in a build of vLLM; without them, vLLM uses Python code.
 COMPILED_MODULES = ("vllm.fs_io_C",)
@@ -130,11 +148,26 @@ STUB_ATTRIBUTES: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+def _is_stubbed(name: str) -> bool:
+    """Return whether a module is in ``STUBBED_MODULES``, or outside of vLLM."""
+    package, *parts = name.split(".")
+    starts = {".".join(parts[:end]) for end in range(1, len(parts) + 1)}
+    return package != "vllm" or not starts.isdisjoint(STUBBED_MODULES)
+
+
+def _is_real(name: str) -> bool:
+    return name in REAL_MODULES or (name.startswith(CORE) and not _is_stubbed(name))
+
+
+def _is_known(name: str) -> bool:
+    return _is_stubbed(name) or name in ("vllm", "vllm.utils", "vllm.v1", "vllm.v1.core")
+
+
 class VllmFinder(SourceFinder):
-    """Import hook that loads the modules ``REAL_MODULES`` of vLLM from a folder."""
+    """Import hook that loads the deciding modules of vLLM from a folder."""
 
     def __init__(self, source: Path) -> None:
-        super().__init__(source, STUBBED_PACKAGES, REAL_MODULES.__contains__, STUB_ATTRIBUTES)
+        super().__init__(source, STUBBED_PACKAGES, _is_real, STUB_ATTRIBUTES, _is_known)
 
     def find_spec(self, name: str, path: object, target: object = None) -> Any:
         if name in COMPILED_MODULES:
