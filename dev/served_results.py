@@ -30,6 +30,7 @@ from simkv.validation.benchmark_check import (
     CheckedBenchmark,
     ComparedFigure,
     build_benchmark_scenario,
+    build_other_protocols,
     check_benchmark,
     leave_one_out,
 )
@@ -116,7 +117,8 @@ def predict(one: ServedResult) -> tuple[str, CheckedBenchmark | str]:
     """Return the name of a result and its prediction, or the reason why simkv cannot predict it."""
     try:
         scenario, built = build_benchmark_scenario(one.benchmark, one.options)
-        return one.name, check_benchmark(one.benchmark, scenario, built.notes)
+        others = build_other_protocols(one.benchmark, one.options)
+        return one.name, check_benchmark(one.benchmark, scenario, built.notes, others)
     except InputError as error:
         return one.name, str(error)
 

@@ -109,12 +109,11 @@ def calibrate(
         leave_one_out,
         predict_figures,
     )
-    from simkv.validation.benchmark_results import read_benchmark
+    from simkv.validation.benchmark_results import read_benchmarks
 
     check_file("--out", out)
     cases = []
-    for path in files:
-        benchmark = read_benchmark(path)
+    for benchmark in (one for path in files for one in read_benchmarks(path)):
         scenario, _ = build_benchmark_scenario(benchmark, options_of(described), set_ or [])
         cases.append(CalibrationCase(benchmark, scenario))
     with progress("simulations", None) as advance:
@@ -236,7 +235,7 @@ def _table(title: str, rows: list[tuple[CalibrationCase, list[ComparedFigure]]])
         for one in figures:
             metric = METRICS[one.name]
             parts.append(f"{metric.label} {metric.format(one.predicted)} ({one.error:+.1%})")
-        yield f"  {case.benchmark.path.name}: {', '.join(parts)}"
+        yield f"  {case.benchmark.short_name}: {', '.join(parts)}"
 
 
 def _write(out: Path, case: CalibrationCase, fitted: Calibration) -> None:

@@ -166,15 +166,20 @@ def _validate_benchmarks(
     files: list[Path], options: ScenarioOptions, overrides: list[str], *, as_json: bool
 ) -> None:
     """Predict results of load generators and print the errors."""
-    from simkv.validation.benchmark_check import build_benchmark_scenario, check_benchmark
-    from simkv.validation.benchmark_results import read_benchmark
+    from simkv.validation.benchmark_check import (
+        build_benchmark_scenario,
+        build_other_protocols,
+        check_benchmark,
+    )
+    from simkv.validation.benchmark_results import read_benchmarks
 
     found = []
-    with progress("results", len(files)) as advance:
-        for path in files:
-            benchmark = read_benchmark(path)
+    benchmarks = [one for path in files for one in read_benchmarks(path)]
+    with progress("results", len(benchmarks)) as advance:
+        for benchmark in benchmarks:
             scenario, built = build_benchmark_scenario(benchmark, options, overrides)
-            found.append(check_benchmark(benchmark, scenario, built.notes))
+            others = build_other_protocols(benchmark, options, overrides)
+            found.append(check_benchmark(benchmark, scenario, built.notes, others))
             advance()
     if as_json:
         from simkv.validation.benchmark_answers import build_validate_answer
@@ -188,13 +193,13 @@ def _validate_benchmarks(
 def _benchmark_lines(one: CheckedBenchmark) -> Iterator[str]:
     from simkv.core.figure_registry import METRICS
 
-    yield f"{one.benchmark.path}: {one.benchmark.requests:,} requests"
+    yield f"{one.benchmark.name}: {one.benchmark.requests:,} requests"
     for row in one.figures:
         metric = METRICS[row.name]
         interval = ""
         if row.interval is not None:
             mark = {True: "", False: ", outside", None: ""}[row.inside]
-            interval = f"  90 % interval {row.interval.text(metric.format)}{mark}"
+            interval = f"  90 % interval {row.interval.text(metric.format, row.reason)}{mark}"
         yield (
             f"  {metric.label:<24} measured {metric.format(row.measured):>12}  predicted "
             f"{metric.format(row.predicted):>12}  {row.error:+7.1%}{interval}"

@@ -41,7 +41,7 @@ def build_validate_answer(found: Sequence[CheckedBenchmark]) -> ValidateAnswer:
     return ValidateAnswer(
         files=[
             CheckedFileAnswer(
-                file=str(one.benchmark.path),
+                file=one.benchmark.name,
                 requests=one.benchmark.requests,
                 figures=_compared(one.figures),
                 causes=list(one.causes),
@@ -64,7 +64,7 @@ def build_calibrate_answer(
     ) -> list[CheckedFileAnswer]:
         return [
             CheckedFileAnswer(
-                file=str(case.benchmark.path),
+                file=case.benchmark.name,
                 requests=case.benchmark.requests,
                 figures=_compared(rows),
             )

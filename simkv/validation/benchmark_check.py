@@ -8,9 +8,9 @@ calibration to all other files.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import exp, log
+from math import exp, hypot, log
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +31,13 @@ from simkv.validation.benchmark_results import BenchmarkResult
 
 #: Metrics that a calibration fits, if a file contains them.
 FITTED = ("ttft_ms.mean", "tpot_ms.mean", "e2e_ms.mean")
+#: Changes of the load in the re-runs that measure the source of error ``protocol``: other arrival
+#: times, if a file does not contain them, and other lengths, if a file has only their means.
+OTHER_ARRIVALS: tuple[dict[str, float], ...] = ({"seed": 1}, {"seed": 2})
+OTHER_LENGTHS: tuple[dict[str, float], ...] = (
+    {"seed": 3, "range_ratio": 0.5},
+    {"seed": 4, "range_ratio": 0.9},
+)
 #: Step times may be multiplied or divided by at most this factor.
 MAX_FACTOR = 8.0
 #: Maximum latency of the API server, and maximum time per request (s).
@@ -49,12 +56,15 @@ LATENCY_UNIT_S, REQUEST_UNIT_S = 0.05, 0.01
 class ComparedFigure(NamedTuple):
     """A metric of a benchmark: the measured value, the predicted value, and the interval of the
     prediction (None if unknown).
+
+    ``reason`` states why the interval has no upper bound, or that a queue grows.
     """
 
     name: str
     measured: float
     predicted: float
     interval: FigureInterval | None = None
+    reason: str = ""
 
     @property
     def error(self) -> float:
@@ -88,29 +98,90 @@ def build_benchmark_scenario(
     benchmark: BenchmarkResult, options: ScenarioOptions, overrides: Sequence[str] = ()
 ) -> tuple[Scenario, BuiltScenario]:
     """Return the scenario of a server under the load of a benchmark result. Raises InputError."""
+    return _build(benchmark, options, overrides, {})
+
+
+def _build(
+    benchmark: BenchmarkResult,
+    options: ScenarioOptions,
+    overrides: Sequence[str],
+    changes: Mapping[str, Any],
+) -> tuple[Scenario, BuiltScenario]:
     model = options.model or (None if options.from_command else benchmark.model)
-    built = build_scenario(replace(options, model=model, **benchmark.load))
+    built = build_scenario(replace(options, model=model, **{**benchmark.load, **changes}))
     return resolve_variants(built.document, overrides)["run"], built
 
 
+def build_other_protocols(
+    benchmark: BenchmarkResult, options: ScenarioOptions, overrides: Sequence[str] = ()
+) -> list[Scenario]:
+    """Return scenarios with other arrival times and lengths that a benchmark result also allows.
+
+    The result is empty for a file with the times and lengths of single requests.
+    """
+    if "trace" in benchmark.load:
+        return []
+    changes = OTHER_LENGTHS
+    if "request_rate" in benchmark.load:
+        changes = OTHER_ARRIVALS + OTHER_LENGTHS
+    return [_build(benchmark, options, overrides, change)[0] for change in changes]
+
+
 def check_benchmark(
-    benchmark: BenchmarkResult, scenario: Scenario, notes: Sequence[str] = ()
+    benchmark: BenchmarkResult,
+    scenario: Scenario,
+    notes: Sequence[str] = (),
+    protocols: Sequence[Scenario] = (),
 ) -> CheckedBenchmark:
     """Predict the metrics of a benchmark result.
 
-    ``notes`` are the options of the launch line that the scenario does not include.
+    ``notes`` are the options of the launch line that the scenario does not include. ``protocols``
+    are scenarios with other loads that the benchmark result also allows. Their metrics determine
+    the source of error ``protocol``, which widens the intervals.
     """
     result = run_scenario(scenario, Path())
-    rows = []
+    others = [_simulate(other) for other in protocols]
+    rows, widths = [], []
     for name, measured in benchmark.figures.items():
-        predicted = figure(result.summary, name)
-        if predicted:
-            rows.append(
-                ComparedFigure(name, measured, predicted, result.fidelity.intervals.get(name))
-            )
+        if not (predicted := figure(result.summary, name)):
+            continue
+        found = [log(value / predicted) for other in others if (value := figure(other, name))]
+        ends = min([0.0, *found]), max([0.0, *found])
+        interval = _widen(result.fidelity.intervals.get(name), predicted, ends)
+        known = result.fidelity
+        reason = known.reasons.get(name) or known.saturated.get(name, "")
+        rows.append(ComparedFigure(name, measured, predicted, interval, reason))
+        widths.append(ends)
     if not rows:
-        raise InputError(f"{benchmark.path}: the simulation computes none of the measured metrics")
-    return CheckedBenchmark(benchmark, tuple(rows), tuple(_causes(result, benchmark, notes)))
+        raise InputError(f"{benchmark.name}: the simulation computes none of the measured metrics")
+    causes = _causes(result, benchmark, notes)
+    if others:
+        low = 100 * (exp(min(low for low, _ in widths)) - 1)
+        high = 100 * (exp(max(high for _, high in widths)) - 1)
+        causes.append(
+            f"source of error protocol: with other arrival times and lengths that the file allows, "
+            f"the metrics change by up to {low:+.0f} to {high:+.0f} %; the intervals contain this"
+        )
+    return CheckedBenchmark(benchmark, tuple(rows), tuple(causes))
+
+
+def _simulate(scenario: Scenario) -> dict[str, Any]:
+    """Return the metrics of a scenario."""
+    return summarize(simulate_scenario(scenario, build_replica_specs(scenario, Path())).record)
+
+
+def _widen(
+    interval: FigureInterval | None, predicted: float, ends: tuple[float, float]
+) -> FigureInterval | None:
+    """Return an interval with an independent source of error added, whose ends are logarithms."""
+    if interval is None or interval.low is None:
+        return interval
+    low, high = interval.low, interval.high
+    if low > 0:
+        low = predicted * exp(-hypot(log(predicted / low), ends[0]))
+    if high is not None and high > 0:
+        high = predicted * exp(hypot(log(high / predicted), ends[1]))
+    return FigureInterval(low, high)
 
 
 def _causes(result: RunResult, benchmark: BenchmarkResult, notes: Sequence[str]) -> list[str]:
@@ -255,8 +326,7 @@ def predict_figures(
     (None: packaged costs).
     """
     scenario = calibration.apply(case.scenario) if calibration else case.scenario
-    run = simulate_scenario(scenario, build_replica_specs(scenario, Path()))
-    summary = summarize(run.record)
+    summary = _simulate(scenario)
     found = []
     for name in FITTED:
         measured, predicted = case.benchmark.figures.get(name), figure(summary, name)
@@ -264,7 +334,7 @@ def predict_figures(
             found.append(ComparedFigure(name, measured, predicted))
     if not found:
         raise InputError(
-            f"{case.benchmark.path}: contains none of the metrics to which step times can be "
+            f"{case.benchmark.name}: contains none of the metrics to which step times can be "
             f"fitted; expected one of {', '.join(FITTED)}"
         )
     return found

@@ -19,6 +19,7 @@ from typing import Any
 from simkv.core.errors import InputError
 from simkv.core.figure_registry import LATENCIES
 from simkv.core.input_files import read_text
+from simkv.validation.guidellm_report import GuidellmLoad, read_loads
 from simkv.workload.formats.measured_latencies import read_measured_latencies
 
 #: Names of latencies in the results of vLLM and SGLang.
@@ -47,6 +48,7 @@ _PRINTED = {
     "request_rate": ("request rate configured", "traffic request rate"),
     "max_concurrency": ("maximum request concurrency", "max request concurrency"),
 }
+
 _THROUGHPUTS = ("request_throughput", "output_throughput")
 
 
@@ -56,7 +58,7 @@ class BenchmarkResult:
 
     ``figures`` are the metrics, named as in ``summary.json``. ``load`` has fields of
     ``ScenarioOptions``. ``model`` is the model's name if the file states it. ``notes`` list missing
-    information.
+    information. ``part`` describes the load if the file has results of several loads.
     """
 
     path: Path
@@ -65,6 +67,52 @@ class BenchmarkResult:
     load: Mapping[str, Any]
     model: str | None = None
     notes: tuple[str, ...] = ()
+    part: str = ""
+
+    @property
+    def name(self) -> str:
+        """Path of the file, and the load in parentheses if the file has several."""
+        return self._with_part(str(self.path))
+
+    @property
+    def short_name(self) -> str:
+        """``name`` without the directory."""
+        return self._with_part(self.path.name)
+
+    def _with_part(self, name: str) -> str:
+        return f"{name} ({self.part})" if self.part else name
+
+
+#: Note on a file that has only mean lengths.
+MEAN_LENGTHS = "the file has no lengths of single requests: all have the mean lengths"
+
+
+def read_benchmarks(path: Path) -> list[BenchmarkResult]:
+    """Read the results of a load generator: one, or one for each load in a report of guidellm.
+
+    Raises InputError that names the file and the fault.
+    """
+    loads = read_loads(path, _text(path)) if path.is_file() else []
+    if len(loads) == 1 and loads[0].has_requests:
+        return [_with_requests(path, loads[0].arrivals)]
+    return [_of_load(path, load) for load in loads] or [read_benchmark(path)]
+
+
+def _of_load(path: Path, load: GuidellmLoad) -> BenchmarkResult:
+    """Return a load of guidellm as a result with requests of equal lengths."""
+    prompt, output = (max(round(length), 1) for length in load.lengths)
+    described = {"num_prompts": load.requests, "input_len": prompt, "output_len": output}
+    note = MEAN_LENGTHS
+    if load.has_requests:
+        note = "a report with several loads: the requests of each load have their mean lengths"
+    return BenchmarkResult(
+        path,
+        load.requests,
+        load.figures,
+        {**described, **load.arrivals},
+        notes=(note,),
+        part=load.name,
+    )
 
 
 def read_benchmark(path: Path) -> BenchmarkResult:
@@ -76,7 +124,7 @@ def read_benchmark(path: Path) -> BenchmarkResult:
         raise InputError(f"{path}: does not exist; expected the result of a load generator")
     if path.is_dir():
         return _with_requests(path, {})
-    summary = _summary(read_text(path))
+    summary = _summary(_text(path))
     if summary is None or _has_requests(summary):
         return _with_requests(path, summary or {})
     figures = _figures(summary)
@@ -89,8 +137,14 @@ def read_benchmark(path: Path) -> BenchmarkResult:
         "input_len": max(round(lengths[0] / completed), 1),
         "output_len": max(round(lengths[1] / completed), 1),
     }
-    note = "the file has no lengths of single requests: all have the mean lengths"
-    return BenchmarkResult(path, completed, figures, load, _model(summary), (note,))
+    return BenchmarkResult(path, completed, figures, load, _model(summary), (MEAN_LENGTHS,))
+
+
+def _text(path: Path) -> str:
+    """Return the content of a file; empty for a compressed file, which only formats of traces may
+    be.
+    """
+    return "" if path.suffix == ".gz" else read_text(path)
 
 
 def _summary(text: str) -> dict[str, Any] | None:
@@ -243,6 +297,7 @@ def _with_requests(path: Path, summary: Mapping[str, Any]) -> BenchmarkResult:
         found["output_throughput"] = float(served["output_tokens"].sum()) / seconds
         found["request_throughput"] = len(served) / seconds
     load: dict[str, Any] = {"trace": path}
+    # A client that limits its concurrency sends requests when others end, not at recorded times.
     if "max_concurrency" in (arrivals := _arrivals(summary)):
         load |= {"max_concurrency": arrivals["max_concurrency"], "request_rate": math.inf}
         if "request_rate" in arrivals:

@@ -7,6 +7,7 @@ The measured files are written by simkv itself, so that the true step times are 
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,12 @@ from simkv.validation.benchmark_check import (
     Calibration,
     CalibrationCase,
     build_benchmark_scenario,
+    build_other_protocols,
     check_benchmark,
     fit_calibration,
     leave_one_out,
 )
-from simkv.validation.benchmark_results import read_benchmark
+from simkv.validation.benchmark_results import read_benchmark, read_benchmarks
 from tests.cli.test_cli import Simkv
 
 SERVER = ScenarioOptions(gpu="H100", from_command="vllm serve meta-llama/Llama-3.1-8B")
@@ -115,6 +117,80 @@ def test_lines_of_sglang_are_read(tmp_path: Path) -> None:
     assert found.load == {"num_prompts": 10, "input_len": 100, "output_len": 10}
 
 
+def guidellm(strategy: dict[str, Any], ttft: float, requests: int = 0) -> dict[str, Any]:
+    """Return a benchmark of a guidellm report with 20 requests of 200 and 20 tokens."""
+
+    def spread(mean: float) -> dict[str, Any]:
+        return {
+            "successful": {"mean": mean, "count": 20, "percentiles": {"p99": 2 * mean}},
+            "incomplete": None,
+        }
+
+    listed = [
+        {
+            "request_id": str(i),
+            "request_start_time": 1e9 + i,
+            "request_end_time": 1e9 + i + 0.3,
+            "prompt_tokens": 200,
+            "output_tokens": 20,
+            "time_to_first_token_ms": ttft,
+        }
+        for i in range(requests)
+    ]
+    return {
+        "config": {"strategy": strategy},
+        "duration": 4.0,
+        "metrics": {
+            "request_latency": spread(0.3),
+            "prompt_token_count": spread(200.0),
+            "output_token_count": spread(20.0),
+            "time_to_first_token_ms": spread(ttft),
+            "inter_token_latency_ms": spread(8.0),
+        },
+        "requests": {"successful": listed, "incomplete": [], "errored": []},
+    }
+
+
+def test_each_load_of_a_guidellm_report_is_one_result(tmp_path: Path) -> None:
+    loads = [
+        guidellm({"type_": "constant", "rate": 5.0}, 40.0, requests=20),
+        guidellm({"type_": "concurrent", "streams": 8}, 60.0),
+        guidellm({"type_": "synchronous"}, 30.0),
+    ]
+    (tmp_path / "sweep.json").write_text(json.dumps({"benchmarks": loads}))
+    rate, streams, single = read_benchmarks(tmp_path / "sweep.json")
+    assert rate.short_name == "sweep.json (constant, 5 req/s)"
+    assert rate.load["request_rate"] == 5.0
+    assert streams.load == {
+        "num_prompts": 20,
+        "input_len": 200,
+        "output_len": 20,
+        "max_concurrency": 8,
+    }
+    assert single.load["max_concurrency"] == 1
+    assert streams.figures["ttft_ms.p99"] == 120.0
+    assert streams.figures["tpot_ms.mean"] == 8.0
+    assert streams.figures["e2e_ms.mean"] == 300.0
+    assert streams.figures["output_throughput"] == 100.0
+
+
+def test_requests_of_concurrent_streams_are_not_replayed_at_recorded_times(tmp_path: Path) -> None:
+    path = tmp_path / "one.json"
+    load = guidellm({"type_": "concurrent", "streams": 4}, 40.0, requests=20)
+    path.write_text(json.dumps({"benchmarks": [load]}))
+    (found,) = read_benchmarks(path)
+    assert found.load == {"trace": path, "max_concurrency": 4, "request_rate": math.inf}
+    assert found.figures["ttft_ms.mean"] == 40.0
+
+
+def test_load_without_successful_requests_is_one_message(tmp_path: Path) -> None:
+    load = guidellm({"type_": "synchronous"}, 30.0)
+    load["metrics"]["request_latency"]["successful"]["count"] = 0
+    (tmp_path / "empty.json").write_text(json.dumps({"benchmarks": [load]}))
+    with pytest.raises(InputError, match=r"benchmarks\[0\]: contains no successful request"):
+        read_benchmarks(tmp_path / "empty.json")
+
+
 AIPERF = {
     "time_to_first_token": {"unit": "ms", "avg": 50.0, "p99": 90.0},
     "request_latency": {"unit": "s", "avg": 0.3},
@@ -171,6 +247,37 @@ def test_unusable_result_is_one_message(tmp_path: Path, text: str, message: str)
     (tmp_path / "result.json").write_text(text)
     with pytest.raises(InputError, match=message):
         read_benchmark(tmp_path / "result.json")
+
+
+def test_unknown_times_and_lengths_widen_the_intervals(tmp_path: Path) -> None:
+    benchmark = read_benchmark(measured(tmp_path, 8.0))
+    scenario, _ = build_benchmark_scenario(benchmark, SERVER)
+    others = build_other_protocols(benchmark, SERVER)
+    assert len(others) == 4
+    narrow = {one.name: one for one in check_benchmark(benchmark, scenario).figures}
+    checked = check_benchmark(benchmark, scenario, protocols=others)
+    for one in checked.figures:
+        before = narrow[one.name].interval
+        assert before
+        assert one.interval
+        assert before.low is not None
+        assert one.interval.low is not None
+        assert one.interval.low <= before.low
+        assert (one.interval.high or math.inf) >= (before.high or math.inf)
+    wider = next(one for one in checked.figures if one.name == "output_throughput")
+    before = narrow["output_throughput"].interval
+    assert wider.interval
+    assert before
+    assert wider.interval.low < 0.99 * before.low  # type: ignore[operator]
+    assert any("source of error protocol" in cause for cause in checked.causes)
+
+
+def test_file_with_single_requests_has_no_other_protocols(tmp_path: Path) -> None:
+    path = tmp_path / "one.json"
+    load = guidellm({"type_": "constant", "rate": 5.0}, 40.0, requests=20)
+    path.write_text(json.dumps({"benchmarks": [load]}))
+    (found,) = read_benchmarks(path)
+    assert build_other_protocols(found, SERVER) == []
 
 
 def test_calibration_finds_the_true_step_times(tmp_path: Path) -> None:

@@ -20,12 +20,13 @@ from typing import Any
 
 from simkv.core.engine_version import count_releases, find_version, parse_version
 from simkv.core.execution_settings import ExecutionSettings
-from simkv.costs.cost_profile import CostProfile, ErrorSource, FitQuality, StepError
+from simkv.costs.cost_profile import CostProfile, ErrorSource, FitQuality, StepCost, StepError
 from simkv.costs.hardware.replica_hardware import Hardware
 from simkv.costs.operators.composition import UNKNOWN_ERROR
 from simkv.costs.operators.configuration_kind import Configuration, classify_configuration
 from simkv.costs.operators.roofline import estimate_errors
 from simkv.costs.profile_uncertainty import combine_ends, error_ends
+from simkv.costs.step_load import StepLoad, count_attention_pairs
 from simkv.schedulers.engine_registry import ENGINES
 
 SOURCES_PATH = Path(__file__).with_name("error_sources.json")
@@ -35,6 +36,10 @@ ALWAYS = ("server",)
 #: Description of a source: what was not measured if the source applies.
 UNMEASURED = {name: name for name in ("model", "kernels", "release", "link")}
 UNMEASURED["data sheet"] = "GPU"
+#: Smallest spread of experts' times, as a logarithm, at which the kernel counts as unknown.
+MIN_SPREAD = math.log(1.1)
+#: Steps for which the spread of experts' times is converted to a spread of step times.
+SPREAD_PROMPT, SPREAD_SEQS = 1024, 32
 #: Maximum number of releases that count.
 MAX_RELEASES = 10
 #: Kinds of steps to which the latencies TTFT and TPOT refer.
@@ -208,7 +213,10 @@ def add_error_sources(
     kernels = bool(profile.fit.unmeasured_kernels)
     sources = packaged.find(kind, setting.release, kernels=kernels)
     if not sources:
-        return profile
+        bare = profile.fit.model_copy(update={"sources": []})
+        return profile.model_copy(update={"fit": bare}) if profile.fit.sources else profile
+    if kind not in packaged.measured.pairs or packaged.measured.beyond(kind, setting.release):
+        sources = _add_kernel_spread(sources, profile.fit.sources)
     if profile.fit.held_out:
         sources.append(ErrorSource(name="data sheet", ends=error_ends(profile.fit.held_out)))
     elif link := _link_estimate(hardware):
@@ -227,6 +235,54 @@ def add_error_sources(
     note = "; ".join(filter(None, [known, _describe(sources)]))
     fit = profile.fit.model_copy(update={"held_out": errors, "sources": sources, "note": note})
     return profile.model_copy(update={"fit": fit})
+
+
+def find_kernel_source(profile: CostProfile, spread: tuple[float, float]) -> list[ErrorSource]:
+    """Return the source of error ``kernels`` of composed costs whose experts may run on several
+    kernels; empty if the kernel is known.
+
+    ``spread`` has the ends of log(time / used time) of the experts. The result has the ends for
+    whole steps: a prefill of ``SPREAD_PROMPT`` tokens, and ``SPREAD_SEQS`` decodes.
+    """
+    if max(map(abs, spread)) < MIN_SPREAD:
+        return []
+    prompt, seqs = SPREAD_PROMPT, SPREAD_SEQS
+    loads = {
+        "prefill": StepLoad(1, prompt, 0, 0, 0, count_attention_pairs(prompt, 0), 1),
+        "decode": StepLoad(0, 0, 0, seqs, seqs * prompt, 0, seqs, prompt, prompt),
+    }
+    ends = {}
+    for step, load in loads.items():
+        used, *others = (StepCost(_scale_experts(profile, end))(load) for end in (0.0, *spread))
+        low, high = (round(math.log(other / used), 4) for other in others)
+        ends[step] = low, high
+    return [ErrorSource(name="kernels", ends={**ends, "mixed": ends["prefill"]})]
+
+
+def _scale_experts(profile: CostProfile, log_factor: float) -> CostProfile:
+    factor = math.exp(log_factor)
+    terms = [
+        term.model_copy(update={"table": [(x, factor * y) for x, y in term.table]})
+        if term.name == "experts" and term.table
+        else term
+        for term in profile.terms
+    ]
+    return profile.model_copy(update={"terms": terms})
+
+
+def _add_kernel_spread(
+    sources: Sequence[ErrorSource], spread: Sequence[ErrorSource]
+) -> list[ErrorSource]:
+    """Return the sources with the source ``kernels`` at least as wide as the spread."""
+    if not spread:
+        return list(sources)
+    ends = dict(spread[0].ends)
+    for source in sources:
+        if source.name == spread[0].name:
+            for step, (low, high) in source.ends.items():
+                ends[step] = min(low, ends[step][0]), max(high, ends[step][1])
+    others = [source for source in sources if source.name != spread[0].name]
+    return [*others, ErrorSource(name=spread[0].name, ends=ends)]
 
 
 def _describe(sources: Sequence[ErrorSource]) -> str:

@@ -45,6 +45,9 @@ SLACK = 1.1
 #: fp8_block products of H100 to B300, host-bound measurements are 2 to 15 times slower.
 HOST_BOUND = 2.0
 BACKENDS = ("vllm", "sglang")
+#: Ranks of versions (``TableStore.rows``): below the first, a version has the minor of the release;
+#: from the second on, it is older than the release.
+SAME_MINOR, OLDER_RANK = 1e-3, 5e5
 
 RowFilter = Mapping[str, object]
 
@@ -121,7 +124,7 @@ class TableStore:
         """
         own, wanted = version_key(version), version_key(self.release)
         distance = sum(1e-3**i * (a - b) for i, (a, b) in enumerate(zip(own, wanted, strict=True)))
-        return distance if distance >= 0 else 1e6 - distance
+        return distance if distance >= 0 else 2 * OLDER_RANK - distance
 
     def _files(self, table: str, backend: str, root: Path | None = None) -> list[Path]:
         roots = (root,) if root else self.roots

@@ -24,7 +24,7 @@ from simkv.costs.operators.calibration_rules import (
 )
 from simkv.costs.operators.composed_profiles import load_composed_profile
 from simkv.costs.operators.composition import compose
-from simkv.costs.operators.error_sources import add_error_sources
+from simkv.costs.operators.error_sources import add_error_sources, find_kernel_source
 from simkv.costs.operators.kernel_table import find_kernels
 from simkv.costs.operators.lookup.operator_lookup import MeasuredOperators
 from simkv.costs.operators.operator_tables import BACKENDS, TableStore, find_installed_tables
@@ -86,7 +86,12 @@ def compose_from_tables(
     source = [f"operator tables of {', then '.join(whose)}, {store.system}: {read}"]
     if backend != setting.engine:
         source.append(f"operators of {backend}, because no tables of {setting.engine} exist")
-    fit = made.fit.model_copy(update={"unmeasured_kernels": list(operators.unmeasured)})
+    fit = made.fit.model_copy(
+        update={
+            "unmeasured_kernels": list(operators.unmeasured),
+            "sources": find_kernel_source(made, operators.expert_spread),
+        }
+    )
     made = made.model_copy(update={"source": [*source, *made.source], "fit": fit})
     return apply_constants(made, changed)
 

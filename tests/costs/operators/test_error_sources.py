@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from simkv.core.execution_settings import ExecutionSettings
-from simkv.costs.cost_profile import FitQuality, load_profile
+from simkv.costs.cost_profile import CostTerm, ErrorSource, FitQuality, load_profile
 from simkv.costs.hardware.interconnect import Interconnect
 from simkv.costs.hardware.model_gpu_catalog import find_architecture, find_gpu
 from simkv.costs.hardware.replica_hardware import make_hardware
@@ -21,6 +21,7 @@ from simkv.costs.operators.error_sources import (
     MeasuredPair,
     add_error_sources,
     describe_error,
+    find_kernel_source,
     find_release_range,
     packaged_sources,
     read_sources,
@@ -132,6 +133,34 @@ def test_unknown_link_widens_the_error_of_several_gpus(know: Know) -> None:
     assert link.ends["decode"][0] == pytest.approx(-math.log1p(estimate_errors()["decode"].p95))
     assert "link" not in names(fit_of(make_hardware(GPU, MODEL, weights="fp8", tp=2)))
     assert "link" not in names(fit_of(make_hardware(GPU, MODEL, weights="fp8", interconnect=other)))
+
+
+def test_spread_over_kernels_widens_unmeasured_pairs_only(know: Know) -> None:
+    known = know()
+    found = estimate_from_data_sheet(HARDWARE, setting())
+    ends = {"prefill": (-0.5, 0.7), "decode": (-0.1, 0.2), "mixed": (-0.5, 0.7)}
+    spread = [ErrorSource(name="kernels", ends=ends)]
+    fit = FitQuality(points=9, sources=spread)
+    profile = found.model_copy(update={"fit": fit})
+
+    def names(hardware) -> dict[str, dict[str, tuple[float, float]]]:
+        sources = add_error_sources(profile, hardware, setting()).fit.sources
+        return {source.name: source.ends for source in sources}
+
+    assert classify_configuration(HARDWARE, setting()) in known.measured.pairs
+    assert "kernels" not in names(HARDWARE)
+    assert names(make_hardware(GPU, MODEL, weights="bf16"))["kernels"] == ends
+
+
+def test_expert_spread_counts_by_the_share_of_the_experts() -> None:
+    profile = load_profile("h100-llama-3-8b")
+    experts = CostTerm(name="experts", feature="tokens", table=[(1.0, 0.05), (1e5, 0.05)])
+    mixed = profile.model_copy(update={"terms": [*profile.terms, experts]})
+    assert find_kernel_source(mixed, (-0.05, 0.05)) == []
+    (source,) = find_kernel_source(mixed, (-math.log(2), math.log(2)))
+    for low, high in source.ends.values():
+        assert -math.log(2) < low < -0.1
+        assert 0.1 < high < math.log(2)
 
 
 def test_description_names_what_was_not_measured(know: Know) -> None:

@@ -4,6 +4,7 @@ times.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from simkv.costs.operators.kernel_table import (
     read_kernels,
 )
 from simkv.costs.operators.lookup.attention_lookup import lookup_decode
-from simkv.costs.operators.lookup.experts_lookup import lookup_experts
+from simkv.costs.operators.lookup.experts_lookup import find_kernel_spread, lookup_experts
 from simkv.costs.operators.lookup.gemm_lookup import lookup_gemm
 from simkv.costs.operators.operator_tables import TableStore
 from simkv.costs.operators.operator_times import MoeShape
@@ -61,6 +62,9 @@ def test_each_rule_names_a_kernel_and_applies_to_known_names() -> None:
         ),
         ("H100", "deepseek-r1", "experts", "fp8_block", "0.19.0", (), "Triton, fp8_block experts"),
         ("H100", "deepseek-r1", "experts", "fp8_block", "0.24.0", (), None),
+        ("H100", "qwen3-235b-a22b", "experts", "fp8", "0.12.0", (), "Triton, fp8 experts"),
+        ("H100", "qwen3-235b-a22b", "experts", "fp8", "0.24.0", (), None),
+        ("H200", "qwen3-235b-a22b", "experts", "bf16", "0.12.0", (), "Triton, bf16 experts"),
         ("H100", "qwen3-32b", "products", "fp8_block", "0.10.2", (), None),
         ("A100", "gpt-oss-20b", "attention", "bf16", "0.11.0", (), "Triton attention with sinks"),
         ("A100", "qwen3-32b", "attention", "bf16", "0.11.0", (), None),
@@ -149,6 +153,34 @@ def attention_row(heads: int, kv_heads: int, latency: float) -> dict[str, object
         "step": 0,
         "latency": latency,
     }
+
+
+@pytest.mark.parametrize(
+    ("release", "spread"),
+    [
+        ("0.12.0", (0.5, 8.0)),  # no older table: all kernels of both engines
+        ("0.19.0", (1.0, 1.0)),  # measured
+        ("0.21.0", (1.0, 4.0)),  # between two tables
+        ("0.30.0", (1.0, 1.0)),  # newer than all tables: only the release is unknown
+    ],
+)
+def test_experts_of_an_unknown_kernel_have_the_spread_of_the_tables(
+    tmp_path: Path, release: str, spread: tuple[float, float]
+) -> None:
+    def rows(kernel: str, ms: float) -> list[dict[str, object]]:
+        shape = {"hidden_size": 4096, "inter_size": 1536, "topk": 8, "num_experts": 128}
+        split = {"moe_tp_size": 8, "moe_ep_size": 1, "distribution": "power_law_1.2"}
+        named = {"moe_dtype": "nvfp4", "kernel_source": kernel}
+        return [
+            {**shape, **split, **named, "num_tokens": n, "latency": ms} for n in (1, 64, 512, 4096)
+        ]
+
+    write_table(tmp_path, "x/moe/vllm/0.19.0/moe", rows("slow", 2.0) + rows("other", 4.0))
+    write_table(tmp_path, "x/moe/vllm/0.24.0/moe", rows("fast", 1.0))
+    write_table(tmp_path, "x/moe/sglang/0.5.10/moe", rows("slowest", 16.0))
+    store = TableStore((tmp_path,), "x", "vllm", release)
+    low, high = find_kernel_spread(store, MoeShape(4096, 1536, 8, 128, 8, 1), "nvfp4", 1e18)
+    assert (math.exp(low), math.exp(high)) == pytest.approx(spread)
 
 
 def test_multi_head_attention_comes_from_another_engine_before_scaled_heads(

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import astuple
 from math import log
+from statistics import median
 from typing import TYPE_CHECKING
 
 from simkv.costs.operators.kernel_table import Kernel
 from simkv.costs.operators.operator_tables import (
+    OLDER_RANK,
+    SAME_MINOR,
     TableStore,
     clean_rows,
     select_kernel,
@@ -32,6 +35,8 @@ DTYPES = {
 }
 #: Largest distance of a similar shape (``_distance``): a factor of four in one dimension.
 MAX_DISTANCE = log(4)
+#: Numbers of tokens at which the times of kernels are compared.
+SPREAD_TOKENS = (8, 64, 512, 4096)
 _SHAPE = ["hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size"]
 
 
@@ -79,6 +84,44 @@ def lookup_experts(
             curve = _scaled(_curve(rows, others, near, flops), shape, near)
             return curve, _note(shape, near, form, dtype, anyone), kernel is None
     return None
+
+
+def find_kernel_spread(
+    store: TableStore, shape: MoeShape, form: str, flops: float
+) -> tuple[float, float]:
+    """Return the smallest and the largest log(time / used time) over the kernels that a release may
+    run.
+
+    The function is for formats whose kernel is unknown. If a table of the release exists, or all
+    tables are older, the result is (0, 0). Else the kernels are those of the tables just before and
+    after the release. If no table is older, they are all kernels of both engines, also for similar
+    number formats.
+    """
+    used = lookup_experts(store, shape, form, flops)
+    distribution = name_expert_distribution(shape.experts)
+    dtypes = DTYPES.get(form, ())
+    own = store.rows("moe", {"moe_dtype": dtypes[:1], "distribution": distribution})
+    if used is None or own is None:
+        return 0.0, 0.0
+    ranks = sorted(own["rank"].unique().tolist())
+    later, earlier = [r for r in ranks if r < OLDER_RANK], [r for r in ranks if r >= OLDER_RANK]
+    if not later or later[0] < SAME_MINOR:
+        return 0.0, 0.0
+    tables = [own[own["rank"].isin([later[0], *earlier[:1]])]]
+    if not earlier:
+        where = {"moe_dtype": dtypes, "distribution": distribution}
+        found = (store.rows("moe", where, anyone=anyone) for anyone in (False, True))
+        tables = [rows for rows in found if rows is not None]
+    logs = [0.0]
+    for rows in tables:
+        for _, part in rows.groupby(["moe_dtype", "kernel_source"], observed=True):
+            near = _nearest(shape, part)
+            if _distance(shape, near) > MAX_DISTANCE:
+                continue
+            for curve in _by_rank(part, near, flops):
+                scaled = _scaled(curve, shape, near)
+                logs.append(median(log(scaled(n) / used[0](n)) for n in SPREAD_TOKENS))
+    return min(logs), max(logs)
 
 
 def _nearest(shape: MoeShape, rows: pd.DataFrame) -> MoeShape:

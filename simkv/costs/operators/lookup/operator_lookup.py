@@ -14,7 +14,7 @@ from simkv.costs.operators.kernel_table import Kernel
 from simkv.costs.operators.lookup import attention_lookup, collectives_lookup, mla_lookup
 from simkv.costs.operators.lookup.delta_net_lookup import lookup_delta_net
 from simkv.costs.operators.lookup.elementwise_lookup import lookup_elementwise
-from simkv.costs.operators.lookup.experts_lookup import lookup_experts
+from simkv.costs.operators.lookup.experts_lookup import find_kernel_spread, lookup_experts
 from simkv.costs.operators.lookup.gemm_lookup import lookup_gemm
 from simkv.costs.operators.operator_tables import TableStore
 from simkv.costs.operators.operator_times import (
@@ -34,7 +34,9 @@ class MeasuredOperators:
 
     ``sheet`` estimates times from the data sheet. ``kernels`` are the engine's kernels. ``notes``
     lists estimated and substituted operators. ``points`` is the number of operators in the tables.
-    ``unmeasured`` are the kernels without measurements.
+    ``unmeasured`` are the kernels without measurements. ``expert_spread`` has the ends of
+    log(time / used time) of the experts over all kernels that the release may run; both are 0 if
+    the kernel is known.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class MeasuredOperators:
     ) -> None:
         self._kernels = kernels or {}
         self.unmeasured: dict[str, None] = {}
+        self.expert_spread = (0.0, 0.0)
         self._store = store
         self._sheet = sheet
         self._seen: set[Path] = set()
@@ -130,6 +133,9 @@ class MeasuredOperators:
         kernel = self._kernels.get(f"experts in {form}")
         asked = self._ask(lookup_experts, shape, form, flops, kernel)
         found: tuple[Curve, str] | None = self._checked(kernel, asked)
+        if kernel is None:
+            low, high = self._ask(find_kernel_spread, shape, form, flops)
+            self.expert_spread = min(self.expert_spread[0], low), max(self.expert_spread[1], high)
         return self._or_noted(found, f"experts in {form}", lambda: self._sheet.experts(shape, form))
 
     def delta(self, shape: DeltaNetShape, phase: Literal["context", "generation"]) -> Curve:
