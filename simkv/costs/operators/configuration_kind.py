@@ -11,10 +11,10 @@ from simkv.costs.hardware.replica_hardware import Hardware
 #: For each GPU family, words that occur in the names of its GPUs.
 GPU_FAMILIES = {
     "blackwell": ("B200", "B300", "GB200", "GB300"),
-    "blackwell workstation": ("PRO", "5090"),
+    "blackwell workstation": ("PRO", "5090", "5080", "GB10"),
     "hopper": ("H100", "H200", "H20", "GH200"),
-    "ada": ("L4", "L40S", "L40", "4090"),
-    "ampere": ("A100", "A10", "3090"),
+    "ada": ("L4", "L40S", "L40", "4090", "4080", "Ada"),
+    "ampere": ("A100", "A10", "3090", "3060"),
 }
 
 

@@ -27,6 +27,7 @@ from simkv.costs.hardware.model_gpu_catalog import (
 )
 from simkv.costs.hardware.model_memory import weight_bytes
 from simkv.costs.hardware.replica_hardware import make_hardware
+from simkv.costs.operators.configuration_kind import find_gpu_family
 from simkv.schedulers.vllm.config import VllmConfig
 
 
@@ -40,6 +41,8 @@ from simkv.schedulers.vllm.config import VllmConfig
         ("mistralai/Mixtral-8x7B-v0.1", 46.70),
         ("Qwen/Qwen2.5-0.5B", 0.494),
         ("Qwen3-30B-A3B-Instruct-2507", 30.53),
+        ("phi-4", 14.66),
+        ("mistral-small", 23.57),
     ],
 )
 def test_parameter_counts_match_published_values(name: str, billions: float) -> None:
@@ -233,3 +236,32 @@ def test_rejects_logs_without_a_cache_size(tmp_path: Path) -> None:
         read_cache_size(log)
     with pytest.raises(InputError, match="cannot be read"):
         read_cache_size(tmp_path / "none.log")
+
+
+@pytest.mark.parametrize(
+    ("spelling", "name", "bandwidth"),
+    [
+        ("GB10", "NVIDIA GB10", 273e9),
+        ("RTX-5080", "NVIDIA GeForce RTX 5080", 960e9),
+        ("RTX 4080", "NVIDIA GeForce RTX 4080", 716.8e9),
+        ("rtx-3060", "NVIDIA GeForce RTX 3060", 360e9),
+        ("RTX 6000 Ada", "NVIDIA RTX 6000 Ada Generation", 960e9),
+        ("Tesla T4", "NVIDIA T4", 320e9),
+        ("V100", "NVIDIA V100-SXM2-32GB", 900e9),
+        ("GH200", "NVIDIA GH200 480GB", 4.0e12),
+        ("H20", "NVIDIA H20", 4.0e12),
+    ],
+)
+def test_gpus_of_data_sheets_are_found_by_short_names(
+    spelling: str, name: str, bandwidth: float
+) -> None:
+    found = find_gpu(spelling)
+    assert (found.name, found.bandwidth) == (name, bandwidth)
+    assert found.capability
+    assert (find_gpu_family(found.name) == "unknown") == (found.capability < (8, 0))
+
+
+@pytest.mark.parametrize(("size", "billions"), [("27b", 27.0), ("12b", 11.77), ("4b", 3.88)])
+def test_gemma_3_has_its_published_size(size: str, billions: float) -> None:
+    hardware = make_hardware(find_gpu("H100"), find_architecture(f"gemma-3-{size}-it"))
+    assert weight_bytes(hardware) / 2e9 == pytest.approx(billions, rel=0.01)
