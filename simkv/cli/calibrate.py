@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from simkv.scenario.scenario_options import ScenarioOptions
     from simkv.validation.benchmark_check import Calibration, CalibrationCase, ComparedFigure
 
-#: Options that describe a load, which the results state.
+#: Options that describe a load, which the results state, or a whole benchmark.
 LOAD_OPTIONS = (
-    *("load", "trace", "request_rate", "burstiness", "max_concurrency", "num_prompts"),
+    *("recipe", "load", "trace", "request_rate", "burstiness", "max_concurrency", "num_prompts"),
     *("input_len", "output_len", "range_ratio", "prefix_len", "seed", "growth", "peak"),
 )
 

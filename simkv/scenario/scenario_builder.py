@@ -22,6 +22,7 @@ from simkv.core.engine_version import find_version, nearest_release, plain_relea
 from simkv.core.errors import InputError, spelling_hint
 from simkv.core.server_options import RankOptions
 from simkv.scenario.launch_line import LaunchLine, has_experts, read_launch_line
+from simkv.scenario.recipes import find_recipe
 from simkv.scenario.scenario_options import ScenarioOptions, find_flag
 from simkv.scenario.trace_peak import find_peak_start, parse_duration
 from simkv.scenario.yaml_document import YamlDocument
@@ -46,11 +47,17 @@ class BuiltScenario:
 def build_scenario(options: ScenarioOptions) -> BuiltScenario:
     """Build a scenario from options. Raises InputError that names the option if it is invalid.
 
-    The GPU is required, and so is the model unless there is a launch line. Values are checked
-    later, when the document is loaded.
+    The GPU is required, and so is the model unless there is a launch line; a recipe has both.
+    Values are checked later, when the document is loaded.
     """
-    built = _Builder(options)
-    built.build()
+    if options.recipe is None:
+        built = _Builder(options)
+        built.build()
+    else:
+        recipe = find_recipe(options.recipe)
+        built = _Builder(recipe.apply(options))
+        built.notes += recipe.notes()
+        built.build({} if options.from_command else recipe.fields())
     return BuiltScenario(built.document, tuple(built.notes), built.line)
 
 
@@ -66,7 +73,8 @@ class _Builder:
             self.line = read_launch_line(options.from_command)
             self.notes += self.line.summary()
 
-    def build(self) -> None:
+    def build(self, more: Mapping[str, str] | None = None) -> None:
+        """Build the document; ``more`` has fields that the launch line does not state."""
         spec = self._spec()
         options, line = self.options, self.line
         model = options.model or (line.model if line else None)
@@ -84,6 +92,8 @@ class _Builder:
             self._set(path, value, None)
             text = line.given_by(path) if line else None
             self.document.given_by[tuple(path.split("."))] = f"--from-command: {text or path}"
+        for path, text in (more or {}).items():
+            self._set(path, text, None)
         self._ranks(spec, model)
         if line is None and spec.longest in spec.launch.fitted:
             self._set(f"engine.{spec.longest}", "auto", None)

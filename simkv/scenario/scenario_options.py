@@ -20,6 +20,14 @@ class OptionHelp:
 class ScenarioOptions:
     """Options that describe a server and its load; None means that the option is not given."""
 
+    recipe: Annotated[
+        str | None,
+        OptionHelp(
+            help="Published benchmark whose server and load are used, such as "
+            "gpt-oss-120b-h200; other options override its settings.",
+            metavar="NAME",
+        ),
+    ] = None
     gpu: Annotated[
         str | None, OptionHelp(help="GPU, such as H100, H200, L40S or RTX-4090.", metavar="NAME")
     ] = None

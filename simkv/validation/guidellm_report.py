@@ -93,7 +93,9 @@ def _load(place: str, benchmark: dict[str, Any]) -> GuidellmLoad:
 def _arrivals(benchmark: dict[str, Any]) -> tuple[str, dict[str, float]]:
     """Return a description of the load, and the fields of ``ScenarioOptions`` for its arrivals."""
     places = ("config", "args", "scheduler")
-    found = next((s for place in places if (s := _get(benchmark, place, "strategy"))), {})
+    found: dict[str, Any] = next(
+        (s for place in places if (s := _get(benchmark, place, "strategy"))), {}
+    )
     kind = str(_get(found, "type_") or "unknown")
     if kind == "synchronous":
         return kind, {"max_concurrency": 1}
