@@ -22,7 +22,7 @@ _OTHER_LOADS = ("load", "trace")
 
 
 @dataclass(frozen=True)
-class Recipe:
+class PublishedRecipe:
     """Settings of a published benchmark.
 
     ``command`` is the launch command; ``{tp}`` and ``{concurrency}`` stand for these settings.
@@ -81,7 +81,7 @@ class Recipe:
         return [f"recipe {self.name} ({self.date})", *(f"{k}: {v}" for k, v in known.items())]
 
 
-def find_recipe(name: str) -> Recipe:
+def find_recipe(name: str) -> PublishedRecipe:
     """Return a packaged recipe. Raises InputError that lists the names if there is none."""
     known = recipes()
     if name not in known:
@@ -92,9 +92,9 @@ def find_recipe(name: str) -> Recipe:
     return known[name]
 
 
-def recipes() -> dict[str, Recipe]:
+def recipes() -> dict[str, PublishedRecipe]:
     """Return the packaged recipes by name."""
-    return {row["name"]: Recipe(**row) for row in _read()["recipes"]}
+    return {row["name"]: PublishedRecipe(**row) for row in _read()["recipes"]}
 
 
 @lru_cache(maxsize=1)
