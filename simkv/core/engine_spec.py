@@ -239,6 +239,13 @@ class EngineSpec:
     """
     transfer_knobs: tuple[str, ...] = ()
     """Names of the settings that only replicas which send or load KV use."""
+    cost_knobs: tuple[str, ...] = ()
+    """Names of the settings that affect step durations and the size of the KV cache, but no
+    scheduling decision."""
+    lora_knobs: tuple[str, ...] = ()
+    """Names of the settings without effect if no request may use a LoRA adapter."""
+    draft_knobs: tuple[str, ...] = ()
+    """Names of the settings without effect if there are no draft tokens."""
     in_priority_order: Callable[[Any], bool] = _always
     """Function that returns whether the scheduler considers the priorities of requests, given a
     config.

@@ -19,6 +19,7 @@ from typing import Any, Literal
 import numpy as np
 
 from simkv.core.engine_flags import Env, Flag, sources
+from simkv.core.engine_version import find_version
 from simkv.core.errors import InputError
 from simkv.costs.cost_profile import CostProfile
 from simkv.costs.profile_uncertainty import compute_profile_scales
@@ -47,6 +48,8 @@ MAX_TAIL_RATIO = 1.25
 #: A remedy is minor if it decreases the mean E2E latency by less than this fraction of the largest
 #: decrease, provided that the largest decrease is at least ``MIN_GAIN`` of the mean E2E latency.
 MINOR_GAIN_SHARE, MIN_GAIN = 1 / 3, 0.1
+#: Number of releases before the server's release that are tried.
+OLDER_RELEASES = 2
 #: Number of remedies whose effect size is measured.
 MEASURED_REMEDIES = 10
 #: Fractions of the profile's error to try until a scenario reproduces the incident.
@@ -116,7 +119,7 @@ def find_remedies(
         evaluator,
         tell=tell,
         also=_to_defaults(tried, folder),
-        wanted=lambda change: _as_typed(scenario, change) is not None,
+        wanted=lambda change: _is_tried(scenario, change),
     )
     base, effects = found.base, list(found.effects)
     cut_off = sum(_is_cut_off(effect) for effect in effects)
@@ -260,6 +263,20 @@ def _remedy(scenario: Scenario, base: RunFigures, effect: Effect) -> Remedy | No
     default = next(one.default for one in configs if one.name == change.field)
     means: RemedyKind = "memory" if change.kind == "memory" else "flag"
     return Remedy(effect, means, typed, change.after == default, paid)
+
+
+def _is_tried(scenario: Scenario, change: Change) -> bool:
+    """Return whether an operator can make a change, and would not return to a much older release.
+
+    All later releases are tried, but only ``OLDER_RELEASES`` earlier releases.
+    """
+    if change.kind == "variant" and (current := find_version(change.before)):
+        names = find_engine_spec(scenario.engine).distinct_variants
+        versions = {version for name in names if (version := find_version(name))}
+        older = sorted(version for version in versions if version < current)
+        if (version := find_version(change.after)) and version in older[:-OLDER_RELEASES]:
+            return False
+    return _as_typed(scenario, change) is not None
 
 
 def _as_typed(scenario: Scenario, change: Change) -> str | None:

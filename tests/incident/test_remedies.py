@@ -29,6 +29,7 @@ from simkv.incident.remedies import (
     Remedy,
     RemedyKind,
     RemedySearch,
+    _is_tried,
     _like,
     _possible,
     _ranked,
@@ -373,3 +374,13 @@ def test_scenarios_that_do_not_reproduce_the_incident_are_excluded(tmp_path: Pat
             assert _like(base, evaluator.evaluate(evaluator.job(one)))
         # a sampled member of the ensemble
         assert _possible([[cheaper[0]]], base, evaluator) == [cheaper[0]]
+
+
+def test_much_older_releases_are_not_tried() -> None:
+    scenario = steps_of(1).scenario
+    current = scenario.model_copy(update={"engine": replace(scenario.engine, variant="0.27.0")})
+    tried = {
+        name: _is_tried(current, Change("variant", "variant", "0.27.0", name))
+        for name in ("0.33.0-skip-blocked", "0.28.0", "0.26.0", "0.25.0", "0.24.0", "0.9.1")
+    }
+    assert [name for name, wanted in tried.items() if not wanted] == ["0.24.0", "0.9.1"]

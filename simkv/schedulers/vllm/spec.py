@@ -13,7 +13,7 @@ from simkv.core.engine_spec import (
 from simkv.core.errors import InputError
 from simkv.core.scheduler_protocol import KvConnector
 from simkv.schedulers.vllm.admission import build_admission_check, too_long
-from simkv.schedulers.vllm.config import VllmConfig
+from simkv.schedulers.vllm.config import COST_KNOBS, VllmConfig
 from simkv.schedulers.vllm.execution_settings import derive_settings, graph_sizes
 from simkv.schedulers.vllm.launcher_defaults import LAUNCH
 from simkv.schedulers.vllm.policy_hooks import POLICY_HOOKS
@@ -130,6 +130,9 @@ VLLM = EngineSpec(
     policy_hooks=POLICY_HOOKS,
     has_negatable_flags=True,
     transfer_knobs=("kv_connector", "kv_role"),
+    cost_knobs=COST_KNOBS,
+    lora_knobs=("max_loras", "max_cpu_loras"),
+    draft_knobs=("speculative_method",),
     graph_sizes=graph_sizes,
     unrecorded="checks and defaults at start-up; variants that are not releases",
     sizing="measured by release",

@@ -24,8 +24,11 @@ from simkv.study.whatif.trial_evaluation import make_trial_job
 from simkv.workload.workload_section import build_clients
 
 ChangeKind = Literal["rule", "knob", "variant", "memory"]
-#: Values to try for a setting that is 0, off or without a limit.
+#: Values to try for a setting that is 0, off or without a limit, and for a limit on tokens.
 LIMIT_CANDIDATES = (1, 4, 16, 64, 256)
+TOKEN_LIMIT_CANDIDATES = (64, 256, 1024)
+#: Numbers of KV blocks in host memory to try, relative to the number of blocks on the GPU.
+HOST_BLOCK_RATIOS = (1, 4)
 SHARE_CANDIDATES = (0.01, 0.1, 0.5)
 #: Values to try for a fraction that the engine chooses by default, such as the fraction of GPU
 #: memory.
@@ -48,7 +51,8 @@ class Change:
     @property
     def limits(self) -> bool:
         """Whether the change sets a limit that has no value in the scenario."""
-        among = type(self.after) is int and self.after in LIMIT_CANDIDATES
+        candidates = (*LIMIT_CANDIDATES, *TOKEN_LIMIT_CANDIDATES)
+        among = type(self.after) is int and self.after in candidates
         return among and not self.before and self.kind != "rule"
 
     def __str__(self) -> str:
@@ -178,21 +182,52 @@ def _knobs(
         if knob.name not in kept:
             value, source = getattr(engine, knob.name), named.get(knob.name)
             omitted = {value, *(source.unreleased if isinstance(source, Flag) else ())}
-            yield knob.name, tuple(v for v in _others(hints[knob.name], value) if v not in omitted)
+            others = _others(hints[knob.name], value, _limits(engine, knob.name))
+            yield knob.name, tuple(v for v in others if v not in omitted)
 
 
-def _others(kind: Any, value: Any) -> tuple[Any, ...]:
-    """Return other values for a setting: toggled, halved, doubled, enabled or disabled."""
+def _limits(engine: EngineConfig, knob: str) -> tuple[int, ...]:
+    """Return the values to try for a setting that is 0, off or without a limit."""
+    spec = find_engine_spec(engine)
+    if knob == spec.host_blocks:
+        return tuple(ratio * getattr(engine, spec.memory) for ratio in HOST_BLOCK_RATIOS)
+    if knob != spec.drafts and ("tokens" in knob or knob.endswith("_token_threshold")):
+        return TOKEN_LIMIT_CANDIDATES
+    return LIMIT_CANDIDATES
+
+
+def has_no_effect(scenario: Scenario, change: Change) -> bool:
+    """Return whether a change cannot have an effect, because the scenario does not use the setting.
+
+    Without ``hardware``, step durations do not depend on settings. The settings of LoRA adapters
+    and of draft tokens have no effect if there are none.
+    """
+    engine, spec = scenario.engine, find_engine_spec(scenario.engine)
+    if change.kind != "knob" or scenario.hardware or scenario.fleet:
+        return False
+    off: list[str] = list(spec.cost_knobs)
+    if spec.lora and not getattr(engine, spec.lora):
+        off += spec.lora_knobs
+    if spec.drafts and not getattr(engine, spec.drafts):
+        off += spec.draft_knobs
+    return change.field in off
+
+
+def _others(kind: Any, value: Any, limits: tuple[int, ...]) -> tuple[Any, ...]:
+    """Return other values for a setting: toggled, halved, doubled, enabled or disabled.
+
+    ``limits`` contains the values for a setting that is 0, off or without a limit.
+    """
     if get_origin(kind) is Literal:
         return get_args(kind)
     if value is None and get_args(kind):
-        return _values_of_unset([one for one in get_args(kind) if one is not type(None)])
+        return _values_of_unset([one for one in get_args(kind) if one is not type(None)], limits)
     if kind is bool or bool in get_args(kind):
         return (True, False)
     if isinstance(value, str | tuple):
         return ()
     if isinstance(value, int) and value <= 0:
-        return LIMIT_CANDIDATES
+        return limits
     if value == 0:
         return SHARE_CANDIDATES
     halved = max(value // 2, 1) if isinstance(value, int) else value / 2
@@ -200,7 +235,7 @@ def _others(kind: Any, value: Any) -> tuple[Any, ...]:
     return (halved, doubled, *((None,) if type(None) in get_args(kind) else ()))
 
 
-def _values_of_unset(kinds: Sequence[Any]) -> tuple[Any, ...]:
+def _values_of_unset(kinds: Sequence[Any], limits: tuple[int, ...]) -> tuple[Any, ...]:
     """Return values for a setting that is not set, based on its possible types."""
     found: list[Any] = []
     for kind in kinds:
@@ -209,7 +244,7 @@ def _values_of_unset(kinds: Sequence[Any]) -> tuple[Any, ...]:
         elif kind is not str:
             found += {
                 bool: (True, False),
-                int: LIMIT_CANDIDATES,
+                int: limits,
                 float: CHOSEN_SHARE_CANDIDATES,
             }.get(kind, ())
     return tuple(found)

@@ -5,7 +5,8 @@ Example:
     answer = run_whatif(scenario, Evaluator(folder))
     print(answer.best.sentence)
 
-Every scheduling rule, setting and variant is changed separately. The changes are ranked by the
+Every scheduling rule, setting and variant is changed separately. A setting that the scenario does
+not use is not simulated: its result is that of the unchanged run. The changes are ranked by the
 number of requests that finish. Among changes with equal numbers, a change that makes many requests
 slower ranks lower. The next criterion is the latencies: TTFT, TPOT and E2E of the run, and E2E of
 each request.
@@ -24,7 +25,12 @@ from simkv.core.figure_registry import METRICS
 from simkv.core.outcome import FAILURES, SERVED, Outcome, count_served
 from simkv.scenario.scenario import Scenario
 from simkv.study.simulation_job import SimulationJob
-from simkv.study.whatif.candidate_changes import Change, generate_changes, length_cause
+from simkv.study.whatif.candidate_changes import (
+    Change,
+    generate_changes,
+    has_no_effect,
+    length_cause,
+)
 from simkv.study.whatif.trial_evaluation import Evaluator, RequestEnding, RunFigures
 
 Judgement = Literal["fixes", "helps", "changes little", "changes nothing", "hurts"]
@@ -132,7 +138,9 @@ def run_whatif(
             tried.append((change, job))
     tried += [(change, job) for change, job in also if change not in dict(tried)]
     tell(f"{len(tried)} changes")
-    found = _by_turns(tried, base, evaluator)
+    idle = {change: base for change, _ in tried if has_no_effect(scenario, change)}
+    ran = _by_turns([one for one in tried if one[0] not in idle], base, evaluator)
+    found = {change: (idle | ran)[change] for change, _ in tried if change in idle or change in ran}
     effects = [evaluate_change(change, base, figures, by) for change, figures in found.items()]
     skipped = tuple(change for change, _ in tried if change not in found)
     return WhatIfResult(

@@ -26,7 +26,12 @@ from simkv.schedulers.sglang.config import SglangConfig
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.study.field_changes import with_knobs
 from simkv.study.simulation_job import SimulationJob
-from simkv.study.whatif.candidate_changes import Change, _knobs, generate_changes
+from simkv.study.whatif.candidate_changes import (
+    Change,
+    _knobs,
+    generate_changes,
+    has_no_effect,
+)
 from simkv.study.whatif.trial_evaluation import (
     Evaluator,
     RequestEnding,
@@ -209,21 +214,19 @@ def test_tries_the_words_of_a_setting_that_is_not_set() -> None:
 
 
 def test_skips_tighter_limits() -> None:
-    """Five clients have short timeouts: 256 tokens per step serve all clients, 64 serve some, and
-    16 serve fewer.
-    """
-    rows = [{"prompt_tokens": 250, "output_tokens": 2} for _ in range(5)]
-    base = scenario({"name": "vllm", "max_model_len": 512}, rows, timeout=9.0)
+    """Clients have short timeouts: 1,024 tokens per step serve some of them, 256 serve fewer."""
+    rows = [{"prompt_tokens": 250, "output_tokens": 2} for _ in range(20)]
+    base = scenario({"name": "vllm", "max_model_len": 512}, rows, timeout=4.5)
     found = ask(base)
     name = "max_num_scheduled_tokens"
     tried = {e.change.after: e.figures["finished"] for e in found.effects if e.change.field == name}
-    assert tried[256] > tried[64] > tried[16]
-    assert [change.after for change in found.skipped if change.field == name] == [1, 4]
+    assert found.base["finished"] > tried[1024] > tried[256]
+    assert [change.after for change in found.skipped if change.field == name] == [64]
     assert "Not tried, because smaller changes of the same field served fewer requests" in " ".join(
         map(str, render_whatif(found))
     )
-    after = evaluate_job(make_trial_job(with_knobs(base, max_num_scheduled_tokens=4), HERE))
-    assert after["finished"] <= tried[16]
+    after = evaluate_job(make_trial_job(with_knobs(base, max_num_scheduled_tokens=64), HERE))
+    assert after["finished"] <= tried[256]
 
 
 def test_ranks_by_figure() -> None:
@@ -435,3 +438,31 @@ def at_80_columns(found: WhatIfResult, everything: bool = False) -> str:
     out = io.StringIO()
     show(*render_whatif(found, everything), on=Console(file=out, width=80))
     return out.getvalue()
+
+
+def test_change_without_effect_is_not_simulated() -> None:
+    """The result of a skipped change equals the result of its simulation."""
+    rows = [{"prompt_tokens": 100, "output_tokens": 5} for _ in range(3)]
+    case = scenario({"name": "vllm", "max_model_len": 512}, rows)
+    idle = {
+        change: job
+        for change, job in generate_changes(case, HERE)
+        if has_no_effect(case, change) and isinstance(job, SimulationJob)
+    }
+    assert {change.field for change in idle} == {
+        *("gpu_memory_utilization", "cudagraph_mode", "max_cudagraph_capture_size"),
+        *("max_loras", "max_cpu_loras", "speculative_method"),
+    }
+    found = ask(case)
+    simulated = {effect.change: effect.figures for effect in found.effects}
+    assert {change: evaluate_job(job) for change, job in idle.items()} == {
+        change: simulated[change] for change in idle
+    }
+    assert found.runs == 1 + len(found.effects) - len(idle)
+
+
+def test_limits_on_tokens_are_not_tiny() -> None:
+    engine = VllmConfig(num_gpu_blocks=500, startup_check=False)
+    found = dict(_knobs(engine, set()))
+    assert found["long_prefill_token_threshold"] == (64, 256, 1024)
+    assert found["num_cpu_blocks"] == (500, 2000)
