@@ -2,7 +2,8 @@
 difference.
 
 The decisions of the port determine the simulation; the native scheduler receives the same calls.
-Decisions, results, queues, free blocks and blocks per request are compared after each call.
+Decisions, results, queues and free blocks are compared after each call, and the block tables or,
+if the port does not number blocks, the number of blocks of each request.
 """
 
 from __future__ import annotations
@@ -149,6 +150,8 @@ class ComparedScheduler:
         if self._tabled and (tables := _tables(port)) is not None:
             theirs = native.block_tables()
             self._same("block tables", {i: list(tables.get(i, ())) for i in theirs}, dict(theirs))
+        else:
+            self._same("blocks held", dict(port.blocks_held()), dict(native.blocks_held()))
 
     def _count(self, batch: Batch) -> None:
         self.features["preemptions"] += len(batch.preempted)

@@ -48,7 +48,7 @@ EVENTS = (
     "crashes",
 )
 #: Subjects whose numbers of comparisons are in the table.
-SUBJECTS = ("tokens", "preempted", "block tables", "free blocks")
+SUBJECTS = ("tokens", "preempted", "block tables", "blocks held", "free blocks")
 
 
 @dataclass

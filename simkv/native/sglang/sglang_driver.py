@@ -173,8 +173,7 @@ class NativeSglang:
             request = self.engine.received[i]
             kv = getattr(request, "kv", None) or request  # a separate object since 0.5.22
             if kv.req_pool_idx is not None:
-                length = request.seqlen if request.output_ids else computed_prefix(request)
-                slots = rows[kv.req_pool_idx, :length].tolist()
+                slots = rows[kv.req_pool_idx, : kv.kv_allocated_len].tolist()
                 found[i] = list(dict.fromkeys(slot // page for slot in slots))
         return found
 
