@@ -11,9 +11,7 @@ from simkv.workload.workload_base import StrictModel
 
 
 def _of_the_web(address: str) -> str:
-    """Return the address if it begins with http:// or https://. Raises ValueError if it
-    does not.
-    """
+    """Return the address. Raises ValueError unless it begins with http:// or https://."""
     parts = urlsplit(address)
     if parts.scheme not in ("http", "https") or not parts.netloc or not address.isprintable():
         raise ValueError(f"must begin with http:// or https://, got {address!r}")
@@ -27,6 +25,8 @@ PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Section(StrictModel):
-    """Immutable section that rejects unknown fields, type coercion, infinities and NaN."""
+    """Base class of scenario sections. It rejects unknown fields, type coercion, infinities and
+    NaN.
+    """
 
     model_config = ConfigDict(allow_inf_nan=False)

@@ -39,7 +39,7 @@ Auto = Literal["auto"]
 
 
 def _strict_model(spec: EngineSpec) -> type[BaseModel]:
-    """Return a pydantic model with the fields of an engine's config, which is a plain dataclass."""
+    """Return a pydantic model with the fields of an engine's config class."""
     config = spec.config
     hints = get_type_hints(config, include_extras=True)
     for knob in {spec.memory, *spec.launch.fields}:
@@ -107,15 +107,12 @@ def _add_fields(fields: dict[str, Any], schema: dict[str, Any]) -> None:
 
 @cache  # the engine appears in several places of a scenario
 def _models() -> dict[type[BaseModel], type[EngineConfig]]:
-    """Return a mapping from the model of each engine to the engine's config class."""
+    """Return the config class of each engine, by its pydantic model."""
     return {_strict_model(engine): engine.config for engine in ENGINES.values()}
 
 
 class _CheckedByModel:
-    """Pydantic annotation that validates ``engine`` strictly.
-
-    It builds the config of the engine that ``name`` selects.
-    """
+    """Pydantic annotation that validates ``engine`` strictly and builds the engine's config."""
 
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
@@ -153,9 +150,7 @@ CUSTOM_ENGINE_SCHEMA = {
 
 
 def _own_or_known(data: Any, known: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
-    """Return the config of the engine that ``data`` names: a custom scheduler or a packaged
-    engine.
-    """
+    """Return the config of the custom or packaged engine that ``data`` names."""
     name = data.get("name") if isinstance(data, dict) else None
     if isinstance(name, str) and name in ENGINES and data.get("source") is not None:
         return _native(data)
@@ -195,9 +190,7 @@ def _native(data: dict[str, Any]) -> EngineConfig:
 
 @lru_cache(maxsize=64)
 def _own_model(config: Any) -> type[BaseModel]:
-    """Return the model of a custom config; cached because a check of a scheduler requests
-    it often.
-    """
+    """Return the cached pydantic model of a custom config."""
     return _strict_model(config.own_spec)
 
 
@@ -206,8 +199,8 @@ AnyEngine = Annotated[EngineConfig, _CheckedByModel(), PlainSerializer(asdict)]
 
 
 def check_no_kv_connector(engines: Sequence[EngineConfig]) -> None:
-    """Raise ValueError if an engine has a setting for KV transfer although no replica has a
-    role.
+    """Raise ValueError if an engine has a setting for KV transfer without disaggregated
+    replicas.
     """
     for engine in engines:
         for knob in find_engine_spec(engine).transfer_knobs:

@@ -59,9 +59,9 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class Bound(Section):
-    """Bound on a metric, given by exactly one of ``eq``, ``le``, ``ge`` and ``within``.
+    """Bound on a metric: exactly one of ``eq``, ``le``, ``ge`` and ``within``.
 
-    ``within`` is ``[low, high]``, including both ends. Numbers count as equal within a relative or
+    ``within`` is ``[low, high]``, including both ends. Numbers are equal within a relative or
     absolute tolerance of 1e-9.
     """
 
@@ -85,8 +85,8 @@ class Bound(Section):
         return self
 
     def missed_by(self, found: float) -> float:
-        """Return the signed distance of ``found`` from the nearest allowed value; 0 if the bound
-        holds.
+        """Return the signed distance of ``found`` from the nearest allowed value; 0 if the bound is
+        met.
         """
         low, high = self._range()
         nearest = min(max(found, low), high)
@@ -124,9 +124,9 @@ Expected = Annotated[Bound, BeforeValidator(_bare_number, json_schema_input_type
 
 
 def _with_bounds(base: type[Section], figures: Mapping[str, str]) -> Any:
-    """Return ``base`` with an optional bound on each metric; a field with another name is an error.
+    """Return the model ``base`` with an optional bound for each metric.
 
-    ``figures`` maps the names of the metrics to their descriptions.
+    ``figures`` maps the names of metrics to their descriptions.
     """
     fields: dict[str, Any] = {
         name: (Annotated[Expected | None, Field(description=f"Bound on {what}.")], None)
@@ -136,7 +136,9 @@ def _with_bounds(base: type[Section], figures: Mapping[str, str]) -> Any:
 
 
 class _RequestExpectations(Section):
-    """Expected results of one request: its ``outcome``, and bounds on its row in requests.csv."""
+    """Expected results of one request: its ``outcome``, and bounds on its metrics in
+    requests.csv.
+    """
 
     outcome: Annotated[OutcomeName, BeforeValidator(_bare_word)] | None = None
     """Expected outcome of the request."""
@@ -151,7 +153,7 @@ else:
 class _Expectations(Section):
     """Expected results of one variant: its ``verdict``, and bounds on its metrics in summary.json.
 
-    ``request`` contains expectations for single requests, by id.
+    ``request`` contains expected results of single requests, by id.
     """
 
     verdict: Annotated[VerdictName, BeforeValidator(_bare_word)] | None = None

@@ -20,10 +20,11 @@ from pydantic import BaseModel
 
 
 class FieldRole(StrEnum):
-    """Role of a field: ``ABOUT`` fields describe a scenario; all other fields determine its runs.
+    """Role of a scenario field.
 
-    ``WORLD`` fields are the environment of the engine: workload, costs and timeouts. ``ENGINE``
-    fields are chosen by the operator of the server, so a suggested fix may change them.
+    ``ABOUT`` fields describe the scenario and do not change its runs. ``WORLD`` fields describe the
+    engine's environment: workload, costs and timeouts. ``ENGINE`` fields are settings of the
+    server, which a suggested fix may change.
     """
 
     ABOUT = "about"
@@ -55,5 +56,5 @@ def roles(model: type[BaseModel]) -> dict[str, FieldRole]:
 
 
 def find_field_names(model: type[BaseModel], *wanted: FieldRole) -> tuple[str, ...]:
-    """Return the fields of a model that have one of the given roles, in the order of the model."""
+    """Return the names of a model's fields with one of the given roles."""
     return tuple(name for name, role in roles(model).items() if role in wanted)

@@ -30,10 +30,7 @@ ReplicaCount = Annotated[int, Field(gt=0, le=MAX_REPLICAS)]
 
 
 class _Router(Section):
-    """Base class of router settings.
-
-    ``name`` is always serialized, even if other fields are serialized only when they were set.
-    """
+    """Base class of router settings."""
 
     name: str
 
@@ -49,7 +46,7 @@ class RoundRobinConfig(_Router):
 
 
 class RandomConfig(_Router):
-    """Send each request to a random replica; all replicas are equally likely."""
+    """Send each request to a random replica."""
 
     name: Literal["random"] = "random"
     seed: Seed = 0
@@ -59,11 +56,10 @@ class RandomConfig(_Router):
 class _Scored(_Router):
     """Base class of routers that compare the load of replicas.
 
-    The score of a replica is the weighted sum of four numbers: waiting requests, running requests,
-    requests in flight, and the fraction of KV blocks in use. Requests in flight are requests that
-    the router has sent to the replica and that have not finished; the router always knows their
-    number. With ``count_own_sends``, each request that the router has sent since the last refresh
-    counts as waiting.
+    The score of a replica is a weighted sum of its waiting requests, its running requests, its
+    requests in flight and its fraction of used KV blocks. Requests in flight are all unfinished
+    requests that the router has sent to the replica. With ``count_own_sends``, requests sent since
+    the last refresh also count as waiting.
     """
 
     waiting_weight: Weight = 4.0
@@ -80,7 +76,7 @@ class _Scored(_Router):
 
 
 class LeastLoadedConfig(_Scored):
-    """Send each request to the replica with the lowest score; ties go to the first replica."""
+    """Send each request to the replica with the lowest score. Ties go to the first replica."""
 
     name: Literal["least_loaded"] = "least_loaded"
 
@@ -97,12 +93,10 @@ class PowerOfTwoConfig(_Scored):
 
 
 class _Affine(_Router):
-    """Base class of routers that send related requests to one replica unless the fleet is
-    imbalanced.
+    """Base class of routers that send related requests to one replica while the fleet is balanced.
 
-    The fleet is imbalanced if the largest number of requests in flight on a replica exceeds the
-    smallest by more than ``balance_abs_threshold`` requests, and is more than
-    ``balance_rel_threshold`` times as large.
+    The fleet is imbalanced if the numbers of requests in flight on two replicas differ by more than
+    ``balance_abs_threshold`` and by more than the factor ``balance_rel_threshold``.
     """
 
     balance_abs_threshold: Weight = 64.0
@@ -116,8 +110,8 @@ class _Affine(_Router):
 class SessionConfig(_Affine):
     """Send all requests of a session to the same replica, by consistent hashing.
 
-    If the fleet is imbalanced and this replica has the most requests in flight, the replica with
-    the fewest requests in flight is used instead.
+    If the fleet is imbalanced, the replica with the most requests in flight is replaced by the one
+    with the fewest.
     """
 
     name: Literal["session"] = "session"
@@ -130,10 +124,9 @@ class SessionConfig(_Affine):
 class CacheAwareConfig(_Affine):
     """Send a request to the replica that has received the longest prefix of its prompt.
 
-    The prefix must be longer than ``cache_threshold`` times the prompt. If no prefix is long
-    enough, the replica with the fewest distinct prefixes is used. If the fleet is imbalanced, the
-    replica with the fewest requests in flight is used. Prefixes are compared in chunks of
-    ``block_size`` tokens.
+    The prefix must be longer than ``cache_threshold`` times the prompt. Without such a prefix, the
+    replica with the fewest distinct prefixes is used. If the fleet is imbalanced, the replica with
+    the fewest requests in flight is used. Prefixes are compared in chunks of ``block_size`` tokens.
     """
 
     name: Literal["cache_aware"] = "cache_aware"
@@ -146,10 +139,10 @@ class CacheAwareConfig(_Affine):
 class WeightedConfig(_Router):
     """Send each request to the replica with the highest weighted sum of three scores from 0 to 1.
 
-    The scores are those of llm-d's router. ``queue`` is 1 for the replica with the fewest waiting
-    requests, 0 for the replica with the most, and linear between them. ``kv`` is the fraction of KV
-    blocks that are not in use. ``prefix`` is the fraction of the prompt's blocks that the router
-    has already sent to the replica. Ties are broken at random.
+    The scores are from llm-d's router. ``queue`` is 1 for the replica with the fewest waiting
+    requests, 0 for the replica with the most, and linear between them. ``kv`` is the fraction of
+    free KV blocks. ``prefix`` is the fraction of the prompt's blocks that the router has already
+    sent to the replica. Ties are broken at random.
     """
 
     name: Literal["weighted"] = "weighted"
@@ -171,12 +164,12 @@ class WeightedConfig(_Router):
 class SessionAdmissionConfig(_Router):
     """Hold the requests of sessions whose contexts do not fit into the replicas.
 
-    These are the rules of ThunderAgent (arXiv 2602.13692) and of the plugin that llm-d's router
-    adopts from it (llm-d/llm-d-router#2964). The context of an admitted session counts on one
-    replica, also while the session is idle. A new session is admitted if its context fits and no
-    session is paused. Every ``interval`` (s), idle sessions are paused on replicas whose contexts
-    exceed ``capacity_tokens``, smallest first, and paused sessions that fit are resumed. The router
-    holds the requests of paused sessions. Replicas cannot fail, drain or be scaled.
+    Source: ThunderAgent (arXiv 2602.13692) and its plugin for llm-d's router
+    (llm-d/llm-d-router#2964). Each admitted session occupies its context on one replica, also while
+    the session is idle. A new session is admitted if its context fits and no session is paused.
+    Every ``interval`` (s), replicas above ``capacity_tokens`` pause their smallest idle sessions,
+    and paused sessions that fit are resumed. The router holds the requests of paused sessions.
+    Replicas cannot fail, drain or be scaled.
     """
 
     name: Literal["session_admission"] = "session_admission"
@@ -222,7 +215,7 @@ AnyRouter = Annotated[
 class Outage(Section):
     """A period in which a replica gets no new requests.
 
-    It lasts from ``at`` to ``back_at`` (s), or to the end of the run.
+    The period lasts from ``at`` to ``back_at`` (s), or to the end of the run.
     """
 
     replica: Annotated[int, Field(ge=0)]
@@ -242,12 +235,11 @@ class Outage(Section):
 class Autoscale(Section):
     """Adjust the number of replicas to the load, as Kubernetes' horizontal pod autoscaler does.
 
-    Every ``interval`` (s), the desired number of replicas is computed so that the ``metric``
-    (waiting, running or in-flight requests) per replica equals ``target``. The number is limited by
-    ``min_replicas`` and ``max_replicas``, and deviations below ``tolerance`` are ignored. A new
-    replica gets requests after ``lag`` plus the fleet's ``cold_start`` (s). The number of replicas
-    is reduced only if the desired number has been smaller for ``scale_down_after`` (s). The surplus
-    replicas then finish their requests and get no new ones.
+    Every ``interval`` (s), the desired number of replicas is computed: with this number, the
+    ``metric`` (waiting, running or in-flight requests) per replica equals ``target``. Relative
+    deviations below ``tolerance`` are ignored. A new replica gets requests after ``lag`` plus the
+    fleet's ``cold_start`` (s). Replicas are removed if fewer replicas have sufficed for
+    ``scale_down_after`` (s). A removed replica first finishes its requests.
 
     Source of the rule and of the defaults of interval, tolerance and scale-down:
     kubernetes/kubernetes, ``pkg/controller/podautoscaler`` (15 s, 0.1 and 300 s).
@@ -285,8 +277,8 @@ class KvTransfer(Section):
     """Time to transfer KV from a prefill replica to a decode replica.
 
     A transfer moves ``bytes_per_token`` bytes for each token that the target has not cached, at
-    ``bandwidth`` (bytes/s). ``latency`` (s) is added to each transfer. Transfers from one replica
-    are sequential; with ``shared_link``, the transfers of all replicas are sequential.
+    ``bandwidth`` (bytes/s), and takes an additional ``latency`` (s). A replica sends one transfer
+    at a time. With ``shared_link``, all replicas together send one transfer at a time.
     """
 
     bytes_per_token: Annotated[int, Field(gt=0)]
@@ -302,22 +294,21 @@ class KvTransfer(Section):
 class FleetSettings(Section):
     """Routing of requests, outages and scaling of replicas.
 
-    The router knows the load of the replicas at the last multiple of ``refresh_interval`` (s); if
-    the interval is 0, it always knows the current load. With ``lockstep``, all replicas start each
-    step together, and each step takes the time of the slowest replica, as for the data-parallel
-    ranks of a mixture-of-experts model.
+    The router reads the load of the replicas every ``refresh_interval`` (s), or at each request if
+    the interval is 0. With ``lockstep``, all replicas start each step together and wait for the
+    slowest replica, as the data-parallel ranks of a mixture-of-experts model do.
 
-    A replica that fails loses its KV and all computed tokens. ``on_failure`` determines what
-    happens to its requests: ``retry`` restarts them on another replica and discards the tokens that
-    their clients have received; ``lose`` drops them. A draining replica gets no new requests and
-    finishes its current requests. While no replica is available, requests wait at the router.
+    A replica that fails loses its KV and all computed tokens. With ``on_failure: retry``, its
+    requests restart on another replica and lose the tokens that were already sent. With ``lose``,
+    its requests are dropped. A draining replica finishes its requests and gets no new ones.
+    Requests wait at the router while no replica is available.
 
     A replica that returns or is added gets requests after ``cold_start`` (s), with an empty cache.
-    With ``start_cold``, this also applies to the start of the run.
+    With ``start_cold``, this also applies at the start of the run.
 
-    If groups of replicas have the roles ``prefill`` and ``decode``, a prefill replica computes the
-    prompt, emits the first token and keeps the KV until a decode replica, chosen by
-    ``decode_router``, has fetched it. ``kv_transfer`` determines the duration of the transfer.
+    Groups of replicas with the roles ``prefill`` and ``decode`` disaggregate the two phases. A
+    prefill replica computes the prompt and emits the first token. A decode replica, chosen by
+    ``decode_router``, fetches the KV and continues. ``kv_transfer`` is the time of the transfer.
     """
 
     router: AnyRouter = RoundRobinConfig()
@@ -348,8 +339,8 @@ class FleetSettings(Section):
 class ReplicaGroup(Section):
     """Group of ``count`` equal replicas.
 
-    ``engine`` and ``hardware`` override the scenario's sections; ``profile`` overrides its cost
-    profile. With the ``role`` ``prefill`` or ``decode``, the replicas only prefill or only decode.
+    ``engine``, ``hardware`` and ``profile`` override the scenario's values. With the ``role``
+    ``prefill`` or ``decode``, the replicas only prefill or only decode.
     """
 
     count: ReplicaCount = 1
@@ -371,7 +362,7 @@ class ReplicaGroup(Section):
 
 
 class FleetSection(FleetSettings):
-    """Replicas behind a router, given as a number of equal replicas or as a list of groups."""
+    """Replicas behind a router: a number of equal replicas, or a list of groups."""
 
     replicas: Annotated[
         Annotated[ReplicaCount, Tag("number")]

@@ -11,7 +11,7 @@ GOODPUT_LATENCIES = ("ttft", "tpot", "e2el")
 
 
 def parse_goodput_limits(words: Iterable[str]) -> dict[str, float]:
-    """Parse limits such as ``ttft:500 tpot:50 e2el:2000``; return them in ms by name.
+    """Parse limits such as ``ttft:500 tpot:50 e2el:2000``. Return the limits in ms, by name.
 
     Raises InputError for an unknown name, or for a limit that is not a number of at least 0.
     """

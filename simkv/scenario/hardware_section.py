@@ -34,8 +34,8 @@ class MeasuredLink(Section):
 class HardwareSection(Section):
     """GPUs, model, parallelism and number formats.
 
-    ``tp`` GPUs split every layer. Each of ``dp`` groups of GPUs computes attention for its own
-    requests. The experts are divided among ``ep`` sets of GPUs.
+    ``tp`` is the tensor parallel size, ``dp`` the data parallel size, and ``ep`` the expert
+    parallel size.
     """
 
     gpu: str
@@ -137,7 +137,7 @@ def _architecture(name: str, folder: Path) -> Architecture:
 def build_hardware(section: HardwareSection) -> Hardware:
     """Return the hardware that the section describes, with defaults for missing fields.
 
-    Raises InputError that names the field if the model cannot be split across the GPUs.
+    Raises InputError with the name of the field if the model cannot be split across the GPUs.
     """
     gpu, link = find_gpu(section.gpu), section.interconnect
     if isinstance(link, MeasuredLink):

@@ -20,10 +20,10 @@ _FORMATS = {"kv": "--kv-cache-dtype", "weights": "--quantization"}
 
 
 def build_launch_command(scenario: Scenario, line: LaunchLine | None = None) -> str | None:
-    """Return the command that starts one replica; None if simkv cannot write such a command.
+    """Return the command that starts one replica, or None if simkv cannot write it.
 
-    Settings that the launcher chooses by default are left out. Options of ``line`` are repeated,
-    except the options for the model and its parallelism, which come from the scenario.
+    Settings that the launcher chooses by default are left out. Options of ``line`` are repeated.
+    The model and its parallelism come from the scenario.
     """
     spec, hardware = find_engine_spec(scenario.engine), scenario.hardware
     server = spec.server_options
@@ -45,10 +45,9 @@ def build_launch_command(scenario: Scenario, line: LaunchLine | None = None) -> 
 
 
 def describe_launch(scenario: Scenario, line: LaunchLine | None, label: str = "") -> list[str]:
-    """Return lines of text with the launch command of each kind of replica.
+    """Return lines of text with the launch command of each group of replicas.
 
-    The result is empty if simkv cannot write such a command. ``label`` is the name of the
-    deployment.
+    The result is empty if simkv cannot write the command. ``label`` is the name of the deployment.
     """
     command = build_launch_command(scenario, line)
     if command is None:
@@ -66,9 +65,9 @@ def describe_launch(scenario: Scenario, line: LaunchLine | None, label: str = ""
 
 
 def _own_options(line: LaunchLine, server: LaunchOptions, scenario: Scenario) -> list[OptionUse]:
-    """Return the options of a launch line, without the options for the model and its parallelism.
+    """Return the options of a launch line that the scenario does not override.
 
-    An option is also left out if the scenario sets another number than the option.
+    Options for the model and its parallelism are left out.
     """
     placed = (*server.model, server.tp, server.dp)
     return [
@@ -94,9 +93,8 @@ def _overruled(option: OptionUse, line: LaunchLine, scenario: Scenario) -> bool:
 
 
 def _model(name: str, line: LaunchLine | None) -> str:
-    """Return the model's name with its organization.
-
-    If there is a launch line, the result is the name in it.
+    """Return the name of the model in the launch line, or else its published name with the
+    organization.
     """
     if line and line.model:
         return line.model
@@ -109,9 +107,7 @@ def _model(name: str, line: LaunchLine | None) -> str:
 
 
 def _online_quantization(hardware: HardwareSection) -> list[str]:
-    """Return the option that quantizes the published model when it is loaded, if the model's short
-    name requires it.
-    """
+    """Return the option that quantizes the model when it is loaded, or no option."""
     if "/" in hardware.model or hardware.model.endswith(".json") or hardware.weights:
         return []
     asked = find_architecture(hardware.model)
@@ -140,9 +136,7 @@ def _settings(scenario: Scenario, stated: Collection[str]) -> list[str]:
 
 
 def _is_shorter(scenario: Scenario) -> bool:
-    """Return whether the maximum sequence length was reduced below the model's because the cache is
-    small.
-    """
+    """Return whether the maximum sequence length is smaller than the model's."""
     limit = find_engine_spec(scenario.engine).length_limit(scenario.engine)
     try:
         model = find_architecture(scenario.hardware.model) if scenario.hardware else None

@@ -55,9 +55,8 @@ FieldLocator = Callable[[str], FieldPath]
 class EngineSettings:
     """Names of the settings in an engine section, by origin.
 
-    The user stated the settings in ``given``; the engine's launcher chose the settings in
-    ``default``. ``source`` is a text about the origin of the defaults. Names are in the order of
-    the engine's config.
+    The user set the settings in ``given``. The engine's launcher chose the settings in ``default``,
+    and ``source`` describes their origin.
     """
 
     given: tuple[str, ...]
@@ -67,10 +66,7 @@ class EngineSettings:
 
 @dataclass(frozen=True)
 class SettingOrigins:
-    """Origins of the settings of each engine section of a scenario, by path of the section.
-
-    Scenarios that differ only in origins are equal.
-    """
+    """Origins of the settings of each engine section of a scenario, by path of the section."""
 
     sections: Mapping[FieldPath, EngineSettings] = field(default_factory=dict, compare=False)
 
@@ -81,7 +77,7 @@ class SettingOrigins:
 
 
 class UnknownSetting(InputError):
-    """Raised for a setting that cannot be determined; ``field`` is the path of its field."""
+    """Raised for a setting that cannot be determined. ``field`` is the path of the setting."""
 
     def __init__(self, field: FieldPath, why: str) -> None:
         super().__init__(why)
@@ -91,12 +87,11 @@ class UnknownSetting(InputError):
 def resolve_defaults(
     data: Any, folder: Path, *, incomplete: bool = False
 ) -> tuple[Any, SettingOrigins]:
-    """Return a scenario as plain data, with all engine settings that are derived from its hardware.
+    """Return a scenario as plain data, with the engine settings that follow from its hardware.
 
     Raises UnknownSetting if a setting is ``auto`` without hardware, if the weights do not fit into
-    memory, or if the engine would not start with its defaults. With ``incomplete``, these are not
-    errors, because variants or candidates will complete the data. All other errors are reported by
-    the later validation.
+    memory, or if the engine would not start. With ``incomplete``, no such error is raised, because
+    variants will complete the data.
     """
     if not isinstance(data, dict):
         return data, SettingOrigins()
@@ -141,10 +136,7 @@ def _note(
 
 
 def _raised_memory(spec: EngineSpec, whole: dict[str, Any], data: dict[str, Any]) -> str:
-    """Return a note if the KV cache was assumed to be larger than computed.
-
-    This is done if the engine would not start with the computed size.
-    """
+    """Return a note if the KV cache is larger than computed, so that the engine starts."""
     size = whole.get(spec.memory)
     try:
         section = HardwareSection.model_validate(data["hardware"])
@@ -184,11 +176,9 @@ def _groups(
     incomplete: bool,
     origins: dict[FieldPath, EngineSettings],
 ) -> Iterator[Any]:
-    """Yield the groups of replicas with the settings that are derived from their hardware and
-    engine.
+    """Yield the groups of replicas with the settings that follow from their hardware and engine.
 
-    A group inherits the ``common`` engine section, so settings that the launcher chose in that
-    section are replaced as well.
+    A group inherits the ``common`` engine section, but not the settings that a launcher chose.
     """
     for index, group in enumerate(groups):
         if not isinstance(group, dict):
@@ -214,9 +204,8 @@ def _groups(
 
 
 def _place(told: dict[str, Any], at: FieldPath, knob: str) -> FieldPath:
-    """Return the path of a group's setting.
-
-    The path is in the group's own section (``at``) if the group sets it, or in the common section.
+    """Return the path of a setting: in the group's section ``at`` if set there, or in the common
+    section.
     """
     return (*(at if knob in told else ("engine",)), knob)
 
@@ -227,7 +216,7 @@ def _spec(engine: Any) -> EngineSpec | None:
 
 
 def _in_blocks(spec: EngineSpec, engine: dict[str, Any]) -> dict[str, Any]:
-    """Return an engine section without its settings in GiB, which are converted to blocks."""
+    """Return an engine section without its sizes in GiB."""
     gib = (SIZE, BACKEND) if spec.host_blocks else ()
     return {knob: value for knob, value in engine.items() if knob not in gib}
 
@@ -245,7 +234,7 @@ def _completed(
     place: FieldLocator,
     incomplete: bool,
 ) -> dict[str, Any]:
-    """Return an engine section with the settings derived from hardware, and with sizes in
+    """Return an engine section with settings that follow from hardware, and with sizes in
     blocks.
     """
     plain = _in_blocks(spec, engine)
@@ -287,9 +276,7 @@ def _launched(
     folder: Path,
     place: FieldLocator,
 ) -> dict[str, Any]:
-    """Return the section, with missing settings set to the values that the engine's launcher
-    chooses.
-    """
+    """Return the section with the launcher's values for missing settings."""
     launch = spec.launch
     asked = [knob for knob in (spec.memory, *launch.fields) if engine.get(knob) == AUTO]
     given = {knob: value for knob, value in engine.items() if knob not in asked}
@@ -319,11 +306,10 @@ def _launched(
 def launch_defaults(
     spec: EngineSpec, given: Mapping[str, Any], hardware: Hardware, auto: list[str] | None = None
 ) -> dict[str, Any]:
-    """Return the settings of the engine ``spec`` when it starts on ``hardware`` with the user's
-    settings.
+    """Return the settings of the engine ``spec`` when it starts on ``hardware``.
 
-    ``auto`` lists settings that the engine adapts to its memory. Raises LaunchError if the weights
-    leave no memory for KV or if the engine would not start.
+    ``given`` are the user's settings. ``auto`` lists settings that the engine adapts to its memory.
+    Raises LaunchError if the weights leave no memory for KV or if the engine would not start.
     """
     machine, asked = target_of_hardware(hardware), dict.fromkeys(auto or (), AUTO)
     found = {**given, **spec.launch.before(given, machine)}
@@ -360,10 +346,10 @@ def _enough_blocks(
     hardware: Hardware,
     complete: Callable[[dict[str, Any]], dict[str, Any]],
 ) -> int | None:
-    """Return the size of the smallest KV cache that lets the engine start, in the unit of
+    """Return the size of the smallest KV cache with which the engine starts, in the unit of
     ``spec.memory``.
 
-    The result is None if the engine would not start even with ``MEMORY_ERROR`` more memory.
+    Return None if the engine does not start even with ``MEMORY_ERROR`` more memory.
     """
     room = _capacity(spec, found, hardware)
     if room is None or spec.memory_in_tokens:
@@ -382,7 +368,9 @@ def _enough_blocks(
 
 
 def _most_blocks(room: KvCapacity) -> int:
-    """Return the number of blocks if the computed memory is too small by ``MEMORY_ERROR``."""
+    """Return the number of blocks if the real memory is larger than computed by
+    ``MEMORY_ERROR``.
+    """
     error = int(MEMORY_ERROR * room.hardware.gpu.memory_bytes)
     return max((room.rest + error) // room.block_bytes, 0)
 
@@ -407,12 +395,14 @@ def _capacity(spec: EngineSpec, engine: Mapping[str, Any], hardware: Hardware) -
 
 
 def target_of_hardware(hardware: Hardware) -> LaunchTarget:
-    """Return the properties of hardware that the launcher uses."""
+    """Return the properties of hardware from which the launcher chooses settings."""
     return target_of_gpu(hardware.gpu, hardware.architecture, hardware.kv)
 
 
 def target_of_gpu(gpu: Gpu, model: Architecture | None = None, kv: str = "bf16") -> LaunchTarget:
-    """Return the properties of a GPU, and of the model if known, that the launcher uses."""
+    """Return the properties of a GPU, and of a model if given, from which the launcher chooses
+    settings.
+    """
     facts = None
     if model:
         latent = [p.attention for p in model.layers if isinstance(p.attention, Mla)]
@@ -451,9 +441,8 @@ def _fits_all(spec: EngineSpec, engine: Mapping[str, Any]) -> int:
 def _size(spec: EngineSpec, engine: dict[str, Any], hardware: Hardware) -> dict[str, Any]:
     """Return the settings for the size of the KV cache.
 
-    If the engine section is invalid, the size suffices for any sequence. The result also contains
-    the layer groups that determine the number of blocks, unless the user states them, and the
-    tokens per block if the model determines them.
+    For a model with several kinds of layers, the result may include the layer groups and the tokens
+    per block. If the engine section is invalid, the cache is large enough for any sequence.
     """
     fits_all = {spec.memory: _fits_all(spec, engine)}
     loose = {"startup_check": False} if spec.longest else {}
@@ -475,10 +464,7 @@ def _size(spec: EngineSpec, engine: dict[str, Any], hardware: Hardware) -> dict[
 
 
 def _accepts(spec: EngineSpec, engine: dict[str, Any], release: str) -> bool:
-    """Return whether the layer groups of an engine section are modelled for a release.
-
-    Groups of all kinds are modelled since ``spec.all_groups_since``.
-    """
+    """Return whether a release supports the layer groups of an engine section."""
     if spec.all_groups_since is None or is_since(release, spec.all_groups_since):
         return True
     try:
@@ -494,9 +480,9 @@ def group_knobs(
     """Return the settings that a model with several kinds of layers requires; empty for other
     models.
 
-    The settings are the groups of layers, the tokens per block if the model needs more than
-    configured, and whether its kernels also save states in the middle of a chunk. The result is
-    empty for engine variants that do not support layer groups.
+    The settings are the groups of layers, the tokens per block if the configured value is too
+    small, and whether states are also saved inside a chunk. The result is empty if the engine
+    variant does not support layer groups.
     """
     lacks = spec.lacks.get(spec.naming.variant_of(variant), ())
     groups = kv_groups(room.hardware, room.block_size)

@@ -37,9 +37,9 @@ Effect = Literal["used", "ignored", "not modelled", "unknown"]
 class OptionUse:
     """An option of a launch line.
 
-    ``text`` is the option as written, and ``effect`` is what simkv does with it. ``reason`` is the
-    reason if the option is not modelled. ``fields`` are the scenario fields that it sets. ``name``
-    is the engine's name of the option, or "" if the engine has no such option.
+    ``text`` is the option as written, and ``name`` is the engine's name of the option, or "" for an
+    unknown option. ``effect`` is the use of the option by simkv. ``reason`` says why the option is
+    not modelled. ``fields`` are the scenario fields that the option sets.
     """
 
     text: str
@@ -53,8 +53,7 @@ class OptionUse:
 class LaunchLine:
     """Scenario fields that a launch line sets, by dotted path, and the use of each option.
 
-    ``model`` is the name of the model in the line. ``version`` is the release of the engine, if the
-    line states it.
+    ``model`` is the name in the line. ``version`` is the engine's release, or None if not given.
     """
 
     engine: str
@@ -64,7 +63,7 @@ class LaunchLine:
     options: tuple[OptionUse, ...]
 
     def summary(self) -> list[str]:
-        """Return one line of text for each kind of option that has no effect in the simulation."""
+        """Return lines of text about the options that have no effect in the simulation."""
         ignored = [one.text for one in self.options if one.effect == "ignored"]
         lines = [f"ignored (no effect on scheduling): {', '.join(ignored)}"] if ignored else []
         lines += [
@@ -82,8 +81,7 @@ class LaunchLine:
 def read_launch_line(text: str, option: str = "--from-command") -> LaunchLine:
     """Read a launch line, or the script or compose file that ``text`` names.
 
-    Raises InputError that names ``option`` if the text contains no launch line, or if an option has
-    no value.
+    Raises InputError if the text contains no launch line, or if an option has no value.
     """
     return _Reader(find_launch_words(text, option), option).read()
 
@@ -201,7 +199,7 @@ class _Reader:
                 yield _Given(text, found[0], value)
 
     def _take(self, one: _Given) -> None:
-        """Set the fields that an option sets, or record why it sets no field."""
+        """Set the fields that an option sets, or record the reason if there are none."""
         server = self.server
         if one.name in server.model:
             self._use(one, {}, "used")
@@ -224,7 +222,7 @@ class _Reader:
             self._use(one, {}, "ignored")
 
     def _converted(self, one: _Given) -> Mapping[str, Any] | None:
-        """Return the values of the fields that an option sets; None if it sets no field."""
+        """Return the values of the fields that an option sets, or None if it sets no field."""
         by_key = _fields_by_flag(self.spec)
         value = one.value
         if one.name in self.server.converted:
@@ -245,7 +243,7 @@ class _Reader:
         self.uses.append(OptionUse(one.text, effect, reason, tuple(found), one.name))
 
     def _place_ranks(self, values: Mapping[str, Any], model: str | None) -> None:
-        """Set hardware and fleet for the tensor and data parallelism in the launch line."""
+        """Set hardware and fleet from the tensor and data parallelism in the launch line."""
         sizes = [values.get(name, 1) for name in (self.server.tp, self.server.dp)]
         for name, size in zip((self.server.tp, self.server.dp), sizes, strict=True):
             if not isinstance(size, int) or isinstance(size, bool) or size < 1:
@@ -286,20 +284,20 @@ def has_experts(model: str | None) -> bool:
 
 
 def _is_option(word: str) -> bool:
-    """Return whether a word is an option and not a value such as -1."""
+    """Return whether a word is an option. A negative number such as -1 is not."""
     return word.startswith("-") and len(word) > 1 and not word[1:].replace(".", "", 1).isdigit()
 
 
 def _level(head: str) -> tuple[str, str] | None:
-    """Return the option and the value of a word such as ``-O3``, whose value follows the letter."""
+    """Return the option and the value of a word such as ``-O3``."""
     if len(head) == 3 and head[0] == "-" and head[1].isupper() and head[2].isdecimal():
         return head[:2], head[2]
     return None
 
 
 def _fields_by_flag(spec: EngineSpec) -> dict[tuple[str, str], str]:
-    """Return the fields of an engine's config, by command-line flag and by the key within the
-    flag's JSON value.
+    """Return the fields of an engine's config, by command-line flag and by key of the flag's JSON
+    value.
     """
     return {
         (source.name, source.key): name
@@ -309,7 +307,7 @@ def _fields_by_flag(spec: EngineSpec) -> dict[tuple[str, str], str]:
 
 
 def option_fields(spec: EngineSpec) -> dict[str, str]:
-    """Return the fields of an engine's config, by the name of the option in the engine's logs."""
+    """Return the fields of an engine's config, by the names of the options in the engine's logs."""
     return {
         source.name.strip("-").replace("-", "_"): name
         for name, source in sources(spec.config).items()

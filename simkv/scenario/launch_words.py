@@ -30,7 +30,7 @@ _SETS_VARIABLE = ("-e", "--env")
 
 @dataclass(frozen=True)
 class LaunchWords:
-    """Words of a launch line after the program, the engine, and the version if it is stated.
+    """Words of a launch line after the program.
 
     ``variables`` are the environment variables that the line sets.
     """
@@ -44,9 +44,8 @@ class LaunchWords:
 def find_launch_words(text: str, option: str = "--from-command") -> LaunchWords:
     """Return the words of the launch line in a command, or in the file that ``text`` names.
 
-    A file is a shell script, or a compose file if its name ends with ``.yaml`` or ``.yml``. If a
-    compose file has several servers, ``FILE:SERVICE`` selects one. Raises InputError that names
-    ``option`` if there is no launch line or more than one.
+    A file is a shell script or a compose file (``.yaml`` or ``.yml``). ``FILE:SERVICE`` selects a
+    service of a compose file. Raises InputError unless there is exactly one launch line.
     """
     file, _, service = text.rpartition(":")
     if _is_file(text):
@@ -190,8 +189,9 @@ def _commands(text: str, source: str) -> Iterator[list[str]]:
 
 
 def _expanded(text: str, variables: Mapping[str, str], source: str, *, strict: bool = True) -> str:
-    """Replace references to variables by their values. Raises InputError for an unknown variable if
-    ``strict``.
+    """Replace references to variables by their values.
+
+    With ``strict``, raises InputError for an unknown variable.
     """
 
     def value(match: re.Match[str]) -> str:
@@ -237,7 +237,7 @@ def _of_words(words: Sequence[str], variables: Mapping[str, str]) -> LaunchWords
 
 
 def _starts(words: Sequence[str], place: int, options: LaunchOptions) -> int:
-    """Return the number of words at ``place`` that start the server; 0 if they do not start it."""
+    """Return the number of words at ``place`` that start the server, or 0."""
     word = words[place].rsplit("/", 1)[-1]
     for program in options.programs:
         here = (re.split("==|@", word)[0], *words[place + 1 : place + len(program)])

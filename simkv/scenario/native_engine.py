@@ -1,7 +1,7 @@
 """Engines that run their own code: ``engine: {name: vllm, source: ../vllm}``.
 
-The config of such an engine is the config of simkv's port plus the path of the source. The version
-of the source determines ``variant``, and thereby the defaults and the accepted settings.
+The config is that of the engine's model in simkv, plus the path of the source. The version of the
+source determines ``variant``, and thereby the defaults and the accepted settings.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _SOURCE: ContextVar[str | None] = ContextVar("source", default=None)
 
 
 def set_source(path: str | None) -> None:
-    """Set a source for this process, for all engines for which the scenario states no source."""
+    """Set the default source of all engines in this process."""
     _SOURCE.set(path if path in (None, INSTALLED) else str(Path(str(path)).resolve()))
 
 
 def resolve_sources(tree: Any, folder: Path) -> None:
-    """Complete the engines of a scenario's plain data that state a ``source``.
+    """Complete the engines of a scenario's plain data that have a ``source``.
 
-    Sets the absolute path, the variant for the source's version, and a text about the state of the
-    source. Raises InputError if a source cannot be found.
+    Sets the absolute path, the variant and a description of the source. Raises InputError if a
+    source cannot be found.
     """
     if not isinstance(tree, dict):
         return
@@ -58,7 +58,7 @@ def resolve_sources(tree: Any, folder: Path) -> None:
 def build_native_spec(data: dict[str, Any]) -> EngineSpec:
     """Return the specification of an engine with a source.
 
-    ``resolve_sources`` must have completed ``data``. Raises InputError if the source is not
+    ``data`` must be completed by ``resolve_sources``. Raises InputError if the source is not
     trusted, or if an option is unknown.
     """
     name, source = str(data["name"]), str(data["source"])
@@ -75,7 +75,7 @@ def build_native_spec(data: dict[str, Any]) -> EngineSpec:
 
 
 def describe_source(config: Any) -> str | None:
-    """Return one line about the source of a native engine; None for other engines."""
+    """Return one line about the source of a native engine, or None for other engines."""
     source = getattr(config, "source", None)
     if not source:
         return None

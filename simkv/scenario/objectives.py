@@ -42,7 +42,7 @@ _FORM = re.compile(r"\s*([\w.]+)\s*(<=|>=)\s*(\S+)\s*")
 class Objective:
     """Bound on a metric: at most (``<=``) or at least (``>=``) a ``limit``.
 
-    ``assumed`` is true for a default objective that the user did not state.
+    ``assumed`` is true for a default objective.
     """
 
     figure: str
@@ -54,17 +54,17 @@ class Objective:
         return f"{self.figure} {self.sign} {self.limit:g}"
 
     def holds(self, values: Mapping[str, float | None]) -> bool:
-        """Return whether a run with these metrics meets the objective.
-
-        A run without the metric does not meet it.
+        """Return whether a run with these metrics meets the objective; False if the metric is
+        missing.
         """
         return self.slack(values) >= 0.0
 
     def slack(self, values: Mapping[str, float | None]) -> float:
-        """Return the margin relative to the limit; it is negative if the objective is not met.
+        """Return the margin to the limit, as a fraction of the limit; negative if the objective is
+        not met.
 
-        A margin of 0.1 is a tenth of the limit. If the limit is 0, the margin has the unit of the
-        metric. If the metric is missing, the margin is minus infinity.
+        If the limit is 0, the margin has the unit of the metric. If the metric is missing, it is
+        minus infinity.
         """
         value = values.get(self.figure)
         if value is None or math.isnan(value):
@@ -109,10 +109,10 @@ def parse_objective(text: str) -> Objective:
 def complete_objectives(
     asked: Sequence[Objective], goodput: Mapping[str, float]
 ) -> list[Objective]:
-    """Return the objectives with the default objectives added.
+    """Return the objectives, completed with the default objectives.
 
-    By default, all requests must be served, and 99 % of them must meet the ``goodput`` limits (in
-    ms, by name). Raises InputError if there is no objective, if an objective occurs twice, or if an
+    By default, all requests must be served, and 99 % of the requests must meet the ``goodput``
+    limits (ms). Raises InputError if there is no objective, if an objective occurs twice, or if an
     objective bounds goodput without limits.
     """
     if not asked and not goodput:
@@ -138,8 +138,8 @@ def complete_objectives(
 
 
 def compute_objective_figures(summary: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return all metrics of a run that objectives can bound; the value is None for a metric without
-    a sample.
+    """Return all metrics of a run that objectives can bound. The value of a metric without samples
+    is None.
     """
     values: dict[str, float | None] = {}
     for name in (*FIGURE_NAMES, *SESSION_METRICS, *GOODPUT_FIGURES):

@@ -2,10 +2,10 @@
 
 engine: {name: vllm, num_gpu_blocks: auto, kv_offloading_size: 64}
 
-The size applies to the whole engine, as ``--kv-offloading-size`` does
-(``vllm/v1/kv_offload/cpu/spec.py``). The size of a block in host memory is the number of bytes that
-all GPUs of a tensor-parallel group store for it, rounded up to whole memory pages. Each GPU stores
-a complete copy of latent KV (MLA); from 0.27 on, host memory stores only one copy.
+The size applies to the whole engine, as for ``--kv-offloading-size``
+(``vllm/v1/kv_offload/cpu/spec.py``). A block in host memory contains the KV of all GPUs of a
+tensor-parallel group, rounded up to whole memory pages. With latent KV (MLA), each GPU stores a
+complete copy; host memory stores all copies before 0.27, and one copy since 0.27.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ SINGLE_COPY_SINCE = (0, 27)
 def host_blocks(
     spec: EngineSpec, engine: dict[str, Any], offload: Any, room: KvCapacity | None
 ) -> dict[str, int]:
-    """Return the setting for host blocks, with the number of blocks that fit into the size in GiB.
+    """Return the setting for host blocks: the number of blocks that fit into the size in GiB.
 
-    The size of a block comes from ``room`` if the scenario has hardware, and from its ``offload``
-    section if it has none. Raises InputError if the size is invalid, if the number of blocks is
-    stated as well, or if another backend than vLLM's native one is configured.
+    ``room`` gives the size of a block; without it, the ``offload`` section does. Raises InputError
+    if the size is invalid, if the number of blocks is also set, or if the backend is not vLLM's
+    native one.
     """
     knob, size = spec.host_blocks, engine[SIZE]
     if knob in engine:
@@ -65,9 +65,7 @@ def host_blocks(
 
 
 def _copies(room: KvCapacity, variant: str) -> int:
-    """Return how many copies of the bytes that one GPU stores for a block are stored in host
-    memory.
-    """
+    """Return the number of copies of a block in host memory."""
     release = tuple(int(part) for part in re.findall(r"\d+", variant)[:2])
     latent = any(isinstance(part.attention, Mla) for part in room.hardware.architecture.layers)
     return 1 if latent and release >= SINGLE_COPY_SINCE else room.hardware.tp

@@ -16,12 +16,10 @@ EXCLUSIVE = {"profile": "hardware", "hardware": "profile"}
 
 
 def merge(base: Any, override: Any) -> Any:
-    """Return ``base`` with ``override`` applied: mappings are merged by key, other values are
-    replaced.
+    """Return ``base`` with ``override`` applied. Mappings are merged by key.
 
-    Some values replace the old value completely: another form of workload, another engine, another
-    router and another distribution. In addition, hardware replaces a profile and a profile replaces
-    hardware.
+    Another kind of workload, engine, router or distribution replaces the old one completely.
+    Hardware replaces a profile, and a profile replaces hardware.
     """
     if not isinstance(base, dict) or not isinstance(override, dict):
         return deepcopy(override)
@@ -46,9 +44,8 @@ def _other_kind(former: Any, new: Any) -> bool:
 def replace_form(document: YamlDocument, assignment: str) -> None:
     """Remove the fields of a document that an assignment replaces.
 
-    For example, ``--set workload.trace=FILE`` removes other forms of workload. An assignment to
-    ``hardware`` or one of its fields removes a profile, and an assignment to a profile removes the
-    hardware.
+    For example, ``workload.trace=FILE`` removes other kinds of workload, and an assignment to
+    ``hardware`` removes a profile.
     """
     keys = assignment.partition("=")[0].strip().split(".")
     if keys[0] in EXCLUSIVE:

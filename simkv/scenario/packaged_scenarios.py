@@ -12,10 +12,7 @@ from simkv.scenario.scenario_loader import load
 
 
 def find_scenarios_directory() -> Path:
-    """Return the directory of the packaged scenarios.
-
-    It is inside the package or, in a clone of the repository, next to the package.
-    """
+    """Return the directory of the packaged scenarios."""
     package = Path(__file__).parents[1]
     return next(
         (path for path in (package / "scenarios", package.parent / "scenarios") if path.is_dir()),
@@ -29,7 +26,7 @@ def list_packaged_scenarios() -> dict[str, Path]:
 
 
 def find_scenario(scenario: Path) -> Path:
-    """Return the path ``scenario`` if it is a file, or the path of the packaged scenario with this
+    """Return the path ``scenario`` if it is a file, or the path of the packaged scenario of this
     name.
 
     Raises InputError if there is neither.
@@ -77,9 +74,9 @@ class PackagedIncident:
 
 
 def find_incidents(names: Iterable[str] = ()) -> list[PackagedIncident]:
-    """Return the packaged incidents with the given names; without names, return all.
+    """Return the packaged incidents with the given names, or all.
 
-    An incident is a packaged scenario with a report and expectations. Raises InputError for an
+    An incident is a packaged scenario with a report and expected results. Raises InputError for an
     unknown name.
     """
     zoo = [PackagedIncident(path, load(path)) for path in list_packaged_scenarios().values()]

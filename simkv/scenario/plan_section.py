@@ -54,11 +54,10 @@ def _without_option(error: InputError, text: str) -> str:
 
 
 class PlanSection(BaseModel):
-    """Defaults of ``simkv plan`` for this scenario; command-line options take precedence.
+    """Defaults of ``simkv plan`` for this scenario. Command-line options override them.
 
-    ``smallest`` is a setting to minimize and ``largest`` is a setting to maximize, each with its
-    candidate values in the syntax of ``--over``. ``survive`` is the number of replicas that may
-    fail, 0 or 1. ``prices`` is the name of a file in the directory of the scenario.
+    ``smallest`` is a setting to minimize, and ``largest`` is a setting to maximize, with candidate
+    values in the syntax of ``--over``. ``survive`` is the number of replicas that may fail, 0 or 1.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)

@@ -1,6 +1,4 @@
-"""Fields of scenarios as plain data: fields that determine a run, and differences between two
-scenarios.
-"""
+"""Fields that determine a run, as plain data, and differences between two scenarios."""
 
 from __future__ import annotations
 
@@ -22,16 +20,15 @@ RUN_FIELDS = (*find_field_names(Scenario, FieldRole.ENGINE), *WORLD_FIELDS)
 
 
 def run_fields(scenario: Scenario, *, defaults: bool = True) -> dict[str, Any]:
-    """Return the fields that determine a run as plain data; the data of equal runs are equal.
+    """Return the fields that determine a run, as plain data.
 
-    The contents of files are not included; ``run_digest`` adds them. Without ``defaults``, fields
-    of a section that have their default value are omitted.
+    File contents are not included. Without ``defaults``, default values are left out.
     """
     return scenario.model_dump(include=set(RUN_FIELDS), exclude_defaults=not defaults)
 
 
 def find_profiles(scenario: Scenario) -> dict[tuple[str | int, ...], str]:
-    """Return the cost profiles of a scenario, by the path of the field that names them."""
+    """Return the cost profiles of a scenario, by path of the field."""
     groups = scenario.fleet.groups if scenario.fleet else []
     found: dict[tuple[str | int, ...], str] = {}
     if scenario.profile is not None:
@@ -43,9 +40,7 @@ def find_profiles(scenario: Scenario) -> dict[tuple[str | int, ...], str]:
 
 
 def find_custom_sources(scenario: Scenario) -> dict[tuple[str | int, ...], CustomCode]:
-    """Return the code of a scenario's custom schedulers, by the path of the field that names the
-    file.
-    """
+    """Return the code of a scenario's custom schedulers, by path of the field."""
     groups = scenario.fleet.groups if scenario.fleet else []
     engines: dict[tuple[str | int, ...], EngineConfig | None] = {("engine",): scenario.engine}
     for index, group in enumerate(groups):
@@ -59,9 +54,7 @@ def find_custom_sources(scenario: Scenario) -> dict[tuple[str | int, ...], Custo
 
 @dataclass(frozen=True)
 class FieldDifference:
-    """Field with different values in two scenarios; a value is None if the scenario lacks the
-    field.
-    """
+    """Field with different values in two scenarios. A value is None if the field is missing."""
 
     field: str
     before: Any
@@ -74,12 +67,10 @@ class FieldDifference:
 def find_differences(
     before: Scenario, after: Scenario, fields: Iterable[str] = RUN_FIELDS
 ) -> list[FieldDifference]:
-    """Return the differences between two scenarios in ``fields`` (default: all fields that
-    determine a run).
+    """Return the differences between two scenarios in the given fields.
 
-    If only one scenario has a section, the values that differ from the defaults are listed.
-    Settings that the launcher chose in both scenarios are omitted, because they result from other
-    settings.
+    By default, all fields that determine a run are compared. Settings that the launcher chose in
+    both scenarios are left out.
     """
     chosen = _chosen(before) & _chosen(after)
     names = [name for name in fields if getattr(before, name) != getattr(after, name)]
@@ -109,9 +100,7 @@ def _chosen(scenario: Scenario) -> set[str]:
 def _differences(
     path: tuple[Any, ...], values: tuple[Any, Any], short: tuple[Any, Any]
 ) -> Iterator[FieldDifference]:
-    """Yield the innermost fields that differ; ``short`` contains the same values without
-    defaults.
-    """
+    """Yield the innermost fields that differ. ``short`` contains the values without defaults."""
     a, b = values
     if a == b:
         return
@@ -124,7 +113,7 @@ def _differences(
 
 
 def _keys(a: Any, b: Any, short: tuple[Any, Any]) -> Iterable[Any] | None:
-    """Return the keys to compare in two values; None if the values are compared as a whole."""
+    """Return the keys to compare in two values, or None to compare the whole values."""
     if isinstance(a, dict) and isinstance(b, dict):
         return dict.fromkeys([*a, *b])
     if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):

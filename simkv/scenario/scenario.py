@@ -40,7 +40,7 @@ from simkv.workload.workload_section import Workload
 
 
 class Provenance(Section):
-    """Sources of the numbers in the scenario. Each source is one sentence."""
+    """Sources of the numbers in the scenario, each in one sentence."""
 
     given: list[str] = Field(default=[])
     """Values that the public report states."""
@@ -63,12 +63,11 @@ FigureName = Annotated[str, AfterValidator(_known_figure)]
 
 
 class PublishedFigures(Section):
-    """Metrics that the public report states for one variant, for comparison with the simulated
-    metrics.
+    """Metrics that the public report states for one variant.
 
     The keys of ``figures`` and ``at_least`` are named as in ``summary.json`` (``e2e_ms.mean``).
-    ``at_least`` contains lower bounds. ``e2e_s`` and ``finish_s`` are times of single requests by
-    id, in seconds.
+    ``at_least`` contains lower bounds. ``e2e_s`` and ``finish_s`` are times of single requests in
+    seconds, by request id.
     """
 
     figures: dict[FigureName, float] = Field(default={})
@@ -116,11 +115,10 @@ class StepScale(Section):
 
 
 class LoraSection(Section):
-    """Time to load a LoRA adapter: it is read from disk and then copied to the GPU.
+    """Time to load a LoRA adapter from disk and to copy it to the GPU.
 
-    The engine loads an adapter between two steps when it admits a request whose adapter is not
-    loaded. The defaults are assumptions: adapters for all linear layers of an 8B model at rank 16,
-    PCIe 4.0 and a local disk.
+    The engine loads an adapter between two steps. The defaults are assumptions: adapters for all
+    linear layers of an 8B model at rank 16, PCIe 4.0 and a local disk.
     """
 
     adapter_mib: Annotated[float, Field(gt=0)] = 80.0
@@ -135,17 +133,16 @@ class LoraSection(Section):
 
     @property
     def seconds(self) -> tuple[float, float]:
-        """Seconds to copy an adapter to the GPU, and seconds to read it from disk before that."""
+        """Seconds to copy an adapter to the GPU, and seconds to read it from disk."""
         size = self.adapter_mib * 2**20 / 1e9
         return size / self.host_gb_s, size / self.disk_gb_s
 
 
 class OffloadSection(Section):
-    """Time to copy KV to and from host memory, and between host memory and disk.
+    """Time to copy KV between GPU and host memory, and between host memory and disk.
 
-    The section applies to engines with blocks in host memory. The defaults are assumptions, which
-    are not calibrated: Llama-3.1-8B in bf16, PCIe 4.0, one NVMe disk. Copies that access GPU memory
-    slow down steps of a real engine; this is not modelled.
+    The defaults are assumptions, not calibrated: Llama-3.1-8B in bf16, PCIe 4.0, one NVMe disk. In
+    a real engine, copies also slow down steps; this is not modelled.
     """
 
     bytes_per_token: Annotated[float, Field(gt=0)] = 131072.0
@@ -166,9 +163,9 @@ class OffloadSection(Section):
 class DrafterSection(Section):
     """Time of the drafter in speculative decoding.
 
-    The default of `share` is 0.05. This is an assumption based on one layer of 32 with the
-    embedding and the output layer. For multi-token prediction with `hardware`, the time of one
-    layer of the model and its output head is used instead.
+    The default of `share`, 0.05, is an assumption: one layer of 32, the embedding and the output
+    layer. For multi-token prediction with `hardware`, the time of one layer and the output head is
+    computed.
     """
 
     share: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -179,7 +176,7 @@ class DrafterSection(Section):
 class FrontEndSection(Section):
     """Time of the API server in front of each engine.
 
-    Fields that are not set have values that are packaged with simkv.
+    Missing fields have values that are packaged with simkv.
     """
 
     request_ms: Annotated[float, Field(ge=0, le=1e6)] | None = None
@@ -197,12 +194,12 @@ class FrontEndSection(Section):
 class Scenario(Section):
     """An experiment: a workload, an engine with its settings, and the costs of its steps.
 
-    ``timeout`` (s) is the time that a client waits for its last token, ``horizon`` (s) ends the
-    run, and ``engine_ready`` (s) is the time at which the engine first reads its queue. Step costs
-    come from ``hardware`` or a ``profile``; exactly one of them is required. With ``pipeline``, the
-    three threads of ``fastdeploy`` run in parallel; without it, they run in lockstep. With
-    ``fleet``, the engine is one of several replicas behind a router. ``published`` and ``expect``
-    map variant names to values; in a file without variants, the name is ``run``.
+    Step costs come from either ``hardware`` or a ``profile``. ``timeout`` (s) is the time that a
+    client waits for its last token. ``horizon`` (s) is the end of the run. ``engine_ready`` (s) is
+    the time at which the engine first reads its queue. ``pipeline`` describes the three parallel
+    threads of ``fastdeploy``; without it, they run in lockstep. With ``fleet``, the engine is one
+    of several replicas behind a router. ``published`` and ``expect`` have one entry per variant;
+    without variants, the entry is named ``run``.
     """
 
     name: AboutField[ScenarioName]
@@ -356,9 +353,7 @@ def _ranks(engine: Any, hardware: Any) -> int:
 
 
 def _completed(scenario: dict[str, Any], group: Any) -> Any:
-    """Return a replica group; engine and hardware fields that it does not set come from the
-    scenario.
-    """
+    """Return a replica group. Missing engine and hardware fields come from the scenario."""
     if not isinstance(group, dict):
         return group
     changed = [name for name in ("engine", "hardware") if isinstance(group.get(name), dict)]
@@ -367,10 +362,10 @@ def _completed(scenario: dict[str, Any], group: Any) -> Any:
 
 
 class ScenarioFile(Scenario):
-    """A scenario file: a scenario with named overrides (variants), which are run and compared.
+    """A scenario with named overrides (variants), which are run and compared.
 
-    An override has the structure of a scenario; fields that it omits keep their values. ``plan`` is
-    used only by ``simkv plan``.
+    An override has the structure of a scenario. Missing fields keep the scenario's values. ``plan``
+    is used only by ``simkv plan``.
     """
 
     variants: dict[ScenarioName, dict[str, Any]] = Field(default={})

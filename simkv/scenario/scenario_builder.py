@@ -37,7 +37,7 @@ NUM_PROMPTS, INPUT_LEN, OUTPUT_LEN = 1000, 1024, 128
 
 @dataclass(frozen=True)
 class BuiltScenario:
-    """A scenario as a document, with notes for the user, and the launch line if there is one."""
+    """A scenario as a document, with notes for the user and the launch line, if any."""
 
     document: YamlDocument
     notes: tuple[str, ...]
@@ -45,10 +45,9 @@ class BuiltScenario:
 
 
 def build_scenario(options: ScenarioOptions) -> BuiltScenario:
-    """Build a scenario from options. Raises InputError that names the option if it is invalid.
+    """Build a scenario from options. Raises InputError with the name of an invalid option.
 
-    The GPU is required, and so is the model unless there is a launch line; a recipe has both.
-    Values are checked later, when the document is loaded.
+    A GPU is required. A model is required unless there is a launch line.
     """
     if options.recipe is None:
         built = _Builder(options)
@@ -117,8 +116,8 @@ class _Builder:
         return ENGINES[name]
 
     def _version(self, spec: EngineSpec) -> None:
-        """Set the engine variant: the variant that was given, or the one nearest to the release of
-        an image.
+        """Set the engine variant: the given variant, or the one nearest to the release of an
+        image.
         """
         asked, stated = self.options.version, self.line.version if self.line else None
         if asked is not None:
@@ -142,7 +141,7 @@ class _Builder:
             self.notes.append(f"{spec.name} {stated} is simulated with the rules of {variant}")
 
     def _ranks(self, spec: EngineSpec, model: str) -> None:
-        """Set tensor and data parallelism from options, which override the launch line."""
+        """Set tensor and data parallelism. Options override the launch line."""
         options = self.options
         if options.tp is not None:
             self._set("hardware.tp", options.tp, "tp")
@@ -178,7 +177,7 @@ class _Builder:
                 raise InputError(f"{find_flag(other)}: cannot be combined with {find_flag(name)}")
 
     def _trace(self, trace: Path) -> None:
-        """Set a workload that replays a trace or its busiest period; the speed can be increased."""
+        """Set a workload that replays a trace or its busiest period, at any speed."""
         options = self.options
         self._set("workload.trace", str(trace), "trace")
         names = {
@@ -240,7 +239,7 @@ class _Builder:
         return {"distribution": "uniform", "low": max(low, 1) + shared, "high": high + shared}
 
     def _set(self, path: str, value: Any, option: str | None) -> None:
-        """Set a field by its path; ``option`` is the field of ScenarioOptions that gave it."""
+        """Set the field at ``path``. ``option`` is the field of ScenarioOptions with the value."""
         keys = path.split(".")
         node = self.document.tree
         for key in keys[:-1]:
@@ -285,8 +284,8 @@ def make_name(model: str, *gpus: str) -> str:
 
 
 def find_modelled_variant(spec: EngineSpec, version: str) -> str | None:
-    """Return the name of the variant for an engine's version; None if simkv does not model the
-    version.
+    """Return the name of the variant for an engine's version, or None if simkv does not model
+    it.
     """
     found = find_version(version)
     plain = plain_release(version) or (found.base_version if found else version)
@@ -301,7 +300,7 @@ def find_modelled_variant(spec: EngineSpec, version: str) -> str | None:
 
 
 def nearest_variant(spec: EngineSpec, version: str) -> str:
-    """Return the modelled release that is nearest to a version that simkv does not model."""
+    """Return the modelled release that is nearest to a version."""
     releases = [name for name in spec.variants if plain_release(name) == name]
     if not releases:
         return str(spec.config().variant)

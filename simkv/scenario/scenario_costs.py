@@ -25,7 +25,7 @@ class ReplicaCosts:
     hardware: HardwareSection | None
 
     def load(self, folder: Path) -> CostProfile:
-        """Return the cost profile; paths are relative to ``folder``.
+        """Return the cost profile. Paths are relative to ``folder``.
 
         Raises InputError if the profile is missing or the hardware is invalid.
         """
@@ -49,10 +49,9 @@ class ReplicaCosts:
             _on_one_node(self.hardware)
 
     def count_draft_layers(self) -> int:
-        """Return the number of layers of the model if an additional layer proposes draft tokens.
+        """Return the number of layers of a model with an additional layer for draft tokens, or 0.
 
-        Returns 0 if no layer proposes draft tokens. Also returns 0 if the costs come from a
-        profile, because a profile does not state the number of layers.
+        The number is unknown, and thus 0, if the costs come from a profile.
         """
         if self.profile is not None or self.hardware is None:
             return 0
@@ -63,17 +62,15 @@ class ReplicaCosts:
     def gpus(self) -> int:
         """Number of GPUs of one replica; 1 without hardware.
 
-        Each of the ``dp`` ranks counts as a replica.
+        Each data-parallel rank counts as a replica.
         """
         return self.hardware.tp if self.hardware else 1
 
 
 def _on_one_node(section: HardwareSection) -> Hardware:
-    """Return the hardware. Raises InputError if its GPUs communicate over an interconnect of
-    unknown speed.
+    """Return the hardware. Raises InputError if its GPUs need an interconnect of unknown speed.
 
-    The data-parallel ranks of a dense model do not communicate; the ranks of a mixture-of-experts
-    model share its experts.
+    The data-parallel ranks of a dense model need no interconnect.
     """
     made = build_hardware(section)
     together = made.gpus if made.architecture.experts else made.tp
@@ -88,7 +85,7 @@ def _on_one_node(section: HardwareSection) -> Hardware:
 
 
 def find_replica_costs(scenario: Scenario, group: ReplicaGroup | None = None) -> ReplicaCosts:
-    """Return the costs of a group of replicas, or of the scenario's engine if there is no fleet."""
+    """Return the costs of a group of replicas, or of the scenario's engine without a fleet."""
     engine = (group and group.engine) or scenario.engine
     if group and (group.profile or group.hardware):
         return ReplicaCosts(engine, group.profile, group.hardware)
@@ -96,7 +93,7 @@ def find_replica_costs(scenario: Scenario, group: ReplicaGroup | None = None) ->
 
 
 def list_replica_costs(scenario: Scenario) -> Iterator[tuple[tuple[str | int, ...], ReplicaCosts]]:
-    """Yield the costs of all groups of replicas with the path of their field."""
+    """Yield the costs of all groups of replicas, with the path of the field."""
     if scenario.fleet is None:
         yield (_said_by(scenario),), find_replica_costs(scenario)
         return

@@ -20,11 +20,10 @@ from simkv.scenario.yaml_document import YamlDocument, read_document
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> dict[str, Scenario]:
-    """Return the variants of a scenario file by name; a file without variants has one, ``run``.
+    """Return the variants of a scenario file by name. A file without variants has one, ``run``.
 
-    ``overrides`` are assignments of the form ``path=value``, which are applied to the file before
-    its variants. Raises InputError that names the file, line and field, the problem and the
-    expected value.
+    ``overrides`` are assignments of the form ``path=value``, applied to the file before its
+    variants. Raises InputError with the file, line and field of each error.
     """
     return resolve_variants(read_document(path), overrides)
 
@@ -35,10 +34,10 @@ def resolve_variants(
     knobs: Sequence[str] = (),
     option: str = "--over",
 ) -> dict[str, Scenario]:
-    """Return the variants of a scenario file that has already been read.
+    """Return the variants of a scenario file that has been read.
 
-    ``overrides`` are assignments as in ``load``. ``knobs`` are further assignments, which were
-    given with another command-line option (``option``). They are applied after ``overrides``.
+    ``overrides`` are assignments as in ``load``. ``knobs`` are assignments from the command-line
+    option ``option``, which are applied after ``overrides``.
     """
     for name, assignments in (("--set", overrides), (option, knobs)):
         for assignment in assignments:
@@ -59,15 +58,13 @@ def resolve_variants(
 
 
 def list_variant_names(document: YamlDocument) -> list[str]:
-    """Return the names under ``variants`` in a file that has been read; the file may be invalid."""
+    """Return the names of the variants in a scenario file. The file may be invalid."""
     found = document.tree.get("variants")
     return [str(name) for name in found] if isinstance(found, dict) and found else ["run"]
 
 
 def select_variant(document: YamlDocument, name: str) -> None:
-    """Remove all other variants from a scenario file that has been read; the file may be
-    invalid.
-    """
+    """Remove all variants except ``name`` from a scenario file. The file may be invalid."""
     for section in ("variants", "expect", "published"):
         found = document.tree.get(section)
         if isinstance(found, dict) and "variants" in document.tree:
@@ -75,10 +72,9 @@ def select_variant(document: YamlDocument, name: str) -> None:
 
 
 def variant_names(document: YamlDocument, overrides: Sequence[str] = ()) -> list[str]:
-    """Return the variant names of a file; its engine may lack settings that a search will set
-    later.
+    """Return the names of the variants in a scenario file. Engine settings may be missing.
 
-    Missing settings are therefore not an error. Raises InputError for all other errors.
+    Raises InputError for all other errors.
     """
     try:
         return list(resolve_variants(document, overrides))
@@ -87,13 +83,13 @@ def variant_names(document: YamlDocument, overrides: Sequence[str] = ()) -> list
 
 
 def read_plan_section(document: YamlDocument) -> PlanSection:
-    """Return the ``plan`` section of a scenario file that has been read. Raises InputError."""
+    """Return the ``plan`` section of a scenario file. Raises InputError if it is invalid."""
     checked: ScenarioFile = _check(document, document.tree, ScenarioFile, incomplete=True)
     return checked.plan or PlanSection()
 
 
 def _check_costs(document: YamlDocument, scenarios: Mapping[str, Scenario]) -> None:
-    """Raise InputError if a cost profile is missing or invalid, or the hardware is invalid."""
+    """Raise InputError if a cost profile is missing or invalid, or if the hardware is invalid."""
     for name, scenario in scenarios.items():
         for field, costs in list_replica_costs(scenario):
             try:

@@ -18,7 +18,7 @@ class OptionHelp:
 
 @dataclass(frozen=True)
 class ScenarioOptions:
-    """Options that describe a server and its load; None means that the option is not given."""
+    """Options that describe a server and its load. None means that the option is not given."""
 
     recipe: Annotated[
         str | None,

@@ -22,7 +22,7 @@ from simkv.schedulers.engine_registry import ENGINES
 def json_schema() -> dict[str, Any]:
     """Return the JSON schema of scenario files, with a description of each field.
 
-    The schema is built once; callers must not modify it.
+    Callers must not modify the result, which is cached.
     """
     schema = TypeAdapter(ScenarioFile).json_schema(schema_generator=_DescribedSchema)
     whole = schema["$defs"]
@@ -38,9 +38,7 @@ def json_schema() -> dict[str, Any]:
 
 
 class _DescribedSchema(GenerateJsonSchema):
-    """Schema generator that takes descriptions from the field docstrings and adds the flags of
-    settings.
-    """
+    """Schema generator that adds field docstrings and command-line flags to the descriptions."""
 
     def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
         described = super().model_schema(schema)
@@ -57,10 +55,9 @@ _CONFIGS: dict[str, type[Any]] = {spec.config.__name__: spec.config for spec in 
 
 
 def _partial(node: Any) -> Any:
-    """Return a JSON schema without required fields.
+    """Return a JSON schema without required fields, as for variants.
 
-    It applies to variants, which contain only changed fields. The items of a list keep their
-    required fields, because a variant replaces a list as a whole.
+    List items keep their required fields, because a variant replaces a list as a whole.
     """
     if isinstance(node, list):
         return [_partial(value) for value in node]
@@ -77,10 +74,7 @@ def _partial(node: Any) -> Any:
 
 
 def known_fields(location: Sequence[str | int], data: Any) -> list[str]:
-    """Return the fields that the schema allows at ``location`` of ``data``.
-
-    If a part of the schema is a union, the values in ``data`` select its member.
-    """
+    """Return the fields that the schema allows at ``location`` of ``data``."""
     schema = json_schema()
     definitions = schema["$defs"]
     nodes = _alternatives([schema], definitions, data)
@@ -106,9 +100,7 @@ def _children(node: Mapping[str, Any], part: str | int) -> list[dict[str, Any]]:
 def _alternatives(
     nodes: Sequence[Mapping[str, Any]], definitions: Mapping[str, Any], value: Any
 ) -> list[Mapping[str, Any]]:
-    """Replace references in the nodes by their targets, and unions by the member that ``value``
-    selects.
-    """
+    """Resolve references in the nodes. Replace each union by the member that matches ``value``."""
     flat: list[Mapping[str, Any]] = []
     for node in nodes:
         if "$ref" in node:

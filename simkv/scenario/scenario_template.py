@@ -28,10 +28,9 @@ COLUMN = 36
 def write_template(
     document: YamlDocument, scenario: Scenario, notes: Sequence[str], folder: Path
 ) -> str:
-    """Return the text of a scenario file to be saved in ``folder``.
+    """Return the text of a scenario file for ``folder``, with a comment for each field.
 
-    Each field has its description as a comment. Settings that the engine's launcher chooses are
-    listed in comments, with their values on this hardware.
+    Settings that the engine's launcher chooses are listed in comments.
     """
     tree = _commented(document.copy().tree)
     workload = tree["workload"]
@@ -64,7 +63,7 @@ def write_template(
 
 
 def _texts(model: type) -> Mapping[str, str]:
-    """Return the first sentence of the description of each field."""
+    """Return the first sentence of each field's description."""
     return {name: text.split(". ")[0].rstrip(".") for name, text in read_field_docs(model).items()}
 
 
@@ -75,9 +74,7 @@ def _commented(node: Any) -> Any:
 
 
 def _describe(section: CommentedMap, texts: Mapping[str, str]) -> None:
-    """Add a field's description as a comment: after a simple value, or before the field of a
-    section.
-    """
+    """Add a field's description as a comment."""
     for name, value in section.items():
         text = " ".join(texts.get(name, "").split())
         if not text:

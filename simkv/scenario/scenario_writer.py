@@ -27,7 +27,7 @@ REQUIRED_FIELDS = tuple(
 
 
 def to_yaml(scenarios: Mapping[str, Scenario]) -> str:
-    """Return the text of a scenario file with these variants; see ``build_resolved_scenario``.
+    """Return the text of a scenario file with the given variants.
 
     A comment marks each setting that an engine's launcher chose.
     """
@@ -43,9 +43,8 @@ def to_yaml(scenarios: Mapping[str, Scenario]) -> str:
 
 
 def _mark(tree: dict[str, Any], place: FieldPath, settings: EngineSettings) -> None:
-    """Add a comment to each setting that the launcher chose, in the engine section at ``place``.
-
-    The section may be missing.
+    """Add a comment to each setting that the launcher chose in the engine section at ``place``, if
+    any.
     """
     node: Any = tree
     for key in place[:-1]:
@@ -67,11 +66,11 @@ def _child(node: Any, key: str | int) -> Any:
 
 
 def build_resolved_scenario(scenarios: Mapping[str, Scenario]) -> dict[str, Any]:
-    """Build a scenario file that reproduces these runs, with overrides and engine defaults applied.
+    """Build a scenario file that reproduces the given runs, with overrides and engine defaults
+    applied.
 
-    Values that all variants share, and the fields of the first variant that determine its run, are
-    written once at the top level. Files with profiles and custom schedulers are expected in the
-    directory of the scenario file.
+    Values that all variants share are written once at the top level. Profiles and custom schedulers
+    must be in the directory of the scenario file.
     """
     trees = {name: _tree(scenario) for name, scenario in scenarios.items()}
     first, *others = trees.values()
@@ -94,8 +93,7 @@ def build_resolved_scenario(scenarios: Mapping[str, Scenario]) -> dict[str, Any]
 def _tree(scenario: Scenario) -> dict[str, Any]:
     """Return a scenario as plain data, with the defaults of the fields that determine its run.
 
-    Defaults of the workload are omitted, because fields of one form of workload are invalid in
-    another.
+    Defaults of the workload are left out, because they are invalid for other kinds of workload.
     """
     short = {"workload", *ABOUT_FIELDS}
     tree = scenario.model_dump(exclude=short)
@@ -113,10 +111,7 @@ def _tree(scenario: Scenario) -> dict[str, Any]:
 
 
 def _cover(base: Any, given: Any, full: Any) -> Any:
-    """Return ``given`` with additional fields for which ``base`` has values.
-
-    These fields are set to their defaults, so that ``base`` does not change them.
-    """
+    """Return ``given``, completed with the defaults of the fields that ``base`` sets."""
     if not isinstance(base, dict) or not isinstance(given, dict):
         return given
     gone = find_other_form_fields(given)

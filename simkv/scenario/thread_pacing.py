@@ -15,18 +15,17 @@ PollInterval = Annotated[float, Field(ge=1e-6, allow_inf_nan=False)]
 
 
 class Pacing(Section):
-    """Timing of the three threads in seconds, and the maximum number of requests pulled at once.
+    """Timing of FastDeploy's three threads, in seconds.
 
-    The engine sleeps for ``schedule_interval`` after a call that returned no tasks. While the
-    worker has not taken the last tasks, the engine sleeps repeatedly for ``queue_interval``.
-    ``put_gap`` is the time to serialize the tasks, after a decision and before the tasks are put
-    into the worker's queue. ``step_gap`` is the time from the message of a step until the worker
-    takes tasks again. The token processor receives a message ``token_processor_lag`` after the end
-    of the step.
+    The engine sleeps for ``schedule_interval`` after a call that returned no tasks. The engine
+    sleeps for ``queue_interval`` while the worker has not taken the last tasks. ``put_gap`` is the
+    time from a decision until its tasks are in the worker's queue. ``step_gap`` is the time from
+    the message of a step until the worker takes new tasks. ``token_processor_lag`` is the time from
+    the end of a step until the token processor receives its message.
 
     The engine pulls new requests only while ``waiting`` is empty, at most ``max_prefill_num`` and
-    at most one per free slot. If ``max_prefill_num`` is null, it pulls all arrived requests. The
-    defaults of the two intervals and of this limit are FastDeploy's (``common_engine.py``,
+    at most one per free slot. If ``max_prefill_num`` is null, only the slots limit the number. The
+    defaults of the intervals and of ``max_prefill_num`` are FastDeploy's (``common_engine.py``,
     2026-01). The other durations depend on the machine.
     """
 

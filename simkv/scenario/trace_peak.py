@@ -15,8 +15,9 @@ _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def parse_duration(text: str, option: str) -> float:
-    """Return the seconds of a duration such as ``90``, ``30m`` or ``1h``. Raises InputError for
-    other text.
+    """Return the seconds of a duration such as ``90``, ``30m`` or ``1h``.
+
+    Raises InputError for any other text.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
     if not match or match[2] not in _UNITS or not float(match[1]):
@@ -27,7 +28,8 @@ def parse_duration(text: str, option: str) -> float:
 def find_peak_start(path: Path, seconds: float) -> tuple[float, int]:
     """Return the start (s) of the period with the most arrivals, and the number of arrivals in it.
 
-    Raises InputError if the trace cannot be read or has no arrival times.
+    ``seconds`` is the length of the period. Raises InputError if the trace cannot be read or has no
+    arrival times.
     """
     trace = cached_trace(path.resolve(), Selection(), "auto")
     if not trace.timed:

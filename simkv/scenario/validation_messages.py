@@ -27,7 +27,7 @@ def format_messages(
 ) -> list[str]:
     """Return one line per error: ``file:line: field: problem; expected value``.
 
-    Several errors at the same location give one line.
+    Errors at the same location share one line.
     """
     lines: dict[str, str] = {}
     for detail in details:
@@ -55,10 +55,9 @@ def find_location(tree: Any, location: Sequence[str | int]) -> Any:
 
 
 def _location(data: Any, loc: tuple[str | int, ...], names_a_field: bool) -> list[str | int]:
-    """Return pydantic's location of an error without the parts that do not exist in the file.
+    """Return pydantic's location of an error without parts that do not exist in the file.
 
-    These parts are the tags of unions. If ``names_a_field``, the last part is the name of a field.
-    It stays in the result even if the field is missing in the file.
+    With ``names_a_field``, the last part is the name of a field, which may be missing in the file.
     """
     location: list[str | int] = []
     node = data

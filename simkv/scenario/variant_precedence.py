@@ -1,6 +1,4 @@
-"""Detect fields that variants override; a value for all variants has no effect on these
-variants.
-"""
+"""Detect fields that variants override."""
 
 from __future__ import annotations
 
@@ -17,8 +15,7 @@ _MARK = "set for all variants"
 def find_overriding_variants(document: YamlDocument, path: str) -> dict[str, Any]:
     """Return the variants that override the field at ``path`` or its parents, with their values.
 
-    The value is None if the variant selects another engine, workload or router and does not set the
-    field, so that the field has its default.
+    The value is None if the variant replaces a parent without setting the field.
     """
     keys = path.split(".")
     if keys[0] == "variants":
@@ -39,9 +36,7 @@ def find_overriding_variants(document: YamlDocument, path: str) -> dict[str, Any
 def override_notes(
     document: YamlDocument, assignments: Sequence[str], option: str = "--set"
 ) -> list[str]:
-    """Return a sentence for each assignment that has no effect on a variant, and for each such
-    variant.
-    """
+    """Return a sentence for each assignment that a variant overrides."""
     notes = []
     for assignment in assignments:
         path = assignment.partition("=")[0].strip()

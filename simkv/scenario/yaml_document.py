@@ -31,7 +31,7 @@ _TOO_LONG = re.compile(r"\d[\d_]{4000}")
 
 
 class _Shallow(Scanner):
-    """Scanner that stops at deep nesting, which the reader would take half a minute to read."""
+    """Scanner that rejects deep nesting, which would take half a minute to read."""
 
     def fetch_flow_collection_start(self, TokenClass: Any, to_push: Any) -> None:
         self._check(len(self.flow_context))
@@ -48,7 +48,7 @@ class _Shallow(Scanner):
 
 
 class _ShallowWithLines(_Shallow, RoundTripScanner):
-    """Scanner with a depth limit, used by the reader that preserves lines and comments."""
+    """Scanner that rejects deep nesting and preserves lines and comments."""
 
 
 def _reader(*, lines: bool) -> YAML:
@@ -60,7 +60,7 @@ def _reader(*, lines: bool) -> YAML:
 class YamlDocument:
     """A YAML file as plain data (``tree``), with the origin of each value.
 
-    The origin is the line of the file or the command-line option that sets the value.
+    The origin is a line of the file, or a command-line option.
     """
 
     def __init__(self, path: Path, data: Any) -> None:
@@ -75,9 +75,9 @@ class YamlDocument:
         return other
 
     def override(self, assignment: str, option: str = "--set") -> None:
-        """Apply a ``path=value`` assignment. Raises InputError if it is invalid.
+        """Apply a ``path=value`` assignment from the command-line option ``option``.
 
-        ``option`` is the command-line option that contained the assignment.
+        Raises InputError if it is invalid.
         """
         given = f"{option} {assignment[:SHOWN]}{'…' if len(assignment) > SHOWN else ''}"
         target, equals, text = assignment.partition("=")
@@ -112,8 +112,8 @@ class YamlDocument:
         self.given_by[tuple(keys)] = given
 
     def place(self, location: Sequence[str | int]) -> str:
-        """Return ``file:line``, or the option, for the value at ``location`` or the nearest parent
-        that exists.
+        """Return ``file:line`` or the option for the value at ``location``, or for its nearest
+        parent.
         """
         keys = tuple(str(part) for part in location)
         for length in range(len(keys), 0, -1):
@@ -182,7 +182,9 @@ def read_document(path: Path) -> YamlDocument:
 
 
 def _count_values(source: str, data: Any) -> None:
-    """Reject aliases that expand to too many values (a "YAML bomb") or contain themselves."""
+    """Reject a file in which aliases expand to too many values (a "YAML bomb") or contain
+    themselves.
+    """
     sizes: dict[int, int] = {}
     open_nodes: set[int] = set()
 

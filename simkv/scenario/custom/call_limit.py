@@ -1,9 +1,7 @@
 """Time limit of one call of a custom scheduler.
 
 A call that loops forever is interrupted, so that every run ends. An interval timer checks the
-duration of calls, so the calls themselves need no additional system call. Only calls on the main
-thread can be interrupted, and only if the operating system has interval timers and the process does
-not use the real-time timer for another purpose.
+duration of calls. Only calls on the main thread can be interrupted.
 """
 
 from __future__ import annotations
@@ -29,12 +27,12 @@ TICK = 0.5
 class CallTimeout(BaseException):
     """Raised if a call exceeds its time limit.
 
-    It is not a subclass of Exception, so code that catches Exception in the call does not catch it.
+    Code that catches Exception does not catch it.
     """
 
 
 class _Timer:
-    """Interval timer of this process; it stops by itself if no call is in progress."""
+    """Interval timer of this process. It stops by itself if no call is in progress."""
 
     def __init__(self) -> None:
         self.inside = False
@@ -45,7 +43,7 @@ class _Timer:
         self._main = threading.main_thread().ident
 
     def reset(self) -> None:
-        """Reset the state after a fork, because the child process does not inherit the timer."""
+        """Reset the state in a child process after a fork."""
         self.inside = self._ticking = False
         self._main = threading.main_thread().ident
 
@@ -64,7 +62,7 @@ class _Timer:
             signal.setitimer(signal.ITIMER_REAL, TICK, TICK)
 
     def stop(self) -> None:
-        """Stop the timer. If it kept running, its signal would kill the process at exit."""
+        """Stop the timer. A timer that keeps running would kill the process at exit."""
         if self._ticking:
             signal.setitimer(signal.ITIMER_REAL, 0.0)
             signal.signal(signal.SIGALRM, self._before)
@@ -88,7 +86,9 @@ if hasattr(os, "register_at_fork"):
 
 
 def call_in_time(call: Callable[[], Answer]) -> Answer:
-    """Return the result of ``call``. Raises CallTimeout if it exceeds the limits."""
+    """Call ``call`` and return its result. Raises CallTimeout if the call exceeds its time
+    limit.
+    """
     if not _TIMER.usable:
         return call()
     _TIMER.enter()
@@ -99,5 +99,5 @@ def call_in_time(call: Callable[[], Answer]) -> Answer:
 
 
 def limits_exceeded() -> str:
-    """Return an error text with the limits on CPU time and wall-clock time that a call exceeded."""
+    """Return an error text with the limits of CPU time and wall-clock time."""
     return f"used more than {CPU_SECONDS:g} s of CPU time or {WALL_SECONDS:g} s of wall-clock time"

@@ -1,7 +1,7 @@
 """Load the code of custom schedulers, if the user trusts it.
 
-Code comes from an installed package (entry points ``simkv.schedulers``), or from a file if the
-command allows it with ``--trust`` or ``trust=True``. A scenario file alone cannot allow it.
+Code comes from an installed package (entry points ``simkv.schedulers``) or from a file. Code from a
+file requires ``--trust`` or ``trust=True``.
 """
 
 from __future__ import annotations
@@ -49,16 +49,13 @@ class CustomCode:
 
 
 def set_trust(yes: bool) -> None:
-    """Set for this process whether files that scenarios name may be executed."""
+    """Set whether this process may execute files that scenarios name."""
     _TRUSTED.set(yes)
 
 
 @contextmanager
 def override_trust(yes: bool) -> Iterator[None]:
-    """Allow the execution of files within this context if ``yes``.
-
-    If the execution was allowed before, it remains allowed.
-    """
+    """Allow the execution of files within this context if ``yes``."""
     token = _TRUSTED.set(yes or _TRUSTED.get())
     try:
         yield
@@ -67,7 +64,7 @@ def override_trust(yes: bool) -> Iterator[None]:
 
 
 def is_trusted() -> bool:
-    """Return whether files that scenarios name may be executed now."""
+    """Return whether this process may execute files that scenarios name."""
     return _TRUSTED.get()
 
 
@@ -84,8 +81,7 @@ def _points() -> tuple[EntryPoint, ...]:
 def _in_current_folder(point: EntryPoint) -> bool:
     """Return whether the package is in the current directory or a relative PYTHONPATH entry.
 
-    Such a package does not count as installed, because it may have been downloaded together with a
-    scenario.
+    Such a package does not count as installed, because it may belong to a downloaded scenario.
     """
     if point.dist is None:
         return False
@@ -104,7 +100,7 @@ def list_installed_schedulers() -> list[str]:
 def load_from_package(name: str) -> tuple[Any, CustomCode]:
     """Return the scheduler class ``name`` of an installed package, and the code of its file.
 
-    Raises InputError if no package provides it, or if it cannot be loaded.
+    Raises InputError if no package provides the class, or if it cannot be loaded.
     """
     for point in _points():
         if point.name == name:
@@ -123,7 +119,7 @@ def load_from_package(name: str) -> tuple[Any, CustomCode]:
 def load_from_file(path: Path, name: str) -> tuple[Any, CustomCode]:
     """Return the scheduler class in a file, and its code.
 
-    Raises InputError if files are not trusted, or if the file defines no such scheduler.
+    Raises InputError if files are not trusted, or if the file does not define the class.
     """
     if not is_trusted():
         raise InputError(
@@ -144,9 +140,9 @@ def load_from_file(path: Path, name: str) -> tuple[Any, CustomCode]:
 
 @lru_cache(maxsize=64)
 def load_scheduler_class(source: CustomCode, name: str) -> Any:
-    """Return the scheduler class that the code defines: the only one, or the class called ``name``.
+    """Return the scheduler class in the code: the only one, or the one called ``name``.
 
-    Raises InputError if the code cannot be executed or defines no such class.
+    Raises InputError if the code cannot be executed or does not define the class.
     """
     module = ModuleType(f"simkv_own_{source.digest[:16]}")
     module.__file__ = source.path
@@ -172,9 +168,9 @@ def load_scheduler_class(source: CustomCode, name: str) -> Any:
 
 
 def find_error_line(error: BaseException, path: str) -> int | None:
-    """Return the line of the file ``path`` that is nearest to the place of an error, or None.
+    """Return the line of the file ``path`` at which an error occurred, or None.
 
-    The line is taken from the traceback of the error.
+    The line is the innermost one of this file in the traceback.
     """
     line, trace = None, error.__traceback__
     while trace is not None:
@@ -187,8 +183,7 @@ def find_error_line(error: BaseException, path: str) -> int | None:
 def line_of_method(of: type[Any], path: str, name: str) -> int:
     """Return the first line of a method in the file ``path``.
 
-    If the file does not define the method, the result is the line of ``decide`` or ``schedule`` or,
-    if the file defines neither, 1.
+    If the file does not define the method, return the line of ``decide`` or ``schedule``, or 1.
     """
     for one in (name, "decide", "schedule"):
         found = getattr(of, one, None)

@@ -1,4 +1,4 @@
-"""Custom schedulers as engines: their configs and specs, and their transfer to worker processes."""
+"""Configs and specifications of custom schedulers, and their transfer to worker processes."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ CUSTOM_VARIANT = "own"
 def build_custom_spec(name: str, file: str | None, folder: Path) -> EngineSpec:
     """Return the specification of the custom scheduler ``name``.
 
-    Its code is in ``file``, relative to ``folder``, or in an installed package if ``file`` is None.
-    Raises InputError if the code is not trusted or does not define a scheduler.
+    Its code is in ``file``, or in an installed package if ``file`` is None. Raises InputError if
+    the code is not trusted or does not define a scheduler.
     """
     if file is None:
         of, source = sources.load_from_package(name)
@@ -37,7 +37,7 @@ def build_custom_spec(name: str, file: str | None, folder: Path) -> EngineSpec:
 
 
 def find_custom_code(config: Any) -> CustomCode | None:
-    """Return the code of a config's custom scheduler; None for packaged engines."""
+    """Return the code of a config's custom scheduler, or None for a packaged engine."""
     found: CustomCode | None = getattr(config, "own_source", None)
     return found
 
@@ -111,7 +111,7 @@ def _changed(engine: EngineSpec, build: Callable[[Any], GuardedScheduler]) -> En
 
 
 def _config_of(of: type[Any], source: CustomCode) -> type[Any]:
-    """Return the config class of a scheduler class, which is the type annotation of its attribute
+    """Return the config class of a scheduler class: the type annotation of its attribute
     ``config``.
     """
     try:
@@ -138,9 +138,7 @@ def _reduce(config: Any) -> tuple[Any, ...]:
 
 
 def _again(name: str, file: str | None, source: CustomCode, knobs: Mapping[str, Any]) -> Any:
-    """Build a config again from the same code in another process, without another check of
-    trust.
-    """
+    """Build the config in another process from the same code, without another check of trust."""
     of = sources.load_scheduler_class(source, name) if file else sources.load_from_package(name)[0]
     return _spec(name, file, of, source).config(**knobs)
 

@@ -1,8 +1,7 @@
 """Detection of files that a custom scheduler reads while it makes decisions.
 
-A file may contain future requests, which a scheduler must not know. An audit hook
-(``sys.addaudithook``, PEP 578) reports every file that is opened. Imports of code, and files that
-the scheduler reads when it is built, are ignored.
+Such a file may contain future requests. An audit hook (``sys.addaudithook``, PEP 578) reports every
+file that is opened. Imported code and files that are read during construction are ignored.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ _inside: dict[int, list[str]] = {}
 
 @contextmanager
 def watch_file_reads() -> Iterator[list[str]]:
-    """Yield a list that collects the files that this thread opens for reading within the context.
+    """Yield a list of the files that this thread opens for reading within the context.
 
-    Files with code are not collected.
+    Files with code are left out.
     """
     _listen()
     thread = threading.get_ident()

@@ -1,7 +1,7 @@
 """Validation of the results of a custom scheduler against the requests that it received.
 
-The tracker counts computed and emitted tokens per request without asking the scheduler. An invalid
-batch or completion raises ``BatchError`` before the engine uses it.
+The tracker counts the computed and emitted tokens of each request itself. An invalid result raises
+``BatchError`` before the engine uses it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ KINDS, WHYS, NEEDS = get_args(BatchKind), get_args(WaitReason), get_args(Preempt
 class BatchError(Exception):
     """Raised for an invalid result of a custom scheduler.
 
-    It has the violated ``law``, a text ``what`` about the error, and the ``requests`` involved.
+    ``law`` is the name of the violated law, ``what`` describes the error, and ``requests`` are the
+    ids of the affected requests.
     """
 
     def __init__(self, law: str, what: str, requests: Iterable[int] = ()) -> None:
@@ -62,7 +63,7 @@ class TrackedRequest:
 
     @property
     def length(self) -> int:
-        """Number of prompt tokens and emitted tokens."""
+        """Number of prompt tokens and emitted tokens in total."""
         return self.prompt.prompt_tokens + self.emitted
 
     @property
@@ -72,11 +73,11 @@ class TrackedRequest:
 
 
 class RequestTracker:
-    """Unfinished requests of a scheduler by id.
+    """Unfinished requests of a scheduler, by id.
 
-    ``rows`` is false for packaged engines with a custom policy, whose batches are not checked
-    request by request. ``tokens`` is true if computed tokens can be tracked. This requires that the
-    scheduler is not pipelined and that its batches list all decodes.
+    ``rows`` is true if batches are checked request by request, which excludes packaged engines with
+    a custom policy. ``tokens`` is true if computed tokens can be counted, which excludes schedulers
+    with several batches in flight.
     """
 
     def __init__(self, num_blocks: int, block_size: int, *, rows: bool, tokens: bool) -> None:
@@ -99,7 +100,7 @@ class RequestTracker:
                 self._blocks -= self._needs(r.computed)
 
     def check_batch(self, batch: Any) -> None:
-        """Check a decision and update the tracked requests. Raises BatchError if it is invalid."""
+        """Check a batch and update the tracked requests. Raises BatchError if it is invalid."""
         if not isinstance(batch, Batch):
             raise BatchError("answers", f"found {batch!r}, expected a Batch")
         if self.rows:
@@ -118,8 +119,9 @@ class RequestTracker:
         self._count_idle(0 if batch.emits or batch.decodes or not self.requests else 1)
 
     def check_completion(self, batch: Batch, ended: Collection[int], completion: Any) -> None:
-        """Check the completion of a step and update the tracked requests. Raises BatchError if it
-        is invalid.
+        """Check the completion of a step and update the tracked requests.
+
+        Raises BatchError if it is invalid.
         """
         if not isinstance(completion, Completion):
             raise BatchError("answers", f"found {completion!r}, expected a Completion")
@@ -161,8 +163,9 @@ class RequestTracker:
             raise BatchError("leaps", f"found {steps!r}, expected 1 to {most}")
 
     def check_skipped(self, free: Any, steps: int) -> None:
-        """Update the tracked requests after skipped steps. Raises BatchError if ``free`` is
-        invalid.
+        """Update the tracked requests after skipped steps.
+
+        ``free`` is the number of free blocks after each step. Raises BatchError if it is invalid.
         """
         good = isinstance(free, list) and len(free) == steps
         if not (good and all(isinstance(n, int) and 0 <= n <= self._num_blocks for n in free)):
@@ -202,7 +205,7 @@ class RequestTracker:
                 raise BatchError("answers", what)
 
     def _check_references(self, batch: Batch) -> None:
-        """Check that the batch contains only known requests and known reasons."""
+        """Check that the batch names only unfinished requests and valid reasons."""
         self._expect_known([i for i, _ in batch.scheduled], "Batch.scheduled")
         for name in ("emits", "preempted", "ignored", "lost", "joined"):
             self._expect_known(getattr(batch, name), f"Batch.{name}")
@@ -281,7 +284,7 @@ class RequestTracker:
     def _compute(self, i: int, tokens: Any, context: Any) -> bool:
         """Count the tokens that a batch computes for request ``i``.
 
-        Returns whether all tokens of the request are computed afterwards.
+        Return whether all tokens of the request are then computed.
         """
         r = self.requests[i]
         if not self.tokens:  # tokens are not tracked, so only the total is checked

@@ -1,8 +1,8 @@
 """Guard of a custom scheduler in a run: time limit per call and validation of results.
 
-A call that raises an exception, exceeds its time limit or returns an invalid result stops the
-engine with a verdict (``Batch.fatal``); the run still has metrics. ``simkv check-scheduler`` has
-further checks; see ``simkv.scenario.custom.scheduler_laws``.
+A call that raises an exception, exceeds its time limit or returns an invalid result ends the run
+with a verdict (``Batch.fatal``). ``simkv.scenario.custom.scheduler_laws`` has further checks for
+``simkv check-scheduler``.
 """
 
 from __future__ import annotations
@@ -32,9 +32,7 @@ OPTIONAL_METHODS = ("set_time", "moved", "finish_disk_transfers")
 
 
 def is_engine_class(of: type[Any]) -> bool:
-    """Return whether a class extends a packaged scheduler, whose batches are not checked request by
-    request.
-    """
+    """Return whether a class extends a packaged scheduler."""
     return any(base.__module__.startswith("simkv.schedulers.") for base in of.__mro__)
 
 
@@ -50,8 +48,8 @@ class GuardedScheduler:
     """Custom scheduler whose failures cannot break the engine.
 
     Implements ``simkv.core.scheduler_protocol.Scheduler``. ``failure`` describes the first failure,
-    if any. After a failure, the inner scheduler is not called again, and the next batch ends the
-    run (``Batch.fatal``). Raises InputError if the scheduler cannot be built.
+    or is empty. After a failure, the next batch ends the run (``Batch.fatal``). Raises InputError
+    if the scheduler cannot be built.
     """
 
     def __init__(self, build: Callable[[], Any], of: type[Any], source: CustomCode) -> None:
@@ -111,7 +109,7 @@ class GuardedScheduler:
         return batch
 
     def complete(self, batch: Batch, ended: Collection[int]) -> Completion:
-        """Report to the scheduler that a step has run."""
+        """Report a completed step to the scheduler and return its answer."""
 
         def complete() -> Completion:
             completion: Completion = self._inner.complete(batch, ended)
@@ -136,9 +134,9 @@ class GuardedScheduler:
         return self._call("leap", leap, 1)
 
     def skip(self, steps: int) -> list[int]:
-        """Report that ``steps`` steps with the same batch have run.
+        """Report ``steps`` steps with the same batch to the scheduler.
 
-        Returns the number of free blocks after each of them.
+        Returns the number of free blocks after each step.
         """
 
         def skip() -> list[int]:
@@ -203,7 +201,7 @@ class GuardedScheduler:
     def _call(
         self, name: str, call: Callable[[], Answer], otherwise: Answer, about: int | None = None
     ) -> Answer:
-        """Return the result of ``call``, or ``otherwise`` if this or an earlier call failed."""
+        """Return the result of ``call``, or ``otherwise`` if a call has failed."""
         if self.failure:
             return otherwise
         try:

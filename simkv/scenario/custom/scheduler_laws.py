@@ -1,8 +1,7 @@
 """Laws of custom schedulers, checked at each call by ``simkv check-scheduler``.
 
-A ``CheckedScheduler`` behaves like the scheduler that it wraps. If that scheduler violates a law,
-``LawViolation`` is raised with the law, the step and the line. A normal run does not check the
-laws; it only uses a guard (see ``simkv.scenario.custom.scheduler_guard``).
+A ``CheckedScheduler`` behaves like the scheduler that it wraps. It raises ``LawViolation`` if the
+scheduler violates a law. A normal run uses only ``simkv.scenario.custom.scheduler_guard``.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ LAWS = {
 class LawViolation(InputError):
     """Raised if a scheduler violates ``law``.
 
-    ``step`` is the number of the decision, and ``line`` is a line of the scheduler's file.
+    ``step`` is the number of the schedule call, and ``line`` is a line of the scheduler's file.
     """
 
     def __init__(self, law: str, what: str, path: str, line: int, step: int | None) -> None:
@@ -56,7 +55,7 @@ class LawViolation(InputError):
 
 
 class CheckedScheduler:
-    """Custom scheduler whose calls are checked against the laws.
+    """Custom scheduler that is checked against the laws at each call.
 
     Implements ``simkv.core.scheduler_protocol.Scheduler``.
     """
@@ -92,7 +91,7 @@ class CheckedScheduler:
         self._call("add", lambda: self.inner.add(seen))
 
     def schedule(self) -> Batch:
-        """Return the batch of the next step after checking it."""
+        """Return the batch of the next step. Raises LawViolation if it is invalid."""
         self.step += 1
         batch: Batch = self._call("schedule", self.inner.schedule)
         self._track("schedule", lambda: self._tracker.check_batch(batch))
@@ -105,7 +104,9 @@ class CheckedScheduler:
         return batch
 
     def complete(self, batch: Batch, ended: Collection[int]) -> Completion:
-        """Report that a step has run, and check the result."""
+        """Tell the scheduler that a step has run. Raises LawViolation if its completion is
+        invalid.
+        """
         completion: Completion = self._call("complete", lambda: self.inner.complete(batch, ended))
         self._track("complete", lambda: self._tracker.check_completion(batch, ended, completion))
         for i in completion.finished:
@@ -127,9 +128,9 @@ class CheckedScheduler:
         return int(steps)
 
     def skip(self, steps: int) -> list[int]:
-        """Report that ``steps`` steps with the same batch have run.
+        """Report ``steps`` steps with the same batch to the scheduler.
 
-        Returns the number of free blocks after each of them.
+        Returns the number of free blocks after each step.
         """
         free = self._call("skip", lambda: self.inner.skip(steps))
         self._track("skip", lambda: self._tracker.check_skipped(free, steps))
@@ -267,7 +268,7 @@ class CheckedScheduler:
         raise LawViolation(law, what, self._source.shown, self._line(call), self.step)
 
     def broken(self, law: str, what: str, step: int | None) -> LawViolation:
-        """Return a violation that was found by comparison with another run of the same requests."""
+        """Return a violation that was detected by comparing two runs of the same requests."""
         return LawViolation(law, what, self._source.shown, self._line("schedule"), step)
 
     def _line(self, name: str) -> int:

@@ -62,9 +62,8 @@ class CustomConfig:
 class CustomRequest:
     """Request as a scheduler sees it.
 
-    ``computed`` is the number of tokens whose KV was computed, and ``emitted`` is the number of
-    tokens sent to the client. ``preemptions`` is the number of preemptions, and ``waited`` is the
-    number of decisions in which the request stayed in the queue.
+    ``computed`` is the number of tokens with computed KV. ``emitted`` is the number of tokens sent
+    to the client. ``waited`` is the number of steps that the request has spent in the queue.
     """
 
     prompt: Prompt
@@ -80,14 +79,12 @@ class CustomRequest:
 
     @property
     def length(self) -> int:
-        """Number of prompt tokens and emitted tokens."""
+        """Number of prompt tokens and emitted tokens in total."""
         return self.prompt.prompt_tokens + self.emitted
 
     @property
     def left(self) -> int:
-        """Number of tokens to compute before the next token is emitted; 1 if the request
-        decodes.
-        """
+        """Number of tokens to compute before the next token is emitted; 1 during decode."""
         return self.length - self.computed
 
 
@@ -95,7 +92,7 @@ class CustomScheduler:
     """Base class of custom schedulers.
 
     Subclasses implement ``decide``, which calls ``compute`` and ``preempt``. ``waiting`` and
-    ``running`` are in order of arrival unless ``decide`` changes the order.
+    ``running`` are lists of requests in order of arrival.
     """
 
     config: CustomConfig
@@ -121,7 +118,7 @@ class CustomScheduler:
         return self.blocks(r, tokens) <= self.pool.free
 
     def compute(self, batch: Batch, r: CustomRequest, tokens: int) -> None:
-        """Compute ``tokens`` tokens of a request in this step; a waiting request starts to run."""
+        """Compute ``tokens`` tokens of a request in this step. A waiting request starts to run."""
         if r in self.waiting:
             self.waiting.remove(r)
             self.running.append(r)
@@ -205,15 +202,16 @@ class CustomScheduler:
         return len(self.running)
 
     def leap(self, most: int) -> int:  # noqa: ARG002
-        """Return the number of steps, at most ``most``, for which the batch stays the same; 1 is
-        always correct.
+        """Return the number of steps, at most ``most``, for which the batch stays the same.
+
+        Subclasses may always return 1.
         """
         return 1
 
     def skip(self, steps: int) -> list[int]:
         """Update the state for ``steps`` identical steps.
 
-        Subclasses must implement this if their ``leap`` returns more than 1.
+        Subclasses whose ``leap`` returns more than 1 must implement it.
         """
         raise NotImplementedError("implement skip(self, steps), because leap returned more than 1")
 
@@ -230,9 +228,9 @@ class CustomScheduler:
         return self.pool.holdings()
 
     def fingerprint(self) -> Hashable:
-        """Return the state that determines future decisions.
+        """Return the state that determines future batches.
 
-        If ``decide`` uses additional state, subclasses must include it.
+        Subclasses must add their own state.
         """
         rows = [(r.id, r.computed, r.emitted) for r in (*self.running, *self.waiting)]
         return tuple(rows), len(self.waiting), self.pool.free

@@ -6,9 +6,9 @@ class Shortest(CustomVllmScheduler):
     def waiting_order(self, r: PolicyRequest) -> float:
         return r.prompt_tokens
 
-A policy makes decisions that a class for vLLM's ``--scheduler-cls`` can make before it calls vLLM's
-``schedule`` method. The class therefore needs no copy of this method. A policy uses only
-``self.config`` and its arguments, so that ``simkv export-scheduler`` can export it to vLLM.
+A policy uses only ``self.config`` and its arguments, so that ``simkv export-scheduler`` can export
+it to vLLM. In vLLM, a class for ``--scheduler-cls`` applies the policy before it calls vLLM's
+``schedule`` method.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAX_COUNTED_PREEMPTIONS = 64
 
 @dataclass(frozen=True)
 class CustomVllmConfig(VllmConfig):
-    """vLLM's settings; a subclass adds the settings of its policy.
+    """vLLM's settings. A subclass adds the settings of its policy.
 
     ``policy`` must be ``fcfs``.
     """
@@ -57,7 +57,7 @@ class CustomVllmConfig(VllmConfig):
 
 
 class PolicyRequest(NamedTuple):
-    """Request as a policy sees it: lengths in tokens, ``arrival`` in seconds."""
+    """Request as a policy sees it. Lengths are in tokens, and ``arrival`` is in seconds."""
 
     prompt_tokens: int
     max_tokens: int
@@ -69,7 +69,7 @@ class PolicyRequest(NamedTuple):
 
 
 class CustomVllmScheduler(VllmScheduler):
-    """vLLM's scheduler with decisions that a subclass overrides."""
+    """vLLM's scheduler with a policy that a subclass defines."""
 
     # If VllmScheduler is compiled, ``copy`` must also copy the attributes of this class.
     __mypyc_attrs__ = (*getattr(VllmScheduler, "__mypyc_attrs__", ()), "__dict__")
@@ -82,18 +82,15 @@ class CustomVllmScheduler(VllmScheduler):
         self._preempted: dict[int, int] = {}
 
     def waiting_order(self, r: PolicyRequest) -> Any:  # noqa: ARG002
-        """Return the sort key of a waiting request.
-
-        The request with the smallest key is first in the queue, and requests with equal keys keep
-        their order. The queue is sorted before each step.
+        """Return the sort key of a waiting request. The request with the smallest key is first in
+        the queue.
         """
         return 0
 
     def running_order(self, r: PolicyRequest) -> Any:  # noqa: ARG002
         """Return the sort key of a running request.
 
-        In the sorted order, the first requests get tokens first, and the last requests are
-        preempted first.
+        Requests with small keys get tokens first. Requests with large keys are preempted first.
         """
         return 0
 
@@ -102,9 +99,8 @@ class CustomVllmScheduler(VllmScheduler):
         waiting: Sequence[PolicyRequest],  # noqa: ARG002
         running: Sequence[PolicyRequest],  # noqa: ARG002
     ) -> int | None:
-        """Return the maximum number of running requests, which limits the admission of requests.
-
-        None means the configured limit.
+        """Return the maximum number of running requests for this step; None means the configured
+        value.
         """
         return None
 
@@ -143,13 +139,13 @@ class CustomVllmScheduler(VllmScheduler):
         return batch
 
     def leap(self, most: int) -> int:  # noqa: ARG002
-        """Return 1, because a policy may decide differently in the next step."""
+        """Return 1, because a policy may change the batch in each step."""
         return 1
 
     def fingerprint(self) -> Any:
-        """Return the state that determines future decisions.
+        """Return the state that determines future batches.
 
-        Large preemption counts are replaced by a maximum, so that the number of states is finite.
+        Preemption counts are limited to a maximum, so that the number of states is finite.
         """
         often = tuple(
             (i, min(count, MAX_COUNTED_PREEMPTIONS)) for i, count in self._preempted.items()
