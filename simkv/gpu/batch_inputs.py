@@ -1,9 +1,9 @@
 """A batch as the device sees it: flat integer arrays of a fixed size, and stored block tables.
 
-A *seat* is a request's row in the device's token store and block tables. Token slots contain the
-decodes first, one token each, then the tokens of the prefills one after the other, then padding.
-Row slots contain the decodes, padding, the prefills, padding. Padding belongs to the scratch seat,
-whose block table contains only the null block, and has length 0.
+A *seat* is a request's index in the device's token store and block tables. Each token has a token
+slot, and each request of the step has a row slot. Decodes come first in both kinds of slots, then
+prefills. Unused slots are padding. Padding belongs to the scratch seat, whose block table contains
+only the null block.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ Ints = npt.NDArray[np.int32]
 
 
 class StepSize(NamedTuple):
-    """Padded size of a step: its numbers of slots for ``tokens``, for decoding requests
-    (``decodes``) and for requests that prefill (``prefills``).
+    """Padded size of a step: numbers of slots for ``tokens``, decoding requests and prefilling
+    requests.
     """
 
     tokens: int
@@ -31,13 +31,13 @@ class StepSize(NamedTuple):
 
 
 class StepInputs(NamedTuple):
-    """Arrays of a step; numpy on the host, tensors on the device, all int32.
+    """Arrays of a step, all int32: numpy arrays on the host, tensors on the device.
 
-    A seat is the index of a request in the device's tables. Each token slot has a ``seat`` and a
-    ``position`` in the request. Each row slot (one per request) has a ``row_seat`` and a
-    ``length``: the number of tokens with KV after the step, or 0 for padding. The next token of a
-    row is written to ``out_seat`` and ``out_position``; a row that emits no token uses the scratch
-    seat. ``start`` contains the first token slot of each prefill, and the end of the last prefill.
+    A seat is the index of a request in the device's tables. ``seat`` and ``position`` belong to
+    token slots. ``row_seat``, ``length``, ``out_seat`` and ``out_position`` belong to row slots,
+    one per request. ``length`` is the number of tokens with KV after the step, or 0 for padding.
+    The next token is written to ``out_seat`` and ``out_position``. ``start`` contains the first
+    token slot of each prefill, and the end of the last prefill.
     """
 
     seat: Any
@@ -50,12 +50,14 @@ class StepInputs(NamedTuple):
 
 
 def input_views(buffer: Any, size: StepSize) -> StepInputs:
-    """Return the inputs of a step of this size as views into a flat buffer (numpy or torch)."""
+    """Return the inputs of a step of the given size as views into a flat buffer (numpy or
+    torch).
+    """
     return StepInputs(*(buffer[a:b] for a, b in pairwise(_offsets(size))))
 
 
 def packed_length(size: StepSize) -> int:
-    """Return the number of integers that a step of this size occupies in the buffer."""
+    """Return the number of integers that a step of the given size occupies in the buffer."""
     return _offsets(size)[-1]
 
 
@@ -66,7 +68,9 @@ def _offsets(size: StepSize) -> list[int]:
 
 
 def split_rows(rows: Sequence[BatchRow]) -> tuple[list[BatchRow], list[BatchRow]]:
-    """Split rows into those with one token, which the decode kernel processes, and all others."""
+    """Split the requests of a batch into requests with one token and requests with several
+    tokens.
+    """
     decodes = [row for row in rows if row.tokens == 1]
     prefills = [row for row in rows if row.tokens > 1]
     return decodes, prefills
@@ -80,9 +84,7 @@ def fill(
     seats: Mapping[int, int],
     scratch: int,
 ) -> None:
-    """Write a step into ``fields`` on the host; ``emits`` are the ids of requests that get a
-    token.
-    """
+    """Write a step into ``fields``. ``emits`` are the ids of requests that get a token."""
     first = len(fields.row_seat) - (len(fields.start) - 1)
     fields.seat.fill(scratch)
     fields.position.fill(0)
@@ -120,7 +122,7 @@ def _fill_rows(fields: StepInputs, rows: slice, seat: Ints, length: Ints, out: I
 def _columns(
     rows: Sequence[BatchRow], emits: Collection[int], seats: Mapping[int, int], scratch: int
 ) -> tuple[Ints, Ints, Ints, Ints]:
-    """Return seat, tokens, context and output seat of each row."""
+    """Return the seat, tokens, context and output seat of each request."""
     seat = np.array([seats[row.id] for row in rows], dtype=np.int32)
     tokens = np.array([row.tokens for row in rows], dtype=np.int32)
     context = np.array([row.context for row in rows], dtype=np.int32)
@@ -129,11 +131,10 @@ def _columns(
 
 
 class TableDelta(NamedTuple):
-    """Changes of the device's block tables: ``blocks`` are to be written at the flat indices
-    ``places``.
+    """Changes of the device's block tables: write ``blocks`` to the flat indices ``places``.
 
-    ``unbacked`` is the number of tokens of the step for which the scheduler has allocated no block.
-    As in the engines, these tokens are written to the null block, and their KV is invalid.
+    ``unbacked`` is the number of tokens in the step without an allocated block. Their KV is written
+    to the null block and is invalid, as in the engines.
     """
 
     places: list[int]
@@ -144,8 +145,8 @@ class TableDelta(NamedTuple):
 class TableTracker:
     """Track the contents of the device's block tables, so that only changes are sent.
 
-    As long as a scheduler's table is the same object, it only grows. A different object (after a
-    preemption, or when a cached prefix replaced the request's blocks) is sent as a whole.
+    A table object of the scheduler only grows. A new table object, as after a preemption, is sent
+    as a whole.
     """
 
     def __init__(self, block_size: int, width: int) -> None:
@@ -159,7 +160,7 @@ class TableTracker:
         tables: Mapping[int, Sequence[int]],
         seats: Mapping[int, int],
     ) -> TableDelta:
-        """Return the changes that must be sent to the device before ``rows`` can run."""
+        """Return the changes that the device needs before it can run ``rows``."""
         places: list[int] = []
         blocks: list[int] = []
         unbacked = 0

@@ -45,10 +45,9 @@ from simkv.gpu.transformer import Transformer, random_weights
 class RunnerConfig:
     """Sizes that are fixed before the first step.
 
-    The pool has ``num_blocks`` blocks of ``block_size`` tokens. During its lifetime, the runner
-    serves at most ``seats`` requests of at most ``max_len`` tokens each (prompt and output). A step
-    has at most ``max_decodes`` decodes. ``graph_tokens`` is the size in tokens of the largest step
-    to capture as a graph; with 0, no step is captured.
+    ``seats`` is the number of requests that the runner can serve during its lifetime. ``max_len``
+    is the maximum number of prompt and output tokens of a request. ``graph_tokens`` is the size in
+    tokens of the largest step that is captured as a CUDA graph; 0 means none.
     """
 
     num_blocks: int
@@ -61,8 +60,9 @@ class RunnerConfig:
 
 
 def covering_config(configs: Iterable[RunnerConfig]) -> RunnerConfig:
-    """Return a config that is large enough for all ``configs``, which differ only in their
-    sizes.
+    """Return a config that is large enough for all ``configs``.
+
+    Raises ValueError if their block sizes differ.
     """
     found, *others = configs
     for other in others:
@@ -77,12 +77,12 @@ def covering_config(configs: Iterable[RunnerConfig]) -> RunnerConfig:
 class Timing(NamedTuple):
     """Times of a step in seconds, and how it was run.
 
-    ``gpu_s`` is the device's time from the start of the model to the copy of its outputs (on a CPU,
-    the time inside the model); it excludes copies of inputs and launches by the host.
-    ``prepare_s``, ``launch_s`` and ``wait_s`` are host times. ``size`` is the padded size;
-    ``graph`` is true for a captured step. ``unbacked`` is the number of tokens without a block, and
-    ``premature`` the number of tokens sampled before the KV of all earlier tokens of their request
-    was computed. These two are above 0 only if the rules of an engine are wrong.
+    ``gpu_s`` is the device's time from the start of the model to the copy of its outputs. On a CPU,
+    it is the time inside the model. ``prepare_s``, ``launch_s`` and ``wait_s`` are host times.
+    ``size`` is the padded size. ``graph`` is true for a captured step. ``unbacked`` is the number
+    of tokens without a block. ``premature`` is the number of tokens sampled before all earlier KV
+    of the request was computed. ``unbacked`` and ``premature`` are 0 unless the rules of an engine
+    are wrong.
     """
 
     size: StepSize
@@ -97,7 +97,7 @@ class Timing(NamedTuple):
 
 
 class StepDone(NamedTuple):
-    """A finished step, with the new token of each request that emits one."""
+    """A finished step, with the sampled token of each request that emits one."""
 
     tokens: dict[int, int]
     timing: Timing
@@ -147,15 +147,16 @@ class Runner:
         self.reset()
 
     def reset(self) -> None:
-        """Forget all requests; weights, KV pool and graphs remain."""
+        """Forget all requests. Weights, KV pool and graphs remain."""
         self._seats: dict[int, int] = {}
         self._prompt_tokens: dict[int, int] = {}
         self._reach: dict[int, int] = {}
         self._watch = TableTracker(self.config.block_size, self.model.tables.shape[1])
 
     def admit(self, prompt: Prompt) -> None:
-        """Copy the prompt of a new request to the device. Raises RuntimeError if no seat is
-        free.
+        """Copy the prompt of a new request to the device.
+
+        Raises RuntimeError if the runner has already served the maximum number of requests.
         """
         if len(self._seats) == self.config.seats:
             raise RuntimeError(f"all {self.config.seats} request slots are in use")
@@ -173,11 +174,10 @@ class Runner:
         emits: Collection[int],
         tables: Mapping[int, Sequence[int]],
     ) -> InFlightStep:
-        """Enqueue a step; ``tables`` has each request's blocks, and ``emits`` the ids of requests
-        that sample a token.
+        """Enqueue a step.
 
-        All arguments are read before the method returns. Raises RuntimeError for a row longer than
-        ``max_len``.
+        ``tables`` contains the blocks of each request. ``emits`` are the ids of requests that
+        sample a token. Raises RuntimeError if a request exceeds ``max_len``.
         """
         begin = read_timer()
         decodes, prefills = split_rows(rows)
@@ -222,9 +222,9 @@ class Runner:
     def enqueue(
         self, packed: torch.Tensor, size: StepSize, begin: Callable[[], None] = lambda: None
     ) -> torch.Tensor:
-        """Enqueue a step of packed inputs; the sampled tokens are valid until the next step.
+        """Enqueue a step. The sampled tokens are valid until the next step.
 
-        ``begin`` is called after the inputs are enqueued and before the model is enqueued.
+        ``begin`` is called between the inputs and the model.
         """
         if size in self.graphs.sizes:
             return self.graphs.run(packed, size, begin)
@@ -233,7 +233,7 @@ class Runner:
         return self.model.step(input_views(moved, size), size)
 
     def wait(self, flight: InFlightStep) -> StepDone:
-        """Block until a step has run."""
+        """Wait until a step has run, and return its tokens and times."""
         begin = read_timer()
         gpu_s = flight.clock.seconds()
         wait_s = read_timer() - begin
@@ -253,10 +253,9 @@ class Runner:
         return StepDone(tokens, timing)
 
     def warm_up(self, seconds: float) -> None:
-        """Run empty steps for the given time, each kind at least once.
+        """Run empty steps of each kind for the given number of seconds, at least once.
 
-        As a result, kernels are compiled and libraries set up before any measurement. Inputs and
-        outputs use the same pinned memory as real steps, which torch allocates once.
+        Kernels are compiled and libraries set up before any measurement.
         """
         most = self.config.max_decodes
         counts = [(1, 0, 1), (most, 0, most), (0, 1, 512), (1, 1, 512), (1, PREFILL_ROWS + 1, 4096)]
@@ -276,19 +275,18 @@ class Runner:
                 return
 
     def retire(self, request_id: int) -> None:
-        """Release a request that has ended; its output remains readable."""
+        """Release a request that has ended. Its output remains readable."""
         self._watch.forget(request_id)
 
     def tokens(self, request_id: int, count: int) -> list[int]:
-        """Return the first ``count`` tokens (prompt, then output) of a request from the device."""
+        """Return the first ``count`` tokens (prompt, then output) of a request."""
         found: list[int] = self.model.tokens[self._seats[request_id], :count].tolist()
         return found
 
     def _check(self, rows: Sequence[BatchRow], emits: Collection[int]) -> int:
-        """Raise RuntimeError for rows that are too long; count tokens that are emitted too early.
+        """Return the number of tokens that are emitted too early.
 
-        A token whose step was discarded by the engine is computed again and does not count as too
-        early.
+        Raises RuntimeError if a request exceeds ``max_len``.
         """
         premature = 0
         for row in rows:
@@ -304,9 +302,7 @@ class Runner:
         return premature
 
     def _host(self, count: int) -> torch.Tensor:
-        """Allocate host memory for a copy; torch keeps pinned memory until its copies have
-        finished.
-        """
+        """Allocate host memory for a copy to or from the device."""
         return torch.empty(count, dtype=torch.int32, pin_memory=self.on_gpu)
 
     def _write_tables(self, places: list[int], blocks: list[int]) -> None:
@@ -317,7 +313,9 @@ class Runner:
         self.model.tables.view(-1)[moved[0]] = moved[1]
 
     def _quote(self, prompt: Prompt, row: torch.Tensor) -> None:
-        """Copy the parts of a prompt that another request has emitted (stream ``o<id>``)."""
+        """Copy the parts of a prompt that repeat the output of another request (stream
+        ``o<id>``).
+        """
         at = 0
         for segment in prompt.segments:
             length = segment.end - segment.start

@@ -1,11 +1,8 @@
-"""Short real runs of a calibration campaign: one run to fit the cost of serving, and further runs
-to evaluate it.
+"""Short real runs of a calibration: one to fit the cost of serving, and others to evaluate the fit.
 
-The runs differ in load, prompt lengths and step tokens, so that the reported error applies to sizes
-that were not fitted. Each run starts with its maximum number of requests, so its steps are full.
-Later, a new request replaces each finished request, and its chunk is as long as its prompt. At the
-end only decodes remain, and their number decreases. The steps of a run therefore do not depend on
-the speed of the device.
+The runs differ in load, prompt lengths and step sizes. Each run starts with its maximum number of
+requests, and a new request replaces each finished one. At the end only decodes remain. The steps of
+a run therefore do not depend on the speed of the device.
 """
 
 from __future__ import annotations
@@ -29,9 +26,8 @@ OVERLAPPED = "-overlapped"
 class CalibrationLoad:
     """Load of one run.
 
-    ``in_flight`` is the maximum number of concurrent requests, ``prompt`` the mean number of prompt
-    tokens, ``budget`` the maximum number of tokens of a step, and ``shortest_output`` the minimum
-    number of output tokens.
+    ``in_flight`` is the maximum number of concurrent requests. ``prompt`` is the mean number of
+    prompt tokens. ``budget`` is the maximum number of tokens per step.
     """
 
     name: str
@@ -41,10 +37,9 @@ class CalibrationLoad:
     shortest_output: int = 16
 
     def scenario(self, limits: Limits, *, pipelined: bool = False) -> Scenario:
-        """Return a scenario with twice as many requests as run concurrently, within ``limits``.
+        """Return a scenario of this load, with twice as many requests as run concurrently.
 
-        With ``pipelined``, the scheduler decides one step ahead. No request ends before all prompts
-        are computed, so that the maximum number of requests decodes together.
+        With ``pipelined``, the scheduler is one step ahead of the device.
         """
         longest = limits.context // 2
         shortest_output = max(self.shortest_output, self.in_flight * self.prompt // self.budget)
@@ -84,12 +79,10 @@ class CalibrationLoad:
 
 
 def fit_load(limits: Limits) -> CalibrationLoad:
-    """Return the load that measures the serving overhead; it covers all numbers of decodes and
-    medium-sized steps.
+    """Return the load of the run that measures the serving overhead.
 
-    Outputs have two thirds of the tokens of prompts, as in many chats. The clock of a device
-    decreases with the fraction of prompt tokens, so a run with only prompts would have steps that
-    are too slow.
+    The load covers all numbers of decodes and medium-sized steps. Outputs have two thirds of the
+    tokens of prompts, as in many chats.
     """
     budget = max(limits.decodes, min(limits.tokens // 4, 2048))
     prompt = limits.context // 16
@@ -97,10 +90,8 @@ def fit_load(limits: Limits) -> CalibrationLoad:
 
 
 def evaluation_loads(limits: Limits) -> list[CalibrationLoad]:
-    """Return the loads for evaluation.
-
-    The first has few requests with long prompts in the largest steps. The second has many requests
-    with short prompts in small steps.
+    """Return two loads for evaluation: few requests with long prompts, many requests with short
+    prompts.
     """
     few = max(limits.decodes // 8, 8)
     small = max(limits.decodes, limits.tokens // 16)
@@ -113,12 +104,11 @@ def evaluation_loads(limits: Limits) -> list[CalibrationLoad]:
 
 
 def run_calibration_loads(setup: GpuSetup, limits: Limits) -> Iterator[tuple[str, ExecutionRecord]]:
-    """Run all loads on one runner, and yield each record with its name; the load for fitting is
-    first.
+    """Run all loads on one runner, and yield the name and record of each run.
 
-    If steps overlap, all loads run first with a pipelined scheduler, which is the default of
-    engines, and then with a synchronous scheduler. Raises InputError if model and cache do not fit
-    on the device.
+    The load for fitting comes first. If steps overlap, all loads run with a pipelined scheduler and
+    then with a synchronous scheduler. Raises InputError if model and cache do not fit on the
+    device.
     """
     setup = replace(setup, warm_up=min(setup.warm_up, 2.0))  # the device is already warm
     works = [fit_load(limits), *evaluation_loads(limits)]

@@ -1,9 +1,9 @@
-"""Measurement campaign: measure the cost of steps and of their parts on this device, one by one.
+"""Measure the cost of steps and of parts of steps on this device.
 
 A *point* is a step, or a part of a step, to measure. Points are ordered by usefulness and measured
 twice, in shuffled order within small groups. A fixed step (the sentinel) is timed before each group
-to show drift. The two measurements of a point use the same graph. Every measurement is appended to
-a CSV file at once, so that a restarted campaign resumes after the last one.
+to show drift. Every measurement is appended to a CSV file at once, so an interrupted measurement
+can be resumed.
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ POINTS_PER_SENTINEL = 20
 
 
 class Measurement(NamedTuple):
-    """Measurement of a point (a step or a part of it): median, 10th and 90th percentile and maximum
-    of the repeats in seconds.
+    """Measured time of a step or a part of it: statistics of the repeats, in seconds.
 
-    ``longest`` is the longest context of a decode, ``size`` the padded size, and ``at_s`` the time
-    in seconds since the campaign began.
+    ``longest`` is the longest context of a decode. ``size`` is the padded size. ``at_s`` is the
+    time since the first measurement, in seconds.
     """
 
     key: str
@@ -63,11 +62,10 @@ def measure(
     seed: int = 0,
     progress: Callable[[], None] = lambda: None,
 ) -> list[Measurement]:
-    """Measure the steps and parts of steps in ``points`` until all are done or the time has passed,
-    and append the results to the CSV file ``path``.
+    """Measure ``points`` (steps and parts of steps) for at most ``budget_s`` seconds.
 
-    Measurements that are already in the file are not repeated. Returns the whole content of the
-    file.
+    Results are appended to the CSV file ``path``. Points that are already in the file are skipped.
+    Return all measurements in the file.
     """
     begin = perf_counter()
     _drop_incomplete_line(path)
@@ -121,7 +119,10 @@ def _drop_incomplete_line(path: Path) -> None:
 
 
 def read_samples(path: Path) -> list[Measurement]:
-    """Return all measurements of a file; empty if there is no file. Raises InputError."""
+    """Return all measurements in a file; empty if there is no file.
+
+    Raises InputError if the file has other columns.
+    """
     if not path.exists():
         return []
     with path.open(newline="", encoding="utf-8") as file:
@@ -136,10 +137,9 @@ def read_samples(path: Path) -> list[Measurement]:
 
 
 def check_same(path: Path, about: dict[str, Any]) -> None:
-    """Write the setup of a campaign to ``path``, or compare it with the setup of the measurements
-    there.
+    """Write the setup of a measurement to ``path``, or compare it with the setup written there.
 
-    Raises InputError if the existing measurements have a different setup.
+    Raises InputError if the setups differ.
     """
     if not path.exists():
         path.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
@@ -161,12 +161,10 @@ STALL_FACTOR, STALL_EXCESS_S = 3.0, 5e-3
 
 
 def measure_drift(samples: Sequence[Measurement]) -> float:
-    """Return the relative change of the sentinel's duration over the campaign, from a linear fit;
-    the sentinel is a fixed step that is timed repeatedly.
+    """Return the relative change of the sentinel's duration between the first and last measurement.
 
-    The result is 0 if the change is not larger than the scatter of the measurements, or if there
-    are fewer than four measurements. The drift is reported, but measurements are not corrected for
-    it.
+    The sentinel is a fixed step that is timed repeatedly. The change is taken from a linear fit. It
+    is 0 if it does not exceed the scatter, or if there are fewer than four measurements.
     """
     seen = [(s.at_s, s.median_s) for s in samples if s.key.startswith("sentinel")]
     if len(seen) < 4:
@@ -180,9 +178,7 @@ def measure_drift(samples: Sequence[Measurement]) -> float:
 
 
 def count_stalled(samples: Sequence[Measurement]) -> int:
-    """Return the number of measurements in which at least one repeat took much longer than the
-    median.
-    """
+    """Return the number of measurements with a repeat that took much longer than the median."""
     return sum(
         s.most_s > max(STALL_FACTOR * s.median_s, s.median_s + STALL_EXCESS_S) for s in samples
     )

@@ -1,10 +1,9 @@
-"""The points that a campaign measures, the most useful first.
+"""The steps and parts of steps that a calibration measures, the most useful first.
 
-The cost of a step is decomposed by running all layers of the real model without some of its parts.
-``rest`` is the step without attention, ``decode`` and ``prefill`` are the attention of these rows
-in isolation, and ``mixed decode`` is the attention of decodes in a step that is padded for
-prefills. The kernel splits decodes differently in such a step. Whole steps (``step``) as in serving
-are also measured; half of them are held out of every fit.
+A part is measured by running all layers of the real model without the other parts. ``rest`` is the
+step without attention. ``decode`` and ``prefill`` are only the attention of these requests. ``mixed
+decode`` is the attention of decodes in a step with prefills, which the kernel splits differently.
+``step`` is a whole step as in serving. Half of the whole steps are held out of every fit.
 """
 
 from __future__ import annotations
@@ -24,8 +23,10 @@ ProbePart = Literal["rest", "decode", "mixed decode", "prefill", "step"]
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of the steps in a campaign: the number of decodes, tokens per step, context tokens per
-    request, and total KV tokens.
+    """Limits of the measured steps.
+
+    The limits are the number of decodes, the tokens per step, the context tokens per request, and
+    the total KV tokens.
     """
 
     decodes: int = 256
@@ -40,8 +41,10 @@ SMALL_LIMITS = Limits(decodes=16, tokens=256, context=256, kv_tokens=2048)
 
 
 class Probe(NamedTuple):
-    """A step, or a part of a step, to measure (a point): the context lengths of the decodes, and a
-    pair (tokens, context) for each prefill.
+    """A step, or a part of a step, to measure.
+
+    ``decodes`` contains the context length of each decode. ``prefills`` contains a pair (tokens,
+    context) for each prefill.
     """
 
     part: ProbePart
@@ -61,7 +64,7 @@ class Probe(NamedTuple):
 
     @property
     def load(self) -> StepLoad:
-        """Load of the step, as the simulator describes it to a cost model."""
+        """Load of the step, as input of a cost model."""
         return StepLoad(
             len(self.prefills),
             sum(tokens for tokens, _ in self.prefills),
@@ -74,8 +77,9 @@ class Probe(NamedTuple):
 
 
 def plan_campaign(limits: Limits, seed: int = 0) -> list[Probe]:
-    """Return the steps and parts of steps to measure (points), the most useful first. Points of
-    different kinds alternate, and each kind proceeds from coarse to fine.
+    """Return the steps and parts of steps to measure, the most useful first.
+
+    Steps of different kinds alternate. Within each kind, the sizes proceed from coarse to fine.
     """
     random = np.random.default_rng(seed)
     kinds = [
@@ -92,7 +96,7 @@ def plan_campaign(limits: Limits, seed: int = 0) -> list[Probe]:
 
 
 def sentinel(limits: Limits) -> Probe:
-    """Return the step that is measured repeatedly to detect drift of the device."""
+    """Return the fixed step that is measured repeatedly to detect drift of the device."""
     context = min(512, limits.context // 2)
     return Probe("step", (context,) * min(64, limits.decodes, limits.kv_tokens // (2 * context)))
 
@@ -116,8 +120,8 @@ def _rest(limits: Limits) -> list[Probe]:
 
 
 def _decode(limits: Limits, random: np.random.Generator) -> list[Probe]:
-    """Return all combinations of rows and contexts, and rows with skewed lengths of the same
-    mean.
+    """Return all combinations of batch size and context, and batches with skewed context
+    lengths.
     """
     rows = [n for n in (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 512) if n <= limits.decodes]
     contexts = [c for c in (64, 512, 2048, 8192, 256, 1024, 4096) if c <= limits.context]
@@ -147,8 +151,8 @@ def _mixed_decode(limits: Limits, random: np.random.Generator) -> list[Probe]:
 
 
 def _prefill(limits: Limits) -> list[Probe]:
-    """Return prefills of one prompt after some context, of several equal prompts, and of several
-    unequal prompts.
+    """Return prefills of one prompt after some context, of equal prompts, and of unequal
+    prompts.
     """
     tokens = [t for t in (512, 2048, 128, 4096, 1024, 256, 64, 16) if t <= limits.tokens]
     contexts = [c for c in (0, 2048, 512, 8192, 128) if c <= limits.context]
@@ -165,9 +169,7 @@ def _prefill(limits: Limits) -> list[Probe]:
 
 
 def _steps(limits: Limits, random: np.random.Generator) -> list[Probe]:
-    """Return whole steps as in serving: every other step is mixed, and some contain only
-    prefills.
-    """
+    """Return whole steps as in serving. Every other step contains prefills."""
     points = []
     for index in range(60):
         rows = int(np.exp(random.uniform(0, np.log(limits.decodes))))

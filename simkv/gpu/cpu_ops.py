@@ -1,8 +1,8 @@
-"""Model operations in vectorized torch, as an implementation for tests that runs on any device.
+"""Model operations in vectorized torch, for tests on any device.
 
 In shapes, T is the number of token slots, H of query heads, K of key-value heads, and D the head
-dimension. ``keys`` and ``values`` are one layer of the pool with shape [block, token, K, D];
-``tables`` has the shape [seat, index of the block in the sequence]. ``cuda_ops`` has the same
+dimension. ``keys`` and ``values`` are one layer of the pool with shape [block, token, K, D].
+``tables`` has the shape [request, index of the block in the sequence]. ``cuda_ops`` has the same
 functions as Triton kernels.
 """
 
@@ -41,7 +41,7 @@ def rotate_and_store(
 ) -> torch.Tensor:
     """Rotate queries and keys by their positions, and store keys and values in their slots.
 
-    ``qkv`` is [T, (H + 2 K) D], ``cosine`` and ``sine`` [positions, D / 2]. Returns the queries,
+    ``qkv`` is [T, (H + 2 K) D]. ``cosine`` and ``sine`` are [positions, D / 2]. Return the queries,
     [T, H, D].
     """
     block_size, kv_heads, dim = keys.shape[1:]
@@ -68,10 +68,9 @@ def attend(
     values: torch.Tensor,
     tables: torch.Tensor,
 ) -> torch.Tensor:
-    """Return the causal attention of every token over the KV of its own sequence, with shape [T, H,
-    D].
+    """Return the causal attention of every token over its own sequence, [T, H, D].
 
-    Padding slots have undefined values.
+    The values of padding slots are undefined.
     """
     out = torch.zeros_like(q)
     row = fields.length[: size.decodes].nonzero()[:, 0]
@@ -95,7 +94,7 @@ def _decode(
     keys: torch.Tensor,
     values: torch.Tensor,
 ) -> torch.Tensor:
-    """Return the attention of one query per row, with shape [rows, H, D]."""
+    """Return the attention of one query per request, [requests, H, D]."""
     block_size = keys.shape[1]
     index = torch.arange(-(-max(int(length.max()), 1) // block_size), device=q.device)
     # Values beyond a row's length are undefined, because blocks may be missing or contain NaN.
@@ -115,8 +114,8 @@ def _decode(
 def _prefill(
     q: torch.Tensor, length: int, table: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
 ) -> torch.Tensor:
-    """Return the attention of the last tokens of a sequence of ``length`` tokens, with shape
-    [tokens, H, D].
+    """Return the attention of the last tokens of a sequence of ``length`` tokens, [tokens, H,
+    D].
     """
     blocks = table[: -(-length // keys.shape[1])]
     k, v = (x[blocks].flatten(0, 1)[:length].transpose(0, 1) for x in (keys, values))

@@ -1,7 +1,7 @@
 """Steps of fixed sizes that read one static input buffer and are captured as CUDA graphs.
 
-On a CPU, which has no graphs, ``run`` calls the model on the same static buffer, so the tests cover
-the code for padding.
+On a CPU, which has no graphs, ``run`` calls the model on the same buffer, so that tests cover the
+padding.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from simkv.gpu.transformer import Transformer
 
 
 class StepGraphs:
-    """One CUDA graph per step size in ``sizes``; all graphs read the same input buffer and share
+    """One CUDA graph per step size in ``sizes``. All graphs read the same input buffer and share
     memory.
     """
 
@@ -39,7 +39,7 @@ class StepGraphs:
     def run(
         self, packed: torch.Tensor, size: StepSize, begin: Callable[[], None] = lambda: None
     ) -> torch.Tensor:
-        """Run a step of this size; the result is valid until the next step is enqueued.
+        """Run a step of the given size. The result is valid until the next step is enqueued.
 
         ``begin`` is called between the copy of the inputs and the model.
         """
@@ -52,7 +52,7 @@ class StepGraphs:
         return self.model.step(input_views(self.buffer, size), size)
 
     def _capture_all(self, sizes: list[StepSize]) -> None:
-        """Capture graphs, the largest first, so that the other graphs fit into its memory."""
+        """Capture the graphs, the largest first, so that the others fit into its memory."""
         memory: Any = None
         stream = torch.cuda.Stream()
         for size in sizes:
@@ -66,11 +66,11 @@ class StepGraphs:
 def capture(
     run: Callable[[], torch.Tensor], stream: Any, memory: Any = None
 ) -> tuple[Any, torch.Tensor]:
-    """Capture ``run`` as a CUDA graph; return the graph and the tensor with its result.
+    """Capture ``run`` as a CUDA graph. Return the graph and its output tensor.
 
-    ``run`` is called once before, so that kernels are compiled and algorithms selected. ``memory``
-    is the memory pool of an earlier graph that is never replayed at the same time. Such graphs must
-    be captured on the same ``stream``, because memory freed by one stream is not reused by another.
+    ``run`` is called once before the capture, so that kernels are compiled. ``memory`` is the
+    memory pool of an earlier graph that was captured on ``stream`` and is never replayed at the
+    same time.
     """
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -84,7 +84,7 @@ def capture(
 
 
 def padding(size: StepSize, scratch: int) -> torch.Tensor:
-    """Return the packed inputs of an empty step of this size."""
+    """Return the packed inputs of an empty step of the given size."""
     packed = np.zeros(packed_length(size), dtype=np.int32)
     fill(input_views(packed, size), [], [], (), {}, scratch)
     return torch.from_numpy(packed)

@@ -1,8 +1,8 @@
 """The operations of ``cpu_ops`` as launches of simkv's Triton kernels.
 
-Grids and tile sizes depend only on the size of the step, never on its contents. Autotuning is not
-used, because runs would differ and it is impossible inside a graph (see triton_tile_configs.py).
-The key-value head is the first grid dimension, so that concurrent programs read the same blocks.
+Grids and tile sizes depend only on the size of the step. Autotuning is not used, because it is
+impossible inside a CUDA graph (see triton_tile_configs.py). The key-value head is the first grid
+dimension, so that concurrent programs read the same blocks.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ MIXED_ROWS = 32
 
 
 def tiles_of(kernel: AttentionKernel, q: torch.Tensor) -> Tiles:
-    """Return the tile configuration of a kernel for queries like ``q``, on their device."""
+    """Return the tile configuration of a kernel for queries like ``q``."""
     device = _name(q.device) if q.is_cuda else ""
     return choose_tiles(kernel, q.shape[2], q.element_size(), arch=architecture(), device=device)
 
 
 def architecture() -> int:
-    """Return the device's architecture as a number, such as 90; Triton's interpreter also gives 90.
+    """Return the device's compute capability as a number, such as 90; 0 for an AMD GPU.
 
-    The result is 0 for an AMD GPU, whose architecture is a name such as ``gfx942``.
+    Triton's interpreter also gives 90.
     """
     try:
         found = driver.active.get_current_target().arch
@@ -51,8 +51,8 @@ def _name(device: torch.device) -> str:
 
 
 def splits_for(size: StepSize, kv_heads: int) -> int:
-    """Return the number of programs (a power of two) that the decode kernel uses per row and
-    key-value head.
+    """Return the number of programs per request and key-value head in the decode kernel, a power of
+    two.
     """
     rows = min(size.decodes, MIXED_ROWS) if size.prefills else size.decodes
     wanted = -(-BUSY_PROGRAMS // (rows * kv_heads))
@@ -67,8 +67,9 @@ def power_of_two(x: int) -> int:
 def add_norm(
     residual: torch.Tensor | None, x: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute ``cpu_ops.add_norm``, but change ``residual`` in place; if ``residual`` is None,
-    ``x`` takes its place.
+    """Compute ``cpu_ops.add_norm`` with ``residual`` changed in place.
+
+    If ``residual`` is None, ``x`` takes its place.
     """
     x = x.contiguous()
     normed = torch.empty_like(x)
@@ -138,7 +139,7 @@ def attend(
     values: torch.Tensor,
     tables: torch.Tensor,
 ) -> torch.Tensor:
-    """Compute ``cpu_ops.attend``, with separate kernels for decodes and prefills
+    """Compute ``cpu_ops.attend`` with separate kernels for decodes and prefills
     (vllm-project/vllm#29020).
     """
     out = torch.empty_like(q)

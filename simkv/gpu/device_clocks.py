@@ -3,11 +3,9 @@
     with log_clocks(Path("clocks.csv"), "cuda"):
         ...
 
-On a GPU, a line has clocks, power and temperature with the driver's timestamp. A single
-``nvidia-smi`` process runs all the time, because each start would leave the device idle. ``unix_s``
-is the time at which a line was read; it may be seconds later than the driver's timestamp, because
-the process buffers its output. On a CPU, a line has the load of the machine and the clock of its
-cores.
+On a GPU, a line has clocks, power and temperature with the driver's timestamp. ``unix_s`` is the
+time at which the line was read, which may be seconds later. On a CPU, a line has the load of the
+machine and the clock of its cores.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ EVERY_S = 1.0
 def log_clocks(path: Path, device: str) -> Iterator[None]:
     """Append one line per second to ``path`` while the ``with`` block runs.
 
-    A line has ``unix_s`` and then ``SMI_FIELDS`` on a GPU, ``CPU_FIELDS`` on a CPU. Nothing is
+    The columns are ``unix_s``, and ``SMI_FIELDS`` on a GPU or ``CPU_FIELDS`` on a CPU. Nothing is
     written if the device does not report these values.
     """
     on_gpu = torch.device(device).type == "cuda"
@@ -103,7 +101,7 @@ def _of_cpu(write: Callable[[str], None], device: str) -> Callable[[], None]:  #
 
 
 def _megahertz() -> float:
-    """Return the mean clock of the cores according to Linux in MHz; 0 if unknown."""
+    """Return the mean clock of the cores in MHz, or 0 if unknown."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

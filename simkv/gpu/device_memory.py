@@ -1,4 +1,4 @@
-"""Models and KV pools that fit into the free memory of a device, one runner at a time."""
+"""Models and KV pools that fit into the free memory of a device."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def default_model(device: str) -> str:
 
 
 def weight_bytes(shape: ModelShape, itemsize: int) -> int:
-    """Return the bytes of all weights."""
+    """Return the size of all weights in bytes."""
     return (shape.step_weights + (0 if shape.tied else shape.vocab * shape.hidden)) * itemsize
 
 
 def fitting_tokens(shape: ModelShape, itemsize: int, free: int) -> int:
-    """Return the number of KV tokens that fit in addition to weights and activations, in whole
+    """Return the number of KV tokens that fit beside weights and activations, in whole
     thousands.
     """
     step = 8192 * 3 * 2 * shape.intermediate * itemsize + 512 * shape.vocab * (itemsize + 4)
@@ -65,10 +65,10 @@ def fitting_tokens(shape: ModelShape, itemsize: int, free: int) -> int:
 
 
 def fit_limits(setup: GpuSetup, limits: Limits, kv_tokens: int | None) -> Limits:
-    """Return the limits of a campaign, with a KV pool that fits on the device.
+    """Return the limits with a KV pool that fits on the device.
 
-    ``kv_tokens`` is a requested size of the pool. Raises InputError if it does not fit, or if the
-    weights leave too little memory.
+    ``kv_tokens`` is the requested size of the pool. Raises InputError if the pool or the weights do
+    not fit.
     """
     release_memory(setup.device)
     free = free_memory(setup.device)
@@ -90,8 +90,8 @@ def fit_limits(setup: GpuSetup, limits: Limits, kv_tokens: int | None) -> Limits
 
 
 def new_runner(setup: GpuSetup, config: RunnerConfig) -> Runner:
-    """Return a new runner after the memory of the last runner was freed. Raises InputError if it
-    does not fit.
+    """Free the memory of the last runner and return a new one. Raises InputError if it does not
+    fit.
     """
     release_memory(setup.device)
     check_fits(setup, config)

@@ -1,4 +1,4 @@
-"""Setup and record of a served scenario, and its output files."""
+"""Setup and record of a scenario served on a device, and its output files."""
 
 from __future__ import annotations
 
@@ -25,10 +25,9 @@ from simkv.sim.run_record import RunRecord
 class GpuSetup:
     """Setup of a run: a model's shape and a device.
 
-    ``graph_tokens`` is the size in tokens of the largest step that is captured as a CUDA graph (0:
-    none). ``warm_up`` is the time in seconds for which steps run before the measurement, so that a
-    GPU reaches its working clock frequency. With ``overlap``, the next step of a pipelined
-    scheduler is prepared while the device runs the last step.
+    ``graph_tokens`` is the size in tokens of the largest step that is captured as a CUDA graph; 0
+    means none. ``warm_up`` is the time in seconds for which steps run before the measurement. With
+    ``overlap``, the next step is prepared while the device runs the current step.
     """
 
     shape: ModelShape
@@ -52,7 +51,7 @@ CUT_SHORT = "the run reached its horizon"
 class ExecutionRecord:
     """Record of a run, with ``requests`` in the order of their arrival.
 
-    ``at_work`` is true if, at the end, the engine was neither waiting for requests nor crashed.
+    ``at_work`` is true if the engine had work at the end of the run and had not crashed.
     """
 
     scenario: Scenario
@@ -65,9 +64,7 @@ class ExecutionRecord:
 
     @property
     def stopped(self) -> str:
-        """Reason why requests are unfinished, as written to the decision trace; empty if all are
-        finished.
-        """
+        """Reason why requests are unfinished, for the decision trace."""
         if stop := self.record.engine_halt:
             return f"no progress: {stop.why}"
         return (
@@ -78,12 +75,7 @@ class ExecutionRecord:
 
     @property
     def cut_short(self) -> bool:
-        """Whether the horizon ended the run while a request, or the engine's work for it, was
-        unfinished.
-
-        An engine that ignores disconnected clients (FastDeploy) continues to work on their
-        requests.
-        """
+        """Whether the horizon ended the run while the engine had unfinished requests."""
         return bool(self.summary["cut_off"]) or (self.at_work and bool(self.leftover))
 
     @property
@@ -108,11 +100,11 @@ def figures(record: RunRecord, passes: list[Pass]) -> dict[str, Any]:
 
 
 def write_executions(folder: Path, runs: dict[str, ExecutionRecord], setup: GpuSetup) -> list[str]:
-    """Write runs (by variant) to ``folder``, atomically.
+    """Write runs, by variant, to ``folder``, and return the names of the files.
 
-    The files are ``summary.json``, ``requests.csv``, ``passes.csv`` (a line per iteration of the
-    engine's loop), ``scenario.yaml``, and, for each variant, a decision trace
-    ``decisions-<variant>.jsonl.gz``. Returns the names of the files.
+    The files are ``summary.json``, ``requests.csv``, ``passes.csv`` (one line per iteration of the
+    engine's loop), ``scenario.yaml``, and one decision trace per variant
+    (``decisions-<variant>.jsonl.gz``).
     """
     import pandas as pd
 
@@ -144,8 +136,9 @@ def _summary(run: ExecutionRecord) -> dict[str, Any]:
 
 
 def pass_rows(variant: str, run: ExecutionRecord) -> list[dict[str, Any]]:
-    """Return one table row per iteration of the engine's loop, with times in seconds; see ``Pass``
-    and ``Timing``.
+    """Return one table row per iteration of the engine's loop, with times in seconds.
+
+    The columns are the fields of ``Pass`` and ``Timing``.
     """
     rows = []
     for p in run.passes:

@@ -1,4 +1,4 @@
-"""Calibrate a device: measure the cost of steps, determine the host's overhead, and write a cost
+"""Calibrate a device: measure the cost of steps and the host's overhead, and write a cost
 profile.
 """
 
@@ -54,16 +54,15 @@ def calibrate(
     repeats: int = 20,
     progress: Callable[[], None] = lambda: None,
 ) -> Campaign:
-    """Measure for at most ``budget_s`` seconds, including the start of the model, and fit a
-    profile.
+    """Measure steps for at most ``budget_s`` seconds, run short workloads, and fit a cost profile.
 
-    An earlier campaign is resumed. After the budget, only short runs follow: in each mode, one run
-    determines the cost of serving, and the others determine the error of the profile. Writes to
-    ``folder`` the raw measurements (``samples.csv``), the setup and the device's peak rates
-    (``campaign.json``), the state of the device (``clocks.csv``), every pass of the real runs
-    (``passes.csv``) and the profile (``profile.json``). If steps overlap, the profile of pipelined
-    engines (``profile-overlapped.json``) is also written. Raises InputError if the folder contains
-    a campaign with another setup, or if there are too few measurements for a fit.
+    An interrupted calibration is resumed. One workload determines the cost of serving, and the
+    others determine the error of the profile. The directory ``folder`` then contains the
+    measurements (``samples.csv``), the setup and the device's peak rates (``campaign.json``), the
+    state of the device (``clocks.csv``), the steps of the workloads (``passes.csv``) and the
+    profile (``profile.json``). If steps overlap, ``profile-overlapped.json`` is the profile of
+    pipelined engines. Raises InputError if ``folder`` contains a calibration with another setup, or
+    if there are too few measurements for a fit.
     """
     begin = perf_counter()
     about = machine_info(setup.device)
@@ -124,8 +123,8 @@ def calibrate(
 
 
 class Campaign(NamedTuple):
-    """Result of a campaign: its main profile, all measurements, and the steps on which the
-    profile's error is measured.
+    """Result of a calibration: its main profile, all measurements, and the steps used for
+    evaluation.
     """
 
     profile: CostProfile
@@ -138,7 +137,7 @@ def _write(profile: CostProfile, path: Path) -> None:
 
 
 def _served(setup: GpuSetup, limits: Limits, path: Path) -> list[ExecutionRecord]:
-    """Return the records of the real runs; when a run ends, its passes are written to ``path``."""
+    """Run the workloads, write their passes to ``path``, and return their records."""
     runs, rows = [], []
     for name, run in run_calibration_loads(setup, limits):
         runs.append(run)
@@ -148,7 +147,7 @@ def _served(setup: GpuSetup, limits: Limits, path: Path) -> list[ExecutionRecord
 
 
 def real_steps(passes: Sequence[Pass]) -> list[RealStep]:
-    """Return the steps of a run; passes of the engine's loop that launched no step are omitted."""
+    """Return the steps of a run, without idle passes of the engine's loop."""
     return [
         RealStep(p.load._replace(longest=p.longest_context), p.seconds, p.timing.gpu_s)
         for p in passes
@@ -157,10 +156,9 @@ def real_steps(passes: Sequence[Pass]) -> list[RealStep]:
 
 
 def fit_host(passes: Sequence[Pass]) -> HostCosts:
-    """Fit the host time of steps, which is their total time minus the device time.
+    """Fit the host time of steps: the total time minus the device time.
 
-    The model has a constant, a cost per decoding sequence, and an additional cost for steps with
-    prefills.
+    The model has a constant, a cost per decoding sequence, and a cost per step with prefills.
     """
     steps = [(p.load, p.seconds - p.timing.gpu_s) for p in passes if p.timing]
     rest = np.array([seconds for _, seconds in steps])
@@ -174,7 +172,7 @@ def fit_host(passes: Sequence[Pass]) -> HostCosts:
 def achieved_rates(
     samples: Sequence[Measurement], shape: ModelShape, itemsize: int
 ) -> dict[str, Any]:
-    """Return the rates that the attention kernels reach in the largest measured steps, in GB/s and
+    """Return the rates of the attention kernels in the largest measured steps, in GB/s and
     TFLOP/s.
     """
     parts = points_by_part(samples)

@@ -20,19 +20,19 @@ def decode_bucket(count: int) -> int:
 
 
 def token_bucket(count: int) -> int:
-    """Return the number of token slots for a step with prefills: multiples of 32 up to 256, then
-    multiples of 128.
+    """Return the number of token slots for a step with prefills.
+
+    The number is a multiple of 32 up to 256, and a multiple of 128 above.
     """
     unit = 32 if count <= 256 else 128
     return -(-count // unit) * unit
 
 
 def step_size(decodes: int, prefills: int, tokens: int, most_decodes: int) -> StepSize:
-    """Return the padded size of a step with these numbers of decodes, prefills and total
-    ``tokens``.
+    """Return the padded size of a step with the given numbers of decodes, prefills and tokens.
 
-    A step with prefills has one size per number of token slots, with space for ``most_decodes``
-    rows (or one per token slot, if that is less), so that few graphs suffice for all combinations.
+    All steps with prefills and the same number of token slots have the same size, so that few CUDA
+    graphs suffice.
     """
     if not prefills:
         rows = decode_bucket(decodes)
@@ -43,9 +43,7 @@ def step_size(decodes: int, prefills: int, tokens: int, most_decodes: int) -> St
 
 
 def graph_sizes(most_decodes: int, most_tokens: int) -> list[StepSize]:
-    """Return all sizes to capture, the largest first, so that all graphs can share the same memory
-    pool.
-    """
+    """Return all sizes to capture as CUDA graphs, the largest first."""
     decodes = {step_size(n, 0, n, most_decodes) for n in range(1, most_decodes + 1)}
     tokens = range(2, min(most_tokens, GRAPH_TOKENS) + 1)
     prefills = {step_size(0, 1, n, most_decodes) for n in tokens}

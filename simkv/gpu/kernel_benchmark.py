@@ -3,9 +3,8 @@
     for reading in bench(MODEL_SHAPES["llama-3-8b"], SIZES, "cuda"):
         print(reading)
 
-Attention is computed for all layers of the model, so keys and values are read from the device's
-memory and not from its cache. The numbers of bytes and FLOPs are computed: each byte of KV counts
-once, and there are four FLOPs per head, dimension and pair of tokens.
+Attention is computed for all layers, so that keys and values are not read from the device's cache.
+Each byte of KV counts once. Each head, dimension and pair of tokens counts as four FLOPs.
 """
 
 from __future__ import annotations
@@ -37,15 +36,15 @@ SMALL_SIZES = Limits(decodes=8, tokens=128, context=128, kv_tokens=4096)
 
 
 def sizes_for(kv_tokens: int, sizes: Limits = SIZES) -> Limits:
-    """Return ``sizes``, with fewer requests in a size that needs more than ``kv_tokens`` tokens of
-    KV.
+    """Return ``sizes``, with fewer requests in a size that needs more than ``kv_tokens`` KV
+    tokens.
     """
     rows = (kv_tokens - 2 * sizes.tokens) // (sizes.context + sizes.block_size)
     return replace(sizes, decodes=max(min(sizes.decodes, rows), 1), kv_tokens=kv_tokens)
 
 
 class Reading(NamedTuple):
-    """A measurement; ``ceiling`` is the device's peak rate, or None."""
+    """A measured rate. ``ceiling`` is the device's peak rate, or None."""
 
     what: str
     value: float
@@ -66,10 +65,10 @@ def bench(
     repeats: int = 20,
     warm_up: float = 0.0,
 ) -> Iterator[Reading]:
-    """Yield the device's peak rates, and then the speeds of attention, of whole steps, and of
-    torch's attention if it is available.
+    """Yield the device's peak rates, then the rates of attention, whole steps and torch's
+    attention.
 
-    Steps for ``warm_up`` seconds bring the device to its working clocks before any measurement.
+    Steps run for ``warm_up`` seconds before the measurements.
     """
     release_memory(device)
     top = ceilings(device)
@@ -110,10 +109,9 @@ def _steps(
 def time_tiles(
     shape: ModelShape, sizes: Limits, device: str, *, repeats: int = 20
 ) -> Iterator[tuple[AttentionKernel, Tiles, Reading]]:
-    """Measure the time of attention with each candidate tile configuration; see
-    triton_tile_configs.py.
+    """Measure the time of attention with each candidate tile configuration.
 
-    Yields nothing on a CPU, whose operations have no tiles.
+    Yields nothing on a CPU.
     """
     made = Microbenchmark(shape, sizes, device)
     if not made.on_gpu:
@@ -151,8 +149,8 @@ def fastest(
 def compare_attention(
     made: Microbenchmark, other: VarlenAttention, *, repeats: int = 20
 ) -> Iterator[Reading]:
-    """Yield the rate of another library's prefill attention, and its numerical difference from
-    simkv's.
+    """Yield the rate of another library's prefill attention, and the difference between both
+    outputs.
     """
     shape, tokens = made.model.shape, made.limits.tokens
     point = Probe("prefill", (), ((tokens, 0),))

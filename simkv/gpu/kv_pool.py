@@ -16,8 +16,8 @@ from simkv.costs.hardware.model_shape import ModelShape
 class KVPool:
     """Keys and values of ``num_blocks`` blocks of ``block_size`` tokens, and of the null block.
 
-    The tensor has the shape [block, layer, 2, token, kv head, head dim], so that a block is
-    contiguous. Its initial content is undefined, except for the null block, which is zero.
+    The tensor has the shape [block, layer, 2, token, kv head, head dim]. The null block is zero;
+    the initial content of the other blocks is undefined.
     """
 
     def __init__(

@@ -1,6 +1,4 @@
-"""Data about the machine of a run: device, driver, versions, clocks, and the device's peak
-rates.
-"""
+"""Data about the machine of a run: device, driver, versions, clocks and peak rates."""
 
 from __future__ import annotations
 
@@ -23,9 +21,8 @@ SMI_FIELDS = "timestamp,driver_version,clocks.sm,clocks.mem,power.draw,temperatu
 class Ceilings(NamedTuple):
     """Measured peak rates of a device.
 
-    The rates are bytes per second of a large copy (bytes read and written), FLOP/s of a large
-    matrix product, and bytes per second from pinned host memory to the device. On a CPU, the last
-    rate is the rate of an ordinary copy.
+    The rates are the bytes per second of a large copy (read and written), the FLOP/s of a large
+    matrix product, and the bytes per second from pinned host memory to the device.
     """
 
     bytes_per_s: float
@@ -34,7 +31,7 @@ class Ceilings(NamedTuple):
 
 
 def machine_info(device: str) -> dict[str, Any]:
-    """Return device, driver, clocks, versions and date, if they are known."""
+    """Return device, driver, clocks, versions and date, as far as they are available."""
     found = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
@@ -62,8 +59,7 @@ def machine_info(device: str) -> dict[str, Any]:
 def nvidia_smi(device: str) -> str:
     """Return a line with driver, clocks, power and temperature at the time of the first call.
 
-    The line is empty if ``nvidia-smi`` is not available. The log of ``device_clocks`` has later
-    values.
+    The line is empty if ``nvidia-smi`` is not available.
     """
     command = ["nvidia-smi", f"--query-gpu={SMI_FIELDS}", "--format=csv,noheader"]
     command += gpu_id_option(device)
@@ -75,16 +71,14 @@ def nvidia_smi(device: str) -> str:
 
 
 def gpu_id_option(device: str) -> list[str]:
-    """Return the ``nvidia-smi`` option that selects this GPU by its UUID."""
+    """Return the ``nvidia-smi`` option that selects the GPU by its UUID."""
     uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
     return [f"--id=GPU-{str(uuid).removeprefix('GPU-')}"] if uuid else []
 
 
 @lru_cache(maxsize=4)
 def ceilings(device: str) -> Ceilings:
-    """Measure the device's peak rates with random numbers; done once per process, in less than a
-    second.
-    """
+    """Measure the device's peak rates, once per process."""
     on_gpu = torch.device(device).type == "cuda"
     dtype = torch.bfloat16 if on_gpu else torch.float32
     count, side = (1 << 30, 8192) if on_gpu else (1 << 23, 512)
@@ -114,11 +108,9 @@ MIN_REPEATS, SUFFICIENT_S, SUFFICIENT_ERROR = 5, 0.05, 0.002
 
 
 def time_repeats(run: Callable[[], Any], most: int, *, on_gpu: bool) -> list[float]:
-    """Return the durations in seconds of at most ``most`` runs, measured with the device's events
-    if available.
+    """Return the durations in seconds of at most ``most`` runs.
 
-    Measuring stops earlier if the runs took long enough or differ little. An additional first run
-    is discarded.
+    Measuring stops earlier if the runs took long enough or differ little. A first run is discarded.
     """
     run()
     timed = _device_times if on_gpu else _host_times
@@ -129,7 +121,7 @@ def time_repeats(run: Callable[[], Any], most: int, *, on_gpu: bool) -> list[flo
 
 
 def _settled(found: list[float]) -> bool:
-    """Return whether more repeats are unnecessary.
+    """Return whether the median is precise enough.
 
     The standard error of a median is 1.25 times the standard error of a mean.
     """

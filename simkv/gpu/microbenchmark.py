@@ -27,11 +27,10 @@ from simkv.gpu.machine_info import time_repeats
 
 
 class CapturedProbe(NamedTuple):
-    """A captured CUDA graph of a step or a part of it, which can be timed again without another
-    capture.
+    """CUDA graph of a step or a part of a step.
 
-    ``write_tables`` writes the block tables of the step, and ``held`` contains the tensors that the
-    graph uses but does not own.
+    ``write_tables`` writes the block tables of the step. ``held`` contains other tensors that the
+    graph uses.
     """
 
     graph: Any
@@ -40,11 +39,9 @@ class CapturedProbe(NamedTuple):
 
 
 class Microbenchmark:
-    """A model to time single steps, or parts of steps (points); its KV cache contains random
-    numbers.
+    """A model to time single steps or parts of steps, with a KV cache of random numbers.
 
-    Captured graphs are stored until ``forget`` is called, because a capture takes longer than a
-    run.
+    Captured graphs are stored until ``forget`` is called.
     """
 
     def __init__(self, shape: ModelShape, limits: Limits, device: str) -> None:
@@ -74,9 +71,7 @@ class Microbenchmark:
         self._captured: dict[Probe, CapturedProbe] = {}
 
     def time(self, point: Probe, repeats: int) -> list[float]:
-        """Return the durations in seconds of at most ``repeats`` runs; an additional first run is
-        discarded.
-        """
+        """Return the durations in seconds of at most ``repeats`` runs. A first run is discarded."""
         if not self.on_gpu:
             run, lay = self._run(point)
             lay()
@@ -88,8 +83,8 @@ class Microbenchmark:
         return time_repeats(found.graph.replay, repeats, on_gpu=True)
 
     def _capture(self, point: Probe) -> CapturedProbe:
-        """Capture a graph in the memory of the first graph; this is possible because graphs are
-        never replayed concurrently.
+        """Capture a graph in the memory of the first graph. Graphs are never replayed
+        concurrently.
         """
         run, lay = self._run(point)
         lay()
@@ -98,8 +93,8 @@ class Microbenchmark:
         return CapturedProbe(graph, lay, (run, result))
 
     def difference(self, point: Probe, ops: Any, others: Any) -> float:
-        """Return the relative difference between the outputs of two implementations of attention,
-        ``ops`` and ``others``, in the first layer.
+        """Return the relative difference between the outputs of two implementations of
+        attention.
         """
         size = self.size(point)
         fields, lay = self._fields(point, size)
@@ -114,14 +109,14 @@ class Microbenchmark:
         return float((a - b).norm() / a.norm())
 
     def size(self, point: Probe) -> StepSize:
-        """Return the padded size of the step that ``point`` describes."""
+        """Return the padded size of the step ``point``."""
         tokens = len(point.decodes) + sum(t for t, _ in point.prefills)
         return step_size(
             len(point.decodes), len(point.prefills), tokens, self.runner.config.max_decodes
         )
 
     def _run(self, point: Probe) -> tuple[Callable[[], Any], Callable[[], None]]:
-        """Return the function to time, and the function to call before each run."""
+        """Return the function to time, and a function to call before each run."""
         size = self.size(point)
         fields, lay = self._fields(point, size)
         if point.part == "step":
@@ -137,9 +132,7 @@ class Microbenchmark:
         )
 
     def _fields(self, point: Probe, size: StepSize) -> tuple[StepInputs, Callable[[], None]]:
-        """Return the inputs of a point, and a function that writes its block tables, which are
-        random.
-        """
+        """Return the inputs of a step, and a function that writes its random block tables."""
         decodes = [BatchRow(i, 1, context) for i, context in enumerate(point.decodes)]
         prefills = [
             BatchRow(i, tokens, context)

@@ -1,8 +1,7 @@
 """Steps of a pipelined scheduler: the next step is prepared while the device runs the current step.
 
-Engines with asynchronous scheduling (vLLM) or overlap (SGLang) work in this way: the host is one
-step ahead, and the device reads token ids from the samples of the previous step. The duration of a
-step is the maximum of the host's and the device's time instead of their sum.
+Asynchronous scheduling in vLLM and overlap in SGLang work in this way. The duration of a step is
+the maximum of the host's and the device's time instead of their sum.
 """
 
 from __future__ import annotations
@@ -44,20 +43,20 @@ class OverlappedEngine(Engine):
                 yield self.timeout_at(self.env.now + self.executor.idle())
 
     def _wait(self) -> float:
-        """Wait for the oldest step and return its end."""
+        """Wait for the oldest step and return its end time."""
         end = self._finish(self.in_flight[0].row)
         self.in_flight[0].end = end
         return end
 
     def _finish(self, row: int) -> float:
-        """Wait for the oldest step, record its times and return its end."""
+        """Wait for the oldest step, record its times and return its end time."""
         log = self.record.steps
         start, seconds = self.executor.finish(log.decided[row])
         log.start[row], log.end[row] = start, start + seconds
         return log.end[row]
 
     def finalize(self) -> None:
-        """End the run after waiting for the steps in flight."""
+        """Wait for the steps in flight and end the run."""
         launched = [flight for flight in self.in_flight if flight.batch]
         for flight in launched[len(launched) - self.executor.in_flight :]:
             self._finish(flight.row)

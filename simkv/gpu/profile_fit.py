@@ -1,15 +1,13 @@
-"""Fit a cost profile to a campaign's measurements, with its error on held-out steps.
+"""Fit a cost profile to measurements, with its error on held-out steps.
 
     step = rest[tokens] + decode attention + prefill attention (+ a constant in mixed steps)
            all scaled, + cost of a whole step beyond its parts, in isolation and in service + host
 
-``rest`` is a table over the padded sizes of steps, because the time of matrix products depends on
-the number of tiles; sizes that were not measured are interpolated linearly. The time of attention
-is linear in a few features. For decodes, these are the tokens of context, the rows, and the excess
-of the longest context over the mean, during which the rest of the device is idle. For prefills, the
-feature is the number of attention pairs. The coefficients are non-negative and minimize relative
-errors. The difference between a whole step and its parts may be negative, because parts measured in
-isolation may take longer.
+``rest`` is a table over the padded sizes of steps; other sizes are interpolated linearly. The time
+of attention is linear in a few features. For decodes, the features are the tokens of context, the
+batch size, and the excess of the longest context over the mean. For prefills, the feature is the
+number of attention pairs. The coefficients are non-negative and minimize relative errors. The
+difference between a whole step and its parts may be negative.
 """
 
 from __future__ import annotations
@@ -55,8 +53,8 @@ FITTED = ("rest", "decode", "mixed decode", "prefill")
 
 
 class HostCosts(NamedTuple):
-    """Host time in seconds: per step, per decoding sequence and per idle pass, and the additional
-    time per step with prefills.
+    """Host time in seconds: per step, per decoding sequence, per idle pass and per step with
+    prefills.
     """
 
     step_s: float
@@ -66,9 +64,7 @@ class HostCosts(NamedTuple):
 
 
 class RealStep(NamedTuple):
-    """A step of a real run, with its load, its total time (s) and the device's part of this time
-    (s).
-    """
+    """A step of a real run, with its load, its total time and its device time (s)."""
 
     load: StepLoad
     seconds: float
@@ -77,7 +73,7 @@ class RealStep(NamedTuple):
 
 @dataclass(frozen=True)
 class MedianPass:
-    """A measured point, with the median of all its measurements in seconds."""
+    """Measured step or part of a step, with the median of all its measurements in seconds."""
 
     sample: Measurement
     seconds: float
@@ -102,10 +98,10 @@ class MedianPass:
 
 
 def points_by_part(samples: Sequence[Measurement]) -> dict[str, list[MedianPass]]:
-    """Return the measured points of a campaign, by the part of the step that they measure;
-    sentinels are omitted.
+    """Return the measurements, grouped by the measured part of the step.
 
-    Repeated measurements of a point become one measurement with their median duration.
+    Repeated measurements are replaced by their median. The steps that are repeated to detect drift
+    are left out.
     """
     groups: dict[str, list[Measurement]] = {}
     for sample in samples:
@@ -127,12 +123,10 @@ def fit_profile(
     gpu: str,
     source: list[str],
 ) -> CostProfile:
-    """Fit a profile of single steps, run in isolation, to the samples.
+    """Fit a profile of single steps in isolation to the measurements.
 
-    Half of the campaign's whole steps are used for the fit, and the other half for the error, which
-    covers only the device. ``fit_synchronous`` and ``fit_overlapped`` adjust the profile to an
-    engine in service. Raises ValueError if a part was not measured at all, or if a step would take
-    no time.
+    Half of the whole steps are used for the fit, and the other half for the error. Raises
+    ValueError if a part of the step was not measured, or if a step would take no time.
     """
     parts = points_by_part(samples)
     for part in ("rest", "decode", "prefill"):
@@ -208,13 +202,12 @@ def fit_profile(
 def fit_synchronous(
     profile: CostProfile, real: Sequence[RealStep], judged: Sequence[RealStep]
 ) -> CostProfile:
-    """Return the profile of a synchronous engine, in which a step takes the sum of the device's and
-    the host's time.
+    """Return the profile of a synchronous engine, whose steps take the device time plus the host
+    time.
 
-    ``profile`` is a profile of steps in isolation. ``real`` are steps of a short real run, which
-    determine the device time of steps in service, where caches are cold and clocks are lower.
-    ``judged`` are steps of other runs, with other loads and sizes, which determine the profile's
-    error.
+    ``profile`` is a profile of steps in isolation. ``real`` are steps of a real run, to which the
+    device time in service is fitted. ``judged`` are steps of other runs, from which the error of
+    the profile is computed.
     """
     terms = fit_whole_steps(profile, [(s.load, s.device_s) for s in real], SERVICE)
     return _judged(profile.model_copy(update={"terms": terms}), judged)
@@ -237,15 +230,13 @@ def _with_error(
     cost: Callable[[StepLoad], float],
     steps: Sequence[tuple[StepLoad, float]],
 ) -> CostProfile:
-    """Return the profile with the error of ``cost`` on ``steps``, which were not used for the
-    fit.
-    """
+    """Return the profile with the error of ``cost`` on the held-out ``steps``."""
     error = {"held_out": relative_step_errors(cost, steps), "rms_s": _rms(cost, steps)}
     return _checked(profile.model_copy(update={"fit": profile.fit.model_copy(update=error)}))
 
 
 def _checked(profile: CostProfile) -> CostProfile:
-    """Validate a profile; even if constants are negative, a step must take some time."""
+    """Return the validated profile. Raises ValueError if it is invalid."""
     try:
         return CostProfile.model_validate(profile.model_dump())
     except ValidationError as error:
@@ -264,15 +255,12 @@ MIN_STEPS = 20
 def fit_overlapped(
     profile: CostProfile, real: Sequence[RealStep], judged: Sequence[RealStep]
 ) -> CostProfile:
-    """Return the profile of a pipelined engine, in which a step takes the maximum of the device's
-    and the host's time.
+    """Return the profile of a pipelined engine, whose steps take the longer of device and host
+    time.
 
-    ``profile`` is a profile of steps in isolation. The terms fitted to a synchronous run are not
-    used: the division between attention and the rest is uncertain when the clock decreases, and a
-    second fit would double this error. ``real`` are steps of a pipelined run. The device's terms
-    are scaled to the total time of the steps that wait for the device, and the host's terms to the
-    steps that wait for the host. ``judged`` are steps of other pipelined runs, which determine the
-    profile's error.
+    ``profile`` is a profile of steps in isolation. ``real`` are steps of a pipelined run, to which
+    the device and host times are fitted. ``judged`` are steps of other pipelined runs, from which
+    the error of the profile is computed.
     """
     device = device_profile(profile)
     cost = StepCost(device)
@@ -297,7 +285,7 @@ def fit_overlapped(
 
 
 def halves(steps: Sequence[MedianPass]) -> tuple[list[MedianPass], list[MedianPass]]:
-    """Split the steps into two lists: every other step of each kind, and the remaining steps."""
+    """Split the steps into two halves with every other step of each kind."""
     ordered = sorted(steps, key=lambda step: (classify_step(step.load), step.sample.key))
     return ordered[::2], ordered[1::2]
 
@@ -307,9 +295,9 @@ DECODE_FEATURES: list[Feature] = ["decode_context", "decode_seqs", "decode_mean"
 
 
 def _of_decodes(alone: Sequence[MedianPass], beside: Sequence[MedianPass]) -> list[CostTerm]:
-    """Return the attention terms of decodes, in isolation and in steps with prefills.
+    """Return the cost terms of decode attention, in isolation and in steps with prefills.
 
-    If there are too few measurements with prefills, the terms in isolation are used for all steps.
+    With too few measurements in steps with prefills, the terms in isolation are used for all steps.
     """
     if len(beside) <= len(DECODE_FEATURES):
         return _lines("decode attention", "decode", alone, DECODE_FEATURES)
@@ -338,11 +326,9 @@ def _rms(
 
 
 def _stairs(points: Sequence[MedianPass], padded: Callable[[int], int]) -> list[LinearPiece]:
-    """Return a step function over the padded sizes, interpolated between measured sizes.
+    """Return a piecewise linear function over the padded sizes.
 
-    Few sizes above the largest CUDA graph are measured, and a short campaign omits some sizes below
-    it, but steps of all sizes are padded. Beyond the largest size, the cost is proportional to the
-    size.
+    Beyond the largest measured size, the cost is proportional to the size.
     """
     by_size = {p.slots: p.seconds for p in points}
     measured = sorted(by_size)
@@ -383,9 +369,7 @@ def _value(load: StepLoad, feature: Feature) -> float:
 
 
 def _mixed_extra(both: Sequence[MedianPass], prefilling: Sequence[MedianPass]) -> float:
-    """Return the median additional cost (possibly negative) of token slots if a step also has
-    decode rows.
-    """
+    """Return the median additional cost of a step with prefills if it also has decodes."""
     alone = {p.slots: p.seconds for p in prefilling}
     extra = [p.seconds - alone[p.slots] for p in both if p.slots in alone]
     return median(extra) if extra else 0.0

@@ -1,4 +1,4 @@
-"""Token ids of prompts: random, but equal for tokens that prompts of a workload share."""
+"""Random token ids of prompts. Tokens that several prompts share have the same ids."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from simkv.core.request import Prompt
 
 
 def prompt_ids(prompt: Prompt, vocab: int) -> npt.NDArray[np.int32]:
-    """Return token ids of a prompt: random, but equal for equal streams and offsets."""
+    """Return random token ids of a prompt. Tokens that several prompts share have the same ids."""
     segments = prompt.segments or ((f"u{prompt.id}", 0, prompt.prompt_tokens),)
     pieces = [_stream_ids(stream, start, end, vocab) for stream, start, end in segments]
     return np.concatenate(pieces)
 
 
 def _stream_ids(stream: str, start: int, end: int, vocab: int) -> npt.NDArray[np.int32]:
-    """Return the ids of tokens ``start`` to ``end`` of a stream, computed with the mixing function
-    of SplitMix64.
+    """Return the ids of tokens ``start`` to ``end`` of a stream, from the hash function
+    SplitMix64.
     """
     seed = int.from_bytes(hashlib.blake2b(stream.encode(), digest_size=8).digest(), "little")
     x = np.arange(start + 1, end + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)

@@ -1,4 +1,4 @@
-"""Serve a scenario on a real device: requests arrive by the wall clock, and steps are run and
+"""Serve a scenario on a real device: requests arrive in real time, and steps are run and
 measured.
 """
 
@@ -30,11 +30,10 @@ MOST_DECODES = 512
 
 
 class ScenarioExecution:
-    """Execution of one scenario; ``serve`` runs the scenario and can be called only once.
+    """Execution of one scenario. ``serve`` can be called only once.
 
-    A ``runner`` that is large enough can serve several scenarios; if none is given, a new runner is
-    created. Raises InputError if model and cache do not fit on the device, or the runner is too
-    small.
+    ``runner`` may serve several scenarios; by default, a new runner is created. Raises InputError
+    if model and cache do not fit on the device, or if the runner is too small.
     """
 
     def __init__(self, scenario: Scenario, setup: GpuSetup, runner: Runner | None = None) -> None:
@@ -58,7 +57,7 @@ class ScenarioExecution:
         self.recorder = Recorder(scheduler, scenario.engine)
 
     def serve(self, advance: Callable[[], None] | None = None) -> ExecutionRecord:
-        """Serve the workload by the wall clock; ``advance`` is called whenever a request ends."""
+        """Serve the workload in real time. ``advance`` is called whenever a request ends."""
         left = len(self.requests)
 
         def ended() -> None:
@@ -99,10 +98,9 @@ class ScenarioExecution:
 def execute_scenario(
     scenario: Scenario, setup: GpuSetup, runner: Runner, advance: Callable[[], None] | None = None
 ) -> ExecutionRecord:
-    """Serve a scenario; repeat the run once if a kernel was built during it.
+    """Serve a scenario. If a kernel was built during the run, serve it once more.
 
-    A step takes seconds while a kernel is built. Raises InputError if a kernel is built in the
-    second run, too.
+    Raises InputError if the second run also builds a kernel, which takes seconds.
     """
     for _ in range(2):
         run = ScenarioExecution(scenario, setup, runner).serve(advance)
@@ -115,7 +113,7 @@ def execute_scenario(
 
 
 def kernel_builds() -> int:
-    """Return the number of Triton kernels built so far; 0 if none is used."""
+    """Return the number of Triton kernels built so far."""
     kernels = sys.modules.get("simkv.gpu.triton_kernels")
     return kernels.count_builds() if kernels else 0
 
@@ -147,7 +145,7 @@ def runner_config(scenario: Scenario, setup: GpuSetup) -> RunnerConfig:
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Context without Python's garbage collection, because a collection would delay a step."""
+    """Context without Python's garbage collection, which would delay steps."""
     gc.collect()
     gc.freeze()
     gc.disable()

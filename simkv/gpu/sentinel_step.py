@@ -20,9 +20,9 @@ REPEATS = 20
 
 
 def time_sentinel(runner: Runner) -> float:
-    """Return the median time of the step on the device, in seconds.
+    """Return the median device time of a fixed step, in seconds.
 
-    The step writes to the KV pool, so the runner must be idle.
+    The runner must be idle, because the step writes to the KV pool.
     """
     config = runner.config
     context = min(CONTEXT, config.max_len - 2)

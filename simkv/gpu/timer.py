@@ -3,10 +3,8 @@
     use_clock("cpu")
     begin = read_timer()
 
-On a shared machine, a thread may lose its core in the middle of a step; its CPU time excludes this
-interruption. CPU time does not advance during a wait, so ``torch_executor.WallClock`` does not
-wait; it sets its clock to the end of the wait. Steps on a GPU need the wall clock, because the
-thread waits for them.
+On a shared machine, a thread may lose its core in the middle of a step. CPU time excludes this
+interruption. Steps on a GPU need the wall clock, because the thread waits for them.
 """
 
 from __future__ import annotations

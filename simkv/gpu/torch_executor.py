@@ -1,15 +1,13 @@
-"""Run simkv's engine loop with the wall clock and a device as executor.
+"""Run simkv's engine loop in real time, with a device as executor.
 
     clock = WallClock()
     executor = TorchExecutor(runner, tables, clock)
     engine = Engine(clock, executor.watch(scheduler), executor, leaping=False)
 
 The loop, the schedulers, the record and the metrics are the same as in the simulation. A step lasts
-from its decision (or the end of the previous step, if later) until its tokens are on the host, so
-it includes the host's work. A request that arrives during a step is considered in the next
-decision. A request that arrives while the engine sleeps wakes the engine, and the next step counts
-from this arrival. Decisions therefore depend only on the recorded durations of steps and idle
-passes, and a simulation with these durations must make the same decisions.
+from its decision, or from the end of the previous step if later, until its tokens are on the host.
+A request that arrives during a step is considered in the next decision. Decisions therefore depend
+only on the recorded durations, and a simulation with these durations must make the same decisions.
 """
 
 from __future__ import annotations
@@ -40,11 +38,10 @@ SPIN = 0.0005
 
 
 class WallClock(simpy.Environment):
-    """SimPy environment in real time: an event occurs when its time since ``start`` has passed.
+    """SimPy environment in real time.
 
-    With the thread's CPU time (``read_timer``), the clock jumps to the next event instead of
-    waiting. If ``skip_waiting`` is set, events occur at once, because all clients have their
-    results.
+    An event occurs when its time since ``start`` has passed, or at once with ``skip_waiting``. With
+    the CPU time of the thread, the clock jumps to the next event instead of waiting.
     """
 
     def __init__(self) -> None:
@@ -57,9 +54,7 @@ class WallClock(simpy.Environment):
         self._origin = read_timer()
 
     def wall(self) -> float:
-        """Return the seconds since ``start``; unless ``skip_waiting`` is set, the result is at
-        least SimPy's time.
-        """
+        """Return the seconds since ``start``."""
         return read_timer() - self._origin
 
     def step(self) -> None:
@@ -73,12 +68,12 @@ class WallClock(simpy.Environment):
 
 
 class Pass(NamedTuple):
-    """An iteration of the engine's loop; times in seconds.
+    """An iteration of the engine's loop. Times are in seconds.
 
-    ``seconds`` is the duration reported to the engine, and ``start`` its beginning. An idle pass
-    launches no step. ``schedule_s`` is the time inside the scheduler's ``schedule``.
-    ``longest_context`` is the longest context of a decode, ``longest_prefill`` the maximum KV
-    tokens at the end of a prefill.
+    An idle pass launches no step. ``seconds`` is the duration from ``start``, as reported to the
+    engine. ``schedule_s`` is the time inside the scheduler's ``schedule``. ``longest_context`` is
+    the longest context of a decode. ``longest_prefill`` is the largest number of KV tokens at the
+    end of a prefill.
     """
 
     kind: BatchKind
@@ -93,7 +88,7 @@ class Pass(NamedTuple):
 
 
 class EnqueuedStep(NamedTuple):
-    """A step enqueued on the device, with the data that was recorded when it was enqueued."""
+    """A step enqueued on the device, with its batch and load."""
 
     flight: InFlightStep
     batch: Batch
@@ -103,12 +98,10 @@ class EnqueuedStep(NamedTuple):
 
 
 class TorchExecutor:
-    """Run a scheduler's decisions on a device and measure the steps; ``passes`` is the log of the
-    engine's loop.
+    """Run a scheduler's decisions on a device and measure the steps.
 
-    A step has ended when ``run`` returns, so the next decision does not overlap with the step. The
-    duration of a step is therefore the sum of its host time and its device time, which are logged
-    separately. An engine with overlap (``overlapped_engine``) uses ``enqueue`` to launch steps and
+    ``passes`` is the log of the engine's loop. The time of a step includes its host time and its
+    device time. An engine with overlap (``overlapped_engine``) uses ``enqueue`` to launch steps and
     ``finish`` to wait for the oldest step.
     """
 
@@ -124,24 +117,25 @@ class TorchExecutor:
         self._under_way: deque[EnqueuedStep] = deque()
 
     def watch(self, scheduler: Scheduler) -> Scheduler:
-        """Wrap the scheduler for the engine, so that the executor receives its requests and
-        decisions.
+        """Return the scheduler for the engine, wrapped so that the executor receives its requests
+        and batches.
         """
         return cast(Scheduler, _Shown(scheduler, self))
 
     def decided(self, batch: Batch, seconds: float) -> None:
-        """Record a decision; the next ``run`` or ``idle`` refers to this batch."""
+        """Record the batch for the next ``run`` or ``idle``, and the duration of its decision."""
         self._batch, self._rows, self._schedule_s = batch, batch.rows(), seconds
 
     def run(self, load: StepLoad) -> float:
-        """Run the batch; return the seconds since its decision, or since the end of the previous
-        step if this is later.
+        """Run the batch and return its duration in seconds.
+
+        The duration starts at the decision, or at the end of the previous step if later.
         """
         self.enqueue(load)
         return self.finish(float(self.clock.now))[1]
 
     def enqueue(self, load: StepLoad) -> None:
-        """Enqueue the batch of the last decision on the device."""
+        """Enqueue the last recorded batch on the device."""
         rows, batch = self._rows, self._batch
         listed = {i for i, _ in batch.scheduled}
         emits = {*batch.emits, *(row.id for row in rows if row.id not in listed)}
@@ -150,12 +144,12 @@ class TorchExecutor:
 
     @property
     def in_flight(self) -> int:
-        """Number of enqueued steps that have not been finished."""
+        """Number of enqueued steps that have not finished."""
         return len(self._under_way)
 
     def finish(self, decided: float) -> tuple[float, float]:
-        """Wait for the oldest step, which was decided at ``decided``; return its start and its
-        duration in seconds.
+        """Wait for the oldest step, decided at ``decided``. Return its start and its duration in
+        seconds.
         """
         flight, batch, rows, load, schedule_s = self._under_way.popleft()
         done = self.runner.wait(flight)
@@ -179,7 +173,7 @@ class TorchExecutor:
         return start, seconds
 
     def forecast_steps(self, load: StepLoad, steps: int) -> list[float]:  # noqa: ARG002
-        """Return an empty list: the duration of a step is unknown before it has run."""
+        """Return an empty list, because the duration of a step is unknown before it has run."""
         return []
 
     def ran(self, load: StepLoad, seconds: Sequence[float]) -> None:  # noqa: ARG002
@@ -195,7 +189,7 @@ class TorchExecutor:
 
 
 class _Shown:
-    """Scheduler that passes each request and decision to the executor before it returns."""
+    """Scheduler that passes each request and batch to the executor before it returns."""
 
     def __init__(self, inner: Scheduler, executor: TorchExecutor) -> None:
         self._inner = inner

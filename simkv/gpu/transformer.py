@@ -16,7 +16,7 @@ from simkv.gpu.kv_pool import KVPool
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """Weights of one layer; matrices are [out, in], as ``linear`` expects them."""
+    """Weights of one layer. Matrices are [out, in], as ``linear`` expects them."""
 
     norm: torch.Tensor
     qkv: torch.Tensor
@@ -29,7 +29,7 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class Weights:
-    """Weights of a model; ``head`` may be the embedding itself."""
+    """Weights of a model. ``head`` may be the embedding itself."""
 
     embedding: torch.Tensor
     layers: list[LayerWeights]
@@ -40,11 +40,9 @@ class Weights:
 def random_weights(
     shape: ModelShape, device: torch.device | str, dtype: torch.dtype, seed: int = 0
 ) -> Weights:
-    """Return random normal weights, sampled on the device; they are equal for equal seeds and kinds
-    of device.
+    """Return random normal weights, equal for equal seeds and kinds of device.
 
-    The weights are scaled by the square root of the number of inputs, so that activations stay near
-    1 in every layer and the next token depends on all previous tokens.
+    The scale keeps activations near 1 in every layer.
     """
     random = torch.Generator(device).manual_seed(seed)
 
@@ -84,10 +82,8 @@ def rotary_tables(
 class Transformer:
     """Weights and the device state that a step reads and writes.
 
-    A seat is the index of a request in these tensors: ``tokens`` [seat, position] contains prompts
-    and sampled tokens, and ``tables`` [seat, index] the block tables. Each tensor has one
-    additional seat for padding, the scratch seat. A step reads its token ids from ``tokens`` and
-    writes the sampled tokens there, so the host needs to send only the rows of the next step.
+    ``tokens`` [request, position] contains prompts and sampled tokens. ``tables`` [request, index]
+    contains the block tables. Each tensor has one additional request for padding.
     """
 
     def __init__(
@@ -110,11 +106,10 @@ class Transformer:
             self.ops = cuda_ops
 
     def step(self, fields: StepInputs, size: StepSize) -> torch.Tensor:
-        """Run one step with greedy sampling and return one token per row slot, as int32 of shape
+        """Run one step with greedy sampling and return one token per row slot, int32 of shape
         [rows].
 
-        Emitted tokens are also written to ``tokens``. The step depends on no values on the host, so
-        it can be captured as a CUDA graph.
+        Emitted tokens are also written to ``tokens``. The step can be captured as a CUDA graph.
         """
         x, residual = self.layers(fields, size)
         decodes = torch.arange(size.decodes, device=x.device)
@@ -124,7 +119,7 @@ class Transformer:
         return sampled
 
     def layers(self, fields: StepInputs, size: StepSize) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run all layers; return the last output and the residual stream, both [T, hidden]."""
+        """Run all layers. Return the last output and the residual stream, both [T, hidden]."""
         ops, weights, shape = self.ops, self.weights, self.shape
         seat, position, block_size = fields.seat, fields.position, self.pool.block_size
         slot = self.tables[seat, position // block_size].long() * block_size
@@ -144,8 +139,8 @@ class Transformer:
         return x, residual
 
     def logits(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """Return the scores of the next token, of shape [rows, vocab], computed from the last token
-        of each row.
+        """Return the logits of the next token, [rows, vocab], from the last token of each
+        request.
         """
         _, x = self.ops.add_norm(residual, x, self.weights.norm, self.shape.norm_eps)
         return functional.linear(x, self.weights.head)

@@ -1,11 +1,10 @@
 """Triton kernels: paged attention for decodes and prefills, and three small fusions.
 
 Loop sizes are read on the device, and grids depend only on the size of the step, so that each
-launch can be part of a CUDA graph. One program handles the whole group of query heads that share a
-key-value head; ``PADDED`` is the size of this group, rounded up to a tile. A kernel is built once
-per model size. ``UNSPECIALIZED`` lists arguments whose alignment or value depends on the step, so
-that they do not cause another build during a run. Softmax uses base 2: ``scale`` already contains
-the factor log2(e).
+launch can be part of a CUDA graph. One program handles all query heads that share a key-value head;
+``PADDED`` is their number, rounded up to a tile. A kernel is built once per model size.
+``UNSPECIALIZED`` lists arguments whose values must not cause another build. Softmax uses base 2:
+``scale`` already contains the factor log2(e).
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ def _tile(keys, values, q, table, t, there, seen, best, total, acc, scale,
           BLOCK_SIZE: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
     """Add the KV of tokens ``t`` to the running softmax of the rows of ``q``.
 
-    With MASKED, ``there`` [tokens] marks the existing tokens and ``seen`` [rows, tokens] the tokens
-    visible to each row; without MASKED, all tokens are visible.
+    With MASKED, ``there`` [tokens] marks the existing tokens, and ``seen`` [rows, tokens] marks the
+    tokens visible to each row. Without MASKED, all tokens are visible.
     """
     if MASKED:
         block = tl.load(table + t // BLOCK_SIZE, mask=there, other=0).to(tl.int64)
@@ -61,7 +60,7 @@ def decode(q, out, partial, logsum, keys, values, tables, row_seat, length, scal
            block_stride, token_stride, table_stride,
            HEADS: tl.constexpr, GROUP: tl.constexpr, PADDED: tl.constexpr, D: tl.constexpr,
            BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr):  # fmt: skip
-    """Process one split of one row and key-value head; grid (kv heads, rows, SPLITS).
+    """Process one split of one request and key-value head; grid (kv heads, rows, SPLITS).
 
     With one split, the result is written to ``out`` [T, H, D]. With several splits, the inputs of
     ``reduce`` are written: the normalized ``partial`` [rows, H, SPLITS, D], and ``logsum`` [rows,
@@ -110,7 +109,7 @@ def reduce(partial, logsum, out, length,
            HEADS: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr):  # fmt: skip
     """Combine the splits of ``decode``; grid (rows, H).
 
-    Padding rows store nothing, because their slots belong to the tokens of prefills.
+    Padding rows store nothing, because their slots belong to prefill tokens.
     """
     row, head = tl.program_id(0), tl.program_id(1)
     if tl.load(length + row) == 0:
@@ -132,7 +131,8 @@ def prefill(q, out, keys, values, tables, row_seat, length, start, rows, scale,
             BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, QUERIES: tl.constexpr):  # fmt: skip
     """Process QUERIES tokens of a sequence and KV head; grid (kv heads, T // QUERIES + rows).
 
-    ``row_seat`` and ``length`` belong to the prefill rows, ``start`` their first token slots.
+    ``row_seat`` and ``length`` belong to the prefilling requests. ``start`` contains the first
+    token slot of each.
     """
     kv_head, program = tl.program_id(0), tl.program_id(1)
     origin = tl.load(start)
@@ -185,7 +185,9 @@ def prefill(q, out, keys, values, tables, row_seat, length, start, rows, scale,
 @_jit
 def add_norm(residual, x, weight, normed, width, eps,
              ADD: tl.constexpr, WIDTH: tl.constexpr):  # fmt: skip
-    """Set ``residual += x`` (ADD off: ``residual`` is ``x``) and store its RMSNorm; grid (T,)."""
+    """Set ``residual += x`` and store its RMSNorm; grid (T,). Without ADD, ``residual`` is
+    ``x``.
+    """
     at = tl.program_id(0).to(tl.int64) * width
     column = tl.arange(0, WIDTH)
     inside = column < width
@@ -206,7 +208,7 @@ def rotate_and_store(qkv, q, position, slot, cosine, sine, keys, values,
                      BLOCK_SIZE: tl.constexpr, ALL: tl.constexpr):  # fmt: skip
     """Rotate the queries and keys of a token, and store its keys and values; grid (T,).
 
-    ALL is the number of query, key and value heads together, rounded up to a power of two.
+    ALL is the total number of query, key and value heads, rounded up to a power of two.
     """
     token = tl.program_id(0)
     half = tl.arange(0, D // 2)

@@ -2,12 +2,11 @@
 
 choose_tiles("decode", 128, 2, arch=90, device="NVIDIA H100 80GB HBM3")
 
-Candidates compile without spills for Ampere, Ada, Hopper and small Blackwell GPUs and fit into
-their shared memory (see tests/gpu/compile_kernels.py); other architectures, including AMD's, use
-the same candidates and are untested. The first candidate is the default. `calibrate/on-gpu.sh
-smoke` tries all candidates on a real device and reports the fastest; an entry in ``tiles.json`` in
-this directory replaces the default on that device. No tuning takes place while a step runs or is
-captured.
+The candidates compile without spills for Ampere, Ada, Hopper and small Blackwell GPUs and fit into
+their shared memory (see tests/gpu/compile_kernels.py). Other architectures use the same candidates,
+untested. The first candidate is the default; an entry in ``tiles.json`` replaces the default of a
+device. `calibrate/on-gpu.sh smoke` measures all candidates on a real device. Kernels are never
+tuned during a run.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ SHARED_MEMORY_BYTES = {80: 166912, 86: 101376, 89: 101376, 90: 232448, 120: 1013
 class Tiles(NamedTuple):
     """Build parameters of a kernel: KV tokens per tile, rows per tile, warps, stages.
 
-    For decodes, ``rows`` is the minimum height of a matrix operand; for prefills, it is the number
-    of queries times the number of heads of the group.
+    For decodes, ``rows`` is the minimum height of a matrix operand. For prefills, ``rows`` is the
+    number of queries times the number of query heads per key-value head.
     """
 
     tile: int
@@ -53,9 +52,7 @@ _tried: dict[AttentionKernel, Tiles] = {}
 
 
 def candidates(kernel: AttentionKernel, head_dim: int, itemsize: int, arch: int) -> Sequence[Tiles]:
-    """Return the candidate tile configurations of a kernel; the first is used unless another one
-    was measured to be faster on the device.
-    """
+    """Return the candidate tile configurations of a kernel. The first is the default."""
     if head_dim < 64:
         return (SMALL_HEAD_TILES[kernel],)
     if itemsize > 2:
@@ -68,7 +65,9 @@ def candidates(kernel: AttentionKernel, head_dim: int, itemsize: int, arch: int)
 def choose_tiles(
     kernel: AttentionKernel, head_dim: int, itemsize: int, *, arch: int, device: str = ""
 ) -> Tiles:
-    """Return the tile configuration of a kernel for the device with this name."""
+    """Return the tile configuration of a kernel for a device: the fastest measured one, or the
+    default.
+    """
     if kernel in _tried:
         return _tried[kernel]
     found = candidates(kernel, head_dim, itemsize, arch)
@@ -79,7 +78,7 @@ def choose_tiles(
 
 @contextmanager
 def override_tiles(kernel: AttentionKernel, tiles: Tiles) -> Iterator[None]:
-    """Context in which this kernel is built with ``tiles``, regardless of other settings."""
+    """Context in which the kernel is built with ``tiles``, regardless of other settings."""
     _tried[kernel] = tiles
     try:
         yield
@@ -89,8 +88,8 @@ def override_tiles(kernel: AttentionKernel, tiles: Tiles) -> Iterator[None]:
 
 @lru_cache(maxsize=1)
 def measured_tiles() -> Mapping[str, Mapping[str, Sequence[int]]]:
-    """Return the tile configurations that were measured to be fastest, by device name and
-    ``<kernel> <head_dim>``.
+    """Return the fastest measured tile configurations, by device name and ``<kernel>
+    <head_dim>``.
     """
     found: dict[str, dict[str, list[int]]] = json.loads(
         MEASURED_TILES_FILE.read_text(encoding="utf-8")

@@ -1,9 +1,9 @@
-"""Serve the cases of a plan one after another on one runner, within a time limit.
+"""Run the trials of a validation plan on one runner, within a time limit.
 
     skipped = execute_plan(cases, setup, folder, deadline)
 
-Every case writes a folder ``runs/<case>-<n>`` as `simkv gpu run` does, atomically. Existing runs
-are not repeated, so an interrupted validation resumes. Between all runs, one fixed step is timed
+Every run writes a directory ``runs/<case>-<n>``, as `simkv gpu run` does. Existing runs are not
+repeated, so an interrupted validation can be resumed. Between runs, one fixed step is timed
 (``sentinels.csv``), and the device's state is logged (``clocks.csv``).
 """
 
@@ -32,7 +32,7 @@ TIME_MARGIN = 1.3
 
 
 def print_nothing(line: str) -> None:
-    """Discard a line; used if no output is wanted."""
+    """Discard a line of output."""
 
 
 def execute_plan(
@@ -45,10 +45,9 @@ def execute_plan(
     say: Callable[[str], None] = print_nothing,
     advance: Callable[[], None] = lambda: None,
 ) -> list[str]:
-    """Serve the runs in the order of ``order_trial_runs``, except runs for which the remaining time
-    does not suffice; ``deadline()`` returns the remaining seconds.
+    """Run the trials in the order of ``order_trial_runs`` and return the names of skipped runs.
 
-    Returns the names of the runs that were skipped for lack of time.
+    A run is skipped if it would take longer than ``deadline()``, the remaining seconds.
     """
     begin = perf_counter()
     wanted = order_trial_runs(cases, repeats)
@@ -78,10 +77,7 @@ def execute_plan(
 
 
 def check_device(profile: CostProfile, setup: GpuSetup, *, other_gpu: bool) -> None:
-    """Raise InputError if ``profile`` is for another device, unless ``other_gpu`` allows it.
-
-    Without this check, a run on an H200 instead of an H100 would appear as an error of the profile.
-    """
+    """Raise InputError if ``profile`` is for another device, unless ``other_gpu`` allows it."""
     found = machine_info(setup.device)["device"]
     if found != profile.gpu and not other_gpu:
         raise InputError(

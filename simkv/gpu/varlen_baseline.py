@@ -1,7 +1,7 @@
 """FlashAttention of torch (``torch.nn.attention.varlen``) as a baseline for prefill attention.
 
-``varlen`` attention reads contiguous keys and values, so the blocks of the pool are gathered before
-the measurement. The comparison uses steps with one prefill and no earlier context.
+``varlen`` attention reads contiguous keys and values, so the blocks are gathered before the
+measurement. Compared steps have one prefill and no earlier context.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from simkv.gpu.batch_inputs import StepInputs, StepSize
 
 
 def find_varlen() -> Callable[..., Any] | None:
-    """Return torch's ``varlen_attn``, or None if this torch does not have it."""
+    """Return torch's ``varlen_attn``, or None if this version of torch does not have it."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
@@ -26,7 +26,7 @@ def find_varlen() -> Callable[..., Any] | None:
 
 
 class VarlenAttention:
-    """Attention by ``varlen_attn`` with the signature of ``cpu_ops.attend``, for one prefill."""
+    """Attention by ``varlen_attn`` for one prefill, with the signature of ``cpu_ops.attend``."""
 
     name = "torch varlen_attn"
 
@@ -52,7 +52,7 @@ class VarlenAttention:
         """Compute ``cpu_ops.attend`` for a step of one prefill that fills all token slots.
 
         The keys and values of the first call are reused for prefills of the same length, so that
-        timed calls do not gather blocks.
+        gathering is not timed.
         """
         tokens, heads = q.shape[:2]
         if self._gathered is None or self._gathered[0].shape[:2] != (tokens, heads):
@@ -67,5 +67,5 @@ class VarlenAttention:
 
 
 def _per_head(x: torch.Tensor, heads: int) -> torch.Tensor:
-    """Repeat the KV heads of x (tokens, KV heads, head size) for each of the ``heads``."""
+    """Repeat the KV heads of x (tokens, KV heads, head size) to the number of query heads."""
     return x.repeat_interleave(heads // x.shape[1], dim=1)

@@ -1,4 +1,4 @@
-"""Cost of whole steps in excess of the sum of their parts, which were measured in isolation."""
+"""Cost of whole steps in excess of the sum of their parts, measured in isolation."""
 
 from __future__ import annotations
 
@@ -24,12 +24,11 @@ KINDS: tuple[tuple[StepFilter, bool], ...] = (("pure decode", False), ("prefill"
 def fit_whole_steps(
     profile: CostProfile, steps: Sequence[tuple[StepLoad, float]], name: str
 ) -> list[CostTerm]:
-    """Scale the terms of a profile to match whole ``steps``, given as pairs (load, seconds).
+    """Scale the terms of a profile to match ``steps``, given as pairs (load, seconds).
 
-    For each kind of step, attention is multiplied by one factor and all other terms by another, and
-    a constant is added. Factors are needed because parts measured in isolation run at other clocks
-    and without overlap, and because clocks decrease under the load of serving. The constant terms
-    are called ``name``.
+    For each kind of step, one factor scales attention, another factor scales all other terms, and a
+    constant term called ``name`` is added. Parts measured in isolation need factors because they
+    run at other clocks and without overlap.
     """
     terms = device_profile(profile).terms
     groups = [[t for t in terms if _is_attention(t) is mine] for mine in (True, False)]
@@ -69,8 +68,7 @@ MIN_SHARE = 0.2
 def _shares(parts: Floats, seconds: Floats) -> Floats:
     """Fit factors on the columns of ``parts``, and a constant, by least relative differences.
 
-    Absolute differences are used instead of squares, to give less weight to steps that the terms
-    cannot describe.
+    Absolute instead of squared differences give less weight to outliers.
     """
     count = parts.shape[1]
     rows = np.hstack((parts, np.ones((len(parts), 1)))) / seconds[:, None]
@@ -95,9 +93,7 @@ SPLIT_CONDITIONS: dict[StepFilter, tuple[StepFilter, ...]] = {
 
 
 def _scaled_when(term: CostTerm, when: StepFilter, share: float) -> list[CostTerm]:
-    """Scale a term by ``share`` in steps of a kind; if the term also applies to other kinds, split
-    it.
-    """
+    """Scale a term by ``share`` in steps of one kind. A term for several kinds is split."""
     if is_host_term(term) or term.when == "any":
         return [term]
     if term.when == "decode":
@@ -122,14 +118,12 @@ def scaled_term(term: CostTerm, share: float) -> CostTerm:
 
 
 def constant_term(name: str, seconds: float, when: StepFilter) -> CostTerm:
-    """Return a term of constant seconds per step, which may be negative."""
+    """Return a term of constant seconds per step. The constant may be negative."""
     return CostTerm(name=name, feature="steps", when=when, pieces=[LinearPiece(base=seconds)])
 
 
 def device_profile(profile: CostProfile) -> CostProfile:
-    """Return the profile without the terms for host time, which the campaign's steps do not
-    contain.
-    """
+    """Return the profile without the terms for host time."""
     terms = [term for term in profile.terms if not is_host_term(term)]
     return profile.model_copy(update={"terms": terms})
 

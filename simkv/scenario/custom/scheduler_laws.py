@@ -104,9 +104,7 @@ class CheckedScheduler:
         return batch
 
     def complete(self, batch: Batch, ended: Collection[int]) -> Completion:
-        """Tell the scheduler that a step has run. Raises LawViolation if its completion is
-        invalid.
-        """
+        """Report a completed step to the scheduler. Raises LawViolation for an invalid answer."""
         completion: Completion = self._call("complete", lambda: self.inner.complete(batch, ended))
         self._track("complete", lambda: self._tracker.check_completion(batch, ended, completion))
         for i in completion.finished:
