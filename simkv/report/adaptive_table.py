@@ -26,8 +26,10 @@ _ENDLESS = 100_000
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table. If space is short, columns with the highest ``rank`` are omitted first.
-    Columns of rank 0 are never omitted.
+    """A column of a table.
+
+    If space is short, columns with the highest ``rank`` are omitted first. Columns of rank 0 are
+    never omitted.
     """
 
     heading: str
@@ -37,16 +39,14 @@ class Column:
 
     @property
     def broken_heading(self) -> str:
-        """Heading, wrapped to the width of the cells; a word that is wider than the cells is not
-        split.
-        """
+        """Heading, wrapped to the width of the cells. Words are not split."""
         widest = max((len(line) for cell in self.cells for line in cell.split("\n")), default=0)
         words = self.heading.split()
         return "\n".join(wrap(self.heading, max([widest, *map(len, words), 1])))
 
     @property
     def wrapped(self) -> Column:
-        """The column with text wrapped at spaces; numbers are unchanged."""
+        """The column with text wrapped at spaces. Numbers are unchanged."""
         if self.right:
             return self
         cells = [
@@ -58,11 +58,10 @@ class Column:
 
 @dataclass(frozen=True)
 class AdaptiveTable:
-    """Table with columns of equal length; ``bold`` contains the indices of bold rows.
+    """Table that fits the terminal. ``bold`` contains the indices of bold rows.
 
-    On a narrow terminal, text is wrapped before columns are omitted. A line below the table names
-    the omitted columns. If the columns of rank 0, which are never omitted, do not fit, their cells
-    are wrapped.
+    On a narrow terminal, text is wrapped and then columns are omitted. A line below the table names
+    the omitted columns. Columns of rank 0 are never omitted.
     """
 
     columns: Sequence[Column]
@@ -111,9 +110,9 @@ class StackedTable:
 def make_adaptive_table(
     headings: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1, kept: int = 2
 ) -> AdaptiveTable:
-    """Build a table of ``rows`` under ``headings``, which omits its last columns if space is short.
+    """Build a table that omits its last columns if space is short.
 
-    The first ``left`` columns are left-aligned, and the first ``kept`` columns are never omitted.
+    The first ``left`` columns are left-aligned. The first ``kept`` columns are never omitted.
     """
     cells = list(zip(*rows, strict=True)) or [()] * len(headings)
     columns = [

@@ -1,8 +1,7 @@
 """Data of the plots of a report, as columns for the JSON data of the page.
 
-To keep pages small, times are integer ticks (see ``TickScale``) and columns are compressed by
-``pack_column``. Every function returns lists and dicts of JSON values, which are equal for equal
-runs.
+To reduce the size of pages, times are integer ticks (see ``TickScale``) and columns are compressed
+by ``pack_column``. Equal runs give equal data.
 """
 
 from __future__ import annotations
@@ -89,11 +88,9 @@ def request_columns(record: RunRecord, ticks: TickScale) -> dict[str, Any]:
 def find_lane_stretches(
     record: RunRecord, ledger: Mapping[int, Sequence[LedgerSegment]]
 ) -> dict[int, list[tuple[int, float]]]:
-    """Return the intervals of each request's lane, as pairs (index in CODES, end in s).
+    """Return the intervals of each request's lane in the plot, as pairs (index in CODES, end in s).
 
-    A lane is the row of a request in the plot, which starts at the arrival of the request.
-
-    The intervals include work that the engine did for the request after its end.
+    The intervals start at the arrival, and include work of the engine after the end of the request.
     """
     paused = find_pauses(record)
     found = {}
@@ -108,13 +105,13 @@ def find_lane_stretches(
 def lane_columns(
     record: RunRecord, shows: Mapping[int, Sequence[tuple[int, float]]], ticks: TickScale, most: int
 ) -> dict[str, Any]:
-    """Return the lanes of requests as columns; if they have more than ``most`` intervals, a sample.
+    """Return the lanes of requests as columns.
 
-    In the result, ``of`` contains the indices of the requests in order of arrival. ``kinds``
-    contains a letter per interval (``A`` means the first entry of CODES), and ``lasts`` the
-    duration of each interval in ticks. The intervals of all lanes are concatenated, and ``count``
-    contains the number of intervals of each lane. ``shows`` is the result of
-    ``find_lane_stretches``.
+    ``shows`` is the result of ``find_lane_stretches``. If it has more than ``most`` intervals, some
+    requests are left out. In the result, ``of`` contains the indices of the requests in order of
+    arrival. ``count`` contains the number of intervals of each lane. ``kinds`` contains one letter
+    per interval; ``A`` is the first entry of CODES. ``lasts`` contains the duration of each
+    interval in ticks.
     """
     lives = sort_requests_by_arrival(record)
     total = sum(map(len, shows.values()))
@@ -139,8 +136,8 @@ def lane_columns(
 def step_columns(record: RunRecord, ticks: TickScale) -> dict[str, Any]:
     """Return one column per property of a step, for at most MAX_STEPS steps.
 
-    In the result, ``every`` is 1 if all steps are included, or N if only every Nth step is. A step
-    starts ``gap`` ticks after the end of the previous included step, and lasts ``last`` ticks.
+    ``every`` is N if every Nth step is included. ``last`` is the duration of a step. ``gap`` is the
+    time between the end of the previous included step and the start of the step, in ticks.
     """
     log = record.steps
     every = max(math.ceil(len(log) / MAX_STEPS), 1)
@@ -171,12 +168,12 @@ def step_columns(record: RunRecord, ticks: TickScale) -> dict[str, Any]:
 def holding_columns(
     record: RunRecord, places: Sequence[int], block_size: int, ticks: TickScale
 ) -> dict[str, Any]:
-    """Return the number of blocks that requests hold over time.
+    """Return the changes of the number of blocks held by the given requests.
 
-    ``places`` contains the requests, as indices in order of arrival. ``block_size`` is in tokens.
-    In the result, ``gaps`` contains the ticks from the previous change of the same request, or from
-    time 0, to each change. ``changes`` contains the number of blocks gained or lost, and ``count``
-    the number of changes of each request.
+    ``places`` contains the indices of the requests in order of arrival. ``block_size`` is in
+    tokens. In the result, ``count`` contains the number of changes per request, and ``changes`` the
+    number of blocks gained or lost. ``gaps`` contains the ticks since the previous change of the
+    request, or since time 0.
     """
     lives = sort_requests_by_arrival(record)
     counts: list[int] = []
@@ -206,9 +203,9 @@ def preemption_arrows(
 ) -> list[list[Any]]:
     """Return preemptions as [time, victim, beneficiary, reason, tokens].
 
-    Victim and beneficiary are indices of requests in order of arrival. The beneficiary is -1 if the
-    freed blocks are not for a single other request. Of more than ``most`` preemptions, an evenly
-    spaced sample is returned.
+    Victim and beneficiary are indices of requests in order of arrival. The beneficiary is the
+    request that gets the freed blocks, or -1 for several. At most ``most`` preemptions are
+    returned, evenly spaced.
     """
     place = {life.request.id: index for index, life in enumerate(sort_requests_by_arrival(record))}
     every = found.preemptions
@@ -217,11 +214,11 @@ def preemption_arrows(
 
 
 def block_owners(record: RunRecord, block_size: int, edges: Floats) -> dict[str, Any]:
-    """Return the mean number of blocks held in each time bin: one series for each of the requests
-    with the most blocks, and one for the total of all others.
+    """Return the mean number of blocks held in each time bin.
 
-    The total number comes from the step log. If the sum over the requests exceeds the total, the
-    requests share blocks, and all values are scaled down by the same factor.
+    The requests with the most blocks have one series each. The series ``others`` is the total of
+    all other requests. If requests share blocks, the values are scaled down to the number of used
+    blocks.
     """
     held = {
         i: [
@@ -247,7 +244,9 @@ def block_owners(record: RunRecord, block_size: int, edges: Floats) -> dict[str,
 
 
 def _mean(spans: Sequence[tuple[float, float, float]], edges: Floats) -> Floats:
-    """Return the time-weighted mean in each bin of a step function given as (start, end, value)."""
+    """Return the time-weighted mean of a step function in each bin; ``spans`` are (start, end,
+    value).
+    """
     starts, ends, values = (np.asarray(column) for column in zip(*spans, strict=True))
     times = np.column_stack([starts, ends]).ravel()
     areas = np.column_stack([np.zeros(len(starts)), (ends - starts) * values]).ravel()
@@ -257,7 +256,7 @@ def _mean(spans: Sequence[tuple[float, float, float]], edges: Floats) -> Floats:
 
 
 def step_log_columns(record: RunRecord, edges: Floats) -> dict[str, list[Any]]:
-    """Return minimum, mean and maximum of some columns of the step log in each time bin."""
+    """Return minimum, mean and maximum of columns of the step log in each time bin."""
     log = record.steps
     columns = {
         "waiting": log.waiting,
@@ -272,18 +271,18 @@ def step_log_columns(record: RunRecord, edges: Floats) -> dict[str, list[Any]]:
 
 
 def _rounded(series: Floats) -> list[float | None]:
-    """Round to three significant digits, which suffice for a plot; NaN becomes None."""
+    """Round to three significant digits. NaN becomes None."""
     return [None if math.isnan(value) else shorten_number(value, 3) for value in series]
 
 
 def shorten_number(value: float, digits: int = 5) -> float:
-    """Round to ``digits`` significant digits; return an integer if the result is whole."""
+    """Round to ``digits`` significant digits. Whole numbers become integers."""
     rounded = float(f"{value:.{digits}g}")
     return int(rounded) if rounded == int(rounded) else rounded
 
 
 def pack_column(column: Sequence[Any]) -> Sequence[Any] | dict[str, list[Any]]:
-    """Run-length encode the column as ``{"runs": [value, count, …]}`` if this makes it shorter."""
+    """Run-length encode the column as ``{"runs": [value, count, …]}`` if the result is shorter."""
     runs: list[Any] = []
     for value in column:
         if runs and runs[-2] == value:
@@ -296,7 +295,7 @@ def pack_column(column: Sequence[Any]) -> Sequence[Any] | dict[str, list[Any]]:
 def cumulative_curve(seconds: Iterable[float | None], among: int) -> list[list[float]]:
     """Return the cumulative distribution of durations as [[seconds, percent], …].
 
-    ``among`` is the number of requests that is 100 %, including requests without a duration.
+    ``among`` is the number of requests that equals 100 %.
     """
     values = sorted(value for value in seconds if value is not None)
     if not values or not among:
@@ -306,7 +305,7 @@ def cumulative_curve(seconds: Iterable[float | None], among: int) -> list[list[f
 
 
 def blocker_texts(record: RunRecord, found: Diagnosis) -> dict[str, list[list[Any]]]:
-    """Return, by request id, the requests that it waited for most, as [id, seconds], longest first.
+    """Return the main blockers of requests as [id, seconds], by id of the waiting request.
 
     Only the requests that failed or waited longest are included.
     """
@@ -325,10 +324,9 @@ def time_bins(end: float) -> Floats:
 
 
 def split_fairly(wanted: Sequence[int], most: int) -> list[int]:
-    """Divide ``most`` among entries.
+    """Divide ``most`` among entries that need the amounts ``wanted``.
 
-    ``wanted`` contains the amount that each entry needs. No entry gets more than it needs, and
-    entries that get less than they need get equal amounts.
+    No entry gets more than it needs. Entries that get less get equal amounts.
     """
     granted = [0] * len(wanted)
     left, open_ = most, sorted(range(len(wanted)), key=lambda i: wanted[i])
@@ -339,7 +337,5 @@ def split_fairly(wanted: Sequence[int], most: int) -> list[int]:
 
 
 def _sake(taken: Preemption, place: Mapping[int, int]) -> int:
-    """Return the index of the request in whose favor a preemption was made; -1 if there is no
-    single such request.
-    """
+    """Return the index of the request that benefits from a preemption, or -1 for several."""
     return -1 if taken.by is None or taken.by == taken.victim else place[taken.by]

@@ -1,6 +1,4 @@
-"""Full console report of a run: the metrics of each variant in the format of ``vllm bench serve``,
-and comparisons with other variants and published metrics.
-"""
+"""Full console report of a run: metrics in the format of ``vllm bench serve``, and comparisons."""
 
 from __future__ import annotations
 
@@ -106,7 +104,7 @@ def render_full_results(
 
 
 def checks_table(checks: Sequence[ExpectationCheck]) -> AdaptiveTable:
-    """Return a table of expectations, each with ``ok`` or ``missed``, the value found and the
+    """Return a table of expectations: ``ok`` or ``missed``, the simulated value and the
     difference.
     """
     by = ["" if check.missed_by is None else f"{check.missed_by:+.6g}" for check in checks]
@@ -130,7 +128,7 @@ _OF_SOME = (
 
 
 def _prefix_cache(figures: dict[str, Any]) -> Iterator[str]:
-    """Yield a line with the hit rate of the prefix cache, if there were hits."""
+    """Yield a line with the hit rate of the prefix cache, unless there were no hits."""
     if figures["prefix_cache"]["hit_tokens"]:
         yield from _rows(figures, ("prefix_cache.hit_rate",))
 
@@ -188,7 +186,7 @@ _MOST_REPLICAS = 16
 
 
 def _fleet(fleet: dict[str, Any]) -> Iterator[str]:
-    """Yield lines with the metrics of the fleet, and a line per replica."""
+    """Yield lines with the metrics of the fleet and of each replica."""
     yield f"{'Fleet':-^{WIDTH}}"
     yield _row("Replicas:", fleet["replicas"])
     yield from _rows({"fleet": fleet}, FLEET_METRICS)
@@ -249,7 +247,7 @@ def _side_by_side(results: dict[str, RunResult]) -> StackedTable:
 
 
 def _of(result: RunResult, key: str) -> str:
-    """Return a metric as text. A star marks a latency that only finished requests contribute to."""
+    """Return a metric as text. A star marks latencies of finished requests only."""
     star = " *" if key.partition(".")[0] in LATENCIES and _failed(result) else ""
     return format_metric(result.summary, key, _number) + star
 
@@ -285,7 +283,7 @@ def _published(comparisons: Sequence[PublishedComparison]) -> AdaptiveTable:
 
 
 def _provenance(scenario: Scenario, results: dict[str, RunResult]) -> Iterator[str]:
-    """Yield lines about the given, fitted and assumed values, and the accuracy of each cost
+    """Yield lines about given, fitted and assumed values, and about the accuracy of each cost
     profile.
     """
     sources = scenario.provenance
@@ -306,8 +304,9 @@ def _provenance(scenario: Scenario, results: dict[str, RunResult]) -> Iterator[s
 
 
 def settings_lines(results: Mapping[str, RunResult]) -> Iterator[str]:
-    """Yield a line with the settings of each engine on known hardware. Variants with equal settings
-    share a line.
+    """Yield a line with the settings of each engine on known hardware.
+
+    Variants with equal settings share a line.
     """
     by_line: dict[str, list[str]] = {}
     for name, result in results.items():
@@ -324,7 +323,7 @@ def settings_lines(results: Mapping[str, RunResult]) -> Iterator[str]:
 
 
 def _front_end_line(result: RunResult) -> str:
-    """Return a line with the simulated costs of the API server; empty if it is not simulated."""
+    """Return a line with the simulated costs of the API server, or "" if it is not simulated."""
     costs = find_front_end_costs(result.scenario, result.specs[0])
     if costs is None:
         return ""

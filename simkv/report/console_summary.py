@@ -116,7 +116,7 @@ def _describe_fix(results: Mapping[str, RunResult], name: str) -> str:
 
 
 def _describe_largest_gain(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
-    """Return a phrase with the metric that improves most and its values in the two variants."""
+    """Return a phrase with the metric that improves most, before and after."""
 
     def gain(metric: Metric) -> float:
         before, after = figure(ours, metric.key), figure(theirs, metric.key)
@@ -153,8 +153,9 @@ def _describe_confidence(results: Mapping[str, RunResult]) -> str:
 
 
 def build_variants_table(results: Mapping[str, RunResult]) -> AdaptiveTable:
-    """Build a table with one row per variant. Latencies include requests without an answer, by
-    their waiting time.
+    """Build a table with one row per variant.
+
+    For requests without an answer, latencies are their waiting times.
     """
     found = list(results.values())
     finished = [f"{r.summary['finished']:,} of {r.summary['requests']:,}" for r in found]
@@ -177,7 +178,7 @@ def build_variants_table(results: Mapping[str, RunResult]) -> AdaptiveTable:
 
 
 def uncertain(results: Mapping[str, RunResult]) -> Iterator[str]:
-    """Yield sentences about requests that might fail, for variants that the answer does not
+    """Yield sentences about requests that might fail in variants that the answer does not
     mention.
     """
     lead = narrative.select_variant(results)
@@ -188,7 +189,9 @@ def uncertain(results: Mapping[str, RunResult]) -> Iterator[str]:
 
 
 def explain_faster_recompute(results: Mapping[str, RunResult]) -> Iterator[str]:
-    """Yield an explanation if a variant with thrashing finishes sooner than one without it."""
+    """Yield an explanation if a variant with thrashing finishes sooner than one without
+    thrashing.
+    """
     for name, result in results.items():
         if result.summary["verdict"] != "served" or "thrash" not in narrative.describe_ending(
             result
@@ -212,7 +215,7 @@ def explain_faster_recompute(results: Mapping[str, RunResult]) -> Iterator[str]:
 
 
 def _step(record: RunRecord) -> str:
-    """Return a phrase with the mean number of requests in a step and the mean duration of a step.
+    """Return the mean number of requests in a step and the mean duration of a step, as a phrase.
 
     The phrase has the form ``3.6 requests and take 0.10 s``.
     """

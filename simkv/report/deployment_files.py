@@ -61,7 +61,7 @@ def _cost(one: PlannedDeployment) -> str:
 
 
 def write_search(search: DeploymentSearch, folder: Path) -> list[Path]:
-    """Write ``plan.json``, ``deployments.csv`` and ``pareto.png``; return their paths."""
+    """Write ``plan.json``, ``deployments.csv`` and ``pareto.png``, and return their paths."""
     make_folder(folder)
     rows = deployment_rows(search)
     best = {what: describe_deployment(one) for what, one in find_best(search)}
@@ -76,7 +76,7 @@ def write_search(search: DeploymentSearch, folder: Path) -> list[Path]:
 
 
 def draw_pareto(search: DeploymentSearch, path: Path) -> Path:
-    """Draw tok/s per GPU against mean TPOT: the Pareto front, and all other deployments."""
+    """Draw tok/s per GPU against mean TPOT for the Pareto front and all other deployments."""
     drawn = [one for one in search.deployments if one.tpot_ms is not None]
     with plot_settings():
         figure = Figure(figsize=(WIDTH, 5.0))
@@ -111,7 +111,7 @@ def draw_pareto(search: DeploymentSearch, path: Path) -> Path:
 
 
 def _draw(axes: Axes, deployments: Sequence[PlannedDeployment], color: str, fill: str) -> None:
-    """Draw deployments as circles, and prefill/decode splits as squares."""
+    """Draw deployments as circles, and disaggregated deployments as squares."""
     for marker, split in (("o", False), ("s", True)):
         some = [one for one in deployments if bool(one.layout.prefill) is split]
         axes.plot(*_places(some), marker, color=color, mfc=fill, ms=5.0, zorder=4)

@@ -22,11 +22,10 @@ def render_bisection(
     name: Callable[[Revision], str],
     describe: Callable[[Revision], Iterator[str]],
 ) -> Iterator[str]:
-    """Yield lines with the change of the result, the revision that caused it, and the number of
-    runs.
+    """Yield lines with the change of the result, its revision, and the number of runs.
 
-    ``kind`` is the plural noun for revisions (such as commits), ``name`` returns the name of a
-    revision, and ``describe`` returns further information about it.
+    ``kind`` is the plural noun for revisions, such as commits. ``name`` returns the name of a
+    revision, and ``describe`` returns further information about a revision.
     """
     results, skipped = found.search.results, found.search.skipped
     if found.criterion is None:
@@ -91,7 +90,7 @@ def shorten_diff(text: str) -> Iterator[str]:
 
 
 def _shown(result: RevisionResult, found: Bisection[Any]) -> str:
-    """Return a phrase with the verdict and the value of the metric that the search uses."""
+    """Return a phrase with the verdict and the value of the compared metric."""
     figure = found.criterion.figure if found.criterion else None
     if figure is None or figure not in METRICS:
         return result.figures.summary

@@ -1,5 +1,4 @@
-"""HTML report of a run: this module renders text and tables, and the scripts of the page draw the
-plots.
+"""HTML report of a run: text and tables from this module, plots from the scripts of the page.
 
 write_html(Path("report.html"), {"run": run_scenario(scenario, folder)})
 """
@@ -69,24 +68,22 @@ def write_html(
     library_url: str = LIBRARY,
     section: PageSection | None = None,
 ) -> None:
-    """Write the report of ``results``, the results of variants by name, to ``path``.
+    """Write a report of ``results``, the results of variants by name, to ``path``.
 
-    ``whatif`` contains sentences about changes that help, the best first; ``section`` is placed
-    after these sentences. By default, the page contains the style sheet, the scripts and the
-    plotting library. With ``shared``, it loads the style sheet and the scripts from its own
-    directory (see ``write_shared``), and the library from ``library_url``. The same results give
-    the same bytes.
+    ``whatif`` contains sentences about changes that help, the best first. ``section`` is an
+    additional section. With ``shared``, the page loads the style sheet and the scripts from its own
+    directory (see ``write_shared``), and the plotting library from ``library_url``. By default, the
+    page contains them. Equal results give equal bytes.
     """
     text = render_html(results, whatif, shared=shared, library_url=library_url, section=section)
     write_text(path, text)
 
 
 def write_shared(folder: Path, library_url: str = LIBRARY) -> list[Path]:
-    """Write the files that all reports share to ``folder``: style sheet, scripts and plotting
-    library.
+    """Write the files that all reports share to ``folder``, and return their paths.
 
-    The library is omitted if ``library_url`` refers to another location. Returns the paths of the
-    written files.
+    The files are the style sheet, the scripts and the plotting library. The library is omitted if
+    ``library_url`` refers to another location.
     """
     files = {STYLE: style(), SCRIPT: script()}
     if library_url == LIBRARY:
@@ -165,10 +162,7 @@ def library() -> str:
 
 @cache
 def packed_library() -> str:
-    """Return the plotting library, compressed with gzip and encoded in base64.
-
-    This halves its size. The page decompresses it.
-    """
+    """Return the plotting library, compressed with gzip and encoded in base64."""
     return base64.b64encode(gzip.compress(LIBRARY_FILE.read_bytes(), mtime=0)).decode()
 
 
@@ -256,7 +250,7 @@ DARK_THEME: dict[str, str] = LIGHT_THEME | {
 
 
 def style_sheet() -> str:
-    """Return the CSS variables of the light and the dark theme; printed pages always use the light
+    """Return the CSS variables of the light and the dark theme. Printed pages use the light
     theme.
     """
     light, dark = (

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def _finite(value: Any) -> Any:
-    """Replace infinite numbers and NaN, which JSON lacks, by None, also inside containers."""
+    """Replace infinite numbers and NaN by None, because JSON does not have them."""
     if isinstance(value, float):
         return value if isfinite(value) else None
     if isinstance(value, Mapping):
@@ -454,7 +454,7 @@ def build_run_answer(
     folder: str,
     files: Sequence[str],
 ) -> RunAnswer:
-    """Return the answer of a run; ``lines`` are the printed lines of the form ``LABEL: text``."""
+    """Return the answer of a run. ``lines`` are the printed lines of the form ``LABEL: text``."""
     return RunAnswer(
         scenario=next(iter(results.values())).scenario.name,
         answer={label: text for label, _, text in (line.partition(": ") for line in lines)},
@@ -494,7 +494,7 @@ def build_explain_answer(
 
 
 def explain_request_data(result: RunResult, number: int) -> ExplainedRequest:
-    """Return a request's waiting intervals and the requests that blocked it."""
+    """Return a request's waiting intervals and its blockers."""
     from simkv.explain.ledger_kinds import KIND_LABELS
     from simkv.metrics.run_metrics import e2e
 
@@ -522,7 +522,7 @@ def explain_request_data(result: RunResult, number: int) -> ExplainedRequest:
 
 
 def explain_session_data(result: RunResult, number: int) -> ExplainedSession:
-    """Return the turns of a session and its time by kind of activity."""
+    """Return the turns of a session and its time by activity."""
     from simkv.metrics.session_turns import list_sessions, list_turns
     from simkv.report.session_explanation import sum_session_time
 
@@ -594,8 +594,8 @@ def build_compare_answer(found: ChangeCheck, tolerance: float) -> CompareAnswer:
 def build_zoo_answer(
     results: Mapping[str, Sequence[ExpectationCheck]], comparisons: list[Values]
 ) -> ZooAnswer:
-    """Return the answer with the checks of packaged incidents, by name, and the comparisons of
-    engine code with a release.
+    """Return the answer with the checks of packaged incidents, and the comparisons of engine code
+    with a release.
     """
     incidents = [
         IncidentChecks(
@@ -608,8 +608,9 @@ def build_zoo_answer(
 
 
 def build_policies_answer(counts: Mapping[str, Mapping[str, Mapping[str, int]]]) -> PoliciesAnswer:
-    """Return the answer with all simulated versions; ``counts`` are the numbers of recordings by
-    engine and version.
+    """Return the answer with all simulated engine versions.
+
+    ``counts`` contains the numbers of recordings by engine and version.
     """
     from simkv.schedulers.engine_registry import ENGINES, list_variants
 

@@ -12,10 +12,10 @@ from simkv.metrics.expectation_checks import ExpectationCheck
 
 
 def write_junit(file: Path, scenarios: Mapping[str, Sequence[ExpectationCheck]]) -> None:
-    """Write the checks of ``scenarios``, by name, to ``file``, completely or not at all.
+    """Write the checks of ``scenarios``, by name, to ``file``.
 
     There is one suite per scenario and one test case per variant and metric. A missed expectation
-    is a failure whose message contains the difference.
+    is a failure with the difference as its message.
     """
     report = JUnitXml("simkv")
     for name, checks in scenarios.items():

@@ -57,7 +57,7 @@ HATCHED: dict[str, Any] = {"hatch": "////", "edgecolor": "#B0B6C2", "linewidth":
 
 
 class Bar(NamedTuple):
-    """An interval of a request's lane, in seconds; ``kind`` is a key of BARS."""
+    """An interval of a request's lane, in seconds. ``kind`` is a key of BARS."""
 
     kind: str
     start: float
@@ -75,10 +75,8 @@ STATES = {
 
 
 def build_lane_states(intervals: Iterable[LedgerSegment]) -> list[Bar]:
-    """Convert the intervals of a request to bars of its lane.
-
-    Several kinds of intervals have the same state in the lane, such as waiting; adjacent bars with
-    the same state are merged.
+    """Convert the intervals of a request to bars of its lane. Adjacent bars of the same kind are
+    merged.
     """
     lane: list[Bar] = []
     for kind, start, end in intervals:
@@ -96,12 +94,11 @@ def build_bars(
     intervals: Iterable[LedgerSegment],
     paused: Sequence[int] | None = None,
 ) -> list[Bar]:
-    """Return the lane of one request, including work that the engine did for it after its end.
+    """Return the lane of one request, including work of the engine after its end.
 
-    The waiting time of a failed request is labeled by its outcome. This does not apply to requests
-    that were unfinished when the simulation ended at its ``horizon``, because they might still have
-    been served. ``intervals`` contains the request's time by cause, and ``paused`` is the result of
-    ``find_pauses(record)``.
+    ``intervals`` contains the request's time by cause, and ``paused`` is the result of
+    ``find_pauses(record)``. The waiting time of a failed request is labeled by its outcome, unless
+    the run ended at its ``horizon``.
     """
     vain = life.outcome and life.outcome.wasted_wait_label
     lane = []
@@ -123,10 +120,10 @@ def build_lanes(record: RunRecord, shown: Sequence[RequestRecord]) -> list[list[
 
 
 def sample_lanes(lives: Sequence[RequestRecord], most: int = MAX_LANES) -> list[RequestRecord]:
-    """Return at most ``most`` of ``lives``, in order and evenly spread.
+    """Return at most ``most`` of ``lives``, evenly spaced in the order of ``lives``.
 
-    The share of failed requests is at least their share of all requests. If they are few, they get
-    up to half of the lanes.
+    The share of failed requests is at least their share of all requests, and up to half if they are
+    few.
     """
     if len(lives) <= most:
         return list(lives)
@@ -179,7 +176,7 @@ def draw_lanes(records: Mapping[str, RunRecord], title: str) -> Figure:
 def _draw(
     axes: Axes, record: RunRecord, shown: Sequence[RequestRecord], end: float, bins: int
 ) -> set[str]:
-    """Draw the lanes of ``shown``; return the kinds of their bars."""
+    """Draw the lanes of ``shown`` and return the kinds of their bars."""
     from matplotlib.colors import to_rgb
 
     edges = np.linspace(0.0, end, bins + 1)
@@ -225,7 +222,7 @@ def _which(record: RunRecord, shown: Sequence[RequestRecord]) -> str:
 def rasterize_lanes(
     record: RunRecord, shown: Sequence[RequestRecord], edges: Floats
 ) -> npt.NDArray[np.intp]:
-    """Return, for each lane and time bin, the index in BARS of the color, or -1 for no color.
+    """Return the index in BARS of the color of each lane and time bin, or -1 for no color.
 
     ``edges`` contains the bounds of the bins in seconds.
     """
@@ -233,7 +230,9 @@ def rasterize_lanes(
 
 
 def _shares(lane: Sequence[Bar], edges: Floats) -> Floats:
-    """Return the fraction of each time bin that each kind of BARS covers; shape (kinds, bins)."""
+    """Return the fraction of each time bin that each kind of BARS covers, with shape (kinds,
+    bins).
+    """
     shares = np.zeros((len(BARS), len(edges) - 1))
     for index, kind in enumerate(BARS):
         spans = [(bar.start, bar.end) for bar in lane if bar.kind == kind]
@@ -249,9 +248,8 @@ def _shares(lane: Sequence[Bar], edges: Floats) -> Floats:
 def _pixels(shares: Floats) -> npt.NDArray[np.intp]:
     """Return the kind to paint for each lane and bin, or -1 for no color.
 
-    ``shares`` has the shape (lanes, kinds, bins). If several kinds share a bin, the fractions that
-    are not painted are carried over to later bins with the same kind. Each kind is therefore
-    painted in proportion within a few bins, and only the colors of the legend are used.
+    ``shares`` has the shape (lanes, kinds, bins). Each kind gets its share of the bins, because
+    fractions that are not painted are carried over to later bins.
     """
     lanes, kinds, bins = shares.shape
     owed = np.zeros((lanes, kinds))

@@ -49,7 +49,7 @@ LOWER_BOUND_NOTE = (
 
 
 def format_metric(summary: Mapping[str, Any], key: str, show: Callable[[Any], str]) -> str:
-    """Return a metric as text: ``>`` marks a lower bound, ``none`` a metric without samples."""
+    """Return a metric as text: ``>`` marks a lower bound, ``none`` means no samples."""
     value = figure(summary, key)
     if value is None:
         return "none"
@@ -84,9 +84,10 @@ _MIGHT = {
 
 
 def might(result: RunResult) -> str:
-    """Return a phrase about how many requests might fail, given the error of the step times.
+    """Return a phrase with the number of requests that might fail, given the error of the step
+    times.
 
-    The phrase is empty if the number does not depend on this error.
+    The phrase is empty if the number does not depend on the error.
 
     Example: ``0 to 290 of 300 requests might starve, given the error of the step times``
     """
@@ -106,7 +107,7 @@ def might(result: RunResult) -> str:
 
 
 def describe_ending(result: RunResult) -> str:
-    """Return how a run ended; if all requests were served, also mention the first problem."""
+    """Return the verdict of a run. If all requests were served, the first problem is added."""
     word = humanize(result.summary["verdict"])
     if word != "served":
         return word
@@ -115,10 +116,10 @@ def describe_ending(result: RunResult) -> str:
 
 
 def describe_affected(result: RunResult, most: int = 8) -> list[str]:
-    """Return one phrase per kind of failure, the most severe first. If no request failed, return a
-    phrase about the slowest request.
+    """Return one phrase per kind of failure, or a phrase about the slowest request without
+    failures.
 
-    A phrase lists at most ``most`` ranges of ids.
+    The most severe failure comes first. A phrase lists at most ``most`` ranges of ids.
     """
     lives = result.record.requests.values()
     said = []
@@ -146,8 +147,8 @@ def describe_affected(result: RunResult, most: int = 8) -> list[str]:
 def describe_cause(result: RunResult, verdicts: Sequence[Verdict] | None = None) -> str:
     """Return sentences about the cause of the most severe verdict and its effect on requests.
 
-    Without a verdict, the cause is the resource for which requests waited. ``verdicts`` contains
-    the verdicts to consider (default: all verdicts of the run).
+    Without a verdict, the cause is the resource for which requests waited. By default, ``verdicts``
+    are all verdicts of the run.
     """
     found = result.diagnosis
     verdicts = found.verdicts if verdicts is None else verdicts
@@ -185,9 +186,8 @@ def _largest_waits(
 ) -> tuple[list[tuple[float, str]], float]:
     """Return the three largest waits (s) with their labels, and the total time of the requests (s).
 
-    ``lanes`` contains the intervals of each request.
-
-    Waits below the fraction ``least`` of the total time are omitted.
+    ``lanes`` contains the intervals of each request. Waits below the fraction ``least`` of the
+    total time are left out.
     """
     sums = total_by_kind(tile for tiles in lanes for tile in tiles)
     total = sum(sums.values())
@@ -196,15 +196,14 @@ def _largest_waits(
 
 
 def format_shares(parts: Iterable[tuple[float, str]], total: float) -> str:
-    """Return labelled durations as percentages: ``92 % behind the head of the queue, 5 %
-    decode``.
-    """
+    """Return labelled durations as percentages, such as ``92 % decode, 5 % prefill``."""
     return ", ".join(f"{100 * seconds / total:.0f} % {label}" for seconds, label in parts if total)
 
 
 def _find_bottleneck(result: RunResult, requests: Collection[int]) -> str | None:
-    """Return a phrase about the bottleneck of these requests. In a fleet, it describes the replica
-    with the longest waits.
+    """Return a phrase about the bottleneck of the requests.
+
+    In a fleet, the phrase is about the replica with the longest waits.
     """
     found = []
     for lifetime in result.run.lifetimes:
@@ -219,11 +218,10 @@ def _find_bottleneck(result: RunResult, requests: Collection[int]) -> str | None
 
 
 def describe_blockers(record: RunRecord, found: Diagnosis) -> list[str]:
-    """Return phrases about the failed requests, or about all requests if none failed: their main
-    blockers, their waits, and the preemptions.
+    """Return phrases about the waits and blockers of the failed requests, or of all if none failed.
 
-    A blocker is a request that held what another request waited for. Times in seconds are sums over
-    the affected requests.
+    A blocker is a request that holds a resource for which another request waits. Times are in
+    seconds and summed over requests.
     """
     failed = [life for life in record.requests.values() if life.outcome not in SERVED]
     said = []
@@ -254,7 +252,9 @@ def format_blockers(blockers: Sequence[tuple[int, float]]) -> str:
 
 
 def describe_waste(found: Diagnosis) -> str:
-    """Return a sentence about GPU time spent on tokens that no client received; empty if none."""
+    """Return a sentence about GPU time for tokens that no client received, or "" if there is
+    none.
+    """
     waste = found.waste
     if waste.total <= 0:
         return ""
@@ -270,7 +270,7 @@ def describe_waste(found: Diagnosis) -> str:
 
 
 def describe_overtakes(found: Diagnosis) -> str:
-    """Return sentences about requests that later requests overtook; empty if there are none."""
+    """Return sentences about requests that later requests overtook, or "" if there are none."""
     if not found.worst_overtakes:
         return ""
     first, count = found.worst_overtakes[0], len(found.worst_overtakes)
@@ -283,7 +283,7 @@ def describe_overtakes(found: Diagnosis) -> str:
 
 
 def describe_step_times(basis: str, points: int, rms_s: float | None) -> str:
-    """Return a phrase with the basis of step times, the number of fitted measurements, and the rms
+    """Return a phrase with the basis of step times, the number of measurements, and the rms
     error.
     """
     count = f", points: {points}" if points else ""
@@ -306,7 +306,7 @@ def _describe_preemptions(found: Diagnosis) -> str:
 
 
 def _describe_beneficiaries(found: Diagnosis) -> str:
-    """Return a phrase about the requests that gained most from preemptions; empty if unknown."""
+    """Return a phrase about the requests that gained most from preemptions, or "" if unknown."""
     gains = Counter(p.by for p in found.preemptions if p.by not in (None, p.victim))
     if not gains:
         return ""
@@ -317,7 +317,7 @@ def _describe_beneficiaries(found: Diagnosis) -> str:
 
 
 def describe_main_victim(found: Diagnosis) -> str:
-    """Return a sentence about the most preempted request and the request that mainly benefited.
+    """Return a sentence about the most preempted request and its main beneficiary.
 
     Example: ``Request 0 lost its KV to request 1.``
     """
@@ -336,7 +336,7 @@ def describe_main_victim(found: Diagnosis) -> str:
 def sort_by_waiting(
     record: RunRecord, found: Diagnosis, most: int = MAX_BLOCKED_REQUESTS
 ) -> list[RequestRecord]:
-    """Return at most ``most`` requests: failed ones first, each group by decreasing wait."""
+    """Return at most ``most`` requests: failed ones first, then by decreasing waiting time."""
 
     def waited(life: RequestRecord) -> float:
         return sum(i.seconds for i in found.ledger[life.request.id] if i.kind not in COMPUTE_KINDS)
@@ -350,8 +350,7 @@ def sort_by_waiting(
 def _blockers(record: RunRecord, found: Diagnosis, failed: int) -> list[tuple[int, float]]:
     """Return the four main blockers of the failed requests, with the waiting time that they caused.
 
-    ``failed`` is the number of failed requests. If it is 0, the blockers of all requests are
-    returned.
+    If ``failed`` is 0, all requests count.
     """
     if not failed:
         return [(blocker.id, blocker.seconds) for blocker in found.blockers[:4]]
@@ -363,10 +362,10 @@ def _blockers(record: RunRecord, found: Diagnosis, failed: int) -> list[tuple[in
 
 
 def select_variant(results: Mapping[str, RunResult]) -> str:
-    """Return the name of the main variant of the report: the first variant with unserved requests.
+    """Return the name of the main variant of the report.
 
-    If all variants serve all requests, it is the first variant with a verdict. If there is no
-    verdict, it is the first variant.
+    This is the first variant with unserved requests, or else with a verdict, or else the first
+    variant.
     """
     unserved = (name for name, result in results.items() if result.summary["verdict"] != "served")
     ill = (name for name, result in results.items() if result.diagnosis.verdicts)
@@ -374,14 +373,13 @@ def select_variant(results: Mapping[str, RunResult]) -> str:
 
 
 def title(results: Mapping[str, RunResult]) -> str:
-    """Return the names of the scenarios."""
+    """Return the names of the scenarios as a title."""
     return " and ".join(dict.fromkeys(result.scenario.name for result in results.values()))
 
 
 def select_pair(results: Mapping[str, RunResult]) -> list[str]:
-    """Return the names of the variants that the plots show initially.
-
-    These are the main variant, and a better variant or, if there is none, any other variant.
+    """Return the names of the variants that the plots show initially: the main variant and another
+    one.
     """
     lead = select_variant(results)
     other = find_better_variant(results, lead) or next(
@@ -391,11 +389,10 @@ def select_pair(results: Mapping[str, RunResult]) -> list[str]:
 
 
 def find_better_variant(results: Mapping[str, RunResult], name: str) -> str | None:
-    """Return a variant that serves more requests than ``name``, or the same number faster.
+    """Return a variant that serves more requests than ``name``, or the same number faster, or None.
 
-    Only variants with the same workload and costs are considered. If several are better, the
-    criteria are, in order: most requests served, fewest requests that waited without being served,
-    fewest changed fields. The result is None if there is no better variant.
+    Only variants with the same workload and costs are compared. Among several, the variant that
+    serves the most requests is returned.
     """
     ours = results[name].summary
     better = {
@@ -432,7 +429,7 @@ def _share(figures: Mapping[str, Any]) -> float:
 
 
 def _hopeless(figures: Mapping[str, Any]) -> int:
-    """Return the number of requests that waited and were never answered."""
+    """Return the number of requests that waited and never got an answer."""
     count: int = figures["stalled"] + figures["lost"] + figures["starved"]
     return count
 
@@ -440,8 +437,7 @@ def _hopeless(figures: Mapping[str, Any]) -> int:
 def improvement(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> float:
     """Return the overall improvement: the sum of the logarithms of the ratios of COMPARED_FIGURES.
 
-    Counts, such as the number of preemptions, have a fifth of the weight of times, because they do
-    not delay requests directly.
+    Counts, such as the number of preemptions, have a fifth of the weight of times.
     """
     total = 0.0
     for metric in COMPARED_FIGURES:
@@ -453,8 +449,8 @@ def improvement(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> float:
 
 
 def describe_fix(results: Mapping[str, RunResult], name: str, other: str | None) -> list[str]:
-    """Return sentences about what variant ``other`` changes compared with variant ``name``, and
-    which metrics become better or worse.
+    """Return sentences about the settings and metrics that differ between variants ``name`` and
+    ``other``.
     """
     if len(results) == 1:
         return ["No other variant was run."]
@@ -492,10 +488,7 @@ def _rule(scenario: Scenario, differ: Sequence[FieldDifference]) -> str | None:
 
 
 def format_request_ids(ids: Iterable[int], most: int = 8) -> str:
-    """Return ids as ranges, such as ``requests 16 to 39, 41``.
-
-    If there are more than ``most`` ranges, only the first ones are listed.
-    """
+    """Return ids as ranges, such as ``requests 16 to 39, 41``, at most ``most`` ranges."""
     ordered = sorted(ids)
     runs: list[list[int]] = []
     for i in ordered:

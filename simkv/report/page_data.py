@@ -122,7 +122,7 @@ def _variant(
 
 
 def _outcome(outcome: Outcome) -> dict[str, str | bool]:
-    """Return the label and marker of an outcome, and whether its requests count as served."""
+    """Return the label and marker of an outcome, and whether the request counts as served."""
     mark = FAILURE_MARKS.get(outcome)
     in_vain = {Outcome.STARVED: "red", Outcome.TIMED_OUT: "brown"}.get(outcome, "purple")
     return {
@@ -136,10 +136,7 @@ def _outcome(outcome: Outcome) -> dict[str, str | bool]:
 
 
 def error_row(row: PublishedComparison, results: Mapping[str, RunResult]) -> dict[str, Any] | None:
-    """Return a published metric with the error of the simulated value in percent.
-
-    The result is None if the error is not defined.
-    """
+    """Return a published metric with the error of the simulated value in percent, or None."""
     if row.error is None:
         return None
     rms = results[row.variant].profile.fit.rms_s
@@ -157,7 +154,9 @@ def error_row(row: PublishedComparison, results: Mapping[str, RunResult]) -> dic
 
 
 def _per_second(name: str) -> float | None:
-    """Return the factor from seconds to the unit of a metric; None if it is not a time."""
+    """Return the factor from seconds to the unit of a metric, or None if the metric is not a
+    time.
+    """
     if metric := METRICS.get(name):
         return metric.per_second
     return 1.0 if name.endswith("_s") else None  # a metric of a single request

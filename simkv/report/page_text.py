@@ -136,8 +136,8 @@ def _about(results: dict[str, RunResult]) -> dict[str, Any]:
 
 
 def list_affected(result: RunResult) -> list[str]:
-    """Return sentences about the outcomes, the affected requests, and the number of requests that
-    might fail.
+    """Return sentences about the outcomes, the affected requests, and the requests that might
+    fail.
     """
     counts = f"{narrative.format_outcome_counts(result.record)}."
     said = [counts, *narrative.describe_affected(result), narrative.might(result)]
@@ -145,19 +145,14 @@ def list_affected(result: RunResult) -> list[str]:
 
 
 def _causes(result: RunResult) -> list[str]:
-    """Return the sentences about the cause, as on the console, and further sentences about
-    blockers.
-    """
+    """Return the sentences about the cause, as on the console, and about blockers."""
     cause = narrative.describe_cause(result)
     blockers = narrative.describe_blockers(result.record, result.diagnosis)
     return [f"{cause[0].upper()}{cause[1:]}", *(line for line in blockers if line not in cause)]
 
 
 def badge(result: RunResult) -> dict[str, str]:
-    """Return the verdict as a word, with a sign and a color class.
-
-    The sign makes the meaning readable without the color.
-    """
+    """Return the verdict as a word, with a sign and a color class."""
     said = narrative.describe_ending(result)
     served = result.summary["verdict"] == "served"
     tone = "good" if said == "served" else "warn" if served else "bad"
@@ -233,9 +228,7 @@ def _published_row(row: PublishedComparison, results: Mapping[str, RunResult]) -
 
 
 def _profiles(results: Mapping[str, RunResult]) -> list[dict[str, Any]]:
-    """Return information on each cost profile: its sources, the range of its measurements, and the
-    range of this run.
-    """
+    """Return the sources of each cost profile, its measured range, and the range of the run."""
     found = []
     for profile in {r.profile.name: r.profile for r in results.values()}.values():
         records = [r.record for r in results.values() if r.profile.name == profile.name]
@@ -258,7 +251,7 @@ def _profiles(results: Mapping[str, RunResult]) -> list[dict[str, Any]]:
 
 
 def _seen(records: Sequence[RunRecord], feature: str) -> tuple[int, int] | None:
-    """Return the minimum and maximum of a property over the steps in which it is not 0."""
+    """Return the minimum and maximum of a feature over the steps with a nonzero value."""
     values: set[int] = set()
     for record in records:
         log = record.steps
@@ -271,10 +264,7 @@ def _seen(records: Sequence[RunRecord], feature: str) -> tuple[int, int] | None:
 
 
 def captions(results: Mapping[str, RunResult], page: Mapping[str, Any]) -> dict[str, str]:
-    """Return the captions of the plots by name.
-
-    If only a sample of the requests is shown, the caption states their number.
-    """
+    """Return the captions of the plots by name."""
     said = dict(CAPTIONS)
     left_out = [
         f"{name}: {len(variant['lanes']['of']):,} of {len(result.record.requests):,} shown"

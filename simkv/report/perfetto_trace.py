@@ -1,7 +1,7 @@
 """Export of a run to the Chrome JSON trace format, for ui.perfetto.dev.
 
-Format: "Trace Event Format" of the Chromium project (J. Duda, N. Duca and others, 2016); Perfetto
-reads it as described in its documentation on legacy JSON traces. Timestamps are in microseconds.
+Format: "Trace Event Format" of the Chromium project (J. Duda, N. Duca and others, 2016). Timestamps
+are in microseconds.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ STEPS_THREAD = 1  # thread of the engine's steps
 def write_perfetto(path: Path, records: Mapping[str, RunRecord], title: str) -> None:
     """Write the variants of a scenario to ``path`` as one trace.
 
-    A variant has two processes. The engine process contains steps, and counters of blocks and
-    queues. The other process has one thread per request. The same records give the same bytes.
+    Each variant has an engine process with steps and counters of blocks and queues. A second
+    process has one thread per request. Equal records give equal bytes.
     """
     head = {"displayTimeUnit": "ms", "otherData": {"scenario": title, "simkv": __version__}}
     with atomic_file(path) as new, new.open("w", encoding="utf-8", newline="\n") as file:
@@ -44,7 +44,7 @@ def write_perfetto(path: Path, records: Mapping[str, RunRecord], title: str) -> 
 
 
 def events(records: Mapping[str, RunRecord]) -> Iterator[Event]:
-    """Yield the events of all variants; ids of arrows are unique over all variants."""
+    """Yield the trace events of all variants."""
     arrows = count(1)
     for index, (variant, record) in enumerate(records.items()):
         engine, clients = 2 * index + 1, 2 * index + 2
@@ -79,13 +79,13 @@ def _covers(event: Event, at: float) -> bool:
 
 
 def _step_at(steps: list[Event], at: float) -> Event | None:
-    """Return the step in progress at a time; if no step is in progress, the last step before it."""
+    """Return the step in progress at a time, or else the last step before it."""
     index = bisect_right(steps, _us(at), key=lambda event: float(event["ts"])) - 1
     return steps[index] if index >= 0 else None
 
 
 def _steps(record: RunRecord, pid: int) -> Iterator[Event]:
-    """Yield the engine's steps; consecutive identical decode steps form one slice."""
+    """Yield the engine's steps. Consecutive identical decode steps form one slice."""
     log = record.steps
     first = 0
     while first < len(log):
@@ -106,9 +106,7 @@ def _steps(record: RunRecord, pid: int) -> Iterator[Event]:
 
 
 def _goes_on(record: RunRecord, row: int) -> bool:
-    """Return whether steps ``row`` and ``row + 1`` are equal decode batches without a gap between
-    them.
-    """
+    """Return whether steps ``row`` and ``row + 1`` are equal decode batches without a gap."""
     log, after = record.steps, row + 1
     return (
         not log.prefill_seqs[row]
@@ -121,7 +119,7 @@ def _goes_on(record: RunRecord, row: int) -> bool:
 
 
 def _counters(record: RunRecord, pid: int) -> Iterator[Event]:
-    """Yield the counters of blocks and queues after each schedule call in which they changed."""
+    """Yield the counters of blocks and queues whenever they change."""
     log = record.steps
     before: dict[str, dict[str, int]] = {}
     for row, start in enumerate(log.start):
@@ -172,11 +170,7 @@ def _request(life: RequestRecord, lane: list[Bar], pid: int, tid: int) -> Iterat
 
 
 def _arrow(number: int, source: Event, target: Event, at: float) -> Iterator[Event]:
-    """Yield an arrow from the slice of the request that benefits from a preemption to the slice of
-    the victim.
-
-    An arrow starts within the source slice, and does not end before it starts.
-    """
+    """Yield an arrow from the beneficiary of a preemption to the victim."""
     flow = {"name": "preemption", "cat": "preemption", "id": number}
     last = source["ts"] + source["dur"] - 0.001
     for phase, end, ts in (("s", source, min(_us(at), last)), ("f", target, _us(at))):
@@ -205,9 +199,8 @@ def _name(what: str, name: str, pid: int, tid: int = 0) -> Event:
 
 
 def _ns(seconds: float) -> int:
-    """Convert seconds to integer nanoseconds.
-
-    Integers have no rounding errors, so that adjacent slices touch and nested slices stay nested.
+    """Convert seconds to integer nanoseconds, so that adjacent slices touch and nested slices
+    fit.
     """
     return round(seconds * 1e9)
 

@@ -38,9 +38,8 @@ from simkv.study.sweep.sweep_table import write_table
 
 
 def write_plans(plans: Sequence[CapacityPlan], folder: Path) -> list[Path]:
-    """Write ``plan.json``, tables and plots of the plans for all variants; return their paths.
-
-    Each file is written completely or not at all.
+    """Write ``plan.json``, tables and plots of the plans for all variants, and return their
+    paths.
     """
     make_folder(folder)
     answer = {"version": __version__, "plans": [to_json(plan) for plan in plans]}
@@ -74,8 +73,8 @@ MIN_LOG_RATIO = 20.0
 def draw_answer(plan: CapacityPlan, path: Path) -> Path:
     """Draw one panel per objective: its metric for each tested value, its limit, and the answer.
 
-    Each point is a run with one seed. The line connects the worst runs of the tested values, and
-    the band shows how far its metric may change within the error of the cost profile.
+    Each point is a run with one seed. The line connects the worst runs. The band shows the error
+    from the cost profile.
     """
     frame = evaluations(plan)
     frame = frame[~frame["held_back"]]
@@ -95,11 +94,10 @@ def draw_answer(plan: CapacityPlan, path: Path) -> Path:
 
 
 def draw_cliff(plan: CapacityPlan, path: Path) -> Path | None:
-    """Draw latency and unserved requests by request rate.
+    """Draw latency and unserved requests against the request rate, and return the path.
 
-    The plot is for the answer of the plan or, if there is no answer, for the last candidate.
-
-    Returns None if the plan did not vary the request rate.
+    The plot is for the answer of the plan, or for the last candidate if there is no answer. Returns
+    None if the plan did not vary the request rate.
     """
     if not plan.points:
         return None
@@ -131,9 +129,7 @@ def draw_cliff(plan: CapacityPlan, path: Path) -> Path | None:
 
 
 def _panels(plan: CapacityPlan) -> list[Objective]:
-    """Return the objectives to draw: first those that determine the answer, then given ones, then
-    defaults.
-    """
+    """Return the objectives in the order of their panels: binding, given and default ones."""
     binding = [held.objective for held in plan.binding]
     asked = sorted(plan.prepared.case.objectives, key=lambda one: one.assumed)
     return list(dict.fromkeys([*binding, *asked]))[:MAX_PANELS]
@@ -184,10 +180,9 @@ def _greatest(values: pd.Series[float]) -> float:
 
 
 def _comparable(frame: pd.DataFrame, x: str, name: str) -> pd.Series[bool]:
-    """Return, for each x value, whether the metric is comparable between runs with faster and
-    slower step times.
+    """Return, for each x value, whether runs with faster and slower step times are comparable.
 
-    A metric over finished requests is not comparable if the number of finished requests differs.
+    Metrics of finished requests are not comparable if the number of finished requests differs.
     """
     calm = frame[~frame["failing"]]
     same = calm.groupby(x)["finished"].nunique() == 1
@@ -196,7 +191,7 @@ def _comparable(frame: pd.DataFrame, x: str, name: str) -> pd.Series[bool]:
 
 
 def _from_nothing(axes: Axes, values: pd.Series[Any]) -> None:
-    """Start the axis of a nonnegative metric at 0; if all values are 0, end it at 1."""
+    """Start the axis of a nonnegative metric at 0."""
     most = values.max()
     if values.min() >= 0.0 and math.isfinite(most):
         axes.set_ylim(0.0, max(1.08 * axes.dataLim.y1, 1e-9) if most > 0 else 1.0)

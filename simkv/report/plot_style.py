@@ -60,7 +60,7 @@ _SETTINGS: dict[Any, Any] = {
 
 @contextmanager
 def plot_settings() -> Iterator[None]:
-    """Use these plot settings within the context, regardless of the user's settings."""
+    """Use simkv's plot settings within the context."""
     import matplotlib
 
     with matplotlib.rc_context():
@@ -72,7 +72,7 @@ def plot_settings() -> Iterator[None]:
 def set_log_scale(axes: Axes, which: str, subs: Sequence[float] = (1.0, 2.0, 5.0)) -> None:
     """Make the ``x`` or ``y`` axis logarithmic, with plain numbers as tick labels.
 
-    Ticks are at the multiples ``subs`` of each power of ten.
+    ``subs`` are the multiples of each power of ten that have ticks.
     """
     from matplotlib.ticker import LogLocator, NullFormatter
 
@@ -84,7 +84,10 @@ def set_log_scale(axes: Axes, which: str, subs: Sequence[float] = (1.0, 2.0, 5.0
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Write a PNG file without version or date in its metadata. Raises InputError if that fails."""
+    """Write a PNG file without version or date in its metadata.
+
+    Raises InputError if the file cannot be written.
+    """
     with atomic_file(path) as new:
         figure.savefig(new, format="png", dpi=DPI, metadata={"Software": None})
     return path
@@ -98,7 +101,7 @@ def sort_requests_by_arrival(record: RunRecord) -> list[RequestRecord]:
 
 
 def find_end_time(records: Iterable[RunRecord]) -> float:
-    """Return the latest end of any request or step of the records, in seconds."""
+    """Return the latest end of any request or step, in seconds."""
     ends = [0.0]
     for record in records:
         ends += [life.ended_at for life in record.requests.values() if life.ended_at is not None]
@@ -107,9 +110,7 @@ def find_end_time(records: Iterable[RunRecord]) -> float:
 
 
 def draw_panel_title(axes: Axes, variant: str, record: RunRecord, columns: int) -> None:
-    """Set the title of a panel: the variant, its number of finished requests, and its failures in
-    color.
-    """
+    """Set the title of a panel: the variant, its number of finished requests, and its failures."""
     count = Counter(life.outcome for life in record.requests.values())
     failed = [outcome for outcome in FAILURE_MARKS if count[outcome]]
     name = textwrap.fill(variant, 96 // columns)
@@ -124,7 +125,7 @@ def draw_panel_title(axes: Axes, variant: str, record: RunRecord, columns: int) 
 
 
 def number_requests(axis_of: Axes, which: str, lives: Sequence[RequestRecord]) -> None:
-    """Label indices 0, 1, 2 … of the ``x`` or ``y`` axis with the ids of ``lives``."""
+    """Label the indices on the ``x`` or ``y`` axis with the ids of ``lives``."""
     from matplotlib.ticker import MaxNLocator
 
     axis = axis_of.xaxis if which == "x" else axis_of.yaxis
@@ -154,7 +155,7 @@ def mark_failures(
 
 
 def columns_for(panels: int) -> int:
-    """Return the number of columns of a grid with this number of narrow panels."""
+    """Return the number of columns of a grid with the given number of narrow panels."""
     return max(panels, 1) if panels <= 3 else 2 if panels == 4 else 3
 
 

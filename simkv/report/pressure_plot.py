@@ -36,7 +36,7 @@ Floats = npt.NDArray[np.float64]
 class BinnedColumn(NamedTuple):
     """Minimum, time-weighted mean and maximum of a column of the step log in each time bin.
 
-    Bins without a step contain NaN.
+    The values of bins without a step are NaN.
     """
 
     least: Floats
@@ -47,8 +47,7 @@ class BinnedColumn(NamedTuple):
 def bin_column(record: RunRecord, column: Sequence[int], edges: Floats) -> BinnedColumn:
     """Return the statistics of ``column`` between ``edges`` (s, evenly spaced).
 
-    The value of a step applies until the start of the next step, or until its own end if the engine
-    then paused.
+    The value of a step applies until the next step starts, or until the engine pauses.
     """
     nothing = np.full(len(edges) - 1, np.nan)
     if not len(column):
@@ -75,17 +74,16 @@ def bin_column(record: RunRecord, column: Sequence[int], edges: Floats) -> Binne
 
 
 def _between(edges: Floats, corners: Floats, amounts: Floats) -> Floats:
-    """Return the sum of ``amounts`` in each bin.
-
-    Each amount is spread evenly over the time between its pair of ``corners``.
+    """Return the sum of ``amounts`` in each bin. ``corners`` are the start and end of each
+    amount.
     """
     sums = np.cumsum(np.column_stack([np.zeros(len(amounts)), amounts]).ravel())
     return np.diff(np.interp(edges, corners, sums))
 
 
 def draw_pressure(records: Mapping[str, RunRecord], title: str) -> Figure:
-    """Draw, for each variant, the fraction of KV blocks in use, and the running and waiting
-    requests.
+    """Draw the fraction of KV blocks in use, and the running and waiting requests, for each
+    variant.
     """
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D

@@ -13,9 +13,8 @@ from simkv.metrics.run_result import RunResult
 class PublishedComparison:
     """Published and simulated value of a metric.
 
-    If ``bound`` is true, the published value is a lower bound.
-
-    ``error`` is (simulated - published) / published, or None if it is not defined.
+    ``bound`` is true if the published value is a lower bound. ``error`` is (simulated - published)
+    / published, or None if undefined.
     """
 
     variant: str
@@ -32,7 +31,7 @@ class PublishedComparison:
 
     @property
     def holds(self) -> bool | None:
-        """Whether the simulated value is at least the bound; None if the published value is no
+        """Whether the simulated value is at least the bound; None if the published value is not a
         bound.
         """
         if not self.bound:
@@ -46,7 +45,7 @@ class PublishedComparison:
 
     @property
     def verdict(self) -> str:
-        """Result of the comparison: the error, or whether the bound holds."""
+        """Result of the comparison as text: the error, or whether the bound holds."""
         if self.holds is not None:
             return "holds" if self.holds else "does not hold"
         if self.error is not None:

@@ -47,12 +47,11 @@ def write_gallery(
     whatif: bool = True,
     library_url: str = LIBRARY,
 ) -> list[Path]:
-    """Write a report of each incident and an index to ``folder``; return the paths.
+    """Write a report of each incident and an index to ``folder``, and return the paths.
 
-    Outdated pages of an earlier gallery are removed. ``began`` is called with the name of each
-    incident before its runs. With ``whatif``, each report lists single changes that help; their
-    simulation takes most of the time. The plotting library is written to ``folder`` unless
-    ``library_url`` refers to another location.
+    Pages of an earlier gallery are removed. ``began`` is called with the name of each incident
+    before its runs. With ``whatif``, each report lists single changes that help. The plotting
+    library is written to ``folder`` unless ``library_url`` refers to another location.
     """
     check_gallery(folder)
     make_folder(folder)
@@ -87,7 +86,7 @@ def _index(cards: list[dict[str, Any]]) -> str:
 
 
 def _card(incident: PackagedIncident, results: Mapping[str, RunResult]) -> dict[str, Any]:
-    """Return the index entry of an incident, with a small plot of the requests for each variant."""
+    """Return the index entry of an incident, with a small plot for each variant."""
     end = find_end_time(result.record for result in results.values()) or 1.0
     return {
         "name": incident.name,
@@ -108,10 +107,7 @@ def _card(incident: PackagedIncident, results: Mapping[str, RunResult]) -> dict[
 
 
 def thumbnail(record: RunRecord, end: float) -> str:
-    """Return the plot of the requests up to ``end`` (s) as a small SVG.
-
-    Its colors are CSS variables of the page's style sheet.
-    """
+    """Return a small SVG plot of the requests up to ``end`` (s)."""
     shown = sample_lanes(sort_requests_by_arrival(record), THUMBNAIL_LANES)
     if not shown:
         return ""

@@ -1,6 +1,6 @@
 """Find the runs of a report by directory, scenario file or name, and simulate them again.
 
-Runs are deterministic, so the scenario stored in a results directory reproduces the run.
+Runs are deterministic, so the scenario in a results directory reproduces the run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_QUICK_REQUESTS = 1_000
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A variant to run; the path of its profile is relative to ``folder``."""
+    """A variant to run. The path of its profile is relative to ``folder``."""
 
     scenario: Scenario
     folder: Path
@@ -37,8 +37,8 @@ def find_runs(runs: Iterable[Path]) -> dict[str, PlannedRun]:
     """Return all variants of the given runs, by name.
 
     A run is a results directory, a scenario file or the name of a packaged scenario. With several
-    runs, names are prefixed with the run's name. Raises InputError for an unknown run or two
-    variants with the same name.
+    runs, the names of variants begin with the name of the run. Raises InputError for an unknown run
+    or for two variants with the same name.
     """
     files = [(run, find_scenario_file(run)) for run in runs]
     planned: dict[str, PlannedRun] = {}
@@ -58,7 +58,7 @@ def find_runs(runs: Iterable[Path]) -> dict[str, PlannedRun]:
 
 
 def find_scenario_file(run: Path) -> Path:
-    """Return the scenario file of a results directory, file or packaged name."""
+    """Return the scenario file of a results directory, a file or a packaged name."""
     if not run.is_dir():
         return find_scenario(run)
     path = run / "scenario.yaml"
@@ -86,9 +86,9 @@ def run_all(planned: dict[str, PlannedRun], resolved: Callable[[], None]) -> dic
 
 
 def remedies(variant: PlannedRun, tick: Callable[[], None] = lambda: None) -> list[str]:
-    """Find single changes that improve a variant; return a sentence per change, the best first.
+    """Find single changes that improve a variant. Return a sentence per change, the best first.
 
-    ``tick`` is called after each run (there are some tens of runs).
+    ``tick`` is called after each run.
     """
     with Evaluator(variant.folder, workers=cores(), tick=tick) as evaluator:
         found = run_whatif(variant.scenario, evaluator)

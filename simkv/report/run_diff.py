@@ -38,7 +38,7 @@ EQUAL = 1e-9
 class StepDifference:
     """The first step that differs between two runs.
 
-    ``before`` and ``after`` are the rows of this step in steps.csv, or None if the run has ended.
+    ``before`` and ``after`` are the rows in steps.csv, or None if the run has ended.
     """
 
     step: int
@@ -50,8 +50,8 @@ class StepDifference:
 class VariantDiff:
     """Differences of a variant between two runs.
 
-    ``figures`` contains pairs of metric values by name, and ``outcomes`` contains pairs of outcomes
-    by request id. If a run lacks the request, its outcome is "absent".
+    ``figures`` contains pairs of metric values by name. ``outcomes`` contains pairs of outcomes by
+    request id; the outcome of a missing request is "absent".
     """
 
     before: str
@@ -63,7 +63,7 @@ class VariantDiff:
 
 @dataclass(frozen=True)
 class RunDiff:
-    """Differences between two runs; ``only`` lists variants that exist in one of the runs only."""
+    """Differences between two runs. ``only`` lists the variants that only one run has."""
 
     variants: tuple[VariantDiff, ...]
     only: tuple[str, ...]
@@ -79,9 +79,8 @@ class RunDiff:
 def compare_runs(before: Path, after: Path, advance: Callable[[], None] | None = None) -> RunDiff:
     """Compare two results directories of ``simkv run``, variant by variant.
 
-    Variants with the same name are compared. If each directory has a single variant, these two are
-    compared even if their names differ. Raises InputError if a directory is not the result of a
-    run.
+    Variants are matched by name. Two single variants are compared even if their names differ.
+    Raises InputError if a directory is not the result of a run.
     """
     runs = [_summary(folder)["variants"] for folder in (before, after)]
     if all(len(run) == 1 for run in runs):

@@ -38,8 +38,7 @@ MAX_TIMELINE_LINES = 24
 def explain_run(name: str, result: RunResult, command: Callable[[str], str]) -> Iterator[str]:
     """Yield the lines that explain a run.
 
-    ``command`` adds arguments to the command line, so that the command explains one request or
-    session.
+    ``command`` returns the command line that explains one request or session, given its arguments.
     """
     record, found = result.record, result.diagnosis
     yield from _title(name, result)
@@ -79,7 +78,7 @@ def explain_run_briefly(name: str, result: RunResult) -> Iterator[str]:
 
 
 def explain_request(name: str, result: RunResult, request: int) -> Iterator[str]:
-    """Yield the lines that explain one request: its intervals and the cause of each."""
+    """Yield the lines that explain one request: its intervals and their causes."""
     record, found = result.record, result.diagnosis
     life, tiles = record.requests[request], found.ledger[request]
     asked = life.request
@@ -194,9 +193,8 @@ def _by_reason(preemptions: Sequence[Preemption]) -> str:
 
 
 def wrap_text(text: str, lead: str = "", most: int | None = None) -> Iterator[str]:
-    """Wrap a paragraph at WIDTH; continuation lines are indented by the width of ``lead``.
-
-    If there are more than ``most`` lines, the rest is omitted.
+    """Wrap a paragraph at WIDTH, at most ``most`` lines. ``lead`` is the start of the first
+    line.
     """
     if not text:
         return
@@ -209,7 +207,7 @@ def wrap_text(text: str, lead: str = "", most: int | None = None) -> Iterator[st
 
 
 def _elide(tiles: Sequence[LedgerSegment]) -> Iterator[LedgerSegment | str]:
-    """Yield the intervals. If there are many, a summary line replaces those in the middle."""
+    """Yield the intervals. A summary line replaces the middle of a long list."""
     if len(tiles) <= MAX_TIMELINE_LINES:
         yield from tiles
         return
@@ -226,7 +224,7 @@ def _skipped(tiles: Sequence[LedgerSegment]) -> str:
 
 
 class _Teller:
-    """Find the cause of a wait: other requests, or a resource."""
+    """Text about the cause of a wait: other requests, or a resource."""
 
     def __init__(self, result: RunResult) -> None:
         self.record = result.record
@@ -239,7 +237,7 @@ class _Teller:
                     self._prefilled[run.first].append(i)
 
     def why(self, life: RequestRecord, tile: LedgerSegment) -> str:
-        """Return a phrase about the cause of this interval; empty if it is unknown."""
+        """Return a phrase about the cause of an interval, or "" if unknown."""
         match tile.kind:
             case LedgerKind.BLOCKS | LedgerKind.RESERVED | LedgerKind.SLOT | LedgerKind.ADAPTER:
                 return self._holders(life, tile)
@@ -312,7 +310,7 @@ class _Teller:
         return format_request_ids(ids - {life.request.id}, 6) if ids else ""
 
     def _evictors(self, life: RequestRecord) -> str:
-        """Return a phrase about the requests that evicted the prefix; empty for a fleet."""
+        """Return a phrase about the requests that evicted the prefix, or "" for a fleet."""
         if self.found_replicas:
             return ""
         number = life.request.id

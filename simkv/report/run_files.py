@@ -44,8 +44,9 @@ RUN_FILES = (
 
 
 def check_run_folder(folder: Path) -> None:
-    """Raise InputError if ``folder`` is the current directory, or contains files but no earlier
-    run.
+    """Raise InputError if ``folder`` must not be replaced by a run.
+
+    The current directory and directories with other files are not replaced.
     """
     check_folder("--out", folder, "earlier run", _is_run)
     if folder.resolve() == Path.cwd():
@@ -72,11 +73,10 @@ def write_run(
     steps: bool = False,
     ledger: bool = False,
 ) -> list[str]:
-    """Write a run to ``folder``, replacing an earlier one, completely or not at all.
+    """Write a run to ``folder``, replacing an earlier run, and return the names of the files.
 
-    ``draw`` is called with the directory and writes the plots to it. With ``steps``, ``steps.csv``
-    is written as well; with ``ledger``, ``ledger.csv`` and ``preemptions.csv`` are. Returns the
-    names of the files.
+    ``draw`` writes the plots to the directory that it is called with. ``steps`` adds ``steps.csv``.
+    ``ledger`` adds ``ledger.csv`` and ``preemptions.csv``.
     """
     with atomic_run_folder(folder) as new:
         _write_all(new, results, comparisons)
@@ -96,10 +96,10 @@ def write_run(
 
 @contextmanager
 def atomic_run_folder(folder: Path) -> Iterator[Path]:
-    """Yield a new directory for a run that replaces ``folder`` at the end if no error occurs.
+    """Yield a new directory that replaces the run in ``folder`` at the end, unless an error occurs.
 
-    Files in ``folder`` that are not part of an earlier run are retained. Raises InputError if a run
-    must not be written to ``folder``.
+    Other files in ``folder`` are retained. Raises InputError if a run must not be written to
+    ``folder``.
     """
     check_run_folder(folder)
     with atomic_folder(folder, RUN_FILES) as new:
@@ -112,9 +112,7 @@ def _write_rows(
     rows_of: Callable[[str, RunResult], list[dict[str, Any]]],
     columns: Sequence[str] | None = None,
 ) -> None:
-    """Write a table with the rows of all variants. If there are no rows, it has the header
-    ``columns``.
-    """
+    """Write a table with the rows of all variants. An empty table has the header ``columns``."""
     rows = [row for name, result in results.items() for row in rows_of(name, result)]
     write_rows(file, rows, columns)
 
@@ -161,7 +159,7 @@ def _write_all(
 
 
 def _write_sources(folder: Path, results: Iterable[RunResult]) -> None:
-    """Write unchanged copies of the custom scheduler files to the results directory."""
+    """Write copies of the custom scheduler files to the results directory."""
     kept: dict[str, bytes] = {}
     for result in results:
         for source in find_custom_sources(result.scenario).values():

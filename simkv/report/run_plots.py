@@ -82,7 +82,7 @@ def draw_fleet(fleets: Mapping[str, ReplicaRecords], title: str) -> Figure:
 
 
 def _requests_per_bin(record: RunRecord, edges: Floats) -> Floats:
-    """Return the mean number of running and waiting requests in each bin; NaN if no step ran."""
+    """Return the mean number of running and waiting requests in each bin, or NaN without a step."""
     steps = record.steps
     return (
         bin_column(record, steps.running, edges).mean
@@ -99,8 +99,9 @@ def _name_rows(axes: Axes, names: list[str]) -> None:
 
 
 def find_slowest_replica(parts: ReplicaRecords) -> str:
-    """Return the replica with the most unserved requests. If several replicas have the same number,
-    return the one with the longest mean request time.
+    """Return the replica with the most unserved requests.
+
+    Ties go to the replica with the longest mean request time.
     """
 
     def ill(name: str) -> tuple[int, float]:
@@ -113,10 +114,10 @@ def find_slowest_replica(parts: ReplicaRecords) -> str:
 
 
 class LatencyPoint(NamedTuple):
-    """Latencies of a request in seconds; ``place`` is its index in order of arrival.
+    """Latencies of a request in seconds. ``place`` is its index in order of arrival.
 
-    ``first`` is None if no token was emitted. ``last`` is the E2E latency or, for a failed request,
-    the time that it waited.
+    ``first`` is the TTFT, or None. ``last`` is the E2E latency, or the waiting time of a failed
+    request.
     """
 
     place: int
@@ -126,7 +127,7 @@ class LatencyPoint(NamedTuple):
 
 
 def latency_points(record: RunRecord) -> list[LatencyPoint]:
-    """Return one point per request, in order of arrival; no request is omitted."""
+    """Return the latencies of all requests, in order of arrival."""
     return [
         LatencyPoint(place, ttft(life), _last(record, life), life.outcome)
         for place, life in enumerate(sort_requests_by_arrival(record))
@@ -206,10 +207,11 @@ _DRAW: dict[str, Callable[[Records, str], Figure]] = {
 def write_plots(
     records: Records, title: str, folder: Path, names: Collection[str] = tuple(_DRAW)
 ) -> list[Path]:
-    """Write ``lanes.png``, ``latency.png`` and ``pressure.png`` to ``folder``, which must exist.
+    """Write the plots ``names`` of ``lanes``, ``latency`` and ``pressure`` to ``folder`` as PNG
+    files.
 
-    ``records`` are the variants of one scenario by name, in panel order; ``names`` selects plots.
-    The same records give the same bytes. Return the paths.
+    ``records`` are the variants of one scenario by name. Equal records give equal bytes. Returns
+    the paths.
     """
     with plot_settings():
         return [
@@ -222,10 +224,10 @@ def write_plots(
 def write_run_plots(
     results: Mapping[str, RunResult], title: str, folder: Path, *, everything: bool
 ) -> list[str]:
-    """Write the plots of a run; return the file names of omitted plots.
+    """Write the plots of a run and return the file names of omitted plots.
 
-    Unless ``everything`` is set, only plots that render within ``TIME_BUDGET_S`` in total are
-    written. For a fleet, ``fleet.png`` is added, and the other plots show the slowest replica.
+    By default, only plots that render within ``TIME_BUDGET_S`` in total are written. For a fleet,
+    ``fleet.png`` is added, and the other plots show the slowest replica.
     """
     fleets = {name: result.parts for name, result in results.items() if result.fleet}
     records = {}
@@ -247,8 +249,7 @@ def write_run_plots(
 def _affordable(records: Records, budget: float) -> list[str]:
     """Return the names of the first plots that render within ``budget`` seconds in total.
 
-    Render times are estimated from the contents of the run, so the same run always has the same
-    plots.
+    Render times are estimated from the run, so that the same run always has the same plots.
     """
     panels = len(records)
     lives = [life for record in records.values() for life in record.requests.values()]

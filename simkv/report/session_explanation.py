@@ -27,7 +27,7 @@ _LEGEND = (
 
 
 def explain_session(name: str, result: RunResult, session: int) -> Iterator[str]:
-    """Yield the lines that explain a session: a row per turn, and the session's time by cause.
+    """Yield the lines that explain a session: a row per turn, and its time by cause.
 
     ``session`` is the number of the session in order of arrival, from 0.
     """
@@ -62,9 +62,9 @@ def explain_session(name: str, result: RunResult, session: int) -> Iterator[str]
 
 
 def sum_session_time(result: RunResult, session: int) -> dict[str, float]:
-    """Return the time on a session's critical path in seconds, by label.
+    """Return the time on a session's critical path in seconds, by cause.
 
-    The labels are tool calls, think time, waiting in the client, and the labels of the intervals of
+    The causes are tool calls, think time, waiting in the client, and the wait intervals of
     requests.
     """
     record, clients = result.record, result.run.clients
@@ -93,7 +93,7 @@ def _lasted(turns: list[SessionTurn]) -> str:
 
 
 def _row(result: RunResult, turn: SessionTurn) -> tuple[str, ...]:
-    """Return the cells of a turn; times that do not exist are "-"."""
+    """Return the cells of a turn. Times that do not exist are "-"."""
     life = result.record.requests[turn.request]
 
     def seconds(value: float | None) -> str:

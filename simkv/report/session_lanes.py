@@ -1,4 +1,4 @@
-"""Rows of the session plot: the turns of a session in order of time, with the gaps before them."""
+"""Rows of the session plot: the turns of a session in order of time, and the gaps between them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ MAX_TURNS = 600
 
 
 def build_session_rows(result: RunResult, ticks: TickScale) -> list[dict[str, Any]]:
-    """Return the slowest sessions in order of arrival; empty if no request waits for another one.
+    """Return the slowest sessions in order of arrival, or an empty list without dependent requests.
 
-    In the result, ``turns`` contains one entry per request. An entry consists of the request's
-    index in order of arrival, its row in the session, and three times in ticks: the end of the last
-    answer that it waited for, its tool time, and its arrival at the client. Turns that overlap in
-    time are in different rows; ``rows`` is the number of rows.
+    ``turns`` contains one entry per request: its index in order of arrival, its row, and three
+    times in ticks. The times are the end of the answer that the request waited for, the duration of
+    its tool calls, and its arrival at the client. ``rows`` is the number of rows; turns that
+    overlap in time are in different rows.
     """
     record, clients = result.record, result.run.clients
     if not clients.after:

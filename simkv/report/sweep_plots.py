@@ -66,7 +66,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class ParetoGoal:
-    """A metric, and whether higher values are better (``more``)."""
+    """A metric to optimize. ``more`` is true if higher values are better."""
 
     figure: str
     more: bool
@@ -77,7 +77,7 @@ class ParetoGoal:
 
 @dataclass(frozen=True)
 class Pareto:
-    """Pareto front over ``goals``; the plot shows the first two goals."""
+    """Pareto front over ``goals``. The plot shows the first two goals."""
 
     goals: tuple[ParetoGoal, ...]
 
@@ -143,10 +143,9 @@ def average_repeats(
 ) -> pd.DataFrame:
     """Return one row per sweep point and variant, averaged over the repeats with other seeds.
 
-    The columns are ``point``, the settings, ``variant``, the metrics, and two kinds of added
-    columns. For each metric, ``±NAME`` is half of the 95 % confidence interval of the mean
-    (Student's t; NaN for one repeat). ``unserved`` is true if any request of any repeat
-    neither finished nor was cancelled. A metric is NaN if it is empty in a repeat.
+    The column ``±NAME`` is half of the 95 % confidence interval of the mean of metric NAME
+    (Student's t; NaN for one repeat). ``unserved`` is true if a request in any repeat neither
+    finished nor was cancelled. A metric is NaN if it is missing in a repeat.
     """
     rows = []
     for (point, variant), group in frame.groupby(["point", "variant"], sort=False):
@@ -173,9 +172,8 @@ def _half_interval(values: npt.NDArray[np.float64]) -> float:
 def pareto_front(points: pd.DataFrame, goals: Sequence[ParetoGoal]) -> pd.Series[bool]:
     """Return whether each row is Pareto-optimal.
 
-    A row is Pareto-optimal if no other row is at least as good in all goals and better in one.
-
-    Rows that lack a metric are not Pareto-optimal.
+    A row is not Pareto-optimal if another row is at least as good in all goals and better in one,
+    or if a metric is missing.
     """
     costs = np.column_stack(
         [points[goal.figure].to_numpy(np.float64) * (-1 if goal.more else 1) for goal in goals]
@@ -230,7 +228,7 @@ def write_plot(frame: pd.DataFrame, knobs: Sequence[str], plot: Plot, folder: Pa
 
 
 def _matters_most(points: pd.DataFrame, knobs: Sequence[str], figure: str) -> str:
-    """Return the setting whose values lead to the largest differences in the mean of the metric."""
+    """Return the setting with the largest effect on the mean of the metric."""
 
     def apart(knob: str) -> float:
         found = points.groupby(points[knob].map(repr))[figure].mean()
@@ -240,10 +238,7 @@ def _matters_most(points: pd.DataFrame, knobs: Sequence[str], figure: str) -> st
 
 
 def _look(number: int, of: int) -> dict[str, Any]:
-    """Return the style of line ``number`` of ``of`` lines.
-
-    If there are many lines, the colors form a scale from dark to light.
-    """
+    """Return the style of line ``number`` of ``of`` lines. Many lines have a color scale."""
     stroke, hue = divmod(number, len(COLOURS))
     if of > MAX_LINES:
         colour = to_hex(colormaps["viridis"](0.9 * number / (of - 1)))
@@ -253,7 +248,7 @@ def _look(number: int, of: int) -> dict[str, Any]:
 
 
 def _ends(looks: Mapping[str, dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
-    """Return the entries of the legend: one per line or, for a color scale, seven."""
+    """Return the entries of the legend: one per line, or seven for a color scale."""
     rows = list(looks.items())
     if len(rows) <= MAX_LINES:
         return rows
@@ -272,9 +267,8 @@ def _hollow() -> Line2D:
 
 
 def _places(axes: Axes, values: Sequence[Any]) -> dict[str, float]:
-    """Return the x position of each value.
-
-    If all values are numbers, the position is the value. Other values are evenly spaced.
+    """Return the x position of each value. Numbers are their own positions; others are evenly
+    spaced.
     """
     different = {repr(value): value for value in values}
     numbers = [v for v in different.values() if isinstance(v, int | float | np.number)]
@@ -330,10 +324,10 @@ def find_front(
 def write_pareto(
     frame: pd.DataFrame, knobs: Sequence[str], pareto: Pareto, folder: Path
 ) -> tuple[Path, pd.DataFrame]:
-    """Plot the points by the first two goals and mark the Pareto front; return the path and the
+    """Plot the points by the first two goals and mark the Pareto front. Return the path and the
     front.
 
-    The front is sorted by the first goal, and its rows are numbered as in the plot.
+    The front is sorted by the first goal and numbered as in the plot.
     """
     names = [goal.figure for goal in pareto.goals]
     points, front = find_front(frame, knobs, pareto)
@@ -380,7 +374,7 @@ def _draw_points(
 
 
 def _number(axes: Axes, points: npt.NDArray[np.float64]) -> None:
-    """Number the points; points that are close together share one label, such as ``4-8``."""
+    """Number the points. Neighboring points share one label, such as ``4-8``."""
     axes.figure.draw_without_rendering()  # type: ignore[union-attr]
     shares = axes.transAxes.inverted().transform(axes.transData.transform(points))
     groups: list[list[int]] = []

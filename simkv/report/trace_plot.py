@@ -25,7 +25,7 @@ POINTS = 300
 
 
 def draw_trace(survey: TraceStatistics, title: str, path: Path) -> Path:
-    """Write the plot as a PNG; the same trace gives the same bytes."""
+    """Write the plot as a PNG. Equal traces give equal bytes."""
     with plot_settings():
         figure = Figure(figsize=(WIDTH, 6.4))
         panels = figure.subplots(2, 2)
@@ -103,9 +103,7 @@ def _sharing(axes: Axes, survey: TraceStatistics) -> None:
 
 
 def _bins(course: BinnedAmounts, last: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return the edges (s) and the sums of at most POINTS time bins that cover the time up to
-    ``last``.
-    """
+    """Return the edges (s) and the sums of at most POINTS time bins up to ``last``."""
     count = int(last / course.width) + 1
     step = -(-count // POINTS)
     padded = np.pad(course.values, (0, step))[: -(-count // step) * step]

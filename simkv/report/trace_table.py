@@ -9,7 +9,7 @@ from rich.table import Table
 
 
 def figures_table(file: str, format: str, figures: dict[str, Any]) -> Table:
-    """Return a table of the statistics of a trace; values that the trace lacks are omitted."""
+    """Return a table of the statistics of a trace. Missing values are left out."""
     table = Table(
         box=box.SIMPLE, show_header=False, title=f"{file} ({format})", title_justify="left"
     )

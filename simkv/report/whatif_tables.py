@@ -60,9 +60,9 @@ _KEPT = ("finished", "ttft_ms.p99", "output_throughput")
 
 
 def render_flips(found: Flips, when: RunCondition | None = None) -> Iterator[RenderableType]:
-    """Yield a sentence per change of the result (flip), then a table of all evaluated values.
+    """Yield a sentence per change of the result, then a table of all evaluated values.
 
-    ``when`` is the condition whose result is compared (default: the verdict).
+    ``when`` is the compared result; by default, the verdict.
     """
     figure = when.figure if isinstance(when, FigureCondition) else None
     for flip in found.flips:
@@ -159,8 +159,9 @@ def render_whatif(found: WhatIfResult, everything: bool = False) -> Iterator[Ren
 
 
 def _one_per_field(effects: Iterable[Effect]) -> list[Effect]:
-    """Return the effects to show: all variants, and for every other field the best value that helps
-    and the first value that does not.
+    """Return the effects to show: all variants, and the best value of each field.
+
+    For each field, the first value that does not help is also shown.
     """
     seen: set[tuple[str, bool]] = set()
     kept = []
@@ -174,7 +175,7 @@ def _one_per_field(effects: Iterable[Effect]) -> list[Effect]:
 
 
 def _fields(changes: Iterable[Change], others: Collection[str], everything: bool) -> str:
-    """Return the names of the changed fields; fields in ``others`` are listed with their values.
+    """Return the names of the changed fields. Fields in ``others`` are listed with their values.
 
     Unless ``everything`` is set, only the first fields are named.
     """
@@ -191,10 +192,7 @@ def _fields(changes: Iterable[Change], others: Collection[str], everything: bool
 
 
 def _columns(rows: Sequence[RunFigures | None], figure: str | None) -> list[Column]:
-    """Return the metrics of runs as columns. If space is short, the last columns are omitted first.
-
-    Columns for outcomes that no run has are excluded.
-    """
+    """Return the metrics of runs as columns, without outcomes that no run has."""
     cells = zip(*(_cells(row, figure) for row in rows), strict=True)
     columns = zip(_headings(figure), map(list, cells), strict=True)
     rare = [METRICS[name].heading_in_seconds for name in ("timed_out", "stalled")]
@@ -234,7 +232,7 @@ def _word(value: Any) -> str:
 
 
 def flips_json(found: Flips) -> dict[str, Any]:
-    """Return all evaluated values, and the changes of the result between them, as plain data."""
+    """Return all evaluated values and the changes of the result between them, as plain data."""
     return {
         "path": found.path,
         "values": found.values,
@@ -260,7 +258,7 @@ def _sample_json(sample: TriedValue) -> dict[str, Any]:
 
 
 def whatif_json(found: WhatIfResult) -> dict[str, Any]:
-    """Return all changes in order of rank as plain data."""
+    """Return all changes, the best first, as plain data."""
     return {
         "base": figures_json(found.base),
         "cause": found.cause,
