@@ -1,3 +1,3 @@
-"""Explanation of a run: why each request waited (the wait ledger), which requests it waited for,
-and which problems were found (verdicts).
+"""Explanation of a run: why and for which requests each request waited, and the problems found
+(verdicts).
 """

@@ -26,11 +26,11 @@ PREEMPTION_LABELS = {
 
 
 class Preemption(NamedTuple):
-    """Preemption of ``victim`` at ``at`` (s), in favor of request ``by`` (None: no single request).
+    """Preemption of the request ``victim`` at ``at`` (s).
 
-    ``why`` is the reason: ``blocks`` (too few blocks), ``bucket`` (only another length bucket runs)
-    or ``patience`` (the head of the queue had waited too long). ``tokens`` is the number of tokens
-    whose KV was lost.
+    ``by`` is the request that benefits, or None for several. ``why`` is the reason: ``blocks`` (too
+    few blocks), ``bucket`` (another length bucket runs) or ``patience`` (the head of the queue had
+    waited too long). ``tokens`` is the number of tokens whose KV was lost.
     """
 
     at: float
@@ -41,11 +41,10 @@ class Preemption(NamedTuple):
 
 
 class Overtake(NamedTuple):
-    """Overtaking of the request ``victim`` by requests that arrived later but started earlier.
+    """The request ``victim`` was overtaken by ``others`` requests that arrived later but started
+    earlier.
 
-    ``others`` is the number of these requests, and ``by`` is the first of them to start.
-    ``seconds`` is the time between the start of ``by`` and the start of ``victim``. If ``victim``
-    never started, its end counts as its start.
+    ``by`` is the first request that overtook it, ``seconds`` before the start or end of ``victim``.
     """
 
     victim: int
@@ -57,11 +56,9 @@ class Overtake(NamedTuple):
 class WastedTime(NamedTuple):
     """GPU time without benefit, in seconds.
 
-    The duration of a step is divided equally among its tokens.
-
-    ``gone`` is the time spent on requests that had already ended. ``dropped`` is the time spent on
-    tokens that were computed and then discarded, and ``recompute`` the time spent on tokens that
-    had been computed before. ``busy`` is the total time of all steps, for comparison.
+    The duration of a step is divided equally among its tokens. ``gone`` is time for requests that
+    had ended. ``dropped`` is time for tokens that were discarded. ``recompute`` is time for tokens
+    that had been computed before. ``busy`` is the total time of all steps.
     """
 
     gone: float
@@ -76,7 +73,7 @@ class WastedTime(NamedTuple):
 
 
 def find_preemptions(record: RunRecord) -> list[Preemption]:
-    """Return all preemptions in which a request lost computed KV, ordered by time."""
+    """Return all preemptions, in order of time."""
     found = []
     for i, life in record.requests.items():
         if not life.preempted_at:
@@ -95,7 +92,7 @@ def find_preemptions(record: RunRecord) -> list[Preemption]:
 
 
 def find_overtakes(record: RunRecord) -> list[Overtake]:
-    """Return one entry per overtaken request, the longest delay (``seconds``) first."""
+    """Return the overtaken requests, the longest delay first."""
     starts = record.steps.start
     later: list[tuple[float, int]] = []
     found: list[Overtake] = []
@@ -119,7 +116,7 @@ def find_overtakes(record: RunRecord) -> list[Overtake]:
 def compute_wasted_time(record: RunRecord, table: RunTable) -> WastedTime:
     """Return the wasted GPU time of a run.
 
-    Time that counts as ``gone`` is not counted again as ``dropped`` or ``recompute``.
+    Time of the category ``gone`` does not count as ``dropped`` or ``recompute``.
     """
     log, lives = record.steps, record.requests.values()
     start, end = np.array(log.start), np.array(log.end)
@@ -146,5 +143,5 @@ def compute_wasted_time(record: RunRecord, table: RunTable) -> WastedTime:
 
 
 def _total(seconds: Floats) -> float:
-    """Return the sum of the values, without rounding the intermediate sums."""
+    """Return the sum without rounding errors of intermediate sums."""
     return fsum(seconds[seconds != 0].tolist())

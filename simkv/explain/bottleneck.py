@@ -1,4 +1,4 @@
-"""The resource that delayed requests, and how busy the engine was while they waited."""
+"""The resource that delayed requests, and the load of the engine during the delay."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _BLOCKS = {LedgerKind.BLOCKS, LedgerKind.RESERVED}
 class Bottleneck:
     """The resource that requests waited for longest, for ``seconds`` in total.
 
-    The other fields describe the engine during this wait: ``kv_use`` is the mean use of the KV
-    cache (0 to 1), ``blocks`` is the number of blocks in the cache, and ``running`` and ``waiting``
-    are the maximum numbers of running and waiting requests.
+    ``kv_use`` is the mean use of the KV cache during the wait (0 to 1). ``blocks`` is the number of
+    blocks in the cache. ``running`` and ``waiting`` are the maximum numbers of running and waiting
+    requests during the wait.
     """
 
     kind: LedgerKind
@@ -40,7 +40,7 @@ class Bottleneck:
     waiting: int
 
     def describe(self, config: EngineConfig, spec: EngineSpec) -> str:
-        """Return the bottleneck as a phrase, with the setting of the engine that limits it.
+        """Return the bottleneck as a phrase, with the engine setting that limits the resource.
 
         For example: ``all 32 slots busy (max_num_seqs=32), KV cache only 16 % used``.
         """
@@ -94,8 +94,8 @@ def find_bottleneck(
 ) -> Bottleneck | None:
     """Return the resource that ``requests`` waited for longest, or None if they never waited.
 
-    While a request waits behind the head of the queue, its time counts for the resource that the
-    head waits for. ``record`` is the record of one replica, with its steps ordered by time.
+    Requests behind the head of the queue wait for the same resource as the head. ``record`` is the
+    record of one replica.
     """
     heads = _Heads(record)
     seconds = _seconds_by_resource(record, ledger, requests, heads)
@@ -134,8 +134,8 @@ def _seconds_by_resource(
 ) -> dict[LedgerKind, float]:
     """Return the waiting time (s) of ``requests`` by resource.
 
-    A preempted request is counted as waiting for the turn of its length bucket if one of its
-    preemptions was made for another bucket; otherwise, it is counted as waiting for blocks.
+    A preempted request waits for its length bucket if it was preempted for another bucket. Other
+    preempted requests wait for blocks.
     """
     seconds: dict[LedgerKind, float] = {}
     for i in requests:
@@ -168,13 +168,11 @@ class _Heads:
         self._known = {kind: _Cumulative(*times) for kind, times in self._times.items()}
 
     def between(self, start: float, end: float) -> dict[LedgerKind, float]:
-        """Return how long the head waited for each resource between two times, in seconds."""
+        """Return the seconds for which the head waited for each resource between two times (s)."""
         return {kind: known.at(end) - known.at(start) for kind, known in self._known.items()}
 
     def rows(self, kind: LedgerKind) -> NDArray[np.bool_]:
-        """Return a mask that selects the steps that were scheduled while the head waited for this
-        resource.
-        """
+        """Return a mask of the steps that were scheduled while the head waited for the resource."""
         starts, ends = self._times.get(kind, ([], []))
         place = np.searchsorted(np.array(starts), self._decided, side="right")
         until = np.array([-inf, *ends])[place]

@@ -1,7 +1,7 @@
 """Prefixes that were evicted between two turns of a session, and the requests that evicted them.
 
-lost = find_lost_prefixes(record)
-evictors = find_evictors(record, lost)  # tokens by request, the largest share first
+lost = find_lost_prefixes(record) evictors = find_evictors(record, lost) # tokens by request, the
+largest share first
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ from simkv.sim.run_record import RunRecord
 
 
 class LostPrefix(NamedTuple):
-    """Part of a prompt that a request computed again, because its KV from an earlier turn was
-    evicted.
+    """Prefix of a prompt that was computed again, because the KV of an earlier turn was evicted.
 
-    ``tokens`` is the number of tokens that were computed again, and ``prefix`` the number of prompt
-    tokens that the earlier turn had computed. The step log has one row per step: ``before`` is the
-    row of the last step of the earlier turn, and ``after`` the row of the first step of the
-    request. ``idle`` is the time between these steps in seconds.
+    ``tokens`` is the number of tokens computed again. ``prefix`` is the number of prompt tokens
+    that the earlier turn had computed. ``before`` is the last step of the earlier turn, and
+    ``after`` is the first step of the request, as row numbers of the step log. ``idle`` is the time
+    between these steps in seconds.
     """
 
     request: int
@@ -34,11 +33,9 @@ class LostPrefix(NamedTuple):
 
 
 def find_lost_prefixes(record: RunRecord) -> list[LostPrefix]:
-    """Return the prefixes that requests could not reuse from an earlier turn because the cache had
-    evicted them.
+    """Return the prefixes of earlier turns that the cache had evicted when requests needed them.
 
-    The result is empty if the engine has no prefix cache. ``record`` must be the record of one
-    replica.
+    ``record`` must be the record of one replica. The result is empty without a prefix cache.
     """
     if not record.prefix_cache:
         return []
@@ -55,13 +52,10 @@ def find_lost_prefixes(record: RunRecord) -> list[LostPrefix]:
 
 
 def find_evictors(record: RunRecord, lost: Sequence[LostPrefix]) -> list[tuple[int, float]]:
-    """Return the requests that evicted the prefixes ``lost``, each with its number of evicted
-    tokens, most tokens first.
+    """Return the requests that evicted the prefixes ``lost``, with their numbers of evicted tokens.
 
-    The cache evicts blocks when requests need new ones. The lost tokens are therefore divided among
-    the requests that computed tokens after the end of the earlier turn and before the first step of
-    the request that lost the prefix. The share of each of them is proportional to the number of
-    tokens that it computed in this time.
+    The tokens of a lost prefix are divided among the requests that computed tokens between the two
+    turns, in proportion to these tokens. The request with the most tokens comes first.
     """
     if not lost:
         return []
@@ -100,9 +94,8 @@ def find_evictors(record: RunRecord, lost: Sequence[LostPrefix]) -> list[tuple[i
 def count_idle_tokens(record: RunRecord) -> int:
     """Return the largest number of tokens in the prefixes of idle sessions at any time.
 
-    If the cache had room for this number of tokens in addition to the blocks of running requests,
-    every prefix would have remained cached until the next turn of its session. A prefix that
-    several sessions share counts for each of them.
+    A cache with additional room for these tokens would not evict any prefix before the next turn. A
+    prefix that several sessions share counts for each session.
     """
     size = len(record.steps)
     change = np.zeros(size + 1, np.int64)

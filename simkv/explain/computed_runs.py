@@ -25,12 +25,10 @@ DECODE_CODE = RUN_KINDS.index(LedgerKind.DECODE)
 class ComputeRun(NamedTuple):
     """Run of consecutive steps in which a request computed tokens.
 
-    ``first`` and ``last`` are the numbers of the first and the last step: rows of the step log,
-    which has one row per step. The request computed ``tokens`` tokens in each step. Before the
-    first step, the KV of ``context`` tokens was already cached. ``recomputed`` is the number of
-    tokens, over all steps, that had been computed before. A run of the kind prefill has only one
-    step. In decodes with draft tokens, only the regular token of each step counts; tokens computed
-    in place of rejected drafts do not count as recomputed.
+    ``first`` and ``last`` are the first and the last step, as row numbers of the step log.
+    ``tokens`` is the number of tokens per step. ``context`` is the number of cached tokens before
+    the first step. ``recomputed`` is the number of tokens in the run that had been computed before.
+    A prefill run has only one step. With draft tokens, only one token per decode step counts.
     """
 
     kind: LedgerKind
@@ -42,8 +40,9 @@ class ComputeRun(NamedTuple):
 
 
 def compute_runs(life: RequestRecord) -> Iterator[ComputeRun]:
-    """Yield the runs of steps in which a request computed tokens, in order; consecutive decode
-    steps form one run.
+    """Yield the runs of steps in which a request computed tokens, in order.
+
+    Consecutive decode steps form one run.
     """
     chunks = {chunk.row: chunk for chunk in life.chunks}
     context = known = 0
@@ -72,9 +71,8 @@ def compute_runs(life: RequestRecord) -> Iterator[ComputeRun]:
 def kv_lost_at(life: RequestRecord, before: int, after: int | None) -> float:
     """Return the time (s) at which the request lost its KV between two runs, or infinity.
 
-    ``before`` is the last row of a run in the step log. ``after`` is the first row of the next run,
-    or None if there is none. The KV can be lost even between adjacent rows, because one
-    ``schedule`` call may preempt a request and run it again.
+    ``before`` is the last step of a run, and ``after`` is the first step of the next run, or None.
+    Both are row numbers of the step log.
     """
     index = bisect_right(life.preempted_rows, before)
     if index == len(life.preempted_rows):
@@ -85,10 +83,10 @@ def kv_lost_at(life: RequestRecord, before: int, after: int | None) -> float:
 
 
 class RunTable(NamedTuple):
-    """The runs of all requests as columns; see ``ComputeRun`` for the meaning of a run.
+    """The runs of all requests as columns, ordered by request and time; see ``ComputeRun``.
 
-    ``owner`` is the position in ``RunRecord.requests`` of the request to which the run belongs.
-    Runs are ordered by request, then by time. ``kind`` is an index in ``RUN_KINDS``.
+    ``owner`` is the position of the request in ``RunRecord.requests``. ``kind`` is an index in
+    ``RUN_KINDS``.
     """
 
     owner: Ints
@@ -100,22 +98,19 @@ class RunTable(NamedTuple):
     recomputed: Ints
 
     def bounds(self, owners: int) -> Ints:
-        """Return the index of the first run of each request; the last element is the total number
-        of runs.
+        """Return the index of the first run of each request, followed by the total number of runs.
 
         ``owners`` is the number of requests.
         """
         return np.searchsorted(self.owner, np.arange(owners + 1))
 
     def select(self, rows: npt.NDArray[np.bool_]) -> RunTable:
-        """Return the table with only the chosen rows."""
+        """Return the table with only the rows of the mask."""
         return RunTable(*(column[rows] for column in self))
 
 
 def tabulate_runs(record: RunRecord) -> RunTable:
-    """Return the runs of all requests; they equal the runs that ``compute_runs`` yields for each
-    request.
-    """
+    """Return the runs of all requests, equal to those of ``compute_runs``."""
     lives = record.requests.values()
     if any(life.drafted for life in lives):
         return _tabulate(compute_runs(life) for life in lives)
@@ -139,11 +134,9 @@ def tabulate_runs(record: RunRecord) -> RunTable:
 def _follow_contexts(
     record: RunRecord, owner: Ints, first: Ints, last: Ints
 ) -> tuple[Ints, Ints, Ints]:
-    """Return, for each run, the number of tokens computed per step and the numbers of cached tokens
-    of the request before and after the run.
+    """Return the tokens per step of each run, and the cached tokens before and after the run.
 
-    A run without a recorded chunk computes one token per step and continues the previous run of the
-    request.
+    A run without a recorded chunk computes one token per step and continues the previous run.
     """
     of_chunk, chunks = _join(life.chunk_rows for life in record.requests.values())
     rows = len(record.steps) + 1
@@ -165,9 +158,7 @@ def _follow_contexts(
 
 
 def _highest_before(reached: Ints, owner: Ints) -> Ints:
-    """Return, for each run, the maximum of ``reached`` over the earlier runs of the same request;
-    0 if there are none.
-    """
+    """Return the maximum of ``reached`` over the earlier runs of the same request, or 0."""
     if not len(reached):
         return reached
     offset = owner * (int(reached.max()) + 1)
@@ -177,8 +168,8 @@ def _highest_before(reached: Ints, owner: Ints) -> Ints:
 
 
 def _join(parts: Iterable[array[int]]) -> tuple[Ints, Ints]:
-    """Combine arrays that contain groups of three integers: return the index of the array of each
-    group, and the groups as rows.
+    """Combine arrays of groups of three integers. Return the array index of each group, and the
+    groups.
     """
     joined, counts = array("i"), list[int]()
     for part in parts:

@@ -3,7 +3,7 @@
    found = diagnose_run(result.record, find_engine_spec(engine).block_size(engine))
    print(found.verdicts[0].text)
 
-``result.diagnosis`` returns the same diagnosis; it is computed on first access.
+``result.diagnosis`` is the diagnosis of a result, computed on first access.
 """
 
 from __future__ import annotations
@@ -70,14 +70,13 @@ MAX_LISTED = 10
 class Diagnosis:
     """The diagnosis of a run.
 
-    ``ledger`` maps each request to the segments of its time, which differ in what the request
-    waited for or which work was done. ``totals`` maps each kind of segment to its total duration
-    (s) over all requests. ``blockers`` contains the requests that other requests waited for, the
-    longest blocking time first. ``recompute_tokens`` and ``waste.recompute`` (s) are the cost of
-    recomputation after preemptions (the recompute tax). ``overtakes`` is the number of pairs of an
-    overtaking and an overtaken request; ``worst_overtakes`` has one entry per overtaken request,
-    the longest delay first. ``verdicts`` contains the problems found, the most severe first.
-    ``pressure`` attributes waiting time to the requests that caused it.
+    ``ledger`` contains the intervals of each request, with the work done or the reason of the wait.
+    ``totals`` is the time (s) of all requests by kind of interval. ``blockers`` are the requests
+    that other requests waited for, the longest blocking time first. ``recompute_tokens`` and
+    ``waste.recompute`` (s) are the cost of recomputation after preemptions. ``overtakes`` is the
+    number of pairs of overtaking and overtaken requests. ``worst_overtakes`` has one entry per
+    overtaken request, the longest delay first. ``verdicts`` are the problems found, the most severe
+    first. ``pressure`` attributes waiting time to the requests that caused it.
     """
 
     ledger: dict[int, list[LedgerSegment]]
@@ -92,10 +91,8 @@ class Diagnosis:
     pressure: WaitAttribution = field(repr=False, compare=False)
 
     def figures(self) -> dict[str, Any]:
-        """Return the metrics as JSON data.
-
-        They are the seconds by kind of segment, the requests that blocked others, the recompute tax
-        and the wasted GPU time.
+        """Return the metrics as JSON data: the time by kind, the main blockers and the wasted GPU
+        time.
         """
         return {
             "time_s": {str(kind): seconds for kind, seconds in self.totals.items()},
@@ -112,9 +109,9 @@ class Diagnosis:
 
 
 def ledger_rows(variant: str, found: Diagnosis) -> list[dict[str, Any]]:
-    """Return the rows of ``ledger.csv``: one per segment of a request, with times in seconds.
+    """Return the rows of ``ledger.csv``: one per interval of a request, with times in seconds.
 
-    ``variant`` is the name of the run in the first column.
+    ``variant`` is the name of the run.
     """
     return [
         {"variant": variant, "id": i, "kind": str(kind), "start_s": start, "end_s": end}
@@ -126,8 +123,7 @@ def ledger_rows(variant: str, found: Diagnosis) -> list[dict[str, Any]]:
 def preemption_rows(variant: str, found: Diagnosis) -> list[dict[str, Any]]:
     """Return the rows of ``preemptions.csv``, one per preemption.
 
-    A row has the name of the run (``variant``), the time (s), the victim, the request in whose
-    favor it was preempted, the reason, and the number of tokens whose KV was lost.
+    ``variant`` is the name of the run.
     """
     return [
         {
@@ -143,7 +139,7 @@ def preemption_rows(variant: str, found: Diagnosis) -> list[dict[str, Any]]:
 
 
 def diagnose_run(record: RunRecord, block_size: int) -> Diagnosis:
-    """Return the diagnosis of a run; ``block_size`` is the KV block size in tokens."""
+    """Return the diagnosis of a run. ``block_size`` is in tokens."""
     table = tabulate_runs(record)
     intervals = build_ledger(record, table=table)
     pressure = WaitAttribution(record, intervals, block_size, table)
@@ -171,7 +167,7 @@ def find_verdicts(
     overtakes: Sequence[Overtake],
     block_size: int,
 ) -> tuple[Verdict, ...]:
-    """Return all verdicts on a run, most severe first; empty if no problem was found."""
+    """Return all verdicts on a run, the most severe first."""
     found = (
         find_engine_halt(record, block_size),
         find_unservable(record, block_size),
@@ -189,7 +185,7 @@ def find_verdicts(
 
 @dataclass(frozen=True)
 class ReplicaVerdict(Verdict):
-    """The verdict ``found`` (a problem) on the replica with index ``replica``."""
+    """A verdict on the replica with index ``replica``."""
 
     replica: int
     found: Verdict
@@ -208,8 +204,8 @@ class ReplicaVerdict(Verdict):
 
 
 class _Pressures(WaitAttribution):
-    """Attribution of waiting time in a fleet, in which a request waits only for requests on the
-    same replica.
+    """Attribution of waiting time in a fleet. A request waits only for requests on the same
+    replica.
     """
 
     def __init__(self, parts: Sequence[WaitAttribution]) -> None:
@@ -231,10 +227,10 @@ class _Pressures(WaitAttribution):
 
 
 def diagnose_fleet(fleet: Fleet, record: RunRecord, block_sizes: Sequence[int]) -> Diagnosis:
-    """Diagnose the run of a fleet, a deployment with several replicas.
+    """Return the diagnosis of a run of a fleet, a deployment with several replicas.
 
     ``record`` is the merged record of all replicas. ``block_sizes`` has the KV block size of each
-    replica, in tokens. Replicas without requests are omitted.
+    replica in tokens. Replicas without requests are omitted.
     """
     lifetimes = [lifetime for lifetime in fleet.lifetimes if lifetime.engine.record.requests]
     found = [
@@ -271,11 +267,7 @@ def diagnose_fleet(fleet: Fleet, record: RunRecord, block_sizes: Sequence[int]) 
 
 
 def _one(ledgers: Sequence[Sequence[LedgerSegment]], life: RequestRecord) -> list[LedgerSegment]:
-    """Join the segments of a request that successive replicas served.
-
-    The segments on each replica begin at the arrival of the request, so overlapping parts are
-    removed.
-    """
+    """Join the intervals of a request that several replicas served one after the other."""
     tiles: list[LedgerSegment] = []
     since = life.request.arrival
     for ledger in ledgers:

@@ -1,9 +1,7 @@
-"""Compute the wait ledgers of many requests together, if the requests wait only before their first
-step.
+"""Compute the wait ledgers of many requests together.
 
-A run is a sequence of consecutive steps in which a request computes tokens (see ``computed_runs``).
-The results equal the ledgers that ``wait_ledger`` builds one by one. Most requests can be handled
-in this way.
+Only requests that wait before their first step, and not later, can be handled. This applies to most
+requests. The results equal the ledgers of ``wait_ledger``.
 """
 
 from __future__ import annotations
@@ -28,12 +26,11 @@ CODES = {kind: code for code, kind in enumerate(KINDS)}
 
 
 class _Waits(NamedTuple):
-    """Segments of the time before the first run of each request.
+    """Intervals of the time before the first step of each request.
 
-    For each possible segment, ``kinds`` has a column with its kind, and ``ends`` a column with its
-    end time (s); the first column of ``ends`` contains the arrival times. A segment of zero length
-    does not exist. ``simple`` states, for each request, whether the segments describe its wait
-    completely.
+    Each possible interval has a column of kinds in ``kinds`` and a column of end times (s) in
+    ``ends``; intervals may have zero length. The first column of ``ends`` contains the arrival
+    times. ``simple`` is true for requests that the intervals describe completely.
     """
 
     ends: list[Floats]
@@ -48,13 +45,12 @@ def build_plain_ledgers(
     queue: Sequence[LedgerSegment],
     pauses: Sequence[int],
 ) -> dict[int, list[LedgerSegment]]:
-    """Return the ledgers of requests that waited only before their first run, by id.
+    """Return the ledgers of requests that waited only before their first step, by id.
 
-    ``at_head`` maps a request to the segments in which it was the head of the queue. ``queue``
-    contains the segments in which any request was the head, and ``pauses`` the rows of steps that
-    are followed by an idle period. Requests with preemptions, with gaps between runs, with more
-    than one segment at the head of the queue or without any run are omitted. The function requires
-    that the engine did not halt and that no API server was simulated.
+    ``at_head`` contains the intervals in which each request was the head of the queue. ``queue``
+    contains the intervals in which any request was the head. ``pauses`` contains the steps before
+    idle periods, as row numbers. Requests with preemptions or other gaps are omitted. The engine
+    must not have halted, and no API server may be simulated.
     """
     lives = list(record.requests.values())
     bounds = table.bounds(len(lives))
@@ -76,9 +72,7 @@ def build_plain_ledgers(
 
 
 def _has_gap(record: RunRecord, table: RunTable, pauses: Sequence[int], owners: int) -> Flags:
-    """Return a mask of the requests that have a gap between two runs, or an idle period within a
-    run.
-    """
+    """Return a mask of the requests with a gap between two steps."""
     start, end = np.array(record.steps.start), np.array(record.steps.end)
     same = table.owner[1:] == table.owner[:-1]
     gaps = same & (start[table.first[1:]] > end[table.last[:-1]])
@@ -98,8 +92,8 @@ def _describe_waits(
     at_head: Mapping[int, Sequence[LedgerSegment]],
     queue: Sequence[LedgerSegment],
 ) -> _Waits:
-    """Describe the wait of each request until its first step starts; ``first`` contains the row of
-    this step.
+    """Return the wait of each request until its first step. ``first`` contains the rows of these
+    steps.
     """
     begin = np.array(record.steps.start)[first]
     decided = np.array(record.steps.decided)[first]
@@ -128,8 +122,11 @@ def _describe_waits(
 
 
 def _behind(queue: Sequence[LedgerSegment], since: Floats, until: Floats) -> tuple[Flags, Flags]:
-    """Return two masks: whether the queue had a head that blocked other requests from ``since`` to
-    ``until``, and whether this was the same during the whole interval.
+    """Return a mask of the intervals with a blocking head of the queue, and a mask of uniform
+    intervals.
+
+    An interval from ``since`` to ``until`` is uniform if the head blocks during the whole interval
+    or not at all.
     """
     starts = _column([*(one.start for one in queue), inf])
     ends = _column([*(one.end for one in queue), inf])
@@ -141,9 +138,7 @@ def _behind(queue: Sequence[LedgerSegment], since: Floats, until: Floats) -> tup
 def _lay_out(
     record: RunRecord, table: RunTable, waits: _Waits, chosen: Ints, starts: Ints, stops: Ints
 ) -> tuple[Ints, Ints, Floats]:
-    """Return the request, the kind and the end time (s) of each wait and each run, by request and
-    in order of time.
-    """
+    """Return the request, kind and end time (s) of each wait and each run of steps, in order."""
     before = len(waits.kinds)
     sizes = before + stops - starts
     offset = np.cumsum(sizes) - sizes
@@ -164,12 +159,10 @@ def _lay_out(
 def _collect(
     lives: Sequence[RequestRecord], simple: Flags, owner: Ints, kind: Ints, end: Floats
 ) -> dict[int, list[LedgerSegment]]:
-    """Return the segments of each request by id.
+    """Return the intervals of each request by id.
 
-    Segments are clipped at the end of the request, and adjacent segments of the same kind are
-    merged.
-
-    Requests that end after their last run, or have a negligible segment, are omitted.
+    Intervals are clipped at the end of the request, and adjacent intervals of the same kind are
+    merged. Requests that end after their last step are omitted.
     """
     finish = _column(inf if life.ended_at is None else life.ended_at for life in lives)
     first = np.flatnonzero(np.diff(owner, prepend=-1))
@@ -194,9 +187,7 @@ def _collect(
 
 
 def _carry(flag: Flags, owner: Ints) -> Flags:
-    """Return, for each row, whether the flag is set in this row or in an earlier row of the same
-    request (``owner``).
-    """
+    """Return whether the flag is set in each row or an earlier row of the same request."""
     count = np.cumsum(flag)
     first = np.searchsorted(owner, owner)
     return count > (count - flag)[first]

@@ -1,4 +1,4 @@
-"""Kinds of segments in the wait ledger, and the segments themselves."""
+"""Kinds of intervals in the wait ledger, and the intervals themselves."""
 
 from __future__ import annotations
 
@@ -94,9 +94,7 @@ COMPUTE_KINDS = frozenset(
 
 
 class LedgerSegment(NamedTuple):
-    """An interval in which the state of a request (``kind``) does not change; times are in seconds
-    from the start of the run.
-    """
+    """An interval in which the state of a request does not change. Times are in seconds."""
 
     kind: LedgerKind
     start: float

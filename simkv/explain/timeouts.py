@@ -1,11 +1,8 @@
 """Classification of requests whose clients gave up: starved or timed out.
 
 A request has *starved* if it waited and would have finished within its timeout in isolation, on the
-same engine and profile. It has waited if it was queued, deferred, preempted or held up, or if the
-scheduler never received it. A request that has not starved has *timed out*;
-``RunRecord.shortfalls`` then states how much more time it needed and how long other requests
-delayed it. Only requests whose clients gave up are simulated in isolation. Of several requests with
-the same inputs, only one is simulated.
+same engine and profile. Other requests have *timed out*; ``RunRecord.shortfalls`` then states the
+additional time that they needed. Only requests whose clients gave up are simulated in isolation.
 """
 
 from __future__ import annotations
@@ -46,13 +43,11 @@ LATE_ARRIVAL_S = 1.0
 
 
 class IsolatedRequest(NamedTuple):
-    """Inputs that determine the duration of a request in isolation; requests with equal inputs are
-    simulated once.
+    """Inputs that determine the duration of a request in isolation.
 
-    ``request`` is a copy of the original request with the id 0. It arrives at 0 s, or at
-    ``LATE_ARRIVAL_S`` if the original request arrived after the engine was ready. ``ready`` is the
-    time in seconds from the arrival of the original request until the engine is ready. ``replica``
-    is the index of a replica with the same setup as the one that served the original request.
+    ``request`` is a copy of the request with id 0, which arrives at 0 s or at ``LATE_ARRIVAL_S``.
+    ``ready`` is the time from the arrival of the request until the engine is ready, in seconds.
+    ``replica`` is the index of a replica with the right setup.
     """
 
     request: Request
@@ -61,15 +56,15 @@ class IsolatedRequest(NamedTuple):
 
     @property
     def timeout(self) -> float:
-        """Timeout of the client in seconds; infinity if there is none."""
+        """Timeout of the client in seconds, or infinity."""
         return self.request.timeout or inf
 
 
 @dataclass(frozen=True)
 class IsolatedRuns:
-    """Inputs of ``simulate_scenario`` for simulations of single requests in isolation.
+    """Inputs for simulations of single requests in isolation.
 
-    ``scheduler`` is copied before each run and therefore not modified.
+    ``scheduler`` is copied before each run.
     """
 
     scenario: Scenario
@@ -79,8 +74,8 @@ class IsolatedRuns:
     changed: ExecutorChange | None = None
 
     def shape(self, run: ScenarioRun, request: Request) -> IsolatedRequest:
-        """Return the inputs for simulating ``request`` in isolation, on the last replica that
-        served it in the original run ``run``.
+        """Return the inputs for a simulation of ``request`` in isolation, on the last replica that
+        served it.
         """
         replica = 0
         if run.fleet and not self._split and (places := run.fleet.sent.get(request.id)):
@@ -98,9 +93,8 @@ class IsolatedRuns:
     def alone(self, shape: IsolatedRequest) -> RunRecord:
         """Simulate a request in isolation and return the record of the run.
 
-        The simulated request has no timeout, but the simulation is cut off after
-        ``MAX_TIMEOUT_MULTIPLE`` times the timeout of the original request. It uses one replica that
-        is always available, or the whole fleet if prefill and decode run on different replicas.
+        The simulation is cut off after ``MAX_TIMEOUT_MULTIPLE`` times the timeout of the request.
+        It uses one replica, or the whole fleet if prefill and decode are disaggregated.
         """
         horizon = shape.request.arrival + MAX_TIMEOUT_MULTIPLE * shape.timeout
         changes = {"engine_ready": shape.ready, "horizon": horizon}
@@ -125,8 +119,7 @@ class IsolatedRuns:
     def estimate_seconds(self, shape: IsolatedRequest) -> float:
         """Return an estimate of the duration in isolation, in seconds.
 
-        The estimate is the time of one prefill and of decodes at batch size 1 with the mean context
-        length.
+        The estimate is one prefill, and decodes at batch size 1 with the mean context length.
         """
         executor = self._executors[shape.replica]
         prompt, decodes = shape.request.prompt_tokens, shape.request.output_tokens - 1
@@ -136,11 +129,11 @@ class IsolatedRuns:
 
 
 def classify_timeouts(run: ScenarioRun, world: IsolatedRuns) -> None:
-    """Set the outcome of starved requests to ``TIMED_OUT`` if they would not have finished in time
-    even in isolation, or if they never waited.
+    """Change the outcome of starved requests that could not have finished in time to ``TIMED_OUT``.
 
-    The function changes all records of ``run``, and adds to them how much more time these requests
-    needed (``RunRecord.shortfalls``).
+    A request could not have finished in time if it times out even in isolation, or never waited.
+    All records of ``run`` are changed. ``RunRecord.shortfalls`` gets the additional time that the
+    requests needed.
     """
     record = run.record
     by_shape: dict[IsolatedRequest, list[RequestRecord]] = {}
@@ -197,8 +190,8 @@ def _shortfall(
 
 
 def _rows(life: RequestRecord) -> Iterator[tuple[int, int, int]]:
-    """Yield the rows of steps in which the request computed tokens, with its numbers of cached
-    tokens before and after the step.
+    """Yield the steps of a request as row numbers, with its cached tokens before and after each
+    step.
     """
     for run in compute_runs(life):
         context = run.context
@@ -208,9 +201,9 @@ def _rows(life: RequestRecord) -> Iterator[tuple[int, int, int]]:
 
 
 def _reached(record: RunRecord, life: RequestRecord, until: float) -> float:
-    """Return the largest number of cached tokens that the request had until the time ``until`` (s).
+    """Return the largest number of cached tokens of the request until the time ``until`` (s).
 
-    A step in progress counts in proportion to the elapsed fraction of its duration.
+    A step in progress counts in proportion to the elapsed time.
     """
     log, most = record.steps, 0.0
     for row, before, after in _rows(life):
@@ -222,9 +215,7 @@ def _reached(record: RunRecord, life: RequestRecord, until: float) -> float:
 
 
 def _reached_at(record: RunRecord, life: RequestRecord, tokens: float) -> float | None:
-    """Return the seconds from arrival until the KV of ``tokens`` tokens was computed, or None if
-    this never happened.
-    """
+    """Return the seconds from arrival until ``tokens`` tokens were computed, or None."""
     log = record.steps
     for row, before, after in _rows(life):
         if after >= tokens:
@@ -235,7 +226,7 @@ def _reached_at(record: RunRecord, life: RequestRecord, tokens: float) -> float 
 
 
 def _time_out(run: ScenarioRun, life: RequestRecord, lacked: Shortfall | None) -> None:
-    """Record that the request timed out, in every record that contains it."""
+    """Set the outcome of the request to ``TIMED_OUT`` in every record that contains it."""
     i = life.request.id
     reason = "the client gave up" + (
         f": {describe_shortfall(lacked, life.request.timeout or 0.0)}" if lacked else ""

@@ -1,4 +1,4 @@
-"""Attribution of waiting time to the requests that held the resource that others waited for."""
+"""Attribution of waiting time to the requests that held the resources."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class BlockHolding(NamedTuple):
 class Blocker(NamedTuple):
     """A request that held a resource for which other requests waited.
 
-    ``seconds`` is the part of the waiting time of the others that is attributed to this request
-    (see ``WaitAttribution``). ``block_seconds`` is the number of blocks that it held while the
-    others waited, integrated over time.
+    ``seconds`` is the waiting time of other requests that is attributed to the request (see
+    ``WaitAttribution``). ``block_seconds`` is the number of blocks that it held during this time,
+    integrated over time.
     """
 
     id: int
@@ -47,12 +47,10 @@ class Blocker(NamedTuple):
 def find_block_holdings(
     record: RunRecord, life: RequestRecord, block_size: int
 ) -> list[BlockHolding]:
-    """Return the number of KV blocks that a request holds over time, computed from its tokens.
+    """Return the number of KV blocks that a request holds over time, in order.
 
-    The intervals are ordered by time and do not overlap; adjacent intervals differ in their number
-    of blocks. Blocks of shared prefixes count in full for each request. Blocks allocated in advance
-    do not count until they are used. A request that is stalled or cut off holds its blocks until
-    the end of the run. ``block_size`` is in tokens.
+    The number is computed from the tokens of the request, without blocks allocated in advance.
+    Blocks of shared prefixes count for each request. ``block_size`` is in tokens.
     """
     changes = _changes(record, life, block_size, list(compute_runs(life)))
     return [BlockHolding(*holding) for holding in _held(changes, record.end)]
@@ -63,7 +61,7 @@ def _changes(
 ) -> list[tuple[float, int]]:
     """Return pairs of a time (s) and the number of blocks that a request holds from then on.
 
-    ``computed`` contains the runs of steps in which the request computed tokens (``compute_runs``).
+    ``computed`` is the result of ``compute_runs``.
     """
     decided = record.steps.decided
     found: list[tuple[float, int]] = []
@@ -108,14 +106,13 @@ _PREEMPTED = frozenset({LedgerKind.PREEMPTED})
 
 
 class WaitAttribution:
-    """Attribution of waiting time to the requests that hold the resource that others wait for.
+    """Attribution of waiting time to the requests that hold the resources.
 
-    - Waiting for blocks is divided among the holders of blocks in proportion to their number.
+    - Waiting for blocks is divided among the holders of blocks in proportion to their blocks.
     - Waiting for a slot is divided equally among the holders of slots.
-    - Waiting for an adapter slot is divided equally among requests with a LoRA adapter that hold
-      blocks.
-    - Waiting for steps of other requests is divided in proportion to the number of tokens that each
-      request computes in these steps.
+    - Waiting for an adapter slot is divided equally among running requests with a LoRA adapter.
+    - Waiting for steps of other requests is divided in proportion to the tokens that each request
+      computes in the steps.
 
     Requests behind the head of the queue wait for the same resource as the head. A preempted
     request waits for blocks, unless the head waits for a slot or an adapter slot.
@@ -157,10 +154,7 @@ class WaitAttribution:
         return self._share(self._ledger.get(request, []), request)
 
     def on_all(self, requests: Iterable[int]) -> list[Blocker]:
-        """Return the requests that blocked any of ``requests``, the longest blocking time first.
-
-        The result can include members of ``requests``.
-        """
+        """Return the requests that blocked any of ``requests``, the longest blocking time first."""
         return self._share([tile for i in requests for tile in self._ledger.get(i, [])], None)
 
     def block_holders(self, at: float) -> dict[int, int]:
@@ -168,7 +162,7 @@ class WaitAttribution:
         return self._blocks.at(int(np.searchsorted(self._times, at)))
 
     def _share(self, tiles: Sequence[LedgerSegment], own: int | None) -> list[Blocker]:
-        """Divide the waiting time in the segments ``tiles`` among all requests except ``own``."""
+        """Divide the waiting time of the intervals ``tiles`` among all requests except ``own``."""
         behind, preempted = self._count(tiles, _HEAD), self._count(tiles, _PREEMPTED)
         wants_blocks, wants_slot = self._head_wants_blocks, self._head_wants_slot
         wants_adapter = self._head_wants_adapter
@@ -197,7 +191,7 @@ class WaitAttribution:
         return sorted(blockers, key=lambda blocker: (-round(blocker.seconds, 9), blocker.id))
 
     def _count(self, tiles: Sequence[LedgerSegment], kinds: frozenset[LedgerKind]) -> Floats:
-        """Return the number of segments of these kinds in each interval between ``_times``."""
+        """Return the number of waits of the given kinds in each interval between ``_times``."""
         chosen = [(tile.start, tile.end) for tile in tiles if tile.kind in kinds]
         if not chosen:
             return np.zeros(len(self._seconds))
@@ -208,8 +202,8 @@ class WaitAttribution:
 class _Held(NamedTuple):
     """Table of the resources that requests hold, as columns.
 
-    The request at position ``owner`` of the record holds ``amount`` units of a resource from
-    ``start`` to ``end`` (s).
+    The request at position ``owner`` of the record holds ``amount`` units from ``start`` to ``end``
+    (s).
     """
 
     owner: Ints
@@ -234,9 +228,8 @@ def _tabulate_holdings(record: RunRecord, table: RunTable, block_size: int) -> _
 def _hold_undisturbed(record: RunRecord, table: RunTable, block_size: int) -> _Held:
     """Return the blocks held by requests that were never preempted.
 
-    A run of steps allocates the blocks of its first step when this step is scheduled, and one more
-    block in each later step whose token begins a block. All blocks are freed after the last step of
-    the request.
+    Blocks are allocated when a step is scheduled. All blocks are freed after the last step of the
+    request.
     """
     decided, ends = np.array(record.steps.decided), np.array(record.steps.end)
     ahead = -table.context % block_size
@@ -264,8 +257,8 @@ def _hold_undisturbed(record: RunRecord, table: RunTable, block_size: int) -> _H
 def _to_holdings(owner: Ints, at: Floats, blocks: Ints) -> _Held:
     """Return the intervals in which requests hold blocks.
 
-    At the time ``at[i]`` (s), the number of blocks of the request ``owner[i]`` becomes
-    ``blocks[i]``. The last number of each request is 0.
+    At the time ``at[i]`` (s), the request ``owner[i]`` begins to hold ``blocks[i]`` blocks. The
+    last number of each request is 0.
     """
     before = np.concatenate([[0], blocks[:-1]])
     changed = blocks != before
@@ -278,7 +271,7 @@ def _to_holdings(owner: Ints, at: Floats, blocks: Ints) -> _Held:
 class _Shares:
     """Amount of a resource that each request holds over time.
 
-    ``owner`` is the position of a request in ``ids``; ``start`` and ``end`` are indices in a list
+    ``owner`` is the position of a request in ``ids``. ``start`` and ``end`` are indices in a list
     of ``size`` times.
     """
 
@@ -291,9 +284,7 @@ class _Shares:
 
     @classmethod
     def of_rows(cls, rows: _Held, times: Floats, ids: Ints) -> _Shares:
-        """Return the amounts in the table ``rows``; ``times`` contains all times at which an amount
-        changes.
-        """
+        """Return the amounts in the table ``rows``. ``times`` contains all times of changes."""
         start, end = np.searchsorted(times, rows.start), np.searchsorted(times, rows.end)
         return cls(rows.owner, start, end, rows.amount.astype(np.float64), len(times), ids)
 
@@ -314,7 +305,7 @@ class _Shares:
         return self.sums(np.divide(seconds, total, out=np.zeros_like(seconds), where=total > 0.5))
 
     def sums(self, weight: Floats) -> list[tuple[int, float]]:
-        """Return, for each request, the sum of its amount times ``weight`` over all intervals."""
+        """Return the sum of ``weight`` times the amount over all intervals, for each request."""
         upto = np.concatenate([[0.0], np.cumsum(weight)])
         amount = self._amount * (upto[self._end] - upto[self._start])
         sums = np.bincount(self._owner, amount, len(self._ids))

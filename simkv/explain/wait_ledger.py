@@ -1,12 +1,10 @@
-"""The wait ledger of a request: intervals that state, for each second from its arrival to its end,
-what was done for the request or why it waited.
+"""The wait ledger of a request: its activity or the reason of its wait at any time.
 
    for interval in build_ledger(record)[7]:
        print(interval.start, interval.end, KIND_LABELS[interval.kind])
 
-The times of steps come from the step log. The reasons for waiting come from the scheduler, which
-reports with each decision the reason why it did not schedule the head of its queue (``Batch.held``)
-and the requests that it skipped (``Batch.aside``).
+The times come from the step log. The reasons come from the scheduler, which reports why it did not
+schedule the head of its queue (``Batch.held``) and which requests it skipped (``Batch.aside``).
 """
 
 from __future__ import annotations
@@ -29,12 +27,10 @@ def build_ledger(
 ) -> dict[int, list[LedgerSegment]]:
     """Return the wait ledger of each request, by request id.
 
-    ``among`` restricts the result to these ids (default: all requests). ``table`` is the result of
-    ``tabulate_runs``; if it is given, the ledgers of most requests are computed together, which is
-    faster. The segments of a request are contiguous: the first starts at its arrival, the last ends
-    with the request (``RequestRecord.ended_at``), and adjacent segments differ in kind. The sum of
-    their durations is the E2E latency or, for an unfinished request, the time until its outcome. A
-    request whose arrival time is after the end of the run has no segments.
+    The ledger is a list of consecutive intervals from the arrival to the end of the request. The
+    sum of their durations is the E2E latency, or the time until the outcome of an unfinished
+    request. ``among`` contains the ids of the requests (default: all). ``table`` is the result of
+    ``tabulate_runs``, which makes the computation faster.
     """
     engine = _Engine(record)
     lives = record.requests
@@ -48,9 +44,9 @@ def build_ledger(
 def find_wasted_segments(
     record: RunRecord, life: RequestRecord, paused: Sequence[int] | None = None
 ) -> list[LedgerSegment]:
-    """Return the segments in which the engine computed for a request that had already ended.
+    """Return the intervals in which the engine computed for a request that had already ended.
 
-    ``paused`` is the result of ``find_pauses(record)``; compute it once if there are many requests.
+    ``paused`` is the result of ``find_pauses(record)``.
     """
     log, found = record.steps, list[LedgerSegment]()
     finish = record.end if life.ended_at is None else life.ended_at
@@ -66,7 +62,7 @@ def find_wasted_segments(
 
 
 def find_pauses(record: RunRecord) -> list[int]:
-    """Return the steps that are followed by an idle period, as row numbers in the step log."""
+    """Return the steps before idle periods, as row numbers of the step log."""
     following = zip(record.steps.end, islice(record.steps.start, 1, None), strict=False)
     return [row for row, (end, start) in enumerate(following) if start - end > NEGLIGIBLE]
 
@@ -81,7 +77,7 @@ def _cut(computed: Iterable[ComputeRun], paused: Sequence[int]) -> Iterator[Comp
 
 
 def total_by_kind(intervals: Iterable[LedgerSegment]) -> dict[LedgerKind, float]:
-    """Return the total seconds of each kind that occurs, in the order of ``LedgerKind``."""
+    """Return the total seconds of each kind, in the order of ``LedgerKind``."""
     seconds: dict[LedgerKind, list[float]] = {}
     for interval in intervals:
         seconds.setdefault(interval.kind, []).append(interval.seconds)
@@ -89,9 +85,7 @@ def total_by_kind(intervals: Iterable[LedgerSegment]) -> dict[LedgerKind, float]
 
 
 def _tile(life: RequestRecord, spans: Iterable[LedgerSegment]) -> list[LedgerSegment]:
-    """Return the segments without negligible ones, clipped at the end of the request; adjacent
-    segments of the same kind are merged.
-    """
+    """Return the intervals, clipped at the end of the request, with adjacent equal ones merged."""
     finish = inf if life.ended_at is None else life.ended_at
     tiles: list[LedgerSegment] = []
     reached = life.request.arrival
@@ -112,10 +106,7 @@ def _tile(life: RequestRecord, spans: Iterable[LedgerSegment]) -> list[LedgerSeg
 
 
 def _spans(life: RequestRecord, engine: _Engine) -> Iterator[LedgerSegment]:
-    """Yield segments with the activity or wait reason of a request, from its arrival on.
-
-    The last segment has no finite end; ``_tile`` clips it.
-    """
+    """Yield intervals with the activity or wait reason of a request, from its arrival on."""
     log = engine.log
     before: ComputeRun | None = None
     reached = life.request.arrival
@@ -141,10 +132,9 @@ def _layers(
     before: ComputeRun | None,
     after: ComputeRun | None,
 ) -> list[Layer]:
-    """Return the layers that explain the gap between two runs of a request.
+    """Return functions that explain the gap between two runs of steps, in order of precedence.
 
-    A layer is a function that returns the segments with one possible explanation in a given time
-    span. If segments of several layers overlap, those of the earlier layer in the list apply.
+    Each function returns the intervals with one possible reason between two times (s).
     """
     decided = engine.log.decided[after.first] if after else inf
     layers = [_stretch(LedgerKind.STALLED, engine.stopped, inf)]
@@ -167,9 +157,7 @@ def _layers(
 
 
 def _paint(start: float, end: float, layers: Sequence[Layer]) -> Iterator[LedgerSegment]:
-    """Yield segments from ``start`` to ``end``: the segments of the first layer, with gaps filled
-    by the segments of later layers (see ``_layers``).
-    """
+    """Yield intervals from ``start`` to ``end`` with the reason of the first layer that has one."""
     for piece in layers[0](start, end):
         left, right = max(piece.start, start), min(piece.end, end)
         if left > start:
@@ -188,9 +176,7 @@ def _stretch(kind: LedgerKind, start: float, end: float) -> Layer:
 
 
 def _among(intervals: Sequence[LedgerSegment]) -> Layer:
-    """Return a layer (see ``_layers``) that consists of the given intervals, which are ordered and
-    do not overlap.
-    """
+    """Return a function that returns the given ordered intervals between two times (s)."""
 
     def within(start: float, end: float) -> Iterator[LedgerSegment]:
         first = bisect_right(intervals, start, key=attrgetter("end"))
@@ -215,10 +201,10 @@ def _aside(life: RequestRecord) -> list[LedgerSegment]:
 class _Engine:
     """Data of a run that the ledgers of all requests share.
 
-    ``at_head`` maps a request to the segments in which it was the head of the queue. ``queue``
-    contains the segments in which any request was the head and others waited behind it.
-    ``front_end`` is true if an API server was simulated. The engine halted at ``stopped`` (s),
-    which is infinity if it never halted.
+    ``at_head`` contains the intervals in which each request was the head of the queue. ``queue``
+    contains the intervals in which any request was the head and blocked others. ``front_end`` is
+    true if an API server was simulated. ``stopped`` is the time (s) at which the engine halted, or
+    infinity.
     """
 
     def __init__(self, record: RunRecord) -> None:
@@ -246,8 +232,8 @@ class _Engine:
     def kind(self, life: RequestRecord, run: ComputeRun) -> LedgerKind:
         """Return the kind of a run of steps.
 
-        A prefill is of the kind ``EVICTED`` if more than half of its tokens belong to a prefix that
-        an earlier turn had computed and that was evicted.
+        A prefill is ``EVICTED`` if more than half of its tokens belong to an evicted prefix of an
+        earlier turn.
         """
         resumed = self._resumed.get(life.request.id)
         if resumed is None or run.kind is not LedgerKind.PREFILL:
@@ -256,7 +242,7 @@ class _Engine:
         return LedgerKind.EVICTED if 2 * lost > run.tokens else LedgerKind.PREFILL
 
     def prefills(self, start: float, end: float) -> Iterator[LedgerSegment]:
-        """Yield the segments between ``start`` and ``end`` in which steps with a prefill ran."""
+        """Yield the intervals between ``start`` and ``end`` (s) with prefills in every step."""
         log, turns = self.log, self._turns
         row = bisect_right(log.end, start)
         stop = bisect_left(log.start, end)

@@ -1,3 +1,1 @@
-"""Verdicts: problems found in a run, each with evidence and with as few example requests as
-possible.
-"""
+"""Verdicts: problems found in a run, with evidence and few example requests."""

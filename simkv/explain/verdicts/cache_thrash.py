@@ -20,13 +20,13 @@ MIN_LOST_SHARE = 0.1
 class CacheThrash(Verdict):
     """Turns recomputed prefixes that were evicted while their sessions were idle.
 
-    ``resumed`` is the number of turns whose prompt repeats an earlier turn. ``turns`` of them
-    recomputed tokens, in total ``tokens`` prompt tokens. ``idle`` is the median time (s) between
-    these turns and the earlier turns. ``hit_rate`` is the prefix cache hit rate (%), and
-    ``retained_hit_rate`` the rate without these evictions. At one time, the prefixes of idle
-    sessions would have needed ``idle_blocks`` blocks; the cache has ``num_blocks`` blocks. The
-    first request in ``requests`` recomputed the most tokens (``worst``). The second request, if
-    any, evicted the most tokens.
+    ``resumed`` is the number of turns whose prompt repeats an earlier turn. ``turns`` is the number
+    of turns that recomputed tokens, in total ``tokens`` prompt tokens. ``idle`` is the median time
+    (s) since the earlier turns. ``hit_rate`` is the prefix cache hit rate (%), and
+    ``retained_hit_rate`` is the rate without evictions. ``idle_blocks`` is the number of blocks
+    that the prefixes of idle sessions would need; the cache has ``num_blocks``. ``worst`` is the
+    largest number of tokens that a request recomputed. ``requests`` contains this request, and the
+    request that evicted most tokens.
     """
 
     name = "cache-thrash"
@@ -58,8 +58,8 @@ class CacheThrash(Verdict):
 def find_cache_thrash(record: RunRecord, block_size: int) -> CacheThrash | None:
     """Return the verdict on evicted prefixes of idle sessions, or None.
 
-    The result is None if less than ``MIN_LOST_SHARE`` of the prompt tokens were recomputed for this
-    reason, or if only one turn was affected. ``block_size`` is in tokens.
+    There is no verdict on a single turn, or below ``MIN_LOST_SHARE`` recomputed prompt tokens.
+    ``block_size`` is in tokens.
     """
     lost = find_lost_prefixes(record)
     if len(lost) < 2:

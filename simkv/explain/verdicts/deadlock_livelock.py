@@ -24,9 +24,7 @@ MAX_LISTED_DECISIONS = 32
 
 
 class Decision(NamedTuple):
-    """A scheduling decision at ``at`` (s), with the ids of the requests that prefill, decode and
-    are preempted.
-    """
+    """A schedule call at ``at`` (s), with the ids of the scheduled and preempted requests."""
 
     at: float
     prefill: tuple[int, ...]
@@ -41,11 +39,11 @@ class Decision(NamedTuple):
 
 @dataclass(frozen=True)
 class LivelockVerdict(Verdict):
-    """The engine works forever without emitting tokens, because its state repeats.
+    """The engine runs forever without emitting tokens, because its state repeats.
 
-    The repetition was detected at ``since`` (s). The state returns after a cycle of ``decisions``
-    scheduling decisions, which takes ``seconds``; ``cycle`` lists the first of these decisions.
-    ``cycle`` is empty if a single ``schedule`` call loops forever.
+    The repetition was detected at ``since`` (s). The state repeats after ``decisions`` schedule
+    calls, which take ``seconds``. ``cycle`` lists the first of these calls. ``cycle`` is empty if a
+    single ``schedule`` call loops forever.
     """
 
     name = "livelock"
@@ -72,10 +70,10 @@ class LivelockVerdict(Verdict):
 class Deadlock(Verdict):
     """No request can ever run again.
 
-    ``stuck`` contains the ids of all affected requests. ``holds`` maps a request to the number of
-    blocks it holds, and ``lacks`` to the number of additional blocks it needs to compute one more
-    token. ``free`` is the number of free blocks. ``head`` is the first request in the queue, and
-    ``kind`` is the resource that it waits for.
+    ``stuck`` contains the ids of all affected requests. ``holds`` contains the number of blocks
+    that each request holds. ``lacks`` contains the number of blocks that each request needs for its
+    next token. ``free`` is the number of free blocks. ``head`` is the first request in the queue,
+    and ``kind`` is the resource that it waits for.
     """
 
     name = "deadlock"
@@ -101,7 +99,7 @@ class Deadlock(Verdict):
 
 @dataclass(frozen=True)
 class EngineDied(Verdict):
-    """The real engine would panic, raise an exception or hang at ``since`` (s)."""
+    """The real engine would crash or hang at ``since`` (s)."""
 
     name = "engine died"
     since: float
@@ -113,7 +111,7 @@ class EngineDied(Verdict):
 
 
 def find_engine_halt(record: RunRecord, block_size: int) -> Verdict | None:
-    """Return the verdict on a permanent stop of the engine; None if no request is stalled."""
+    """Return the verdict on a permanent stop of the engine, or None."""
     stop = record.engine_halt
     if stop is None or not (stalled := requests_with_outcome(record, Outcome.STALLED)):
         return None
@@ -162,5 +160,5 @@ def _deadlock(
 
 
 def _lacks(life: RequestRecord, held: int, block_size: int) -> int:
-    """Return the number of blocks that a request lacks to compute its next token."""
+    """Return the number of blocks that a request lacks for its next token."""
     return max(blocks_for(life.request.prompt_tokens + life.tokens, block_size) - held, 0)

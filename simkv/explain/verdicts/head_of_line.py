@@ -21,10 +21,9 @@ MIN_BLOCKED_SHARE = 0.05
 class HeadOfLineBlocking(Verdict):
     """The head of the queue waited for blocks while a request behind it would have fit.
 
-    This was the case for ``seconds`` in total. ``requests`` contains the pair of requests with the
-    longest wait. The first request was the head of the queue and needed ``needs`` blocks, but only
-    ``free`` blocks were free. The second request needed only ``other_needs`` blocks and waited
-    behind the first for ``longest`` seconds.
+    ``seconds`` is the total time. ``requests`` contains the head and the request behind it with the
+    longest wait, ``longest`` seconds. The head needed ``needs`` blocks, the other request needed
+    ``other_needs`` blocks, and ``free`` blocks were free.
     """
 
     name = "head-of-line blocking"
@@ -45,9 +44,7 @@ class HeadOfLineBlocking(Verdict):
 
 
 class _Behind(NamedTuple):
-    """A request that was behind the head from ``start`` to ``end`` (s) and needs ``needs``
-    blocks.
-    """
+    """A request behind the head from ``start`` to ``end`` (s). It needs ``needs`` blocks."""
 
     needs: int
     id: int
@@ -58,11 +55,10 @@ class _Behind(NamedTuple):
 def find_head_of_line_blocking(
     record: RunRecord, ledger: Ledger, block_size: int
 ) -> HeadOfLineBlocking | None:
-    """Return the verdict, or None if requests were blocked for less than the fraction
-    ``MIN_BLOCKED_SHARE`` of the run.
+    """Return the verdict on head-of-line blocking, or None.
 
-    While the head of the queue waits for blocks, the function checks whether the request behind it
-    that needs the fewest blocks would have fit. ``block_size`` is in tokens.
+    There is no verdict if requests were blocked for less than the fraction ``MIN_BLOCKED_SHARE`` of
+    the run. ``block_size`` is in tokens.
     """
     queue = sorted(
         (
@@ -111,7 +107,7 @@ def _heads_without_blocks(record: RunRecord) -> Iterator[tuple[int, float, float
 
 
 def _least_free(record: RunRecord, start: float, end: float) -> int:
-    """Return the smallest number of free blocks after any decision between two times (s)."""
+    """Return the smallest number of free blocks after a schedule call between two times (s)."""
     log = record.steps
     first, last = bisect_left(log.decided, start), bisect_left(log.decided, end)
     if first == last:

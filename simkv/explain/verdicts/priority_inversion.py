@@ -1,4 +1,4 @@
-"""Verdict: requests were served before more urgent ones."""
+"""Verdict: requests were served before more urgent requests."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ from simkv.sim.run_record import RunRecord
 
 @dataclass(frozen=True)
 class PriorityInversion(Verdict):
-    """A request was served before a more urgent request that waited; this occurred ``count`` times.
+    """A request was served before a more urgent waiting request, ``count`` times.
 
-    Either the less urgent request was admitted, or another request was preempted in its favor.
-    ``requests`` contains the pair of requests with the longest wait, the more urgent one first.
-    This request waited for another ``seconds`` after the other request was served at the time
-    ``at`` (s). ``priorities`` contains the priorities of both requests.
+    ``requests`` contains the pair with the longest wait, the more urgent request first.
+    ``priorities`` contains their priorities. The less urgent request was served at ``at`` (s). The
+    more urgent request waited for another ``seconds``.
     """
 
     name = "priority inversion"
@@ -52,10 +51,9 @@ class _Wait(NamedTuple):
 def find_priority_inversion(
     record: RunRecord, ledger: Ledger, preemptions: Sequence[Preemption]
 ) -> PriorityInversion | None:
-    """Return the verdict, or None if no request was served before a more urgent waiting request.
+    """Return the verdict on priority inversion, or None.
 
-    Each request that is admitted, or favored by a preemption, is compared with the most urgent
-    request that waits at this time.
+    A request is served if it is admitted or if another request is preempted in its favor.
     """
     priority = {i: life.request.priority for i, life in record.requests.items()}
     if len(set(priority.values())) < 2:

@@ -1,4 +1,4 @@
-"""Verdict: work is repeated because of preemptions."""
+"""Verdict: preemptions cause repeated work."""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ MIN_REPEATED_SHARE = 0.1
 class Thrashing(Verdict):
     """Preemptions caused a large amount of recomputation.
 
-    There were ``preemptions`` preemptions. Because of them, ``repeated`` tokens were computed
-    again; ``kept`` is the number of all other computed tokens. ``reasons`` contains the number of
-    preemptions by cause. The first request in ``requests`` is the victim with the most recomputed
-    tokens: ``worst`` tokens after ``times`` preemptions. The second request, if any, is the request
-    that benefited from most of these preemptions. If none benefited, it is the request that held
-    the most blocks at the last preemption.
+    ``repeated`` is the number of tokens that were computed again after ``preemptions`` preemptions.
+    ``kept`` is the number of all other computed tokens. ``reasons`` contains the number of
+    preemptions by cause. ``worst`` is the largest number of tokens recomputed by one request, after
+    ``times`` preemptions. ``requests`` contains this request and the main beneficiary of its
+    preemptions.
     """
 
     name = "thrash"
@@ -56,8 +55,8 @@ def find_thrashing(
 ) -> Thrashing | None:
     """Return the verdict on recomputation, or None.
 
-    The result is None if the ratio of tokens that were computed again to all other computed tokens
-    is below ``MIN_REPEATED_SHARE``, or if no request was preempted twice.
+    There is no verdict if the recomputed tokens are below ``MIN_REPEATED_SHARE`` of the other
+    tokens, or if no request was preempted twice.
     """
     lives = record.requests
     repeated = sum(life.recomputed_tokens for life in lives.values())

@@ -25,8 +25,8 @@ from simkv.sim.run_record import RequestRecord, RunRecord, Shortfall
 class UnservableRequests(Verdict):
     """Requests that need more blocks than the whole KV cache has.
 
-    The largest request needs ``needs`` blocks; the cache has ``has`` blocks. ``all`` contains the
-    ids of all such requests.
+    The largest request needs ``needs`` blocks, and the cache has ``has`` blocks. ``all`` contains
+    the ids of the requests.
     """
 
     name = "unservable"
@@ -45,9 +45,9 @@ class UnservableRequests(Verdict):
 
 @dataclass(frozen=True)
 class LostRequests(Verdict):
-    """Requests that the engine lost: they are in no queue and never ended.
+    """Requests that are in no queue of the engine and never ended.
 
-    ``all`` contains their ids; ``why`` is the reason given for the first of them.
+    ``all`` contains the ids of the requests. ``why`` is the reason for the first request.
     """
 
     name = "lost"
@@ -61,7 +61,7 @@ class LostRequests(Verdict):
 
 @dataclass(frozen=True)
 class RejectedRequests(Verdict):
-    """Requests that the engine rejected; ``all`` contains their ids."""
+    """Requests that the engine rejected. ``all`` contains their ids."""
 
     name = "rejected"
     all: tuple[int, ...]
@@ -73,7 +73,7 @@ class RejectedRequests(Verdict):
 
 
 def find_unservable(record: RunRecord, block_size: int) -> UnservableRequests | None:
-    """Return the verdict on requests that exceed the KV cache even in isolation, or None.
+    """Return the verdict on requests that exceed the whole KV cache, or None.
 
     ``block_size`` is in tokens.
     """
@@ -104,10 +104,9 @@ def find_rejected(record: RunRecord) -> RejectedRequests | None:
 
 
 def rejection(lives: Sequence[RequestRecord]) -> str:
-    """Return the reason for the rejection of requests as a phrase.
+    """Return the reasons for the rejection of requests as a phrase.
 
-    For each engine limit that was exceeded, the phrase contains the reason given for the longest
-    prompt.
+    The phrase has one reason per exceeded engine limit: the one of the longest prompt.
     """
     longest: dict[str, RequestRecord] = {}
     for life in lives:
@@ -124,12 +123,11 @@ def rejection(lives: Sequence[RequestRecord]) -> str:
 class Starvation(Verdict):
     """Clients gave up on requests that waited and would have finished in time in isolation.
 
-    ``all`` contains the ids of these requests. The other fields describe the request with the
-    longest wait. Its client gave up after ``lived`` seconds; during ``waited`` of them, the request
-    waited. It received ``tokens`` tokens. ``kinds`` contains the seconds of waiting by reason.
-    ``behind`` contains the requests that blocked it, starting with the longest blocking time.
-    ``overtaken`` describes the requests that arrived later and started earlier; None if there are
-    none.
+    ``all`` contains the ids of the requests. The other fields describe the request with the longest
+    wait. ``lived`` is the time (s) until its client gave up, and ``waited`` is its waiting time
+    (s). ``tokens`` is the number of tokens that it received. ``kinds`` is its waiting time (s) by
+    reason. ``behind`` are the requests that blocked it, the longest blocking time first.
+    ``overtaken`` describes the requests that overtook it, or is None.
     """
 
     name = "starvation"
@@ -168,8 +166,7 @@ def find_starvation(
 ) -> Starvation | None:
     """Return the verdict on starved requests, or None if no request starved.
 
-    The example is the request that waited longest and, among equal waits, the one with the fewest
-    tokens.
+    The example is the request with the longest wait.
     """
     ids = tuple(life.request.id for life in requests_with_outcome(record, Outcome.STARVED))
     if not ids:
@@ -201,13 +198,12 @@ def _tokens(count: int) -> str:
 
 @dataclass(frozen=True)
 class TimedOutRequests(Verdict):
-    """Clients gave up on requests that never waited or that would have timed out in isolation as
-    well.
+    """Clients gave up on requests that could not have finished in time.
 
-    ``all`` contains the ids of these requests. The other fields describe the request that needed
-    the most additional time when its client gave up (``lacked`` seconds). In isolation it takes
-    ``alone`` seconds. Both are None if it takes more than ten times its ``timeout`` in isolation.
-    Other requests had delayed it by ``company`` seconds.
+    ``all`` contains the ids of the requests. The other fields describe the request that needed the
+    most additional time. ``lacked`` is the additional time (s). ``alone`` is its duration in
+    isolation (s). Both are None above ten times ``timeout``. ``company`` is the delay (s) by other
+    requests.
     """
 
     name = "timed_out"
@@ -227,8 +223,7 @@ class TimedOutRequests(Verdict):
 
 
 def find_timed_out(record: RunRecord) -> TimedOutRequests | None:
-    """Return the verdict on timed-out requests, or None if it is unknown how much more time they
-    needed.
+    """Return the verdict on timed-out requests, or None if the needed time is unknown.
 
     The example is the request that needed the most additional time.
     """

@@ -18,7 +18,7 @@ MAX_TIMEOUT_MULTIPLE = 10.0
 class Verdict:
     """A problem found in a run.
 
-    ``requests`` has the ids of the smallest set of requests that shows the problem.
+    ``requests`` has the ids of the fewest requests that show the problem.
     """
 
     name: ClassVar[str]
@@ -30,13 +30,13 @@ class Verdict:
         raise NotImplementedError
 
     def to_json(self) -> dict[str, Any]:
-        """Return the verdict as in ``summary.json``: name, text and all evidence."""
+        """Return the verdict as in ``summary.json``: name, text and evidence."""
         evidence = {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
         return {"verdict": self.name, "text": self.text, **evidence}
 
 
 def _plain(value: Any) -> Any:
-    """Convert evidence to JSON values; a named tuple becomes an object."""
+    """Convert evidence to JSON values. A named tuple becomes an object."""
     if isinstance(value, tuple):
         named = getattr(value, "_asdict", None)
         return _plain(named()) if named else [_plain(item) for item in value]
@@ -46,14 +46,13 @@ def _plain(value: Any) -> Any:
 
 
 def requests_with_outcome(record: RunRecord, outcome: Outcome) -> list[RequestRecord]:
-    """Return the records of requests with this outcome."""
+    """Return the records of requests with the given outcome."""
     return [life for life in record.requests.values() if life.outcome is outcome]
 
 
 def name_requests(ids: Sequence[int], most: int = 8) -> str:
-    """Return the ids as a phrase, such as ``request 3`` or ``requests 3, 5 and 9 more``.
-
-    At most ``most`` ids are listed.
+    """Return at most ``most`` ids as a phrase, such as ``request 3`` or ``requests 3, 5 and 9
+    more``.
     """
     first = ", ".join(map(str, ids[:most]))
     more = f" and {len(ids) - most} more" if len(ids) > most else ""
@@ -71,8 +70,7 @@ def count_phrase(ids: Sequence[int]) -> str:
 
 
 def describe_shortfall(lacked: Shortfall, timeout: float) -> str:
-    """Return a clause that states how long a request takes in isolation and how long other requests
-    delayed it.
+    """Return a clause with the duration of a request in isolation and its delay by other requests.
 
     ``timeout`` is in seconds.
     """
