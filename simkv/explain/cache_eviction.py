@@ -1,7 +1,7 @@
 """Prefixes that were evicted between two turns of a session, and the requests that evicted them.
 
-lost = find_lost_prefixes(record) evictors = find_evictors(record, lost) # tokens by request, the
-largest share first
+lost = find_lost_prefixes(record)
+evictors = find_evictors(record, lost)  # tokens by request, the largest share first
 """
 
 from __future__ import annotations

@@ -32,10 +32,9 @@ class Dialect:
     """Response format of one of the two generation APIs.
 
     The id of a response starts with ``prefix``. ``kind`` and ``chunk_kind`` are the object types of
-    a complete response and of a stream chunk. ``chunk(text)`` returns the fields of a choice with a
-    part of the text, and ``whole(text)`` the fields of a choice with the complete text. ``opening``
-    contains the fields of a chunk that is sent before the first token; if it is None, no such chunk
-    is sent.
+    a complete response and of a stream chunk. ``chunk`` and ``whole`` return the fields of a choice
+    for a part of the text and for the complete text. ``opening`` contains the fields of the chunk
+    before the first token, or is None.
     """
 
     prefix: str
@@ -98,8 +97,9 @@ class Writer:
         return finish_reason(answer.request, answer.tokens, self.handler.served.longest)
 
     async def events(self, index: int) -> AsyncIterator[bytes]:
-        """Yield the stream events of the reply to one prompt. Tokens that are due at the same time
-        are sent together.
+        """Yield the stream events of the reply to one prompt.
+
+        Tokens that are due at the same time are sent together.
         """
         answer, word = self.call.replies[index], self.handler.served.texts.word
         number, sent = answer.request.id, 0
@@ -140,14 +140,14 @@ class Writer:
             yield f"data: {json.dumps(error_object(status, message))}\n\n".encode()
 
     def closing(self) -> bytes:
-        """Return the end of a stream: the usage chunk, if the client requested it, and
-        ``[DONE]``.
+        """Return the end of a stream: ``[DONE]``, after the usage chunk if the client requested
+        it.
         """
         usage = self._event([], self.call.usage()) if self._usage else b""
         return usage + b"data: [DONE]\n\n"
 
     def whole(self) -> JSONResponse:
-        """Return all replies as one JSON response. All replies must have ended."""
+        """Return all replies as one JSON response. Every reply must have ended."""
         bad = [answer for answer in self.call.replies if answer.outcome is not Outcome.FINISHED]
         if bad:
             return error_response(*reply_error(bad[0]))
@@ -170,7 +170,7 @@ def reply_error(answer: Reply) -> tuple[int, str]:
 
 
 class ReplyResponse(Response):
-    """Response to an API call; it ends when all replies have ended or the client disconnects."""
+    """Response to an API call. It ends when all replies have ended or the client disconnects."""
 
     def __init__(self, writer: Writer) -> None:
         self.writer = writer

@@ -54,15 +54,12 @@ Responses = dict[int | str, dict[str, Any]]
 
 
 def errors(*statuses: int) -> Responses:
-    """Return the OpenAPI responses for these statuses, in the error format of the API."""
+    """Return the OpenAPI responses for the given statuses, in the error format of the API."""
     return {status: {"model": ErrorBody} for status in statuses}
 
 
 def content(*kinds: str) -> Responses:
-    """Return the OpenAPI entry of a response with these media types.
-
-    Without media types, the entry describes a response without a body.
-    """
+    """Return the OpenAPI entry of a response with the given media types."""
     return {200: {"description": "successful response", "content": {kind: {} for kind in kinds}}}
 
 
@@ -115,8 +112,8 @@ def application(
 ) -> FastAPI:
     """Build the application for a request handler.
 
-    ``describe`` returns the text of a scenario file, and ``metrics`` the metrics in the Prometheus
-    text format.
+    ``describe`` returns the text of a scenario file. ``metrics`` returns the metrics in the
+    Prometheus text format.
     """
     app = FastAPI(
         title="simkv",

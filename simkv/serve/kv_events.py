@@ -4,10 +4,9 @@ Each message contains a batch of events and has three parts:
 
     [topic, sequence number (8 bytes, big-endian), msgpack of [time, [event, ...], rank]]
 
-A PUB socket sends the messages. On request, a ROUTER socket sends missed batches again, from a
-given sequence number on. The formats match vLLM 0.33.0 (``vllm/distributed/kv_events.py``). A
-block's hash covers its tokens and all preceding tokens, so equal contents have equal hashes on all
-replicas.
+A PUB socket sends the messages. A ROUTER socket sends missed batches again on request. The formats
+match vLLM 0.33.0 (``vllm/distributed/kv_events.py``). A block's hash covers its tokens and all
+preceding tokens, so equal contents have equal hashes on all replicas.
 """
 
 from __future__ import annotations
@@ -48,9 +47,8 @@ def block_stored(
 ) -> KvEvent:
     """Build the event for a block that enters the prefix cache.
 
-    ``name`` is the hash of the block, and ``parent`` the hash of the block before it in the prompt.
-
-    ``lora`` is the adapter's number and name, or None.
+    ``name`` is the hash of the block, and ``parent`` is the hash of the preceding block. ``lora``
+    is the adapter's number and name, or None.
     """
     return {
         "type": "BlockStored",
@@ -91,7 +89,7 @@ class CacheWatcher:
         self._tables: dict[int, array[int]] = {}
 
     def poll(self) -> list[KvEvent]:
-        """Return the events since the previous call; removals are first."""
+        """Return the events since the previous call. Removals come first."""
         keys = self._pool.keys()
         changed = np.flatnonzero(keys != self._keys)
         # Only the previous snapshot contains the block table of a request that has just ended.
@@ -106,9 +104,7 @@ class CacheWatcher:
     def _stored(
         self, blocks: npt.NDArray[np.int64], tables: dict[int, array[int]]
     ) -> Iterator[KvEvent]:
-        """Yield the events for newly cached blocks. A block comes after the block before it in the
-        prompt.
-        """
+        """Yield the events for newly cached blocks, in the order of the prompt."""
         fresh = np.zeros(len(self._keys), bool)
         fresh[blocks] = True
         for owner, table in tables.items():
@@ -134,7 +130,8 @@ class CacheWatcher:
 
 
 class BatchPublisher:
-    """Publish event batches on a socket, and send them again on a second socket (``replay``).
+    """Publish event batches on a socket, and send missed batches again on a second socket
+    (``replay``).
 
     Raises InputError if a socket cannot be bound.
     """
@@ -151,7 +148,7 @@ class BatchPublisher:
             _bind(self._replay_socket, "--kv-replay", _of_rank(replay, rank))
 
     def publish(self, events: list[KvEvent], now: float) -> None:
-        """Publish events of time ``now`` (s) as a batch; an empty list is ignored."""
+        """Publish events of time ``now`` (s) as a batch, unless the list is empty."""
         if events:
             payload = msgspec.msgpack.encode([now, events, self._rank])
             frames = (self._topic, self._number.to_bytes(8, "big"), payload)
@@ -160,9 +157,7 @@ class BatchPublisher:
             self._number += 1
 
     async def replay(self) -> None:
-        """Answer requests for batches from a given sequence number on, until this coroutine is
-        cancelled.
-        """
+        """Send missed batches on request, until this coroutine is cancelled."""
         while self._replay_socket is not None:
             frames = await self._replay_socket.recv_multipart()
             if len(frames) != 3:
@@ -175,20 +170,19 @@ class BatchPublisher:
             await self._replay_socket.send_multipart((client, b"", b"", END, b""))
 
     def close(self) -> None:
-        """Close the sockets; messages in flight are still sent."""
+        """Close the sockets after sending all messages."""
         self._socket.close(linger=500)
         if self._replay_socket is not None:
             self._replay_socket.close(linger=500)
 
 
 class KvEventPublisher:
-    """Publish the cache events of all replicas; each replica has its own addresses.
+    """Publish the cache events of all replicas. Each replica has its own addresses.
 
-    ``where`` contains the address for batches, the address for replays (or None) and the rank of
-    the first replica. ``loras`` lists the LoRA adapters in the order of their numbers, which start
-    at 1. ``published`` returns the prefix cache of a scheduler (``EngineSpec.published_cache``).
-
-    Raises InputError if the engine publishes no events or if the first address cannot be bound.
+    ``where`` contains the address for batches, the address for missed batches (or None) and the
+    rank of the first replica. ``loras`` lists the LoRA adapters. ``published`` returns the prefix
+    cache of a scheduler (``EngineSpec.published_cache``). Raises InputError if the engine publishes
+    no events or if an address cannot be bound.
     """
 
     def __init__(
@@ -234,7 +228,7 @@ class KvEventPublisher:
         publisher.publish(watcher.poll(), replica.env.now)
 
     async def replay(self) -> None:
-        """Answer replay requests for all replicas until this coroutine is cancelled."""
+        """Send missed batches of all replicas on request, until this coroutine is cancelled."""
         await asyncio.gather(*(publisher.replay() for _, publisher in self._of.values()))
 
     def close(self) -> None:
@@ -256,6 +250,6 @@ def _bind(socket: zmq.Socket[Any], option: str, address: str) -> None:
 
 
 def _of_rank(endpoint: str, rank: int) -> str:
-    """Return the address for the replica with this rank; each rank has its own port."""
+    """Return the address of the replica with the given rank. Each rank has its own port."""
     base, colon, port = endpoint.rpartition(":")
     return f"{base}{colon}{int(port) + rank}" if rank and port.isdecimal() else endpoint

@@ -1,10 +1,8 @@
 """Explain the run while the server is running, in a separate process.
 
-For an explanation, all received requests are simulated again. This simulation makes the same
-decisions at the same times as the server. Its duration grows with the number of requests, so only
-one simulation runs at a time. Its result answers all questions that were asked before it started,
-and later questions about requests that had already ended. The simulation runs in a separate process
-so that it does not delay the replies.
+All received requests are simulated again, with the same decisions at the same times as on the
+server. The duration grows with the number of requests, so only one simulation runs at a time. Its
+result is used again for requests that had already ended.
 """
 
 from __future__ import annotations
@@ -55,7 +53,7 @@ class LiveExplanation:
 def explain_no_requests(until: float, dead: str) -> LiveExplanation:
     """Return the explanation for a server that has received no requests until ``until`` (s).
 
-    ``dead`` is the reason why the engine is dead, or an empty string if it is not.
+    ``dead`` is the reason why the engine is dead, or "".
     """
     text = "No requests received yet."
     verdicts = []
@@ -66,7 +64,7 @@ def explain_no_requests(until: float, dead: str) -> LiveExplanation:
 
 
 class ExplainedRun:
-    """The received requests and the last simulation of them; ``runs`` counts the simulations."""
+    """The received requests and their last simulation. ``runs`` counts the simulations."""
 
     def __init__(self, scenario: Scenario, folder: Path) -> None:
         self._scenario, self._folder = scenario, folder
@@ -77,16 +75,15 @@ class ExplainedRun:
         self.runs = 0
 
     def add_requests(self, requests: Sequence[Request]) -> None:
-        """Add received requests; a request whose client has left replaces its earlier version."""
+        """Add received requests. A request whose client has left replaces its earlier version."""
         self._requests.update((request.id, request) for request in requests)
         self._changed = True
 
     def explain(self, numbers: Sequence[int], asked: float, until: float) -> LiveExplanation:
         """Explain the whole run, or the waiting time of the requests ``numbers``.
 
-        ``asked`` is the time of the question (s). If the last simulation covers only earlier times,
-        and its answer could have changed since, the requests are simulated again until ``until``
-        (s).
+        ``asked`` is the time of the question (s). The requests are simulated again until ``until``
+        (s) if the last simulation ends before ``asked`` and may give another answer.
         """
         result = self._result
         if result is None or (self._until < asked and not self._settled(result, numbers)):
@@ -97,7 +94,9 @@ class ExplainedRun:
         return _of_some(result, numbers) if numbers else _of_all(result)
 
     def _settled(self, result: RunResult, numbers: Sequence[int]) -> bool:
-        """Return whether the result for the requests ``numbers`` (or for all requests) is final."""
+        """Return whether the result can no longer change for the requests ``numbers``, or for all
+        requests.
+        """
         lives = result.record.requests
         if not numbers and self._changed:
             return False
@@ -127,7 +126,7 @@ _kept: ExplainedRun
 
 
 def _begin(scenario: Scenario, folder: Path) -> None:
-    """Initialize the explaining process; it exits when the server's process ends."""
+    """Initialize the explaining process. It exits when the server's process ends."""
     global _kept
     _kept = ExplainedRun(scenario, folder)
     os.nice(NICE)
@@ -154,7 +153,7 @@ def _scenario() -> str:
 
 
 class Explainer:
-    """Explain requests in a separate process, which starts at the first question."""
+    """Explanation of requests in a separate process, which starts at the first question."""
 
     def __init__(self, live: LiveSimulation, scenario: Scenario, folder: Path) -> None:
         self._live, self._init_args = live, (scenario, folder)
@@ -194,9 +193,7 @@ class Explainer:
             )
 
     async def _send_changes(self) -> None:
-        """Send all new requests to the process, including requests that arrive while they are
-        sent.
-        """
+        """Send all new requests to the process."""
         while news := self._live.changes[self._sent : self._sent + MAX_BATCH]:
             await self._do(_add_requests, news)
             self._sent += len(news)

@@ -1,12 +1,9 @@
 """Run a simulation in real time: requests come from clients, and tokens are sent when they are due.
 
-``simpy.rt.RealtimeEnvironment`` sleeps inside its ``step`` and cannot be woken. This module
-therefore uses SimPy's plain environment, and an asyncio timer that is set to the time of the next
-event. The arrival of a request and the departure of its client are events at the time at which the
-server notices them. A later simulation of the recorded requests therefore gives the same result,
-even if the server process is late. A late process still serves its sockets, but sends replies late,
-by the time ``lag``. Unlike other simulations, this one simulates each decode step as a separate
-event, because every token has to be sent.
+The arrival of a request and the departure of its client are events at the time at which the server
+notices them. A later simulation of the recorded requests therefore gives the same result. If the
+process is late, it sends replies late, by the time ``lag``. Every decode step is a separate event,
+because every token has to be sent.
 """
 
 from __future__ import annotations
@@ -64,7 +61,7 @@ class ClientRequest:
     """A client's request: prompt length, generation limits and options.
 
     ``output_tokens`` is the number of tokens that the model will emit. ``segments`` returns the
-    segments of the prompt, given the request number.
+    segments of the prompt for a request number.
     """
 
     prompt_tokens: int
@@ -83,16 +80,15 @@ class ServerStoppedError(Exception):
 class LiveSimulation:
     """Simulation of a scenario's engine or fleet, served at ``speed`` times real time.
 
-    ``received`` is the number of received requests. ``journal`` lists them; a request whose client
-    has left has a ``timeout``. ``changes`` lists them in order of receipt, and lists a request
-    again when its client leaves. When more than ``max_history`` requests were received,
-    ``journal``, ``changes``, the records of ended requests and old steps are dropped. ``replicas``
-    includes replicas that have ended.
+    ``received`` is the number of received requests, and ``journal`` contains them. ``changes``
+    contains them in order of receipt, and again when their client leaves. The history of requests
+    and steps is dropped after ``max_history`` requests. ``replicas`` includes replicas that have
+    ended.
 
-    The other attributes contain callbacks. Those in ``on_change`` receive each new entry of
-    ``changes``. Those in ``on_tokens`` receive a replica and the numbers of requests that get a
-    token. Those in ``before_forgetting`` are called before steps are dropped. ``on_request_end``
-    receives the record of each ended request, and ``warn`` receives messages for the operator.
+    The callbacks in ``on_change`` receive each new entry of ``changes``. The callbacks in
+    ``on_tokens`` receive a replica and the numbers of requests that get a token. The callbacks in
+    ``before_forgetting`` are called before steps are dropped. ``on_request_end`` receives the
+    record of each ended request, and ``warn`` receives messages for the operator.
     """
 
     def __init__(
@@ -135,10 +131,11 @@ class LiveSimulation:
         self.replicas.append(replica)
         return replica
 
-    # Clock.
+    # Clock: an asyncio timer for the next event of SimPy's plain environment. The step method of
+    # simpy.rt.RealtimeEnvironment sleeps and cannot be woken.
 
     def start(self) -> None:
-        """Start the clock; an event loop must be running."""
+        """Start the clock. An event loop must be running."""
         self._loop = asyncio.get_running_loop()
         self._start = time.monotonic()
         self._began = time.time()
@@ -147,7 +144,7 @@ class LiveSimulation:
 
     @property
     def now(self) -> float:
-        """Simulated time in seconds since the start; ``journal`` is complete until this time."""
+        """Simulated time in seconds since the start. ``journal`` is complete until this time."""
         return min(self._pending, default=max(self._elapsed, self.env.now))
 
     def wall_clock(self, moment: float) -> float:
@@ -185,7 +182,7 @@ class LiveSimulation:
                 break
 
     def _note_lag(self, due: float) -> None:
-        """Record how late the current event is, which was due at ``due`` (``time.monotonic``)."""
+        """Record the delay of the current event, which was due at ``due`` (``time.monotonic``)."""
         now = time.monotonic()
         self.lag = now - due
         if self.lag > WARN_LAG_S and now > self._warned + 5.0:
@@ -211,16 +208,13 @@ class LiveSimulation:
     # Client actions.
 
     def _next_moment(self, earliest: float = 0.0) -> float:
-        """Return the time of a new client action: after all earlier actions and after the last
-        event.
-        """
+        """Return the time of a new client action: after all earlier actions and events."""
         last = nextafter(max(self.env.now, self._latest), inf)
         self._latest = max(self._elapsed, last, earliest)
         return self._latest
 
     def _schedule(self, action: Callable[[], T], earliest: float = 0.0) -> asyncio.Future[T]:
-        """Schedule a client's action at the current simulated time, before other events of this
-        time.
+        """Schedule a client's action at the current simulated time.
 
         The returned future receives the result, or ServerStoppedError if the engine dies first. A
         cancelled action is not executed.
@@ -243,16 +237,13 @@ class LiveSimulation:
         return done
 
     def submit(self, ask: ClientRequest) -> asyncio.Future[Reply]:
-        """Submit a request at the current time; the returned future receives its reply."""
+        """Submit a request at the current time. The returned future receives its reply."""
         return self._schedule(partial(self._enter, ask))
 
     def reject_if_full(self, ask: Callable[[], ClientRequest]) -> asyncio.Future[Reply | None]:
-        """If the queue limit of every replica rejects requests now, submit a request and return its
-        reply.
+        """Submit a request if the queue limits of all replicas reject it, and return its reply.
 
-        Otherwise, return None without submitting a request.
-
-        The function checks all replicas, because the router may choose any of them.
+        If a replica accepts requests, return None without submitting the request.
         """
         return self._schedule(partial(self._enter_if_full, ask))
 
@@ -295,8 +286,7 @@ class LiveSimulation:
         return answer
 
     def disconnect(self, answer: Reply, then: Callable[[], None] = lambda: None) -> None:
-        """Record at the current time that the client of a reply leaves, unless the request has
-        ended.
+        """Record that the client of an unfinished reply leaves now.
 
         ``then`` is called when the request has ended in the simulation.
         """
@@ -327,7 +317,7 @@ class LiveSimulation:
             note(request)
 
     def cut_off(self) -> None:
-        """End all unfinished replies when the server stops, without advancing the simulation."""
+        """End all unfinished replies when the server stops."""
         self._end_pending("the server is shutting down")
         for answer in list(self.replies.values()):
             request = answer.request
@@ -347,8 +337,8 @@ class LiveSimulation:
     # Engine events.
 
     def _deliver(self, replica: Replica, answers: bool, numbers: Sequence[int]) -> None:
-        """Record new tokens of requests. If ``answers`` is true, the replica sends tokens to
-        clients, and they are added to the replies.
+        """Record new tokens of requests. If ``answers`` is true, the tokens are added to the
+        replies.
         """
         due = self._start + self.env.now / self.speed
         self._note_lag(due)
@@ -360,9 +350,7 @@ class LiveSimulation:
 
     @property
     def history_ended(self) -> bool:
-        """Whether more than ``max_history`` requests were received, so that the history was
-        dropped.
-        """
+        """Whether the history was dropped after ``max_history`` requests."""
         return self.max_history is not None and self.received > self.max_history
 
     def _ended(self, life: RequestRecord) -> None:

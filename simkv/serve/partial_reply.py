@@ -13,12 +13,9 @@ from simkv.core.scheduler_protocol import Refusal
 class Reply:
     """Reply to a request, which grows while the response to the client is written.
 
-    ``tokens`` is the number of available tokens; ``due`` is the time (``time.monotonic``) of the
-    oldest token that the response writer has not fetched, or None. After ``outcome`` is set, no
-    tokens follow. ``reason`` is the reason why the request did not finish, and ``refusal`` is set
-    if a queue limit rejected it. Tokens are counted and not stored, so that memory use does not
-    grow with their number. Only the start and end of messages with several tokens (accepted drafts)
-    are stored.
+    ``tokens`` is the number of available tokens. ``due`` is the time (``time.monotonic``) of the
+    oldest token that was not yet written, or None. ``outcome`` is set at the end. ``reason`` says
+    why the request did not finish. ``refusal`` is set if a queue limit rejected the request.
     """
 
     __slots__ = (
@@ -54,8 +51,8 @@ class Reply:
     def add_tokens(self, due: float, source: object, tokens: int = 1) -> None:
         """Add tokens that are available from time ``due`` on.
 
-        ``source`` is the replica that generated the tokens. If it changes, the new replica
-        generates the reply again from its start, and tokens that are already counted are skipped.
+        ``source`` is the replica that generated the tokens. A new replica generates the reply again
+        from its start, so tokens that are already counted are skipped.
         """
         if source is not self._source:
             self._source, self._repeated = source, self.tokens
@@ -73,9 +70,9 @@ class Reply:
         self._wake()
 
     def message(self, first: int) -> int:
-        """Return the number of the token after the message that begins with token ``first``.
+        """Return the end of the message that begins with token ``first``, as a token number.
 
-        Several accepted draft tokens form one message. The message is marked as read.
+        Several accepted draft tokens form one message.
         """
         if self._ends and self._ends[0] == first:
             self._ends.popleft()
@@ -96,7 +93,7 @@ class Reply:
     async def wait_for_tokens(self, seen: int) -> float | None:
         """Wait until there are more than ``seen`` tokens or the reply has ended.
 
-        Returns ``due`` and resets it.
+        Returns ``due`` and resets it to None.
         """
         while self.tokens <= seen and not self.ended:
             self._waiter = asyncio.get_running_loop().create_future()

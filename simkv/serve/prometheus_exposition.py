@@ -1,7 +1,7 @@
 """Export Prometheus metrics under the names, types, labels and buckets of the served engine.
 
-``metrics/prometheus_metrics.py`` lists the metrics of each engine. Each entry contains the name of
-the quantity of ``replica_counters`` that it exports.
+``metrics/prometheus_metrics.py`` lists the metrics of each engine, with the measured quantities of
+``replica_counters``.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Exposition:
         return bytes(generate_latest(self.registry))
 
     def describe(self) -> list[Metric]:
-        """Return no metrics. Without this method, the registration would call ``collect``."""
+        """Return no metrics, so that the registration does not call ``collect``."""
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -122,7 +122,7 @@ _FAMILIES: dict[str, Any] = {
 def _values(
     row: EngineMetric, meter: ReplicaCounters, now: Mapping[str, MeasuredValue]
 ) -> Iterator[tuple[list[str], float | BucketHistogram]]:
-    """Yield each value of a metric with the values of its additional labels."""
+    """Yield each value of a metric with its additional labels."""
     if row.measure in now:
         yield from _labelled(now[row.measure])
         return
@@ -170,7 +170,7 @@ def _add(family: Any, labels: Sequence[str], value: float | BucketHistogram) -> 
 
 
 class ReplicaMetrics:
-    """Update the counters of all replicas of a request handler, and export them.
+    """Counters of all replicas of a request handler, as Prometheus metrics.
 
     A request that was sent to several replicas is counted at the last one.
     """

@@ -1,9 +1,8 @@
-"""Find the tokens that a prompt shares with earlier prompts, and describe equal prefixes by equal
-segments. A segment is a range of tokens of a named stream.
+"""Find the tokens that a prompt shares with earlier prompts, as segments of named token streams.
 
-    known = PromptTree()
-    known.segments_of(array("q", [1, 2, 3]), "u0")  # []: no shared prefix
-    known.segments_of(array("q", [1, 2, 9]), "u1")  # [Segment("u0", 0, 2), Segment("u1", 0, 1)]
+known = PromptTree()
+known.segments_of(array("q", [1, 2, 3]), "u0")  # []: no shared prefix
+known.segments_of(array("q", [1, 2, 9]), "u1")  # [Segment("u0", 0, 2), Segment("u1", 0, 1)]
 """
 
 from __future__ import annotations
@@ -19,10 +18,7 @@ MAX_TOKENS = 8_000_000
 
 
 class PrefixNode:
-    """Node of the prefix tree: tokens that follow the tokens of the parent node in a prompt.
-
-    The tokens are the tokens of ``stream`` from offset ``start`` on.
-    """
+    """Node of the prefix tree: tokens of ``stream`` from offset ``start`` on."""
 
     __slots__ = ("children", "last_used", "parent", "start", "stream", "tokens")
 
@@ -35,7 +31,7 @@ class PrefixNode:
 
 
 class PromptTree:
-    """A prefix tree of the tokens of prompts and replies, which stores at most ``most`` tokens."""
+    """Prefix tree of the tokens of prompts and replies. It stores at most ``most`` tokens."""
 
     def __init__(self, most: int = MAX_TOKENS) -> None:
         self.most = most
@@ -46,8 +42,7 @@ class PromptTree:
     def segments_of(self, tokens: array[int], own: str) -> list[Segment]:
         """Return the segments of a prompt, and add the prompt to the tree.
 
-        Tokens that the tree does not contain become a new stream with the name ``own``. The list is
-        empty if the tree contains none of the tokens.
+        New tokens become a stream with the name ``own``. The list is empty if all tokens are new.
         """
         node, found = self._walk(tokens)
         shared = sum(len(one.tokens) for one in found)
@@ -59,8 +54,8 @@ class PromptTree:
         return segments
 
     def add_reply(self, prompt: array[int], emitted: array[int], own: str) -> None:
-        """Add the tokens emitted after a prompt as a new stream ``own``, unless the tree contains
-        them.
+        """Add the tokens emitted after a prompt to the tree. New tokens become a stream named
+        ``own``.
         """
         tokens = prompt + emitted
         node, found = self._walk(tokens)

@@ -33,7 +33,7 @@ def recorded_scenario(
 ) -> Scenario:
     """Return the scenario with the received requests as its workload.
 
-    If ``until`` (s) is given, the simulation is cut off at that time.
+    The simulation is cut off at ``until`` (s), if given.
     """
     listed = [
         ListedRequest(
@@ -58,7 +58,7 @@ def recorded_scenario(
 
 
 def write_recorded_trace(path: Path, requests: Sequence[Request]) -> None:
-    """Write received requests as a simkv trace, completely or not at all. Raises InputError."""
+    """Write received requests as a simkv trace. Raises InputError if the file cannot be written."""
     with atomic_file(path) as new:
         source = TraceSource(path, Selection())
         rows = _rows(requests, source)
@@ -77,12 +77,10 @@ GROWING_COLUMNS = [name for name in COLUMN_PARSERS if name not in _UNUSED]
 
 
 class GrowingTrace:
-    """Trace file to which a row is appended for each received request while the server runs.
+    """Trace file that grows while the server runs: one row per received request.
 
-    ``add`` is called with each request, and again when the request's client leaves. The file can be
-    read at any time. Each row contains blanks, which are replaced by the time at which the client
-    leaves. If the file cannot be written, ``warn`` receives a message, and the rows are written
-    later.
+    The file can be read at any time. A row contains blanks for the time at which the client leaves.
+    If the file cannot be written, ``warn`` receives a message, and the rows are written later.
     """
 
     def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
@@ -97,9 +95,7 @@ class GrowingTrace:
             path.write_bytes(header)
 
     def add(self, request: Request) -> None:
-        """Add a request, or a request whose client has left, to the rows that the next ``save``
-        writes.
-        """
+        """Add a new request, or a request whose client has left, for the next ``save``."""
         self._changes.append(request)
 
     async def grow(self) -> None:
@@ -121,7 +117,7 @@ class GrowingTrace:
     def save(self) -> None:
         """Write new requests and departures.
 
-        Raises InputError if this fails; the file still contains only whole rows.
+        Raises InputError if this fails. The file then still contains only whole rows.
         """
         new: list[Request] = []
         left: dict[int, str] = {}
@@ -142,7 +138,7 @@ class GrowingTrace:
         self._changes.clear()
 
     def _append(self, file: int, content: bytes) -> None:
-        """Write rows at the end of the file: all of them or none."""
+        """Write all rows at the end of the file, or none if an error occurs."""
         try:
             os.lseek(file, self._size, os.SEEK_SET)
             while content:
@@ -152,9 +148,7 @@ class GrowingTrace:
             raise
 
     def _format(self, requests: Sequence[Request]) -> list[tuple[bytes, int]]:
-        """Return each request's row, and the position in it at which the client's departure is
-        written.
-        """
+        """Return the row of each request, and the position in the row for the time of departure."""
         rows, at = _rows(requests, self._source), GROWING_COLUMNS.index("timeout")
         fields = [format_column(rows, name, self._source) for name in GROWING_COLUMNS]
         found = []
@@ -187,11 +181,11 @@ def _rows(requests: Sequence[Request], source: TraceSource) -> RequestRows:
 
 
 def _chance(request: Request) -> float:
-    """Return the acceptance rate of drafts, or NaN if a trace cannot express it."""
+    """Return the acceptance rate of draft tokens, or NaN if a trace cannot express it."""
     rates = request.acceptance.rates if request.acceptance else np.nan
     return np.nan if isinstance(rates, tuple) else rates
 
 
 def _shared(request: Request) -> Iterator[Any]:
-    """Yield the segments of a prompt except its unique tokens, which a trace does not list."""
+    """Yield the segments of a prompt, without its unique tokens."""
     return (segment for segment in request.segments if segment.stream != f"u{request.id}")

@@ -1,7 +1,6 @@
-"""Count the events of a replica while it serves, under simkv's names of the measured quantities.
+"""Count the events of a replica while it serves. Times are simulated seconds.
 
-``prometheus_exposition`` maps these names to the names of the engine's metrics. Times are simulated
-seconds.
+``prometheus_exposition`` exports the counters under the names of the engine's metrics.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ MeasuredValue = float | Mapping[str, float]
 
 
 class BucketHistogram:
-    """Histogram with a bucket for the values up to each bound, and one for all larger values."""
+    """Histogram with one bucket per bound, and one bucket for larger values."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = bounds
@@ -50,9 +49,7 @@ class BucketHistogram:
 
 
 class RequestCounters:
-    """Counts and histograms of the requests whose replies are streamed, or of all other
-    requests.
-    """
+    """Counts and histograms of all streamed, or of all other requests."""
 
     def __init__(self, bounds: Mapping[str, Sequence[float]]) -> None:
         self.counts: Counter[str] = Counter()
@@ -68,9 +65,8 @@ class RequestCounters:
 class AdapterUsage:
     """LoRA adapters in use, and the time of their last use, as vLLM 0.33.0 reports them.
 
-    vLLM counts a request from its first token on (``EngineCoreOutput.events``). It reports the
-    adapters of these requests both as running and as waiting
-    (``LoRARequestStates.update_scheduler_stats``).
+    A request counts from its first token on (``EngineCoreOutput.events``). Its adapter is reported
+    both as running and as waiting (``LoRARequestStates.update_scheduler_stats``).
     """
 
     def __init__(self) -> None:
@@ -79,9 +75,9 @@ class AdapterUsage:
         self._last_used: dict[str, float] = {}
 
     def change(self, name: str | None, by: int, now: float) -> None:
-        """Record that the number of requests that use the adapter ``name`` changes by ``by``.
+        """Change the number of requests that use the adapter ``name`` by ``by`` at ``now`` (s).
 
-        ``now`` is the time (s). If ``name`` is None, only record that a step has ended.
+        If ``name`` is None, only record that a step has ended.
         """
         if now != self._at:
             self.last_used()
@@ -93,13 +89,13 @@ class AdapterUsage:
 
     @property
     def decoding(self) -> int:
-        """Number of adapters that are used by requests between their first and their last token."""
+        """Number of adapters of requests that have emitted a token and have not ended."""
         return len(self._in_use)
 
     def last_used(self) -> dict[str, float]:
-        """Return the time (s) at which each combination of adapters was last in use.
+        """Return the time (s) at which each set of adapters was last in use.
 
-        A combination is a comma-separated list of names.
+        A set is a comma-separated list of names.
         """
         if self._at is not None:
             self._last_used[",".join(self._in_use)] = self._at
@@ -107,12 +103,11 @@ class AdapterUsage:
 
 
 class ReplicaCounters:
-    """Counters of one replica, separately for streamed and other replies.
+    """Counters of one replica, separate for streamed and other replies.
 
-    ``bounds`` contains the bucket bounds of each quantity. ``streams(request)`` returns whether a
-    reply is streamed, and ``reason(record, tokens)`` returns the finish reason of a finished reply.
-    ``accepted`` counts accepted draft tokens by position. ``lora_slots`` is the maximum number of
-    adapters in use at a time.
+    ``bounds`` contains the bucket bounds of each quantity. ``streams`` returns whether a reply is
+    streamed, and ``reason`` returns its finish reason. ``accepted`` counts accepted draft tokens by
+    position. ``lora_slots`` is the maximum number of adapters in use at a time.
     """
 
     def __init__(
@@ -136,9 +131,7 @@ class ReplicaCounters:
         self.lora_slots = 0
 
     def count_tokens(self, numbers: Iterable[int]) -> None:
-        """Count new tokens: ``numbers`` contains a request's number once for each token that its
-        client receives now.
-        """
+        """Count new tokens. ``numbers`` contains the request of each token."""
         now, last = self.replica.env.now, self._last
         self.adapters.change(None, 0, now)
         for number, times in groupby(numbers):
@@ -224,7 +217,7 @@ class ReplicaCounters:
         self._rows = row + log.dropped
 
     def now(self) -> dict[str, MeasuredValue]:
-        """Count the steps since the previous call; return the current values of all counters."""
+        """Count the steps since the previous call and return all counters."""
         replica = self.replica
         self.count_steps()
         blocks, free = replica.scheduler.num_blocks, replica.free_blocks

@@ -1,10 +1,7 @@
-r"""Bodies of HTTP requests: the fields that affect the simulation; other fields are ignored.
+r"""Bodies of HTTP requests: the fields that affect the simulation. Other fields are ignored.
 
-msgspec decodes a body into these types while it parses the body. It checks the type of a value
-before it reads the value's elements, stops at the first invalid element, and stores no field that
-is not declared. The memory for a body of invalid elements is therefore little more than the size of
-the body. msgspec rejects strings with a lone surrogate (``"\ud800"``) as invalid JSON. This is
-useful here, because no UTF-8 response could repeat such a string.
+msgspec checks values while it parses the body and stops at the first invalid element. An invalid
+body therefore needs little more memory than its size.
 """
 
 from __future__ import annotations
@@ -93,7 +90,7 @@ class Body(Struct, frozen=True, kw_only=True):
         return "max_tokens"
 
     def check_stop(self) -> None:
-        """Raise RequestError if ``stop`` is invalid; a valid ``stop`` has no effect."""
+        """Raise RequestError if ``stop`` is invalid. A valid ``stop`` has no effect."""
         if self.stop is not None:
             _decode_list(self.stop, "stop", MOST_STOPS, {'"': _STRINGS}, _TEXT_OR_NONE)
 
@@ -216,7 +213,7 @@ def decode(decoder: Decoder[T], data: bytes, name: str = "") -> T:
 
 
 def _invalid(message: str, name: str) -> RequestError:
-    """Convert an error of msgspec; the path in its message is rewritten in the API's notation."""
+    """Convert an error of msgspec to an error with the path in the API's notation."""
     found = _INVALID.fullmatch(message)
     assert found
     said, path = found[1], found[2] or ""
@@ -230,11 +227,10 @@ def _invalid(message: str, name: str) -> RequestError:
 def _decode_list(
     raw: Raw, name: str, most: int, lists: dict[str, Decoder[Any]], other: Decoder[Any]
 ) -> Any:
-    """Decode a list of at most ``most`` elements with the decoder for its first element.
+    """Decode a list of at most ``most`` elements. Raises RequestError if it has more.
 
-    ``lists`` contains the decoders of lists by the first character of the first element. If the
-    value is not such a list, ``other`` decodes it. Elements are counted before any of them is
-    decoded: each string has two unescaped quotes, and each list of token ids has one bracket.
+    ``lists`` contains the decoders of lists by the first character of the first element. ``other``
+    decodes all other values.
     """
     data = bytes(raw)
     first = _ELEMENT.match(data)

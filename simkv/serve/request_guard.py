@@ -20,9 +20,7 @@ PUBLIC_PATHS = ("/health", "/ping", "/version", "/load", "/metrics")
 
 @dataclass(frozen=True)
 class BodyLimits:
-    """Maximum size of a request body in bytes, and maximum time in seconds to receive it
-    completely.
-    """
+    """Maximum size of a request body in bytes, and maximum time in seconds to receive it."""
 
     body: int = 16 * 1024 * 1024
     seconds: float = 30.0
@@ -31,10 +29,8 @@ class BodyLimits:
 class Guard:
     """ASGI middleware that admits requests with a valid API key and a body within the limits.
 
-    Every response gets the header ``x-simkv-speed``. A slash at the end of a path is ignored. A
-    redirect to the path without the slash would be unsafe, because its host would be taken from a
-    header of the client. ``refuse`` returns the reason why the server accepts no new calls, or an
-    empty string.
+    Every response gets the header ``x-simkv-speed``. A slash at the end of a path is ignored.
+    ``refuse`` returns the reason why the server accepts no new calls, or "".
     """
 
     def __init__(
@@ -56,6 +52,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
 
+        # A redirect would be unsafe, because its host would come from a header of the client.
         scope = {**scope, "path": scope["path"].rstrip("/") or "/"}
 
         async def send_and_say(message: Message) -> None:
@@ -68,11 +65,7 @@ class Guard:
         await app(scope, self._counted(receive), send_and_say)
 
     def _refused(self, path: str, method: str, headers: Headers) -> JSONResponse | None:
-        """Return the error response if the path, the method or the headers suffice to reject a
-        request.
-
-        The result is None if the request is not rejected.
-        """
+        """Return the error response to an invalid path, method or header, or None."""
         if self._key and path not in PUBLIC_PATHS and method != "OPTIONS":
             scheme, _, given = headers.get("authorization", "").partition(" ")
             same = hmac.compare_digest(given.strip().encode("utf-8", "replace"), self._key)
@@ -87,9 +80,7 @@ class Guard:
         return None
 
     def _counted(self, receive: Receive) -> Receive:
-        """Return a function like ``receive`` that also limits the size and the duration of the
-        body.
-        """
+        """Return ``receive`` with limits on the size and the duration of the body."""
         limits, taken, whole = self._limits, 0, False
         end = asyncio.get_running_loop().time() + limits.seconds
 

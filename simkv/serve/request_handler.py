@@ -50,10 +50,9 @@ _PRINTABLE = bytes(range(ord("!"), ord("~") + 1)).decode()
 class ServedModel:
     """Properties of the simulated engine that the HTTP application needs.
 
-    ``longest`` is the maximum number of prompt and output tokens together, or None if the engine
-    has no such limit. ``lengths`` samples the output length of requests that may end before their
-    limit. ``loras`` lists the adapters, which clients select by name or, with ``lora_by_model``, as
-    ``model:adapter``.
+    ``longest`` is the maximum number of prompt and output tokens, or None. ``lengths`` samples the
+    output length of requests that may end before their limit. ``loras`` lists the adapters. Clients
+    select an adapter by name or, with ``lora_by_model``, as ``model:adapter``.
     """
 
     engine: str
@@ -70,8 +69,7 @@ class ServedModel:
     def adapter(self, model: str | None) -> str | None:
         """Return the LoRA adapter that a model name selects, or None for the base model.
 
-        With ``lora_by_model``, ``model:adapter`` also selects an adapter. Raises RequestError if
-        the name is unknown.
+        Raises RequestError if the name is unknown.
         """
         if not model or model == self.model:
             return None
@@ -83,9 +81,9 @@ class ServedModel:
 
 
 class Generation:
-    """An API call of a client, with its prompts and the replies to them.
+    """An API call of a client, with its prompts and the replies.
 
-    ``request_id`` is the id from the client, or a generated one. ``response_id`` and ``model`` are
+    ``request_id`` is the id from the client, or a generated id. ``response_id`` and ``model`` are
     the id and the model name in the response.
     """
 
@@ -103,7 +101,7 @@ class Generation:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The header ``x-request-id``; empty if the id is too long for a header."""
+        """The header ``x-request-id``, unless the id is too long for a header."""
         header = quote(self.request_id, safe=_PRINTABLE)
         return {"x-request-id": header} if len(header) <= LONGEST_HEADER else {}
 
@@ -131,8 +129,8 @@ class Generation:
 class RequestHandler:
     """Send the prompts of API calls to the engine, and find calls by name.
 
-    A call becomes one request per prompt. ``names`` maps the request id of a call to the numbers of
-    its requests. ``on_token_delay`` is called for each written token with its delay in seconds.
+    A call becomes one request per prompt. ``names`` contains the numbers of a call's requests, by
+    request id. ``on_token_delay`` is called for each written token with its delay in seconds.
     """
 
     live: LiveSimulation
@@ -152,10 +150,8 @@ class RequestHandler:
     ) -> Generation:
         """Send the prompts of a call to the engine, and wait until the engine has received them.
 
-        Raises RequestError if the API rejects the call.
-
-        A full queue is reported before an invalid prompt, as in vLLM 0.33.0 (``_preflight``). If
-        the queue limit rejects one prompt, the whole call is rejected.
+        Raises RequestError if the API rejects the call. If the queue limit rejects one prompt, the
+        whole call is rejected.
         """
         lora = self.served.adapter(body.model)
         if self.live.dead:
@@ -193,8 +189,7 @@ class RequestHandler:
     ) -> None:
         """Raise RequestError if the queue limit would reject the call.
 
-        The limit does not depend on the prompt, so the check uses only the first prompt of the
-        call.
+        A full queue is reported before an invalid prompt, as in vLLM 0.33.0 (``_preflight``).
         """
 
         def ask() -> ClientRequest:
@@ -215,14 +210,14 @@ class RequestHandler:
             raise _turned_away(answer.refusal)
 
     def _name(self, called: str, answers: Sequence[Reply]) -> None:
-        """Store the numbers of a call's requests, which are needed to explain the call."""
+        """Store the numbers of a call's requests for explanations."""
         if self.live.history_ended:
             self.names.clear()
         else:
             self.names[called] = [answer.request.id for answer in answers]
 
     def end(self, call: Generation) -> None:
-        """End a call: cancel its unfinished requests, and add its prompts and replies to the prefix
+        """End a call. Cancel its unfinished requests, and add its prompts and replies to the prefix
         tree.
         """
         self.in_flight -= 1
@@ -321,10 +316,10 @@ def _turned_away(refusal: Refusal) -> RequestError:
 
 
 def max_output_tokens(longest: int, prompt: int, wanted: int | None, param: str) -> int:
-    """Return the maximum number of output tokens, given a limit on the sum of prompt and output
-    tokens.
+    """Return the maximum number of output tokens.
 
-    Raises RequestError with the messages of vLLM 0.33.0 (``vllm/renderers/params.py``).
+    ``longest`` is the limit of prompt and output tokens together. Raises RequestError with the
+    messages of vLLM 0.33.0 (``vllm/renderers/params.py``).
     """
     if wanted is not None and wanted > longest:
         said = f"{param}={wanted} cannot be greater than max_model_len={longest}. "
@@ -340,7 +335,7 @@ def max_output_tokens(longest: int, prompt: int, wanted: int | None, param: str)
 
 
 def id_of(header: str | None) -> str | None:
-    """Return the request id in the header ``x-request-id``, decoded as UTF-8 if possible."""
+    """Return the request id in the header ``x-request-id``."""
     if header is None:
         return None
     try:
@@ -350,6 +345,6 @@ def id_of(header: str | None) -> str | None:
 
 
 def finish_reason(request: Request, tokens: int, longest: int | None) -> str:
-    """Return the finish reason of a finished reply that has the given number of tokens."""
+    """Return the finish reason of a finished reply with the given number of tokens."""
     full = longest is not None and request.prompt_tokens + tokens >= longest
     return "length" if full or tokens >= request.max_tokens else "stop"

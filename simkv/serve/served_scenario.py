@@ -1,4 +1,4 @@
-"""Load scenarios for serving; they need no workload, because clients send the requests."""
+"""Load scenarios for serving. They need no workload, because clients send the requests."""
 
 from __future__ import annotations
 
@@ -37,8 +37,6 @@ def load_served_scenario(path: Path, overrides: Sequence[str]) -> tuple[Path, di
 
 def build_scenario(engine: str, model: str, gpu: str, overrides: Sequence[str]) -> Scenario:
     """Build a scenario with the engine's defaults for a model on a GPU.
-
-    The KV cache has the size that fits into GPU memory.
 
     Raises InputError if the engine, model or GPU is unknown.
     """
@@ -88,12 +86,10 @@ def replicas_of(scenario: Scenario) -> list[Scenario]:
 
 
 def answer_lengths(scenario: Scenario) -> SampleLength | None:
-    """Return the sampler of output lengths for replies that may end before their token limit.
+    """Return a function that samples the output lengths of replies, or None.
 
-    The result is None if no lengths are known.
-
-    The lengths come from the section ``serve``. Without this section, they come from the workload,
-    if it is a trace or samples its output lengths. Raises InputError if the lengths cannot be read.
+    The lengths come from the section ``serve``, or else from a workload with known output lengths.
+    Raises InputError if the lengths cannot be read.
     """
     workload = scenario.workload
     length = scenario.serve.output_tokens if scenario.serve else None

@@ -38,8 +38,9 @@ LONGEST_GRACE = 1e6
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """Options of ``simkv serve``, described in its ``--help``. Raises InputError for invalid
-    values.
+    """Options of ``simkv serve``, described in its ``--help``.
+
+    Raises InputError for invalid values.
     """
 
     host: str = "127.0.0.1"
@@ -81,9 +82,10 @@ class ServerOptions:
 
 
 class HttpServer:
-    """A scenario served on a port. Raises InputError for scenarios that cannot be served.
+    """A scenario served on a port.
 
-    ``warn`` receives messages for the operator; ``ending`` is set when the server shuts down.
+    ``warn`` receives messages for the operator. ``ending`` is set when the server shuts down.
+    Raises InputError for scenarios that cannot be served.
     """
 
     def __init__(
@@ -163,7 +165,7 @@ class HttpServer:
 
     @property
     def served_app(self) -> ServedApp:
-        """The application, the simulation and the socket, for the server process."""
+        """The application with its simulation and its socket."""
         app = application(self.handler, self.explainer, self.describe, self.metrics.text)
         guard = Guard(app, self.options.speed, self.options.api_key, refuse=self._ending.reason)
         return ServedApp(guard, app, self.live, self._socket, lambda: self.handler.in_flight)
@@ -175,7 +177,7 @@ class HttpServer:
             self.kv_publisher.close()
 
     def begin_trace(self) -> GrowingTrace | None:
-        """Create the file of ``--record``; return None if its format can only be written at the
+        """Create the file of ``--record``, or return None if its format can only be written at the
         end.
         """
         path = self.options.record
@@ -186,9 +188,7 @@ class HttpServer:
         return self._trace
 
     async def describe(self) -> str:
-        """Return the text of a scenario file with the configuration and all requests received so
-        far.
-        """
+        """Return the text of a scenario file with the configuration and all requests so far."""
         about = [
             f"Requests received so far by simkv serve at --speed {self.options.speed:g}.",
             f"Token counts: {self.served.texts.rule}.",
@@ -211,7 +211,7 @@ class HttpServer:
 
 
 class Deployment:
-    """Servers of a scenario: one server or, if ``apart`` is true, one per replica of its fleet.
+    """Servers of a scenario: one server or, if ``apart`` is true, one server per replica.
 
     Several servers have consecutive ports. Raises InputError for scenarios that cannot be served.
     """
@@ -252,8 +252,8 @@ class Deployment:
 
 
 def _loras(scenario: Scenario, replicas: Sequence[ReplicaSpec]) -> Sequence[str]:
-    """Return the LoRA adapters to serve. Raises InputError if an engine does not
-    support adapters.
+    """Return the LoRA adapters to serve. Raises InputError if an engine does not support
+    adapters.
     """
     for name in scenario.lora.modules:
         check_lora("lora.modules: lists", name, replicas)

@@ -29,7 +29,7 @@ RESERVED_FILES = 64
 
 
 class CountedConnection(socket.socket):
-    """A connection that is an element of the set ``others`` while it is open."""
+    """A connection that belongs to the set ``others`` while it is open."""
 
     others: set[CountedConnection]
 
@@ -68,8 +68,7 @@ class Listener(socket.socket):
 def raise_file_limit() -> int:
     """Raise the limit of open files to the maximum that the system allows, and return it.
 
-    Windows has no such limit; on Windows, the result is the number of sockets that ``select``
-    accepts.
+    On Windows, which has no such limit, return the number of sockets that ``select`` accepts.
     """
     try:
         import resource
@@ -104,8 +103,7 @@ BODY_SECONDS = BodyLimits.seconds + 1.0
 class LimitedHttpProtocol(HttpToolsProtocol):
     """HTTP protocol that closes a connection if a request is too large or arrives too slowly.
 
-    A timer runs from the beginning of each request until the request is complete. uvicorn itself
-    limits only the idle time between requests, and does not limit the size of the request head.
+    uvicorn itself limits neither the size of the request head nor the time of a request.
     """
 
     def connection_made(self, transport: Any) -> None:
@@ -145,7 +143,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def _wait(self, seconds: float | None) -> None:
-        """Set the timer of an incomplete request, or stop the timer if ``seconds`` is None."""
+        """Start the timer of an incomplete request, or stop the timer if ``seconds`` is None."""
         if self._patience is not None:
             self._patience.cancel()
         self._patience = None
@@ -196,7 +194,7 @@ class ShutdownFlag:
         self.is_set = False
 
     def reason(self) -> str:
-        """Return the reason why new calls are rejected, or an empty string."""
+        """Return the reason why new calls are rejected, or ""."""
         return "the server is shutting down" if self.is_set else ""
 
 
@@ -251,7 +249,7 @@ async def serve_until_shutdown(
 
 
 async def warm(app: Any) -> None:
-    """Send a request that is rejected, so that one-time costs do not delay a real request."""
+    """Send an invalid request, so that one-time costs do not delay a real request."""
     body = b'{"prompt": [1], "model": "\\u0000"}'
     scope = {
         "type": "http",

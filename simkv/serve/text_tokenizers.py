@@ -26,7 +26,7 @@ RoleMessage = tuple[str, str]
 class TextTokenizer(Protocol):
     """Interface for the conversion between text and tokens.
 
-    ``rule`` is a description of the conversion for users.
+    ``rule`` describes the conversion to users.
     """
 
     rule: str
@@ -35,7 +35,7 @@ class TextTokenizer(Protocol):
         """Return the tokens of a text."""
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of these tokens; tokens that represent no text are omitted."""
+        """Return the text of the tokens. Tokens that represent no text are omitted."""
 
     def chat(self, messages: Iterable[RoleMessage]) -> array[int]:
         """Return the tokens of a conversation, up to the start of the assistant's reply."""
@@ -57,10 +57,9 @@ SYLLABLES = [a + b for a in "bdfgklmnprstvz" for b in "aeiou"]
 
 
 class FourByteTokenizer:
-    """Tokenizer with one token per four bytes of UTF-8, or four characters of English text.
+    """Tokenizer with one token per four bytes of UTF-8.
 
-    A token never spans two messages. A reply therefore has the same tokens in the next prompt of
-    the conversation.
+    A token never spans two messages, so a reply has the same tokens in the next prompt.
     """
 
     rule = "one token per four bytes of UTF-8 (about four English characters)"
@@ -122,7 +121,7 @@ class FileTokenizer:
 
 
 def load_tokenizer(path: Path | None) -> TextTokenizer:
-    """Load a tokenizer file; without a ``path``, return the four-byte tokenizer.
+    """Load a tokenizer file, or return the four-byte tokenizer without a ``path``.
 
     Raises InputError if the file or the package ``tokenizers`` cannot be used.
     """
