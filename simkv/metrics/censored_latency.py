@@ -1,8 +1,8 @@
 """Latency statistics over all requests, including requests that were not served.
 
 Statistics over finished requests favor a variant that serves few requests. Here, a request without
-a first token, or without a complete answer, is *censored* in the sense of survival analysis: its
-latency is at least the time it waited.
+a first token or a complete answer is *censored*, as in survival analysis: its latency is at least
+the time it waited.
 """
 
 from __future__ import annotations
@@ -21,36 +21,33 @@ _SHARES = {"median": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
 
 def is_counted(life: RequestRecord) -> bool:
-    """Return whether the request was sent to the engine, and neither rejected nor cancelled."""
+    """Return whether the request was sent to the engine and was neither rejected nor cancelled."""
     was_sent = life.received_at is not None or get_waiting_time(life) > 0.0
     return was_sent and life.outcome not in (Outcome.REJECTED, Outcome.CANCELLED)
 
 
 def get_waiting_time(life: RequestRecord) -> float:
-    """Return the seconds from the arrival of a request until it ended, with or without an
-    answer.
-    """
+    """Return the seconds from the arrival of a request until it ended."""
     return max((life.ended_at or 0.0) - life.request.arrival, 0.0)
 
 
 @dataclass(frozen=True)
 class CensoredLatency:
-    """Latencies of several requests in seconds; for some requests only a lower bound is known.
+    """Latencies of requests in seconds. For some requests, only a lower bound is known.
 
-    ``known`` contains the measured latencies, and ``censored`` the waiting times of the other
-    requests, which are the lower bounds. Both lists are in ascending order.
+    ``known`` contains the measured latencies. ``censored`` contains the waiting times of the other
+    requests, as lower bounds. Both lists are in ascending order.
     """
 
     known: Sequence[float]
     censored: Sequence[float]
 
     def at_least(self, statistic: str) -> float | None:
-        """Return a lower bound of a statistic of the latencies, in seconds; None if there are no
+        """Return a lower bound of a statistic of the latencies in seconds, or None without
         requests.
 
-        ``statistic`` is ``mean``, ``median``, ``p90``, ``p95`` or ``p99``. Each waiting time counts
-        as the latency of its censored request. Percentiles are interpolated linearly between
-        samples (``simkv.core.grouped_quantile``).
+        ``statistic`` is ``mean``, ``median``, ``p90``, ``p95`` or ``p99``. Percentiles are
+        interpolated linearly between samples (``simkv.core.grouped_quantile``).
         """
         values = sorted([*self.known, *self.censored])
         if not values:
@@ -60,8 +57,7 @@ class CensoredLatency:
         return quantile(values, range(1, len(values) + 1), _SHARES[statistic])
 
     def at_most(self, statistic: str) -> float | None:
-        """Return an upper bound of a statistic of the latencies, in seconds; None if it is
-        infinite.
+        """Return an upper bound of a statistic of the latencies in seconds, or None for infinity.
 
         The latency of each censored request counts as infinite.
         """
@@ -74,10 +70,10 @@ class CensoredLatency:
         return quantile(values, range(1, count + 1), _SHARES[statistic])
 
     def figures_ms(self) -> dict[str, Any]:
-        """Return the entries of ``summary.json`` for these latencies, in milliseconds.
+        """Return the entries of ``summary.json``, in milliseconds.
 
         ``censored`` is the number of censored requests. ``at_least`` lists the statistics that are
-        only lower bounds because of censored requests.
+        only lower bounds.
         """
         found: dict[str, Any] = {}
         for name in STATISTICS:
@@ -90,10 +86,9 @@ class CensoredLatency:
 def compute_censored_latency(
     lives: Iterable[RequestRecord], latency: Callable[[RequestRecord], float | None]
 ) -> CensoredLatency:
-    """Collect a latency of all requests that were sent to the engine and were neither rejected nor
-    cancelled.
+    """Collect a latency of all requests that were sent, and neither rejected nor cancelled.
 
-    ``latency`` returns the latency of a request in seconds, or None if the request is censored.
+    ``latency`` returns the latency of a request in seconds, or None if it is unknown.
     """
     known, censored = [], []
     for life in lives:

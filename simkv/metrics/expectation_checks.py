@@ -15,12 +15,10 @@ from simkv.scenario.expectations import Bound, iterate_expectations
 
 @dataclass(frozen=True)
 class ExpectationCheck:
-    """An expectation of one variant, and the value in the result.
+    """An expectation of one variant, and the simulated value.
 
-    ``figure`` is the name of the metric, and ``found`` its value. ``found`` is None if the event
-    that the metric measures never occurred, such as the first token of a request. ``missed_by`` is
-    the distance of the value from the expected bound; it is None if the expectation holds, if the
-    values are text, or if ``found`` is None.
+    ``figure`` is the name of the metric. ``found`` is its value, or None if there is no value.
+    ``missed_by`` is the distance of the value from the bound, or None if the expectation holds.
     """
 
     variant: str
@@ -36,17 +34,14 @@ class ExpectationCheck:
 
 
 def format_found(found: float | str | None) -> str:
-    """Format a metric as text; a missing value becomes ``none``."""
+    """Format a metric as text. A missing value becomes ``none``."""
     if found is None:
         return "none"
     return found if isinstance(found, str) else f"{found:.10g}"
 
 
 def check_expectations(results: Mapping[str, RunResult]) -> list[ExpectationCheck]:
-    """Check every expectation of the scenario against the results of its variants.
-
-    ``results`` maps the names of the variants to their results.
-    """
+    """Check every expectation of the scenario against the results of its variants, by name."""
     checks: list[ExpectationCheck] = []
     for variant, result in results.items():
         expected = result.scenario.expect.get(variant)
@@ -68,9 +63,8 @@ SERVED_VERDICTS = ("served", "cut_off")
 def exit_code(results: Iterable[RunResult], checks: Sequence[ExpectationCheck]) -> int:
     """Return the exit code of a run.
 
-    The exit code is 0 if all requests were served, 1 if an expectation is missed, and 3 if not all
-    requests were served. If the scenario has expectations and all of them hold, the exit code is 0
-    even if requests failed.
+    The exit code is 1 if an expectation is missed, 3 if the scenario has no expectations and a
+    request was not served, and 0 otherwise.
     """
     if checks:
         return int(not all(found.ok for found in checks))

@@ -1,11 +1,10 @@
 """Intervals of a run's metrics, from the known errors of its cost profile.
 
-A profile that was fitted to measured steps contains its error for each kind of step, measured on
-steps excluded from the fit. The run is simulated twice more: once with every step faster by the
-error of its kind, and once with every step slower (``costs/profile_uncertainty.py``). The results
-give the interval of each metric (``metrics/intervals.py``), including the effects of queueing,
-preemptions and starvation. If steps are outside the range of the profile's data, the intervals are
-wider. The share of the engine's busy time in such steps is reported with the intervals.
+A fitted profile contains its error on held-out steps, for each kind of step. The run is simulated
+twice more: with every step faster by the error of its kind, and with every step slower
+(``costs/profile_uncertainty.py``). The results give the interval of each metric
+(``metrics/intervals.py``). The intervals are wider if steps are outside the range of the profile's
+data.
 """
 
 from __future__ import annotations
@@ -56,8 +55,8 @@ def find_step_errors(errors: Mapping[str, StepError]) -> tuple[float, float] | N
 
 
 def mark_step_times(basis: str, errors: Mapping[str, StepError]) -> str:
-    """Return a label with the origin of the step times and their typical error, such as ``composed
-    ±11 %``.
+    """Return a label with the origin and the typical error of step times, such as ``composed ±11
+    %``.
     """
     found = find_step_errors(errors)
     short = _SHORT_BASES.get(basis, basis)
@@ -65,10 +64,9 @@ def mark_step_times(basis: str, errors: Mapping[str, StepError]) -> str:
 
 
 def warn_mixed_bases(marks: Iterable[str]) -> list[str]:
-    """Return a warning if the rows of a comparison use step times of different origins; otherwise
-    an empty list.
+    """Return a warning if the compared runs use step times of different origins, or an empty list.
 
-    ``marks`` contains the label of each row, as returned by ``mark_step_times``.
+    ``marks`` contains the label of each run from ``mark_step_times``.
     """
     bases = sorted({mark.partition(" ±")[0].partition(",")[0] for mark in marks})
     if len(bases) < 2:
@@ -83,12 +81,12 @@ def warn_mixed_bases(marks: Iterable[str]) -> list[str]:
 class Fidelity:
     """Known errors of a run's metrics.
 
-    ``outside`` is the share of busy time in steps outside the range of the profile's data, and
-    ``errors`` maps a kind of step to the error of its duration. ``intervals`` maps a metric to its
-    interval; it is empty if the profile has no error estimate. ``reasons`` maps a metric to the
-    reason why its interval has no upper bound. ``saturated`` maps a latency to the run in which a
-    queue grows; the upper bound then depends on the length of the run. ``note`` is a sentence that
-    summarizes the errors. ``sources`` lists the sources of error.
+    ``outside`` is the fraction of busy time in steps outside the range of the profile's data.
+    ``errors`` contains the error of step durations by kind of step. ``intervals`` contains the
+    interval of each metric, and is empty if the errors are unknown. ``reasons`` says why intervals
+    have no upper bound. ``saturated`` names the run in which a queue grows, by latency; the upper
+    bound of the latency then depends on the length of the run. ``note`` summarizes the errors in a
+    sentence.
     """
 
     profile: str
@@ -102,7 +100,7 @@ class Fidelity:
     sources: tuple[ErrorSource, ...] = ()
 
     def of(self, name: str, show: Callable[[float], str]) -> str:
-        """Return the interval of the metric ``name`` as text; empty if the metric has no interval.
+        """Return the interval of the metric ``name`` as text, or "" if the metric has no interval.
 
         ``show`` formats the values.
         """
@@ -132,13 +130,12 @@ def estimate_fidelity(
     again: Callable[[str, Callable[[Executor], Executor]], MeasuredRun] | None,
     unknown: float = 0.0,
 ) -> Fidelity:
-    """Return the known errors of a run's step times, and intervals of the run's metrics.
+    """Return the known step-time errors of a run, and the resulting intervals of its metrics.
 
     ``outside`` is the fraction of busy time in steps outside the range of the profile's data.
-    ``unknown`` is the fraction of busy time in steps whose error is unknown: they are outside this
-    range, and the profile contains no estimate of the error there. ``again`` simulates the run
-    again; its arguments are a name for the re-run and a function that changes the executor. Without
-    ``again``, no intervals are computed.
+    ``unknown`` is the fraction of busy time in steps with an unknown error. ``again`` simulates the
+    run again, given a name and a function that changes the executor. Without ``again``, no
+    intervals are computed.
     """
     errors = profile.fit.held_out
     intervals: dict[str, FigureInterval] = {}
@@ -166,8 +163,9 @@ def estimate_fidelity(
 
 
 def scaled_executors(profile: CostProfile) -> list[Callable[[Executor], Executor]]:
-    """Return two functions that wrap an executor: one makes its steps faster by the profile's
-    error, the other slower.
+    """Return two functions that change an executor: to faster steps, and to slower steps.
+
+    The change of the step times is the error of the profile.
     """
     return [make_scaled_executor(profile, side) for side in RERUNS]
 

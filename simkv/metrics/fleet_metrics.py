@@ -1,6 +1,4 @@
-"""Compute metrics of a fleet (a deployment with several replicas) and of each replica, and find the
-peak load of a run.
-"""
+"""Compute metrics of a fleet (a deployment with several replicas) and the peak load of a run."""
 
 from __future__ import annotations
 
@@ -20,10 +18,9 @@ from simkv.sim.run_record import RequestRecord
 def fleet_figures(fleet: Fleet, end: float) -> dict[str, Any]:
     """Return the entries of ``summary.json`` for a fleet whose run ended at ``end`` (s).
 
-    ``mean_in_system`` is the mean number of requests in the fleet. ``imbalance`` is the busy time
-    of the busiest replica divided by the mean busy time (1 if all are equal). ``replica_s`` is the
-    sum of the replica lifetimes (s). ``retries`` is the number of requests that were sent again
-    after a replica failed.
+    ``mean_in_system`` is the mean number of requests in the fleet. ``imbalance`` is the largest
+    busy time of a replica divided by the mean. ``replica_s`` is the sum of the replica lifetimes
+    (s). ``retries`` is the number of requests sent again after a replica failed.
     """
     replicas = [replica_figures(fleet, replica, end) for replica in range(fleet.size)]
     busy = [row["busy_s"] for row in replicas]
@@ -41,11 +38,7 @@ def fleet_figures(fleet: Fleet, end: float) -> dict[str, Any]:
 
 
 def _transfers(fleet: DisaggregatedFleet) -> dict[str, Any]:
-    """Return the metrics of KV transfers between replicas.
-
-    They are the number and total bytes of transfers, the mean wait for blocks (ms) and the mean
-    transfer time (ms).
-    """
+    """Return the number, bytes, mean wait (ms) and mean duration (ms) of KV transfers."""
     done = [
         h
         for h in fleet.handovers.values()
@@ -70,9 +63,8 @@ def _transfers(fleet: DisaggregatedFleet) -> dict[str, Any]:
 def replica_figures(fleet: Fleet, replica: int, end: float) -> dict[str, Any]:
     """Return the metrics of one replica in a run that ended at ``end`` (s).
 
-    ``hit_rate`` is the fraction of the prompt tokens of admitted requests that were found in the
-    prefix cache. ``mean_ttft_ms`` includes all requests with a first token from this replica,
-    finished or not; it is 0 if there are none.
+    ``hit_rate`` is the fraction of prompt tokens found in the prefix cache. ``mean_ttft_ms``
+    includes unfinished requests, and is 0 without a first token.
     """
     lifetimes = [lifetime for lifetime in fleet.lifetimes if lifetime.replica == replica]
     lives = [life for lifetime in lifetimes for life in lifetime.engine.record.requests.values()]
@@ -111,12 +103,10 @@ def _busy(lifetime: ReplicaLifetime, end: float) -> float:
 
 
 def find_peak_load(result: RunResult) -> dict[str, Any]:
-    """Return the peak number of requests in flight, its time, and the replica with the most
-    requests at this time.
+    """Return the peak number of requests in flight, its time, and the busiest replica.
 
-    ``at_s`` is the first time (s) of the peak, immediately after an arrival. ``replica`` is the
-    index of the replica with the most requests at that time (the first one if several have equally
-    many), or 0 without a fleet.
+    ``at_s`` is the first time (s) of the peak. ``replica`` is the index of the replica with the
+    most requests at the peak, or 0 without a fleet.
     """
     at, most = _most(result.record.requests.values())
     by_replica: dict[int, int] = {}
@@ -128,11 +118,7 @@ def find_peak_load(result: RunResult) -> dict[str, Any]:
 
 
 def _most(lives: Collection[RequestRecord]) -> tuple[float, int]:
-    """Return the first time (s) at which the number of requests in flight is highest, and this
-    number.
-
-    A request that ends at the time of an arrival is not counted together with the new request.
-    """
+    """Return the first time (s) with the most requests in flight, and their number."""
     changes = [(life.request.arrival, 1) for life in lives]
     changes += [(life.ended_at, -1) for life in lives if life.ended_at is not None]
     at, now, most = 0.0, 0, 0

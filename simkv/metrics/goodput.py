@@ -30,7 +30,7 @@ LATENCY_FUNCTIONS: dict[str, Callable[[RequestRecord], float | None]] = {
 def is_good(life: RequestRecord, limits_ms: Mapping[str, float]) -> bool:
     """Return whether a request finished within the limits.
 
-    ``limits_ms`` maps the name of a latency, as in ``LATENCY_FUNCTIONS``, to its limit in ms.
+    ``limits_ms`` contains the limits in ms, by name of the latency as in ``LATENCY_FUNCTIONS``.
     """
     if life.outcome is not Outcome.FINISHED:
         return False
@@ -43,9 +43,8 @@ def is_good(life: RequestRecord, limits_ms: Mapping[str, float]) -> bool:
 def goodput(record: RunRecord, limits_ms: Mapping[str, float]) -> dict[str, Any]:
     """Return the number of ``good`` requests, the ``goodput`` (1/s) and the ``goodput_share``.
 
-    The goodput is the number of good requests divided by the makespan, which is also the divisor of
-    ``request_throughput``. The share is the fraction of good requests among all requests that were
-    not cancelled.
+    The goodput is the number of good requests divided by the makespan. The share is the fraction of
+    good requests among all requests that were not cancelled.
     """
     every = record.requests.values()
     lives = [life for life in every if life.outcome is not Outcome.CANCELLED]

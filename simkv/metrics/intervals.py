@@ -1,10 +1,9 @@
-"""Intervals of a run's metrics, computed from the run and from re-runs with step times at the error
-bounds of the cost profile.
+"""Intervals of a run's metrics, from re-runs with step times at the error bounds of the cost
+profile.
 
-A re-run is used as a bound of a metric only if the values in the re-run and in the run are
-comparable. Latencies of finished requests are comparable if the same requests finish. A latency of
-all requests has no upper bound if some requests are never answered. If an interval has no bound on
-one side, the value of this bound is None and never 0, and a reason is given.
+Re-runs are used only if their values are comparable with the run. Latencies of finished requests
+are comparable if the same requests finish. A latency of all requests has no upper bound if some
+requests are never answered. A missing bound is None, with a reason.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ _MISSING = {OVER_ALL["ttft_ms"]: "no first token", OVER_ALL["e2e_ms"]: "no compl
 
 
 class FigureInterval(NamedTuple):
-    """Interval of a metric, in the metric's unit; None means that there is no bound."""
+    """Interval of a metric, in the metric's unit. None means that there is no bound."""
 
     low: float | None
     high: float | None
@@ -65,7 +64,7 @@ class FigureInterval(NamedTuple):
     def text(self, show: Callable[[float], str], reason: str = "") -> str:
         """Return the interval as text, with values formatted by ``show``.
 
-        The result is like ``from 2 to 3 (reason)``, ``at least 2 (reason)`` or ``not determined
+        Examples are ``from 2 to 3 (reason)``, ``at least 2 (reason)`` and ``not determined
         (reason)``.
         """
         why = f" ({reason})" if reason else ""
@@ -80,7 +79,7 @@ NOT_DETERMINED = FigureInterval(None, None)
 
 
 class Members(NamedTuple):
-    """Size and hash of a set of request ids; two sets can be compared without storing them."""
+    """Size and hash of a set of request ids, for comparisons."""
 
     size: int
     digest: int
@@ -95,13 +94,11 @@ class Members(NamedTuple):
 class MeasuredRun:
     """Metrics of a run or re-run that are needed for intervals.
 
-    ``name`` is the name of the run in the reasons for unbounded intervals, and ``figures`` contains
-    its metrics. ``finished`` is the set of finished requests, and ``counted`` the set of requests
-    that statistics over all requests include. ``at_most`` contains upper bounds of these statistics
-    in ms, which assume that requests without an answer never get one (None if infinite).
-    ``left_open`` is the number of requests without an answer at the end of the run, and ``halted``
-    the number of those that stalled or were lost. ``saturated`` is true if the number of requests
-    in flight kept growing while requests arrived.
+    ``name`` describes the run in reasons for missing bounds. ``finished`` is the set of finished
+    requests. ``counted`` is the set of requests in statistics over all requests, and ``at_most``
+    contains the upper bounds of these statistics in ms (None if infinite). ``left_open`` is the
+    number of requests without an answer at the end. ``halted`` is the number of stalled or lost
+    requests. ``saturated`` is true if the number of requests in flight kept growing.
     """
 
     name: str
@@ -117,9 +114,7 @@ class MeasuredRun:
     def of(
         cls, name: str, record: RunRecord, figures: Mapping[str, Any] | None = None
     ) -> MeasuredRun:
-        """Build from the record of a run. ``figures`` contains the metrics of the run if they are
-        already computed.
-        """
+        """Build from the record of a run, and its metrics ``figures`` if already computed."""
         lives = record.requests
         measures = {"ttft_ms": ttft, "e2e_ms": e2e}
         at_most: dict[str, float | None] = {}
@@ -146,9 +141,9 @@ class MeasuredRun:
 
 
 def compute_interval(name: str, runs: Sequence[MeasuredRun]) -> tuple[FigureInterval, str]:
-    """Return the interval of the metric ``name`` over ``runs``, and a reason.
+    """Return the interval of the metric ``name`` over ``runs``, and the reason for a missing bound.
 
-    The reason explains why a bound is missing; it is empty if both bounds exist.
+    The reason is empty if no bound is missing.
     """
     group = name.partition(".")[0]
     lows = [run.value(name) for run in runs]
@@ -176,8 +171,7 @@ def compute_interval(name: str, runs: Sequence[MeasuredRun]) -> tuple[FigureInte
 
 
 def find_saturation(name: str, runs: Sequence[MeasuredRun]) -> str:
-    """Return a warning if ``name`` is a latency and a queue grows in one of the runs; otherwise an
-    empty text.
+    """Return a warning if a queue grows in one of the runs and ``name`` is a latency, or "".
 
     The upper bound of the latency then depends on the length of the run.
     """

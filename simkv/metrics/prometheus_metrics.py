@@ -1,8 +1,7 @@
 """Names, types, labels and buckets of the engines' Prometheus metrics that simkv models.
 
-``dev/engine_metrics.py`` generates the data from the released code of each engine
-(``exported/<engine>.json``). Each entry also names the quantity in simkv from which the metric is
-computed.
+``dev/engine_metrics.py`` generates the data (``exported/<engine>.json``) from the released code of
+each engine. Each entry names the measured quantity.
 """
 
 from __future__ import annotations
@@ -22,9 +21,8 @@ FOLDER = Path(__file__).parent / "exported"
 class EngineMetric:
     """Prometheus metric of an engine.
 
-    ``kind`` is the Prometheus type, and ``measure`` the quantity in simkv from which the metric is
-    computed. ``labels`` contains all labels of the metric; the last of them are the labels that
-    only this metric has (``extra``).
+    ``kind`` is the Prometheus type. ``measure`` is the measured quantity. ``labels`` contains all
+    labels, and ``extra`` contains the labels that only this metric has.
     """
 
     name: str
@@ -43,11 +41,10 @@ class EngineMetric:
 def list_engine_metrics(
     engine: str, config: EngineConfig | None = None, *, several: bool = False
 ) -> list[EngineMetric]:
-    """Return the metrics of an engine that simkv models; if none are known for this engine, return
-    metrics with simkv's own names.
+    """Return the metrics of an engine that simkv models, or simkv's own metrics for other engines.
 
-    If ``config`` is given, metrics that exist only with certain engine options are included.
-    ``several`` is true if there are several replicas; some metrics then have an additional label.
+    ``config`` adds metrics that exist only with certain engine options. ``several`` adds labels
+    that exist only with several replicas.
     """
     path = FOLDER / f"{engine}.json"
     data = json.loads((path if path.exists() else FOLDER / "simkv.json").read_text())
@@ -67,10 +64,7 @@ def list_engine_metrics(
 
 
 def config_info_metric(engine: str) -> tuple[str, list[str]] | None:
-    """Return the name of the gauge that exports the engine's options, and the option names.
-
-    Returns None if the engine has no such gauge.
-    """
+    """Return the name of the gauge with the engine's options, and the option names, or None."""
     path = FOLDER / f"{engine}.json"
     found = json.loads(path.read_text()).get("info") if path.exists() else None
     return (found["name"], found["knobs"]) if found else None
@@ -89,7 +83,7 @@ class LoraInfo:
 
 
 def lora_info(config: EngineConfig) -> LoraInfo | None:
-    """Return the gauge for LoRA adapters; None if the engine has none or LoRA is disabled."""
+    """Return the gauge for LoRA adapters, or None if there is none or LoRA is disabled."""
     path = FOLDER / f"{config.name}.json"
     found = json.loads(path.read_text()).get("lora") if path.exists() else None
     if found is None or not find_engine_spec(config).takes_loras(config):
@@ -98,10 +92,9 @@ def lora_info(config: EngineConfig) -> LoraInfo | None:
 
 
 def bucket_bounds(rows: Sequence[EngineMetric], longest: int) -> dict[str, Sequence[float]]:
-    """Return the bucket bounds of each histogram, by the quantity that it measures.
+    """Return the bucket bounds of each histogram, by the measured quantity.
 
-    Histograms without recorded bounds (token counts) use 1, 2, 5, 10, 20, 50 and so on, up to
-    ``longest``.
+    Histograms without known bounds use 1, 2, 5, 10, 20, 50 and so on, up to ``longest``.
     """
     steps = [m * 10**e for e in range(12) for m in (1, 2, 5) if m * 10**e <= longest]
     return {row.measure: row.buckets or steps for row in rows if row.kind == "histogram"}

@@ -1,10 +1,8 @@
 """Check that a custom scheduler uses neither knowledge of the future nor random numbers.
 
 The run is repeated step by step with the same requests, and the results must be equal. In two
-further runs, some requests have other output lengths, which a scheduler cannot know in advance. The
-first of these runs swaps the shortest and the longest outputs. The second replaces the output
-lengths of the half of the requests that ended last. In both runs, all decisions must be the same as
-in the original run until the first request with a changed length ends.
+further runs, some requests have other output lengths. All decisions must be the same as in the
+original run until the first request with a changed length ends.
 """
 
 from __future__ import annotations
@@ -38,9 +36,8 @@ TWIN_ID_OFFSET = 1 << 40
 def check_scheduler_run(scenario: Scenario, folder: Path) -> RunRecord:
     """Run a scenario on a single engine and check every call of its custom scheduler.
 
-    Raises LawBroken if the scheduler violates a scheduler law (an invariant that every scheduler
-    must satisfy) or decides differently in a repeated run. Raises InputError if the scenario has a
-    fleet or no custom scheduler.
+    Raises LawViolation if the scheduler violates a scheduler law or decides differently in a
+    repeated run. Raises InputError if the scenario has a fleet or no custom scheduler.
     """
     if scenario.fleet is not None:
         raise InputError(
@@ -85,9 +82,9 @@ def _twin(
     futures: Mapping[int, int] | None = None,
     shift: int = 0,
 ) -> ScenarioRun:
-    """Repeat the run and simulate every step of it.
+    """Repeat the run and simulate every step.
 
-    ``futures`` maps request ids to new output lengths, and ``shift`` is added to all request ids.
+    ``futures`` contains new output lengths by request id. ``shift`` is added to all request ids.
     """
     sent = build_clients(scenario.workload, scenario.timeout)
     requests = [_with_future(futures or {}, request, shift) for request in sent.requests]
@@ -107,9 +104,10 @@ def _run(scenario: Scenario, replicas: Sequence[ReplicaSpec], **how: Any) -> Sce
 
 
 def _other_futures(record: RunRecord) -> Iterator[dict[int, int]]:
-    """Yield two mappings from request ids to new output lengths.
+    """Yield two sets of new output lengths by request id. Other requests keep their lengths.
 
-    Requests that are not in a mapping keep their output length.
+    The first set swaps the shortest and the longest outputs. The second set has new lengths for the
+    half of the requests that ended last.
     """
     lives = sorted(
         record.requests.values(), key=lambda life: (life.ended_at or inf, life.request.id)
@@ -134,13 +132,13 @@ def _watched(run: ScenarioRun) -> CheckedScheduler:
 
 
 def _first(ours: Sequence[int], others: Sequence[int]) -> int | None:
-    """Return the first step (counted from 1) at which the decisions of two runs differ, or None."""
+    """Return the first step (from 1) with different decisions in two runs, or None."""
     pairs = enumerate(zip(ours, others, strict=False), start=1)
     return next((step for step, (a, b) in pairs if a != b), None)
 
 
 def _unlike(record: RunRecord, other: RunRecord) -> str:
-    """Return the first difference between two records as text; empty if they are equal."""
+    """Return the first difference between two records as text, or ""."""
     for i, life in record.requests.items():
         twin = other.requests[i]
         same = (life.outcome, life.tokens) == (twin.outcome, twin.tokens)

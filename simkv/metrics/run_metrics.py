@@ -29,7 +29,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Samples:
-    """Weighted samples: ``values`` in seconds, each counted ``weights`` times."""
+    """Weighted samples: ``values`` in seconds, with the number ``weights`` of each value."""
 
     values: Floats
     weights: npt.NDArray[np.int64]
@@ -59,10 +59,7 @@ def _plain(values: Iterable[float]) -> Samples:
 
 
 def ttft(life: RequestRecord) -> float | None:
-    """Return the seconds from arrival to the first token, or None if there is no token.
-
-    A preemption after the first token does not change the value.
-    """
+    """Return the seconds from arrival to the first token, or None if there is no token."""
     return None if life.first_token is None else life.first_token - life.request.arrival
 
 
@@ -74,9 +71,9 @@ def e2e(life: RequestRecord) -> float | None:
 
 
 def tpot(life: RequestRecord) -> float | None:
-    """Return the mean seconds per output token after the first (TPOT).
+    """Return the mean seconds per output token after the first (TPOT), or None.
 
-    Returns None if the request did not finish or has fewer than two output tokens.
+    Unfinished requests and requests with one output token have no TPOT.
     """
     if life.outcome is not Outcome.FINISHED or life.tokens < 2:
         return None
@@ -86,9 +83,8 @@ def tpot(life: RequestRecord) -> float | None:
 
 
 def token_rows(life: RequestRecord) -> list[tuple[int, int]]:
-    """Return the steps that ended with an output token of the request, as ranges (first, last).
-
-    The numbers are rows of the step log, which has one row per simulated step.
+    """Return the steps that emitted a token of the request, as ranges (first, last) of row
+    numbers.
     """
     ranges: list[tuple[int, int]] = []
     left = life.tokens - life.accepted_tokens
@@ -102,7 +98,7 @@ def token_rows(life: RequestRecord) -> list[tuple[int, int]]:
 
 
 def message_rows(life: RequestRecord) -> npt.NDArray[np.int64]:
-    """Return the rows of the step log whose steps ended with a message to the client.
+    """Return the steps that sent a message to the client, as row numbers of the step log.
 
     A client receives the first token, then every ``life.tokens_per_chunk``-th token, and the last
     token.
@@ -119,10 +115,7 @@ def message_rows(life: RequestRecord) -> npt.NDArray[np.int64]:
 def token_gaps(record: RunRecord, lives: Iterable[RequestRecord]) -> Samples:
     """Return the times between successive token messages of each request, as one set of samples.
 
-    If each message has one token, the gap is the time between two rows of the step log. This time
-    is the same for all requests that decode in both rows. The gap is therefore stored only once,
-    with the number of requests as its weight, and the runtime depends on the number of steps, not
-    on the number of tokens.
+    Equal gaps of several requests are stored once, with the number of requests as the weight.
     """
     ends = np.asarray(record.token_times, dtype=np.float64)
     change = np.zeros(len(ends) + 1, dtype=np.int64)
@@ -148,7 +141,9 @@ def token_gaps(record: RunRecord, lives: Iterable[RequestRecord]) -> Samples:
 
 
 def longest_stall(record: RunRecord) -> float:
-    """Return the longest time (s) between two token messages of a request; 0 if there are none."""
+    """Return the longest time (s) between two token messages of a request, or 0 if there are
+    none.
+    """
     samples = token_gaps(record, record.requests.values())
     return float(samples.values.max()) if len(samples.values) else 0.0
 
@@ -156,8 +151,7 @@ def longest_stall(record: RunRecord) -> float:
 def jain_index(values: Floats) -> float:
     """Return Jain's fairness index, ``(sum x)^2 / (n sum x^2)``.
 
-    The index is 1 if all requests get equal service, and 1/n if one request gets everything. The
-    function returns 0 if no request gets anything.
+    The index is 1 for equal values, and 0 if all values are 0.
     """
     if not len(values) or not values.any():
         return 0.0
@@ -165,7 +159,7 @@ def jain_index(values: Floats) -> float:
 
 
 def normalized_speeds(record: RunRecord) -> Floats:
-    """Return, for each request, its duration in isolation divided by its E2E latency.
+    """Return the duration in isolation divided by the E2E latency, for each request.
 
     The value is 0 for an unfinished request.
     """
@@ -220,10 +214,10 @@ def summarize(record: RunRecord) -> dict[str, Any]:
 
 
 def prefix_hits(lives: Iterable[RequestRecord]) -> tuple[int, int]:
-    """Return the number of prompt tokens that admitted requests found in the cache when they were
-    first admitted, and the number of all their prompt tokens.
+    """Return the number of prompt tokens that requests found in the cache, and of all prompt
+    tokens.
 
-    Requests without a computed token do not count as admitted.
+    Only the first admission of each request counts.
     """
     hits = queried = 0
     for life in lives:
@@ -234,9 +228,7 @@ def prefix_hits(lives: Iterable[RequestRecord]) -> tuple[int, int]:
 
 
 def _prefix_cache(lives: Iterable[RequestRecord]) -> dict[str, float]:
-    """Return the hit rate (%) of the prefix cache when requests are first admitted, over all memory
-    tiers.
-    """
+    """Return the hit rate (%) of the prefix cache over all memory tiers."""
     hits, queried = prefix_hits(lives)
     return {
         "hit_rate": 100.0 * hits / queried if queried else 0.0,
@@ -246,8 +238,8 @@ def _prefix_cache(lives: Iterable[RequestRecord]) -> dict[str, float]:
 
 
 def _tiers(lives: Iterable[RequestRecord], copied: KvCopyCounts) -> dict[str, float]:
-    """Return the cache hit rate (%) of each memory tier when requests are first admitted, and the
-    numbers of tokens copied between tiers.
+    """Return the hit rate (%) of each memory tier, and the numbers of tokens copied between
+    tiers.
     """
     taken_in = [life for life in lives if life.chunk_rows]
     tokens = sum(life.request.prompt_tokens for life in taken_in)
@@ -317,12 +309,10 @@ def run_verdict(record: RunRecord) -> tuple[str, str]:
 def request_rows(
     variant: str, record: RunRecord, replicas: Mapping[int, str] | None = None
 ) -> list[dict[str, Any]]:
-    """Return the rows of ``requests.csv``, one per request; times are in seconds, or None if they
-    are unknown.
+    """Return the rows of ``requests.csv``, one per request, with times in seconds.
 
-    ``output_tokens`` is the requested output length. ``ttft_s`` is given for every request with a
-    token, other latencies only for finished requests. In a fleet, ``replicas`` maps a request to
-    the names of its replicas.
+    ``output_tokens`` is the requested output length. Latencies other than ``ttft_s`` are None for
+    unfinished requests. ``replicas`` contains the names of the replicas by request id.
     """
     return [
         {
@@ -348,8 +338,7 @@ def request_rows(
 def step_rows(variant: str, record: RunRecord) -> list[dict[str, Any]]:
     """Return the rows of ``steps.csv``, one per step.
 
-    The numbers of waiting and running requests and of free blocks describe the state after
-    scheduling.
+    The numbers of requests and of free blocks are those after scheduling.
     """
     log = record.steps
     columns = zip(

@@ -24,7 +24,7 @@ def replica_notes(
 ) -> list[str]:
     """Return notes about problems on replicas.
 
-    A note that applies to all replicas is returned once; other notes name their replicas.
+    A note names its replicas unless it applies to all of them.
     """
     notes: dict[str, list[int]] = {}
     for lifetime in lifetimes:
@@ -43,9 +43,7 @@ def replica_notes(
 
 
 def _never_fit(requests: Sequence[Request], scheduler: Scheduler, engine: Any) -> list[str]:
-    """Return a note on requests whose KV exceeds the whole cache; an empty list if there are
-    none.
-    """
+    """Return a note on requests whose KV exceeds the whole cache, or an empty list."""
     block_size = getattr(engine, "block_size", None)
     if block_size is None:
         return []
@@ -64,9 +62,7 @@ def _never_fit(requests: Sequence[Request], scheduler: Scheduler, engine: Any) -
 
 
 def profile_range_notes(executors: Sequence[SimulatedExecutor]) -> list[str]:
-    """Return notes on the time spent in steps outside the data range of each cost profile of the
-    run.
-    """
+    """Return notes on the time spent in steps outside the data range of each cost profile."""
     names = dict.fromkeys(executor.profile.name for executor in executors)
     return [
         note
@@ -86,9 +82,8 @@ def outside_range_share(executors: Sequence[SimulatedExecutor]) -> float:
 def unknown_error_share(executors: Sequence[SimulatedExecutor]) -> float:
     """Return the fraction of busy time (0 to 1) in steps whose error is unknown.
 
-    If the run uses several cost profiles, this is the largest fraction of any of them. The error of
-    a step is unknown if a feature of the step is outside the range of the profile's data and the
-    profile has no error for the extrapolation of this feature.
+    With several cost profiles, this is the largest fraction. The error is unknown if a feature of
+    the step is outside the measured range and the profile has no error for its extrapolation.
     """
     profiles = {executor.profile.name: executor.profile for executor in executors}
     shares = (
@@ -99,9 +94,7 @@ def unknown_error_share(executors: Sequence[SimulatedExecutor]) -> float:
 
 
 def _spent(executors: Sequence[SimulatedExecutor]) -> tuple[dict[Feature, float], float]:
-    """Return, over all executors of a profile, the seconds in steps outside its range, by feature,
-    and the seconds in all steps.
-    """
+    """Return the seconds in steps outside the range of a profile, by feature, and in all steps."""
     outside: Counter[Feature] = Counter()
     for executor in executors:
         outside.update(executor.outside)
@@ -109,8 +102,8 @@ def _spent(executors: Sequence[SimulatedExecutor]) -> tuple[dict[Feature, float]
 
 
 def _outside(executors: Sequence[SimulatedExecutor]) -> list[str]:
-    """Return a note for each feature of steps that was outside the range of the profile. All
-    executors use the same profile.
+    """Return a note for each feature of steps outside the range of the executors' common
+    profile.
     """
     notes = []
     profile, busy = executors[0].profile, sum(executor.busy for executor in executors)
@@ -132,10 +125,7 @@ _RELEASE = re.compile(r"\d+\.\d+(?:\.\d+)*")
 
 
 def engine_mismatch_notes(replicas: Iterable[ReplicaSpec]) -> list[str]:
-    """Return a note for each profile that was made for another engine or engine release.
-
-    Profiles that do not name a known engine (such as ``any``) produce no note.
-    """
+    """Return a note for each profile that was made for another engine or engine release."""
     return list(dict.fromkeys(note for one in replicas if (note := _note(one))))
 
 

@@ -23,9 +23,8 @@ class RunResult:
     """Result of one variant of a scenario.
 
     ``summary`` contains the metrics as in ``summary.json``. ``notes`` contains sentences about
-    problems: steps outside the range of the cost profile, requests that cannot fit into the cache,
-    and pipeline problems. ``fidelity`` contains error estimates. ``run`` is the simulated run.
-    ``specs`` contains the specification of each replica; without a fleet there is one.
+    problems of the run. ``fidelity`` contains error estimates. ``run`` is the simulated run.
+    ``specs`` contains the specification of each replica.
     """
 
     scenario: Scenario
@@ -69,16 +68,12 @@ class RunResult:
 
     @property
     def parts(self) -> dict[str, RunRecord]:
-        """Record of each replica, by name; its steps are ordered by time.
-
-        Without a fleet there is one record, whose name is empty.
-        """
+        """Record of each replica, by name. Without a fleet, the only name is ""."""
         return {"": self.record} if self.fleet is None else self.fleet.replica_records
 
     def apart(self) -> dict[str, RunResult]:
-        """Return one result per replica of the fleet, by name, for plots over time.
-
-        Without a fleet, the result itself is returned, with an empty name.
+        """Return one result per replica of the fleet, by name. Without a fleet, the only name is
+        "".
         """
         if self.fleet is None:
             return {"": self}
@@ -99,18 +94,14 @@ class RunResult:
         return found
 
     def request_rows(self, variant: str) -> list[dict[str, Any]]:
-        """Return the rows of ``requests.csv``; in a fleet, they contain the replicas of each
+        """Return the rows of ``requests.csv``. In a fleet, they contain the replicas of each
         request.
         """
         replicas = None if self.fleet is None else self.fleet.routes
         return request_rows(variant, self.record, replicas)
 
     def step_rows(self, variant: str) -> list[dict[str, Any]]:
-        """Return the rows of ``steps.csv``.
-
-        In a fleet, each row has the index of its replica, and the rows of a replica are
-        consecutive.
-        """
+        """Return the rows of ``steps.csv``. In a fleet, they contain the index of the replica."""
         return [
             row if self.fleet is None else {**row, "replica": lifetime.replica}
             for lifetime in self.run.lifetimes
@@ -127,8 +118,7 @@ class RunResult:
 
 
 def records_by_replica(results: Mapping[str, RunResult]) -> dict[str, RunRecord]:
-    """Return the records of all variants, with one record per replica so that the steps of a record
-    are ordered by time.
+    """Return the records of all variants, with one record per replica.
 
     The keys are ``variant`` or, in a fleet, ``variant: replica``.
     """

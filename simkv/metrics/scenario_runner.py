@@ -43,8 +43,8 @@ from simkv.workload.workload_section import build_clients
 def run_file(path: Path, overrides: Sequence[str] = ()) -> dict[str, RunResult]:
     """Run all variants of a scenario file and return the results by variant, in file order.
 
-    ``overrides`` are assignments to scenario fields in the form ``path=value``. Raises InputError
-    if the file, an override or a profile cannot be used.
+    ``overrides`` are assignments of the form ``path=value``. Raises InputError if the file, an
+    override or a profile cannot be used.
     """
     return {
         name: run_scenario(scenario, path.parent)
@@ -65,10 +65,8 @@ def run_scenario(
 
     Paths of profile files are relative to ``folder``. ``resolved`` is called whenever a request
     ends. ``leaping`` affects only the speed of the simulation. ``scheduler`` replaces the scheduler
-    of the scenario, except in a fleet. With ``intervals``, the run is simulated twice more to
-    compute the interval of each metric, if the errors of the profile are known. No intervals are
-    computed if ``scheduler`` is given, because a scheduler object can run only once. Raises
-    InputError if the profile cannot be used.
+    of the scenario, except in a fleet. With ``intervals``, two re-runs determine the interval of
+    each metric, unless ``scheduler`` is given. Raises InputError if the profile cannot be used.
     """
     if scenario.fleet is not None:  # replicas cannot share one scheduler
         scheduler = None
@@ -118,7 +116,7 @@ def run_scenario(
 
 
 def _measured(executor: Executor) -> SimulatedExecutor:
-    """Return the executor that uses the cost profile, which other executors may wrap."""
+    """Return the executor that uses the cost profile, without its wrappers."""
     inner = executor
     while isinstance(inner, ScaledExecutor):
         inner = inner.inner
@@ -127,9 +125,7 @@ def _measured(executor: Executor) -> SimulatedExecutor:
 
 
 def _least_known(replicas: Sequence[ReplicaSpec]) -> CostProfile:
-    """Return the profile that is least accurate: one without error estimates or, if all have
-    estimates, the one with the largest error.
-    """
+    """Return the profile with the largest error, or a profile with an unknown error."""
 
     def error(spec: ReplicaSpec) -> float:
         errors = spec.profile.fit.held_out.values()

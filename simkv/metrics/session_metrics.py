@@ -1,5 +1,5 @@
-"""Metrics of sessions: duration, shares of time, prefix cache hits by turn, and recomputed prefixes
-(the resume tax).
+"""Metrics of sessions: duration, shares of time, prefix cache hits by turn, and recomputed
+prefixes.
 """
 
 from __future__ import annotations
@@ -31,25 +31,22 @@ IDLE_TIMES_S = (1.0, 10.0, 60.0, 600.0)
 def session_figures(
     record: RunRecord, sent: Clients, deadline: float | None = None, warm_up: int = 0
 ) -> dict[str, Any]:
-    """Return the entry ``sessions`` of ``summary.json``, for a workload in which requests wait for
-    the answers to earlier requests.
+    """Return the entry ``sessions`` of ``summary.json`` for a workload with dependent requests.
 
-    ``makespan_ms`` is the time from the arrival of a session's first request at its client until
-    the last answer. ``shares`` contains the percentages of this time, along the critical path, that
-    are spent waiting for the first step of a request, in the model, in tools and on think time.
-    These two metrics cover only finished sessions, in which every request has finished or was
-    cancelled. ``resume_tax_tokens`` is the number of prompt tokens that were computed again
-    although an earlier request of the session had computed them in full blocks; ``resume_tax`` is
-    their percentage of all prompt tokens. ``turn_ms`` is the time from the arrival of a request at
-    its client until its last token, for finished requests.
+    Times start at the arrival at the client. ``makespan_ms`` is the duration of finished sessions
+    until the last answer. ``shares`` contains the percentages of waiting, model, tools and think
+    time on the critical path of finished sessions. ``turn_ms`` is the time until the last token of
+    finished requests.
 
-    ``by_turn`` contains the prefix cache hit rate by turn; a request that waits for no other
-    request is in turn 1. ``by_idle_time`` contains the hit rate by idle time, which is the time
-    between the awaited answer and the arrival of the request.
+    ``resume_tax_tokens`` is the number of prompt tokens that were computed again although an
+    earlier turn had computed them. ``resume_tax`` is their percentage of all prompt tokens.
 
-    The first ``warm_up`` sessions, by arrival, are excluded from all metrics. ``met_deadline``
-    counts finished sessions whose makespan is at most ``deadline`` (s); ``met_deadline_share`` is
-    their percentage of all counted sessions. These two metrics are missing without a deadline.
+    ``by_turn`` contains the prefix cache hit rate by turn. ``by_idle_time`` contains the hit rate
+    by idle time, from the awaited answer to the arrival of the next request.
+
+    The first ``warm_up`` sessions are excluded. ``met_deadline`` is the number of finished sessions
+    with a makespan of at most ``deadline`` (s), and ``met_deadline_share`` is their percentage of
+    all sessions.
     """
     sessions = list_sessions(record, sent)[warm_up:]
     requests = [life for lives in sessions for life in lives]
@@ -80,9 +77,7 @@ def session_figures(
 
 
 def _deadline_figures(spans: Floats, deadline: float, count: int) -> dict[str, float]:
-    """Return the number of sessions that met the deadline, and their percentage of ``count``
-    sessions.
-    """
+    """Return the number of sessions that met the deadline, and their percentage of ``count``."""
     met = int((spans <= deadline).sum())
     return {"met_deadline": met, "met_deadline_share": 100.0 * met / count if count else 0.0}
 
@@ -94,8 +89,8 @@ def _statistics_ms(seconds: Floats) -> dict[str, float]:
 def _critical_path(
     record: RunRecord, sent: Clients, lives: Iterable[RequestRecord]
 ) -> tuple[float, float, float, float]:
-    """Return the seconds of the critical path of a session that are spent waiting, in the model, in
-    tools and on think time.
+    """Return the seconds of waiting, model, tools and think time on the critical path of a
+    session.
     """
     waiting = model = tools = think = 0.0
     before: RequestRecord | None = None
@@ -130,11 +125,11 @@ def _by_turn(record: RunRecord, sent: Clients, counted: Container[int]) -> list[
 def _by_idle_time(
     record: RunRecord, sent: Clients, requests: Iterable[RequestRecord]
 ) -> list[dict[str, float | None]]:
-    """Return the number of requests that wait for an answer and their prefix cache hit rate (%), by
-    class of idle time.
+    """Return the number of dependent requests and their prefix cache hit rate (%), by class of idle
+    time.
 
-    ``up_to_s`` is the upper limit of the idle time of a class, None for the last class. Classes
-    without a request are omitted.
+    ``up_to_s`` is the upper limit of a class, or None for the last class. Empty classes are
+    omitted.
     """
     classes: list[list[RequestRecord]] = [[] for _ in range(len(IDLE_TIMES_S) + 1)]
     for life in requests:

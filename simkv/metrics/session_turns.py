@@ -17,15 +17,13 @@ from simkv.workload.clients import Clients, Dependency, find_sessions
 
 @dataclass(frozen=True, slots=True)
 class SessionTurn:
-    """A request of a session; times are in seconds.
+    """A request of a session. Times are in seconds, and None if the request did not get so far.
 
-    A request that waits for no other request is in ``turn`` 1. ``before`` contains the requests
-    that it waited for. The request arrived at its client at ``arrived``, after ``tool_time`` and
-    ``think_time``; ``waited`` is the time until its first step, and ``ended`` its end. These times
-    are None for a request that was not sent or did not run. Of its prompt, ``cached`` tokens came
-    from the prefix cache, and ``recomputed`` tokens were computed again although an earlier turn
-    had computed them. ``critical`` states whether the request is on the critical path of its
-    session.
+    ``turn`` is the number of the turn, from 1. ``before`` contains the requests that it waited for.
+    ``arrived`` is the arrival at the client, after ``tool_time`` and ``think_time``. ``waited`` is
+    the time until the first step, and ``ended`` is the end. ``cached`` is the number of prompt
+    tokens from the prefix cache. ``recomputed`` is the number of prompt tokens that an earlier turn
+    had already computed. ``critical`` is true on the critical path of the session.
     """
 
     request: int
@@ -44,7 +42,7 @@ class SessionTurn:
 def list_sessions(record: RunRecord, clients: Clients) -> list[list[RequestRecord]]:
     """Return the requests of every session, in order of the first arrival at a client.
 
-    A request without dependencies on other requests is a session of its own.
+    A request without dependencies is a session.
     """
     of = find_sessions(clients.after)
     sessions: dict[int, list[RequestRecord]] = {}
@@ -59,7 +57,7 @@ def list_sessions(record: RunRecord, clients: Clients) -> list[list[RequestRecor
 def list_turns(
     record: RunRecord, clients: Clients, lives: Sequence[RequestRecord]
 ) -> list[SessionTurn]:
-    """Return the turns of a session in order of arrival; requests that were not sent are last."""
+    """Return the turns of a session in order of arrival. Requests that were not sent are last."""
     numbers = number_turns(clients)
     critical = {life.request.id for life in find_critical_path(record, clients, lives)}
     turns = []
@@ -90,9 +88,7 @@ def list_turns(
 
 
 def number_turns(clients: Clients) -> dict[int, int]:
-    """Return the turn of each request. It is one more than the highest turn of the requests that it
-    waits for, or 1 if it waits for none.
-    """
+    """Return the turn of each request: 1, or one more than the highest turn that it waits for."""
     turns: dict[int, int] = {}
     for request in clients.requests:  # a request comes after the requests that it waits for
         dependency = clients.after.get(request.id)
@@ -106,9 +102,8 @@ def find_critical_path(
 ) -> list[RequestRecord]:
     """Return the requests that determine the end of a session, in order.
 
-    The last request of the path is the request that ended last; cancelled requests and requests
-    that arrived at no client are ignored. Each earlier request of the path is the request whose end
-    the next one waited for: the last one to end or, if one answer is enough, the first one to end.
+    The last request is the one that ended last. Each earlier request is the one whose answer the
+    next request waited for.
     """
     arrived = [life for life in lives if life.request.id in clients.arrived]
     if not arrived:
@@ -121,8 +116,8 @@ def find_critical_path(
 
 
 def find_awaited(record: RunRecord, dependency: Dependency) -> RequestRecord:
-    """Return the request whose answer completed the wait: the last answer or, if one answer is
-    enough, the first one.
+    """Return the request whose answer ended the wait: the last one, or the first one if one
+    suffices.
     """
     lives = [record.requests[i] for i in dependency.before]
     if dependency.first_wins:
@@ -143,7 +138,7 @@ def find_first_step(record: RunRecord, life: RequestRecord) -> float | None:
 
 def count_resume_tax(record: RunRecord, life: RequestRecord) -> int:
     """Return the number of prompt tokens that were computed again although an earlier turn had
-    already computed their KV.
+    computed them.
     """
     resumed = record.resumed.get(life.request.id)
     if resumed is None or not life.chunk_rows:

@@ -1,9 +1,8 @@
 """Check whether the load of a run reached a steady state.
 
-In a steady state the number of requests in the system varies around a level. The time in which
-requests arrive is divided into thirds, and the mean number of requests in flight is compared
-between the middle and the last third. A run with a growing queue is not steady, and neither is a
-run that is short compared with the duration of its requests.
+The time in which requests arrive is divided into thirds. The mean number of requests in flight must
+not grow from the middle to the last third. A run that is short compared with the duration of its
+requests is not steady.
 """
 
 from __future__ import annotations
@@ -31,8 +30,7 @@ STANDARD_ERRORS = 2.0
 
 @dataclass(frozen=True)
 class SteadyState:
-    """Whether a run reached a steady state (None: not applicable), and a sentence that explains the
-    result.
+    """Whether a run reached a steady state (None: not applicable), with an explanation ``text``.
 
     ``grows`` is true if the number of requests in flight kept growing while requests arrived.
     """
