@@ -1,10 +1,8 @@
 """Attention times of a whole model, separately for the prefills and the decodes of a step.
 
 Prefills are looked up by their total number of tokens and by the mean number of tokens that each
-token attends to. This covers one prompt, several short prompts, and a chunk on top of cached KV.
-Interpolation preserves the attention work, which is the product of both numbers. Decodes are looked
-up by the number of sequences and by their mean context. The time of a mixed step is the sum of the
-times of its prefills and of its decodes.
+token attends to. Decodes are looked up by the number of sequences and by their mean context. The
+time of a mixed step is the sum of both times.
 """
 
 from __future__ import annotations
@@ -26,9 +24,9 @@ GridSeconds = list[list[Annotated[float, Field(ge=0)]]]
 class AttentionGrid(FrozenModel):
     """Attention times (s) over all layers.
 
-    ``prefill_s`` is indexed first by ``prefill_tokens`` and then by ``prefill_mean`` (mean number
-    of tokens that a prefill token attends to). ``decode_s`` is indexed first by ``decode_seqs`` and
-    then by ``decode_context`` (context tokens per decode).
+    ``prefill_s`` is indexed by ``prefill_tokens`` and ``prefill_mean``, the mean number of tokens
+    that a prefill token attends to. ``decode_s`` is indexed by ``decode_seqs`` and
+    ``decode_context``, the context tokens per decode.
     """
 
     prefill_tokens: GridAxis
@@ -104,7 +102,7 @@ class GridCost:
         return lerp(first, interpolate(grid.prefill_mean, grid.prefill_s[high], mean), share)
 
     def _line(self, seqs: int) -> Sequence[float]:
-        """Return the decode times (s) of ``seqs`` sequences, for each value of
+        """Return the decode times (s) of ``seqs`` sequences, one per value of
         ``decode_context``.
         """
         line = self._lines.get(seqs)

@@ -1,15 +1,12 @@
 """Attention times of a whole model, looked up in a table of measured batches.
 
-A measured batch has one prefill of a given length, which follows a given number of cached tokens
-(its KV length), and a number of decodes of equal context. A step is converted to an equivalent
-batch:
+A measured batch has one prefill of a given length after a given number of cached tokens, and a
+number of decodes of equal context. A step is converted to an equivalent batch:
 
 - All decodes get the mean context, so the total amount of KV read stays the same.
-- Several prefills become one prefill with the same number of tokens. Its KV length is chosen so
-  that the number of attention pairs stays the same. Several short prompts have fewer pairs than one
-  prefill without KV, so no KV length is possible for them. In this case, the cost of the shortest
-  measured prefill is used, plus the remaining cost of the one prefill, scaled down in proportion to
-  the pairs.
+- Several prefills become one prefill with the same numbers of tokens and of attention pairs. If the
+  prefills have fewer pairs than one prefill without cached tokens, the cost above that of the
+  shortest measured prefill is scaled down in proportion to the pairs.
 
 Interpolation is linear on all four axes. The authors of LLMServingSim report errors of 9 to 14 %
 for logarithmic interpolation of these tables (commit 5daddb2). If the table has no mixed batches,
@@ -33,8 +30,7 @@ Count = Annotated[int, Field(ge=0)]
 
 
 class AttentionRow(FrozenModel):
-    """Measured times in seconds for one number of cached tokens before the prefill
-    (``prefill_context``).
+    """Measured times in seconds after ``prefill_context`` cached tokens.
 
     ``seconds`` has one value per ``decode_context``, the context in tokens of each decode.
     """
@@ -70,8 +66,8 @@ class AttentionSlice(FrozenModel):
 class SkewCorrection(FrozenModel):
     """Additional cost of decodes of unequal context length, computed as in LLMServingSim.
 
-    The attention time lies between two times: with the mean context for all decodes, and with the
-    longest context for all. A table of measured fractions states the position between both times.
+    The attention time is between the time of decodes with the mean context and the time of decodes
+    with the longest context. A table contains the measured position between both times.
     """
 
     default: float
@@ -84,8 +80,9 @@ class SkewCorrection(FrozenModel):
 
 
 class AttentionTable(FrozenModel):
-    """Measured attention times (s) of a step over all layers, and the correction for decodes of
-    unequal length (``skew``).
+    """Measured attention times (s) of a step over all layers.
+
+    ``skew`` is the correction for decodes of unequal length.
     """
 
     slices: list[AttentionSlice] = Field(min_length=1)
@@ -144,9 +141,7 @@ class AttentionCost:
         return interpolate(*line, context)
 
     def _batch(self, load: StepLoad, context: float) -> float:
-        """Return the attention time in seconds, assuming that every decode has ``context``
-        tokens.
-        """
+        """Return the attention time in seconds if every decode has ``context`` tokens."""
         tokens, seqs = load.prefill_tokens, load.decode_seqs
         if not tokens:
             return self.decodes(seqs, context) if seqs else 0.0
@@ -160,8 +155,7 @@ class AttentionCost:
         return least + max(whole - least, 0.0) * load.prefill_pairs / own
 
     def _measured(self, tokens: int, before: float, seqs: int, context: float) -> float:
-        """Return the attention time in seconds, interpolated by the number of decodes and then by
-        prefill tokens.
+        """Return the attention time in seconds, interpolated by decodes and by prefill tokens.
 
         ``before`` is the number of cached tokens before the prefill.
         """
@@ -173,9 +167,7 @@ class AttentionCost:
         return lerp(first, self._by_decodes(prefills[high], before, seqs, context), share)
 
     def _by_decodes(self, tokens: int, before: float, seqs: int, context: float) -> float:
-        """Return the attention time in seconds, interpolated by the number of decodes; extrapolate
-        above the largest measured number.
-        """
+        """Return the attention time in seconds, interpolated by the number of decodes."""
         known = self._decodes[tokens]
         low, high, share = bracket(known, seqs)
         first = self._in_slice((tokens, known[low]), before, context)
@@ -194,7 +186,7 @@ class AttentionCost:
         )
 
     def _line(self, seqs: int) -> tuple[Sequence[float], Sequence[float]]:
-        """Return decode contexts and, for each of them, the time (s) of ``seqs`` decodes."""
+        """Return decode contexts and the times (s) of ``seqs`` decodes with these contexts."""
         known = self._decodes[0]
         low, high, share = bracket(known, seqs)
         rows = [self._slices[0, known[index]].rows[0] for index in (low, high)]
@@ -204,7 +196,7 @@ class AttentionCost:
 
 
 class _SkewShares:
-    """Lookup of the fraction that the correction for decodes of unequal length uses."""
+    """Lookup of the position between mean and longest context for decodes of unequal length."""
 
     def __init__(self, skew: SkewCorrection) -> None:
         self._skew = skew
@@ -212,8 +204,8 @@ class _SkewShares:
         self._prefills = sorted({key[0] for key in self._shares if key[0]})
 
     def __call__(self, load: StepLoad, mean: float) -> float:
-        """Return the fraction of the distance from the time at the mean context (0) to the time at
-        the longest context (1).
+        """Return the position: 0 for the time at the mean context, 1 for the time at the longest
+        context.
         """
         skew, tokens = self._skew, load.prefill_tokens
         before = max(load.prefill_pairs - tokens * (tokens + 1) / 2, 0.0) / max(tokens, 1)
@@ -228,17 +220,12 @@ class _SkewShares:
         return self._shares.get(key, skew.default)
 
     def _nearest(self, tokens: int) -> int:
-        """Return the measured number of prefill tokens that is nearest to ``tokens`` on a
-        logarithmic scale; 0 stays 0.
-        """
+        """Return the nearest measured number of prefill tokens on a logarithmic scale."""
         if not tokens or not self._prefills:
             return tokens
         return min(self._prefills, key=lambda measured: abs(log2(measured / tokens)))
 
 
 def _bucket(ends: Sequence[float], value: float) -> int:
-    """Return the index of the bucket of ``value``; ``ends`` are the upper edges of the buckets.
-
-    The last bucket includes all larger values.
-    """
+    """Return the index of the bucket of ``value``. ``ends`` are the upper edges of the buckets."""
     return min(bisect_left(ends, value), len(ends) - 1)

@@ -49,7 +49,7 @@ Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 def _without_swaps(data: Any) -> Any:
-    """Remove the costs of swapping, which only profiles measured with simkv 0.2 contain."""
+    """Remove the costs of swapping, which only profiles of simkv 0.2 contain."""
     if not isinstance(data, dict) or not isinstance(data.get("terms"), list):
         return data
     terms = [
@@ -75,11 +75,11 @@ class CostTerm(FrozenModel):
     """A term of a step's cost in seconds, as a function of one ``feature`` of the step.
 
     ``slots`` is the number of tokens after padding to the size of a CUDA graph. ``group_tokens`` is
-    the number of tokens of all data-parallel ranks that run in lockstep. ``emits`` is the number of
-    sequences for which a token is sampled. ``prefill_mean`` is the mean number of tokens that a
-    prefill token attends to. ``decode_mean`` is the mean context of the decodes. ``decode_tail`` is
-    the longest decode context minus the mean. ``mixed_decode_seqs`` is the number of decodes in a
-    step with prefills. The feature ``steps`` is always 1.
+    the number of tokens of all data-parallel ranks in lockstep. ``emits`` is the number of sampled
+    tokens. ``prefill_mean`` is the mean number of tokens that a prefill token attends to.
+    ``decode_mean`` is the mean context of the decodes. ``decode_tail`` is the longest decode
+    context minus the mean. ``mixed_decode_seqs`` is the number of decodes in a step with prefills.
+    ``steps`` is always 1.
 
     The function is ``seconds`` per unit, linear ``pieces``, or a ``table`` of measured ``[value,
     seconds]`` pairs. ``when`` restricts the term to steps with prefills, with decodes, with both
@@ -111,7 +111,7 @@ class CostTerm(FrozenModel):
 class StepError(FrozenModel):
     """Relative errors of predicted step times over ``points`` held-out steps; 0.01 is 1 %.
 
-    ``median`` and ``p95`` summarize the absolute error; ``bias`` is the mean of the signed error.
+    ``median`` and ``p95`` are statistics of the absolute error. ``bias`` is the mean signed error.
     """
 
     points: int
@@ -121,10 +121,8 @@ class StepError(FrozenModel):
 
     @property
     def lasting(self) -> float:
-        """Relative error of the mean duration of many steps.
-
-        Random errors of single steps cancel out in the mean. The bias and its statistical
-        uncertainty remain.
+        """Relative error of the mean duration of many steps: the bias and its statistical
+        uncertainty.
         """
         if not self.points:
             return self.p95
@@ -134,7 +132,7 @@ class StepError(FrozenModel):
 class ErrorSource(FrozenModel):
     """A reason for errors of step times, such as kernels that were not measured.
 
-    ``ends`` maps a kind of step to a 90 % interval of log(real / predicted).
+    ``ends`` contains a 90 % interval of log(real / predicted) for each kind of step.
     """
 
     name: str
@@ -145,10 +143,10 @@ class FitQuality(FrozenModel):
     """Quality of the fit of the cost terms to measurements.
 
     ``rms_s`` is the root mean square error in seconds over ``points`` measurements. ``held_out``
-    maps a kind of step to the errors on steps excluded from the fit. ``beyond`` maps a feature to
-    the relative step error for each doubling of the feature outside the range.
-    ``unmeasured_kernels`` are kernels of the engine that were not measured. ``sources`` are the
-    reasons for errors of composed costs; they replace ``held_out``.
+    contains the errors on held-out steps by kind of step. ``beyond`` contains the relative step
+    error for each doubling of a feature outside the range. ``unmeasured_kernels`` are kernels of
+    the engine without measurements. ``sources`` are the sources of error of composed costs, in
+    place of ``held_out``.
     """
 
     points: int
@@ -164,13 +162,12 @@ class CostProfile(FrozenModel):
     """Step costs of an engine, model and GPU, with their range and the sources of the data.
 
     The step time is the sum of the ``terms``, plus the attention time from ``attention`` or
-    ``grid``. No step is shorter than the sum of the terms in ``floor``, which is the time that the
-    host needs to launch a step.
+    ``grid``. Its lower bound is the sum of the terms in ``floor``, the host time of a launch.
 
-    ``graph_sizes`` are the token counts of captured CUDA graphs. ``range`` maps a feature to the
-    smallest and largest value that the data covers. ``idle_pass_s`` is the duration of a scheduler
-    pass with nothing to run. ``front_s`` is the time before the engine core receives a request;
-    only ``simkv validate`` adds this time.
+    ``graph_sizes`` are the token counts of captured CUDA graphs. ``range`` contains the smallest
+    and largest measured value of each feature. ``idle_pass_s`` is the duration of a scheduler pass
+    with nothing to run. ``front_s`` is the time before the engine core receives a request; only
+    ``simkv validate`` adds this time.
     """
 
     format: Literal[1] = 1
@@ -256,16 +253,15 @@ class StepCost:
         return max(seconds, self._host(load)) if self._floor else seconds
 
     def head(self, load: StepLoad) -> float:
-        """Return the time (s) of the output head and the sampler, which is a part of the step time.
-
-        Returns 0 if the profile does not separate this part.
+        """Return the time (s) of the output head and the sampler; 0 if the profile does not
+        separate it.
         """
         return sum_terms(self._head, load, self._graph_sizes)
 
     def ahead(self, load: StepLoad, steps: int) -> list[float] | None:
         """Return the durations in seconds of the next ``steps`` decode steps.
 
-        Returns None if the profile requires that each step is evaluated separately.
+        Return None if the profile requires a separate evaluation of each step.
         """
         if not (self._by_batch_only and isinstance(self._attention, GridCost)):
             return None
@@ -294,11 +290,11 @@ class StepCost:
         return self._sum(load) + self._attention(load)
 
     def linear_decode_cost(self, seqs: int) -> tuple[float, float]:
-        """Return the base cost (s) of a step with ``seqs`` decodes, and the cost per context token
-        (s).
+        """Return the base cost (s) of a step with ``seqs`` decodes, and the cost (s) per context
+        token.
 
-        The base cost does not include the attention time from a table or grid. The cost per token
-        is valid only if ``linear`` is true.
+        The base cost does not include attention times from a table or grid. ``linear`` must be
+        true.
         """
         base = self._by_batch.get(seqs)
         if base is None:
@@ -321,9 +317,7 @@ class StepCost:
 
 
 def merge_tables(terms: Sequence[CostTerm]) -> list[CostTerm]:
-    """Merge the tables of terms with equal ``feature`` and ``when`` into their sum, to save
-    lookups.
-    """
+    """Merge the tables of terms with equal ``feature`` and ``when`` into their sum."""
     groups: dict[object, list[CostTerm]] = {}
     for number, term in enumerate(terms):
         alike = (term.feature, term.when) if term.table else number
@@ -366,8 +360,7 @@ def packaged_profiles() -> list[str]:
 
 
 def profile_path(name: str, beside: Path | None = None) -> Path:
-    """Return the path of a packaged profile, or of a JSON file relative to the directory
-    ``beside``.
+    """Return the path of a packaged profile, or of a JSON file relative to ``beside``.
 
     ``beside`` defaults to the current directory. Raises InputError if there is no such profile.
     """
@@ -386,7 +379,10 @@ def profile_path(name: str, beside: Path | None = None) -> Path:
 
 
 def load_profile(name: str, beside: Path | None = None) -> CostProfile:
-    """Load the profile found by ``profile_path``. Raises InputError if it is missing or invalid."""
+    """Load a packaged profile, or a JSON file relative to ``beside``.
+
+    Raises InputError if the profile is missing or invalid.
+    """
     path = profile_path(name, beside)
     try:
         return CostProfile.model_validate_json(read_text(path))

@@ -13,8 +13,8 @@ FeatureFunction = Callable[[float], float]
 
 
 class TermFunction:
-    """A term of the step cost: for steps selected by ``when``, the seconds ``form(value of the
-    feature)``.
+    """A term of the step cost: ``form(feature)`` in seconds, for the steps that ``when``
+    selects.
     """
 
     def __init__(self, feature: str, when: str, form: FeatureFunction) -> None:
@@ -74,8 +74,8 @@ def compute_feature(load: StepLoad, feature: str, graph_sizes: Sequence[int] = (
 def _padded(tokens: int, most: int, graph_sizes: Sequence[int]) -> int:
     """Return ``tokens`` padded to the size of a CUDA graph.
 
-    ``most`` is the number of tokens of the largest rank in lockstep, which determines the graph
-    size.
+    ``most`` is the number of tokens of the largest rank in lockstep, from which the graph size is
+    chosen.
     """
     if not graph_sizes or tokens > graph_sizes[-1]:
         return tokens
@@ -91,8 +91,8 @@ def make_linear(slope: float) -> FeatureFunction:
 def make_piecewise_linear(pieces: Sequence[tuple[float, float, float]]) -> FeatureFunction:
     """Return a piecewise linear function.
 
-    Each piece is a tuple of the largest x, the base and the slope. The last piece has no upper
-    limit: its largest x must be infinite.
+    Each piece is a tuple of the largest x, the base and the slope. The largest x of the last piece
+    must be infinite.
     """
 
     def form(x: float) -> float:
@@ -103,7 +103,7 @@ def make_piecewise_linear(pieces: Sequence[tuple[float, float, float]]) -> Featu
 
 
 def make_interpolated(xs: Sequence[float], ys: Sequence[float]) -> FeatureFunction:
-    """Return a function that interpolates and extrapolates linearly; negative results become 0."""
+    """Return a function that interpolates and extrapolates linearly. Negative results become 0."""
     return lambda x: max(extrapolate(xs, ys, x), 0.0)
 
 

@@ -14,7 +14,7 @@ class FrontEndCosts:
 
     ``request_s`` is the time per request, ``prompt_token_s`` the time per prompt token, and
     ``output_token_s`` the time per token sent to a client. ``processes`` is the number of server
-    processes. ``latency_s`` delays a request without using CPU time.
+    processes. ``latency_s`` is a delay of each request without CPU time.
     """
 
     request_s: float = 0.0
@@ -25,9 +25,7 @@ class FrontEndCosts:
 
 
 class PackagedFrontEnd(NamedTuple):
-    """Costs of an engine's releases from ``since`` on, and separate costs for gpt-oss models on
-    these releases.
-    """
+    """Costs of an engine's releases from ``since`` on, with separate costs for gpt-oss models."""
 
     engine: str
     since: str
@@ -64,7 +62,7 @@ SPREAD = 2.0
 
 
 def find_front_end(engine: str, release: str, model: str = "") -> FrontEndCosts | None:
-    """Return the packaged costs of an engine's release; None for engines without measurements."""
+    """Return the packaged costs of an engine's release, or None if the engine was not measured."""
     known = find_version(release)
     for one in PACKAGED:
         if one.engine == engine and (known is None or is_since(release, one.since)):

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict
 
 
 class FrozenModel(BaseModel):
-    """Immutable data read from JSON; unknown fields and non-finite numbers are rejected."""
+    """Immutable data read from JSON. Unknown fields and non-finite numbers are rejected."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 

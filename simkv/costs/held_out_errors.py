@@ -22,7 +22,7 @@ AttentionPoint = tuple[int, int, int, int]
 
 
 def add_error_estimates(profile: CostProfile) -> CostProfile:
-    """Return the profile with ``fit.held_out`` and ``fit.beyond``, computed from its attention
+    """Return the profile with errors (``held_out``, ``beyond``) computed from its attention
     table.
     """
     table = profile.attention
@@ -41,9 +41,8 @@ def compute_held_out_errors(
 ) -> dict[str, StepError]:
     """Return the relative errors of step times, by kind of step (decode, prefill or mixed).
 
-    Each measured batch is predicted by linear interpolation between its two neighbors in the table.
-    ``rest`` returns the time of a step without attention (s). The result is empty if no batch has
-    two neighbors.
+    Each measured batch is predicted from its two neighbors in the table. ``rest`` returns the time
+    of a step without attention (s). The result is empty if no batch has two neighbors.
     """
     measured = _measured(table)
 
@@ -70,8 +69,8 @@ def compute_extrapolation_errors(
 ) -> dict[Feature, float]:
     """Return the relative step error for each doubling of a feature outside the range, by feature.
 
-    The error is the 90th percentile over extrapolations of the last measured values. ``rest``
-    returns the time of a step without attention (s).
+    The error is the 90th percentile of extrapolations to the last measured values. ``rest`` returns
+    the time of a step without attention (s).
     """
     measured = _measured(table)
     found: dict[Feature, float] = {}
@@ -126,7 +125,7 @@ def _summed(errors: list[float]) -> StepError:
 
 
 def _lines(measured: dict[AttentionPoint, float]) -> Iterator[tuple[AttentionPoint, float]]:
-    """Yield measured batches, each with the time (s) interpolated between its two neighbors."""
+    """Yield measured batches with the time (s) interpolated between the two neighbors."""
     for axis in range(4):
         for key, values in _axis(measured, axis).items():
             for low, x, high in zip(values, values[1:], values[2:], strict=False):

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 def bracket(points: Sequence[float], x: float) -> tuple[int, int, float]:
     """Return the indices of the two points around ``x``, and the position of ``x`` between them.
 
-    The position is 0 at the left point and 1 at the right point; it exceeds 1 above the last point.
-    Below the first point, the position is 0. ``points`` must increase strictly.
+    The position is 0 at and below the left point, 1 at the right point, and larger than 1 above the
+    last point. ``points`` must increase strictly.
     """
     if len(points) == 1 or x <= points[0]:
         return 0, 0, 0.0
@@ -26,9 +26,9 @@ def lerp(left: float, right: float, share: float) -> float:
 
 
 def interpolate(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
-    """Return the linearly interpolated value at ``x``, constant below the first point.
+    """Return the linearly interpolated value at ``x``.
 
-    Above the last point, the last segment is extrapolated.
+    The value is constant below the first point and extrapolated linearly above the last point.
     """
     left, right, share = bracket(xs, x)
     return lerp(ys[left], ys[right], share)
@@ -37,8 +37,7 @@ def interpolate(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
 def extrapolate(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
     """Return the linearly interpolated value at ``x``, extrapolated at both ends.
 
-    Above the last point, the slope is the mean slope between half of the last x and the last x. A
-    single point gives a constant.
+    Above the last point, the slope is the mean slope of the upper half of the x range.
     """
     if len(xs) == 1:
         return ys[0]

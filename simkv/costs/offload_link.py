@@ -8,9 +8,8 @@ class OffloadLink:
 
     Copies in one direction run one after another, as in vLLM 0.33.0
     (``SingleDirectionOffloadingHandler`` in ``vllm/v1/kv_offload/cpu/gpu_worker.py``).
-
     ``bandwidth`` is in bytes per second towards the GPU, and ``back`` in the other direction.
-    ``latency`` in seconds is added to each copy. The values are not calibrated.
+    ``latency`` is the additional time per copy in seconds. The values are not calibrated.
     """
 
     def __init__(
@@ -22,13 +21,15 @@ class OffloadLink:
         self._loaded = self._stored = 0.0
 
     def load(self, tokens: int, start: float) -> float:
-        """Add a copy of ``tokens`` tokens to the GPU at ``start`` (s); return its end time (s)."""
+        """Add a copy of ``tokens`` tokens to the GPU at ``start`` (s), and return its end time
+        (s).
+        """
         self._loaded = max(self._loaded, start) + (self.latency + tokens * self._load)
         return self._loaded
 
     def store(self, tokens: int, start: float) -> float:
-        """Add a copy of ``tokens`` tokens from the GPU at ``start`` (s); return its end
-        time (s).
+        """Add a copy of ``tokens`` tokens from the GPU at ``start`` (s), and return its end time
+        (s).
         """
         self._stored = max(self._stored, start) + (self.latency + tokens * self._store)
         return self._stored

@@ -1,4 +1,4 @@
-"""Search for packaged profiles, and for models and GPUs whose costs simkv can compose."""
+"""Search for packaged profiles, and for models and GPUs with composed costs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class KnownCost:
     """Available step costs: a packaged profile, or a model and a GPU with composed costs.
 
     ``name`` is empty for composed costs. ``fits`` is the minimum number of GPUs that can hold the
-    model, or None if unknown. ``error`` is a text about the error of step times.
+    model, or None. ``error`` is a text about the error of step times.
     """
 
     name: str
@@ -69,9 +69,7 @@ def find_known_costs(words: Sequence[str] = ()) -> list[KnownCost]:
 
 
 def find_cost_basis(gpu: Gpu) -> str:
-    """Return the kind of data that costs on this GPU are based on: measured operators if installed,
-    or the data sheet.
-    """
+    """Return the basis of costs on the GPU: measured operators if installed, or the data sheet."""
     tables = find_installed_tables()
     measured = tables and gpu.system and _measured(tables, gpu.system)
     return "composed of measured operators" if measured else DATA_SHEET_BASIS
@@ -84,8 +82,7 @@ def _measured(tables: Path, system: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def find_min_gpus(model: Architecture, gpu: Gpu) -> int | None:
-    """Return the smallest number of GPUs (1 to 16) that can hold the model and the KV of 8,192
-    tokens.
+    """Return the smallest number of GPUs (1 to 16) that can hold the model and 8,192 tokens of KV.
 
     Returns None if 16 GPUs are too few.
     """

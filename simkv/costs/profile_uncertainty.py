@@ -1,11 +1,10 @@
 """Uncertainty of a profile over a whole run, and its growth outside the profile's range.
 
-The uncertainty has named sources (``ErrorSource``). They are independent, so the squares of their
-interval ends are added, separately for the lower and the upper end. A metric of a run depends on
-many steps. If the errors of single steps were measured on the same device (basis ``measured``),
-they cancel out except for their bias. If they come from other devices or configurations, all steps
-are assumed to have the same error. Outside the range, an error is added for each doubling of a
-feature. This error was measured by extrapolating to excluded data at the ends of the range.
+The sources of error (``ErrorSource``) are independent, so the squares of their interval ends are
+added. A metric of a run depends on many steps. Errors measured on the same device (basis
+``measured``) cancel out except for their bias. Errors from other devices or configurations are
+assumed to be equal for all steps. Outside the range, an error is added for each doubling of a
+feature.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ MAX_UNKNOWN_SHARE = 0.05
 
 
 class OutOfRangeMargin:
-    """Additional relative error of a step outside the range of its profile; 0 inside the range.
+    """Additional relative error of a step outside the range of its profile.
 
-    The error grows by ``FitQuality.beyond`` with each doubling of a feature outside the range.
+    The error grows by ``FitQuality.beyond`` with each doubling of a feature.
     """
 
     def __init__(self, profile: CostProfile) -> None:
@@ -79,7 +78,7 @@ def error_ends(
 def combine_ends(ends: Iterable[tuple[float, float]]) -> tuple[float, float]:
     """Combine the intervals of independent sources of error.
 
-    Each end of the result is the root of the sum of the squared ends.
+    Each end is the root of the sum of the squared ends.
     """
     lows, highs = zip(*ends, strict=True)
     return -hypot(*lows), hypot(*highs)
@@ -106,15 +105,15 @@ def compute_scales(sources: Sequence[ErrorSource], side: ErrorSide) -> dict[Step
 def compute_profile_scales(profile: CostProfile, side: ErrorSide) -> dict[StepKind, float]:
     """Return the factor for step times at one end of the profile's error, for each kind of step.
 
-    ``side`` selects the end (faster or slower).
+    ``side`` selects faster or slower steps.
     """
     return compute_scales(find_sources(profile), side)
 
 
 def make_scaled_executor(profile: CostProfile, side: ErrorSide) -> Callable[[Executor], Executor]:
-    """Return a function that wraps an executor and scales its step times by the profile's error.
+    """Return a function that scales the step times of an executor by the profile's error.
 
-    ``side`` selects faster or slower. Raises InputError if the profile has no error estimate.
+    ``side`` selects faster or slower steps. Raises InputError if the profile has no error estimate.
     """
     if not profile.fit.held_out:
         raise InputError(
@@ -125,10 +124,9 @@ def make_scaled_executor(profile: CostProfile, side: ErrorSide) -> Callable[[Exe
 
 
 def doublings(value: float, low: float, high: float) -> float:
-    """Return how many times the nearest end of the range must be doubled or halved to reach
-    ``value``.
+    """Return the number of doublings or halvings from the nearest end of the range to ``value``.
 
-    The result is 0 inside the range; above a range that ends at 0, it is infinite.
+    The number is 0 inside the range, and infinite above a range that ends at 0.
     """
     if value > high:
         return log2(value / high) if high > 0 else inf
@@ -136,10 +134,9 @@ def doublings(value: float, low: float, high: float) -> float:
 
 
 def unknown_share(profile: CostProfile, outside: Mapping[Feature, float], busy: float) -> float:
-    """Return the fraction of busy time in steps outside the range whose error is unknown.
+    """Return the fraction of busy time in steps outside the range with an unknown error.
 
-    ``outside`` maps a feature to the total seconds of steps outside its range. ``busy`` is in
-    seconds.
+    ``outside`` contains the seconds of steps outside the range, by feature. ``busy`` is in seconds.
     """
     unknown = [s for feature, s in outside.items() if feature not in profile.fit.beyond]
     return max(unknown, default=0.0) / busy if busy else 0.0

@@ -29,7 +29,7 @@ MAX_ERROR = 0.9
 def error_end(error: float, side: ErrorSide) -> float:
     """Return the lower (faster) or upper (slower) end of the interval of log(real / predicted).
 
-    ``error`` is the relative error: the predicted time divided by the real time, minus 1.
+    ``error`` is the relative error: predicted time / real time - 1.
     """
     return -log1p(error if side == "faster" else -min(error, MAX_ERROR))
 
@@ -42,8 +42,7 @@ def classify_step(load: StepLoad) -> StepKind:
 
 
 class ScaledExecutor:
-    """Executor that multiplies the step times of another executor by a factor for each kind of
-    step.
+    """Executor that multiplies the step times of another executor by a factor per kind of step.
 
     ``wider`` returns the additional relative error of a step outside the profile's range.
     """

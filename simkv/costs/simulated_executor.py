@@ -18,9 +18,9 @@ MIN_VECTOR_STEPS = 16
 
 
 def advance_load(load: StepLoad, steps: int) -> StepLoad:
-    """Return the load of the decode step that runs ``steps`` steps after ``load``.
+    """Return the load of the decode step that is ``steps`` steps after ``load``.
 
-    The same sequences decode; the context of each grows by one token per step.
+    The context of each sequence grows by one token per step.
     """
     context = load.decode_context + steps * load.decode_seqs
     shortest, longest = load.shortest, load.longest
@@ -42,15 +42,14 @@ def advance_load(load: StepLoad, steps: int) -> StepLoad:
 
 
 class SimulatedExecutor:
-    """Executor with step times from a cost profile; records steps outside the profile's range.
+    """Executor with step times from a cost profile. It records steps outside the profile's range.
 
-    ``outside`` maps a feature to the total seconds of steps outside its range. ``extremes`` maps a
-    feature to its smallest and largest value outside the range. ``busy`` is the total duration of
-    all steps in seconds. ``outside_s`` is the total duration of steps with a feature outside its
-    range.
+    ``outside`` contains the seconds of steps outside the range, by feature. ``extremes`` contains
+    the smallest and largest value outside the range, by feature. ``busy`` is the duration of all
+    steps, and ``outside_s`` is the duration of steps outside the range, in seconds.
 
-    ``loading`` has the times in seconds to copy a LoRA adapter from host memory to the GPU, and to
-    read an adapter from disk (vLLM 0.33.0, ``_apply_adapters`` in ``vllm/lora/worker_manager.py``).
+    ``loading`` contains the seconds to copy a LoRA adapter to the GPU, and to read it from disk
+    (vLLM 0.33.0, ``_apply_adapters`` in ``vllm/lora/worker_manager.py``).
 
     ``drafting`` is the duration of a drafter pass divided by the duration of a decode step.
     ``layers`` is the number of layers of the model for multi-token prediction, or 0 for other
@@ -92,7 +91,7 @@ class SimulatedExecutor:
     def _draft(self, load: StepLoad, verified: StepLoad, seconds: float) -> float:
         """Return the duration of all drafter passes after a step, in seconds.
 
-        ``verified`` is the load of the step with its draft tokens, and ``seconds`` its duration.
+        ``verified`` is the load of the step with its draft tokens, and ``seconds`` is its duration.
         """
         step = StepLoad(0, 0, 0, load.emits, load.decode_context, 0, load.emits)
         if not self._layers:

@@ -1,5 +1,5 @@
 # mypyc: compile
-"""Amount of work in a step, and the protocol of an executor that returns a step's duration."""
+"""Work of a step, and the protocol of an executor that returns a step's duration."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ Floats = npt.NDArray[np.float64]
 
 
 class StepLoad(NamedTuple):
-    """Amount of work in a step; all token counts are totals over the sequences.
+    """Work of a step. All token counts are totals over the sequences.
 
-    ``prefill_context`` is the number of tokens before the prefills whose KV was computed earlier.
+    ``prefill_context`` is the number of tokens before the prefills with computed KV.
     ``decode_context`` is the number of KV tokens that decodes read. ``prefill_pairs`` is the number
-    of attention pairs (prefill token, attended token). ``emits`` is the number of sequences for
-    which the step samples a token. ``shortest`` and ``longest`` are the smallest and largest KV
-    length of a decode, or 0 if not needed.
+    of attention pairs (prefill token, attended token). ``emits`` is the number of sampled tokens.
+    ``shortest`` and ``longest`` are the smallest and largest KV length of a decode, or 0 if not
+    needed.
 
     ``group_ranks`` is the number of data-parallel ranks in lockstep, or 0 for a single engine.
-    ``group_tokens`` is the total number of their tokens, and ``group_most`` the number of the
-    largest rank. ``lora_copies`` is the number of adapters copied to the GPU before the step, and
-    ``lora_reads`` the number of adapters read from disk. ``draft_tokens`` are verified by decodes.
-    ``draft_passes`` is the number of drafter passes after the step.
+    ``group_tokens`` is the number of tokens of all ranks, and ``group_most`` is the number of the
+    largest rank. ``lora_copies`` is the number of adapters copied to the GPU before the step.
+    ``lora_reads`` is the number of adapters read from disk. ``draft_tokens`` are verified by
+    decodes. ``draft_passes`` is the number of drafter passes after the step.
     """
 
     prefill_seqs: int
@@ -49,8 +49,7 @@ class StepLoad(NamedTuple):
 
 
 def count_attention_pairs(tokens: int, context: int) -> int:
-    """Return the number of attention pairs of a prefill of ``tokens`` tokens that follow
-    ``context`` tokens.
+    """Return the number of attention pairs of ``tokens`` prefill tokens after ``context`` tokens.
 
     Each token attends to the context, to earlier tokens of the prefill, and to itself.
     """
@@ -58,10 +57,9 @@ def count_attention_pairs(tokens: int, context: int) -> int:
 
 
 def compute_step_load(batch: Batch, *, spread: bool = False) -> StepLoad:
-    """Return the amount of work in a batch.
+    """Return the work of a batch.
 
-    With ``spread``, the shortest and longest decode context are computed too, which takes more
-    time.
+    With ``spread``, the shortest and longest decode context are also computed.
     """
     load = _computed(batch)
     if batch.drafted:
@@ -100,17 +98,12 @@ def _computed(batch: Batch) -> StepLoad:
 
 
 def _own(batch: Batch, i: int, tokens: int) -> int:
-    """Return how many of the ``tokens`` tokens of request ``i`` in this step are not draft
-    tokens.
-    """
+    """Return the number of ``tokens`` of request ``i`` that are not draft tokens."""
     return tokens - batch.drafted.tokens.get(i, 0) if batch.drafted else tokens
 
 
 def _with_drafts(load: StepLoad, batch: Batch, drafted: DraftedTokens) -> StepLoad:
-    """Add the draft tokens that decodes verify.
-
-    The token counts of prefills already include draft tokens.
-    """
+    """Return ``load`` with the draft tokens that decodes verify."""
     prefill = {
         i
         for (i, tokens), context in zip(batch.scheduled, batch.context, strict=True)
@@ -121,25 +114,21 @@ def _with_drafts(load: StepLoad, batch: Batch, drafted: DraftedTokens) -> StepLo
 
 
 class Executor(Protocol):
-    """Protocol of an object that runs a step, simulated or real, and returns its duration.
-
-    An executor may also implement ``SpreadExecutor``.
-    """
+    """Protocol of an object that runs a step, simulated or real, and returns its duration."""
 
     def run(self, load: StepLoad) -> float:
-        """Run a step with this amount of work and return its duration in seconds."""
+        """Run a step and return its duration in seconds."""
 
     def forecast_steps(self, load: StepLoad, steps: int) -> Sequence[float] | Floats:
         """Return the durations in seconds of up to ``steps`` decode steps after a decode-only step.
 
-        An executor that cannot forecast returns an empty sequence. Forecast steps count as run only
-        when the engine reports them to ``ran``.
+        The result is empty if the durations are unknown. Only steps that the engine reports to
+        ``ran`` count as run.
         """
 
     def ran(self, load: StepLoad, seconds: Sequence[float]) -> None:
-        """Record that steps which were forecast after ``load`` have run.
-
-        ``seconds`` contains the durations of these steps, from the first one on.
+        """Record that steps which were forecast after ``load`` have run, with their durations
+        ``seconds``.
         """
 
     def idle(self) -> float:

@@ -15,10 +15,9 @@ from simkv.schedulers.engine_registry import ENGINES
 
 @dataclass(frozen=True)
 class LoggedCacheSize:
-    """The KV cache size in a log, as a number of ``blocks``, a number of ``tokens``, or both.
+    """The KV cache size in a log, in ``blocks``, in ``tokens``, or both. Unknown numbers are None.
 
-    A number that is neither logged nor computable is None. ``line`` is the line number in the log.
-    ``block_size`` is the number of tokens per block, or None if it is unknown.
+    ``line`` is the line number in the log. ``block_size`` is the number of tokens per block.
     """
 
     engine: str
@@ -37,8 +36,7 @@ _LINES = [
 def read_cache_size(log: Path, block_size: int | None = None) -> LoggedCacheSize:
     """Read the last KV cache size that an engine reported in a log.
 
-    If the log contains no block size, ``block_size`` is used. With a block size, the number of
-    blocks is computed from the number of tokens or vice versa. Raises InputError if the file cannot
+    ``block_size`` is used if the log contains no block size. Raises InputError if the file cannot
     be read or contains no cache size of a known engine.
     """
     found: LoggedCacheSize | None = None

@@ -1,4 +1,4 @@
-"""Read the fields of a ``config.json``; invalid values raise an InputError."""
+"""Read the fields of a ``config.json``. Invalid values raise InputError."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ class ConfigFields:
         self.where = where
 
     def field_error(self, field: str, why: str) -> InputError:
-        """Return an InputError that names the file, the field and the reason ``why``."""
+        """Return an InputError with the file, the field and the reason ``why``."""
         return InputError(f"{self.where}: {field}: {why}")
 
     def number(self, *fields: str, default: int | None = None, least: int = 1) -> int:
-        """Return the value of the first field in ``fields`` that is present, as an integer.
+        """Return the integer value of the first field in ``fields`` that is present, or
+        ``default``.
 
-        If none is present, returns ``default``. Raises InputError if there is no default, or if the
-        value is not an integer of at least ``least``.
+        Raises InputError if no field is present and there is no default, or if the value is not an
+        integer of at least ``least``.
         """
         for field in fields:
             value = self.config.get(field)

@@ -1,7 +1,6 @@
 """Read architectures from a Hugging Face ``config.json``.
 
-Only fields that determine shapes are read. An unknown model type, or a field that changes the
-layers in an unsupported way, raises an InputError that names the type or the field.
+Only fields that determine shapes are read. An unsupported model type or field raises InputError.
 """
 
 from __future__ import annotations
@@ -84,8 +83,8 @@ _OWN = {
 def parse_architecture(config: Mapping[str, Any] | Path, name: str | None = None) -> Architecture:
     """Parse a ``config.json``, given as its path or its content.
 
-    Raises InputError, which names the file and the field, if the file cannot be read or the model
-    is not supported.
+    Raises InputError, with the file and the field, if the file cannot be read or the model is not
+    supported.
     """
     if isinstance(config, Path):
         try:
@@ -99,7 +98,7 @@ def parse_architecture(config: Mapping[str, Any] | Path, name: str | None = None
 
 
 class _Reader(ConfigFields):
-    """Parser of one ``config.json``; its errors name the file."""
+    """Parser of one ``config.json``. Its errors contain the name of the file."""
 
     def __init__(self, config: Mapping[str, Any], where: str) -> None:
         super().__init__(config, where)

@@ -1,8 +1,7 @@
-"""Measured links between the GPUs of a host; hosts with the same GPUs may have different links.
+"""Measured links between the GPUs of a host. Hosts with the same GPUs may have different links.
 
 ``links.json`` lists the links by interconnect and peer-to-peer setting, each with its source.
-Without peer-to-peer access (because of the driver, the board or a virtual machine), all data passes
-through host memory.
+Without peer-to-peer access, all data passes through host memory.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class HostLink(FrozenModel):
     """A link between the GPUs of a host, measured with all-reduce operations.
 
     ``latency`` is the duration of the smallest all-reduce in seconds. ``bandwidth`` is in bytes/s
-    per GPU and direction. ``peer_to_peer`` is None if it is unknown.
+    per GPU and direction. ``peer_to_peer`` is None if unknown.
     """
 
     name: str
@@ -45,10 +44,11 @@ class HostLink(FrozenModel):
         )
 
     def times(self, collective: str, ranks: int) -> list[tuple[int, float]]:
-        """Estimate the duration of a ring collective on ``ranks`` GPUs, for each size in ``SIZES``.
+        """Estimate the durations of a ring collective on ``ranks`` GPUs, as pairs of bytes and
+        seconds.
 
-        Returns pairs of a size (bytes) and a duration (s). The size is the whole message for an
-        all-reduce, and the data of one GPU for other collectives.
+        The bytes are the whole message for an all-reduce, and the data of one GPU for other
+        collectives.
         """
         trips = 2 * (ranks - 1) / ranks if collective == "all_reduce" else float(ranks - 1)
         return [(size, self.latency + trips * size / self.bandwidth) for size in SIZES]
@@ -62,7 +62,7 @@ def links() -> tuple[HostLink, ...]:
 
 
 def find_link(name: str) -> HostLink:
-    """Return the link with this name. Raises InputError if it is unknown."""
+    """Return the link with the given name. Raises InputError if it is unknown."""
     names = [link.name for link in links()]
     for link in links():
         if link.name.casefold() == name.casefold():
@@ -75,7 +75,7 @@ def find_link(name: str) -> HostLink:
 
 
 def parse_link(text: str) -> HostLink:
-    """Parse a link: either a name, or latency (us) and bandwidth (GB/s) such as ``20,16``.
+    """Parse a link: a name, or latency (us) and bandwidth (GB/s) such as ``20,16``.
 
     Raises InputError for other text.
     """

@@ -2,10 +2,9 @@
 
 A ``config.json`` specifies the kinds of layers by a period (Jamba), by a list of names or a letter
 pattern (Granite 4, Nemotron-H), or by layer numbers (Bamba, Kimi Linear). Every layer of Falcon-H1
-has both attention and Mamba. Llama 4 has a flag per layer: layers with rotary positions attend
-within chunks. In Gemma 4, layers without a sliding window have fewer and wider heads than the other
-layers. State shapes follow ``get_mamba_state_shape_from_config`` of vLLM 0.33.0
-(``vllm/model_executor/models``).
+has both attention and Mamba. In Llama 4, layers with rotary positions attend within chunks. In
+Gemma 4, layers without a sliding window have fewer and wider heads. State shapes follow
+``get_mamba_state_shape_from_config`` of vLLM 0.33.0 (``vllm/model_executor/models``).
 """
 
 from __future__ import annotations
@@ -56,9 +55,7 @@ def _jamba(fields: ConfigFields) -> list[LayerParts]:
 
 
 def _granite(fields: ConfigFields) -> list[LayerParts]:
-    """Return the layers of Granite 4: Mamba-2 and attention. Either all layers have experts or none
-    do.
-    """
+    """Return the layers of Granite 4: Mamba-2 and attention, all with or all without experts."""
     mlp: Mlp = DenseMlp(fields.number("shared_intermediate_size"))
     if experts := fields.number("num_local_experts", default=0, least=0):
         width, shared = fields.number("intermediate_size"), mlp.intermediate
@@ -87,8 +84,8 @@ def _falcon(fields: ConfigFields) -> list[LayerParts]:
 def _nemotron(fields: ConfigFields) -> list[LayerParts]:
     """Return the layers of Nemotron-H.
 
-    In its config, Mamba-2, attention and ungated MLPs are separate layers. This function counts an
-    MLP layer as part of the layer before it.
+    In its config, Mamba-2, attention and ungated MLPs are separate layers. Here, an MLP belongs to
+    the layer before it.
     """
     if fields.config.get("moe_latent_size"):
         raise fields.field_error("moe_latent_size", "not supported: it changes the layers")

@@ -8,11 +8,9 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Interconnect:
-    """The interconnect between GPUs: ``bandwidth`` in bytes/s per direction, ``latency`` in
-    seconds.
+    """The interconnect between GPUs: ``bandwidth`` (bytes/s per direction) and ``latency`` (s).
 
-    The values were measured if ``kind`` is ``measured``. For other kinds, the bandwidth comes from
-    a data sheet and the latency is 0.
+    If ``kind`` is not ``measured``, the bandwidth comes from a data sheet and the latency is 0.
     """
 
     kind: Literal["NVLink", "PCIe", "measured"]

@@ -134,8 +134,8 @@ class KvCapacity:
 def compute_kv_capacity(hardware: Hardware, setting: ExecutionSettings) -> KvCapacity:
     """Return the number and size of the KV blocks that the engine would allocate on each GPU.
 
-    The computation follows the engine (``EngineSpec.sizing``). An unknown engine is treated as the
-    newest vLLM. Layers that propose draft tokens count as layers of the model.
+    An unknown engine is treated as the newest vLLM. Layers that propose draft tokens count as
+    layers of the model.
     """
     sizing = _sizing(setting)
     hardware = add_layers(hardware, setting.draft_layers)
@@ -187,24 +187,20 @@ def _sizing(setting: ExecutionSettings) -> KvSizing:
 
 
 def _release(setting: ExecutionSettings) -> str:
-    """Return the release whose constants apply to an engine's memory use.
-
-    The result is ``NEWER`` if the engine always uses the newest constants.
-    """
+    """Return the release whose memory constants apply, or ``NEWER`` for the newest constants."""
     by_release = _sizing(setting) == "measured by release"
     return setting.release if by_release and find_version(setting.release) else NEWER
 
 
 def _since(table: Mapping[str, float], release: str) -> float:
-    """Return the value in ``table`` of the newest release that is not newer than ``release``."""
+    """Return the value in ``table`` of the newest release up to ``release``."""
     return table[max((start for start in table if is_since(release, start)), key=parse_version)]
 
 
 def _static_share(hardware: Hardware, setting: ExecutionSettings) -> float:
     """Return the default of ``mem_fraction_static`` as SGLang 0.5 computes it.
 
-    SGLang computes it in ``_handle_gpu_memory_settings``. It uses the chunk size of the whole
-    server, although each rank of data-parallel attention processes only a part of it. It uses the
+    Source: ``_handle_gpu_memory_settings``. It uses the chunk size of the whole server, and the
     total number of GPUs as the tensor-parallel size.
     """
     memory = hardware.gpu.memory_bytes / MIB
@@ -246,7 +242,8 @@ def _prefill_graphs(most: int) -> list[int]:
 def block_bytes(hardware: Hardware, setting: ExecutionSettings) -> int:
     """Return the size of a KV block in bytes, as in vLLM.
 
-    A block covers all layers, or the layers of one group if there are several (``kv_groups``).
+    A block covers all layers, or the layers of one group if there are several groups
+    (``kv_groups``).
     """
     kept = [part for part in hardware.architecture.layers if kv_bytes(part.attention, hardware)]
     if len(kv_groups(hardware)) < 2 or not _keeps_states(hardware, setting):
@@ -260,8 +257,8 @@ def block_bytes(hardware: Hardware, setting: ExecutionSettings) -> int:
 def block_size(hardware: Hardware, setting: ExecutionSettings) -> int:
     """Return the number of tokens per block.
 
-    The configured size is increased if the recurrent state of a layer does not fit into a block, as
-    in vLLM 0.33 (``vllm/platforms/interface.py``).
+    Larger than configured if the recurrent state of a layer needs a larger block, as in vLLM 0.33
+    (``vllm/platforms/interface.py``).
     """
     layers = hardware.architecture.layers
     state = max(state_bytes(part.attention, hardware) for part in layers)
@@ -306,7 +303,7 @@ def can_checkpoint_states(hardware: Hardware) -> bool:
 
 
 def _keeps_states(hardware: Hardware, setting: ExecutionSettings) -> bool:
-    """Return whether the engine stores recurrent states in KV blocks; True for a model without such
+    """Return whether the engine stores recurrent states in KV blocks; True without recurrent
     states.
     """
     states = any(isinstance(part.attention, Recurrent) for part in hardware.architecture.layers)
@@ -316,7 +313,7 @@ def _keeps_states(hardware: Hardware, setting: ExecutionSettings) -> bool:
 
 
 def _by_kind(hardware: Hardware) -> dict[tuple[int | str, float], int]:
-    """Return the number of layers for each combination of kind and KV bytes per token.
+    """Return the number of layers by kind of layer and KV bytes per token.
 
     The kind has the format of ``kv_groups``, without a block size. Layers with a recurrent state
     have 0 bytes per token.
@@ -339,18 +336,18 @@ def _seen(attention: Attention) -> int | str:
 
 
 def _group_size(counts: Collection[int]) -> int:
-    """Return the number of layers per group, given the number of layers of each kind.
+    """Return the number of layers per group: the smallest number of layers of a kind.
 
-    The result is the smallest of these numbers, or the largest if it is less than 1.5 times the
-    smallest.
+    If the largest number is less than 1.5 times the smallest, return the largest.
     """
     least, most = min(counts), max(counts)
     return most if most < 1.5 * least else least
 
 
 def _activations(hardware: Hardware, setting: ExecutionSettings, per_word: float) -> int:
-    """Return the peak memory of vLLM's largest step in bytes; ``per_word`` is the sampler's bytes
-    per logit.
+    """Return the peak memory of vLLM's largest step in bytes.
+
+    ``per_word`` is the memory of the sampler in bytes per logit.
     """
     model, tokens = hardware.architecture, setting.max_num_batched_tokens
     dense = [part.mlp.intermediate for part in model.layers if isinstance(part.mlp, DenseMlp)]

@@ -37,9 +37,9 @@ class Gqa:
 
 @dataclass(frozen=True)
 class Indexer:
-    """Indexer of sparse attention as in DeepSeek-V3.2: it selects ``topk`` tokens for each query.
+    """Indexer of sparse attention as in DeepSeek-V3.2. It selects ``topk`` tokens for each query.
 
-    It has ``heads`` heads of size ``head_dim`` and stores one key of ``head_dim`` numbers per
+    It has ``heads`` heads of size ``head_dim``, and stores one key of ``head_dim`` numbers per
     token.
     """
 
@@ -50,9 +50,9 @@ class Indexer:
 
 @dataclass(frozen=True)
 class Mla:
-    """Multi-head latent attention; it stores ``kv_lora_rank + qk_rope_head_dim`` numbers per token.
+    """Multi-head latent attention. It stores ``kv_lora_rank + qk_rope_head_dim`` numbers per token.
 
-    If ``q_lora_rank`` is 0, queries are projected directly from the hidden state.
+    ``q_lora_rank`` is 0 if queries are projected directly from the hidden state.
     """
 
     heads: int
@@ -73,8 +73,9 @@ class Mla:
         return self.shared_weights(hidden) + self.split_weights(hidden)
 
     def shared_weights(self, hidden: int) -> int:
-        """Return the number of parameters of the latent projections and the indexer, which every
-        tensor-parallel GPU replicates.
+        """Return the number of parameters that every tensor-parallel GPU replicates.
+
+        They belong to the latent projections and the indexer.
         """
         down = hidden * (self.q_lora_rank + self.latent_width)
         if not self.sparse:
@@ -93,8 +94,8 @@ class Mla:
 class GatedDeltaNet:
     """Gated delta net: stores a state of fixed size per sequence instead of KV.
 
-    ``conv`` is the width of the short convolution. ``gate_rank`` is the rank of the projections of
-    gate and decay in Kimi Delta Attention, or unset for a full projection.
+    ``conv`` is the width of the short convolution. ``gate_rank`` is the rank of the gate and decay
+    projections in Kimi Delta Attention, or None for full projections.
     """
 
     k_heads: int
@@ -106,9 +107,7 @@ class GatedDeltaNet:
 
     @property
     def gates(self) -> int:
-        """Number of output columns of the projections that compute gate, decay and beta of all
-        heads.
-        """
+        """Number of output columns of the projections of gate, decay and beta for all heads."""
         gate = self.v_heads * self.v_dim + self.v_heads
         return (2 * self.gate_rank or gate) + self.v_heads
 
@@ -126,8 +125,7 @@ class GatedDeltaNet:
     def state_bytes(self, tp: int) -> float:
         """Return the bytes of a sequence's state on each of ``tp`` GPUs.
 
-        The state has 32 bits per number; the stored inputs of the convolution have 16 bits per
-        number.
+        The state has 32 bits per number, and the stored inputs of the convolution have 16 bits.
         """
         memory = 4 * self.v_heads * self.k_dim * self.v_dim
         return (memory + 2 * (self.conv - 1) * self.channels) / tp
@@ -143,8 +141,8 @@ class Mamba:
     """Selective state space: stores ``state`` numbers for each of ``inner`` channels instead of KV.
 
     Each number has ``number_bytes`` bytes. Mamba-2 has ``mamba2_heads`` heads in ``groups`` groups.
-    In Mamba-1, the projection of the time steps has the rank ``rank``. ``conv`` is the width of the
-    short convolution.
+    ``rank`` is the rank of the time step projection in Mamba-1. ``conv`` is the width of the short
+    convolution.
     """
 
     inner: int
@@ -194,7 +192,7 @@ Attention = Gqa | Mla | GatedDeltaNet | Mamba
 class DenseMlp:
     """MLP with ``intermediate`` channels, or no MLP if this is 0.
 
-    A gated MLP has the projections gate, up and down; an ungated MLP has only up and down.
+    A gated MLP has the projections gate, up and down. An ungated MLP has only up and down.
     """
 
     intermediate: int
@@ -246,10 +244,7 @@ class LayerSpec:
 
 @dataclass(frozen=True)
 class PublishedFormats:
-    """Number formats of the published weights.
-
-    If a field is None, these weights have the format in ``weights``.
-    """
+    """Number formats of the published weights. None means the format in ``weights``."""
 
     weights: FormatName = "bf16"
     attention: FormatName | None = None
@@ -259,10 +254,9 @@ class PublishedFormats:
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """The ``rope_scaling`` of a ``config.json``: ``rope_type``, ``factor`` and original context
-    length.
+    """The ``rope_scaling`` of a ``config.json``: type, factor and original context length.
 
-    ``original`` is the number of positions before scaling, or None if it is not specified.
+    ``original`` is the number of positions before scaling, or None.
     """
 
     kind: str
@@ -274,7 +268,7 @@ class RopeScaling:
 class Architecture:
     """A decoder of width ``hidden``, with ``layers`` grouped by kind.
 
-    If ``tied``, the output head and the embedding share their weights. ``max_model_len`` is
+    ``tied`` is true if the output head and the embedding share their weights. ``max_model_len`` is
     ``max_position_embeddings`` before scaling by ``rope``.
     """
 
@@ -296,9 +290,7 @@ class Architecture:
 
     @property
     def embeddings(self) -> int:
-        """Number of parameters of the embedding and of the output head; shared weights are counted
-        once.
-        """
+        """Number of parameters of the embedding and the output head. Shared weights count once."""
         return self.vocab * self.hidden * (1 if self.tied else 2)
 
     @property

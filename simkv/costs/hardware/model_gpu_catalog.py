@@ -39,7 +39,7 @@ class _Named(FrozenModel):
 
 
 class _Entry(_Named):
-    """An entry of ``models.json``; ``config`` has the fields of a ``config.json`` that determine
+    """An entry of ``models.json``. ``config`` has the fields of a ``config.json`` that determine
     shapes.
     """
 
@@ -48,11 +48,11 @@ class _Entry(_Named):
 
 
 class Model(_Named):
-    """A decoder with equal layers: full grouped-query attention, and either a gated MLP or experts.
+    """A decoder with equal layers: full grouped-query attention, and a gated MLP or experts.
 
     ``heads`` query heads share ``kv_heads`` KV heads of size ``head_dim``. ``intermediate`` is the
-    width of the MLP or of each expert. If ``tied``, the output head and the embedding share their
-    weights. ``itemsize`` is the number of bytes per weight and KV number.
+    width of the MLP or of each expert. ``tied`` is true if the output head and the embedding share
+    their weights. ``itemsize`` is the number of bytes per weight and KV number.
     """
 
     layers: Positive
@@ -85,9 +85,7 @@ class Model(_Named):
         return self.layers * 3 * self.hidden * self.intermediate * max(self.experts, 1)
 
     def weight_bytes(self, tensor_parallel: int = 1, expert_ranks: int = 1) -> int:
-        """Return the bytes of weights per GPU, given the numbers of tensor-parallel and
-        expert-parallel GPUs.
-        """
+        """Return the bytes of weights per GPU, for the given numbers of GPUs."""
         experts = self.mlp_parameters // expert_ranks if self.experts else self.mlp_parameters
         others = (self.parameters - self.mlp_parameters) // tensor_parallel
         if expert_ranks == 1 or not self.experts:
@@ -111,9 +109,8 @@ class Gpu(_Named):
     ``flops_fp8`` and ``flops_fp4`` are None if the GPU does not support the format. ``nvlink`` and
     ``pcie`` are in bytes/s per GPU and direction, from data sheets. ``system`` is the name of the
     GPU in operator tables. ``gpus_per_node`` is the number of GPUs that the interconnect joins.
-    ``capability`` is the CUDA compute capability, or None without CUDA.
-
-    ``collectives`` maps a collective and a number of GPUs to measured pairs of bytes and seconds.
+    ``capability`` is the CUDA compute capability, or None without CUDA. ``collectives`` contains
+    measured pairs of bytes and seconds, by collective and number of GPUs.
     """
 
     memory_bytes: Positive
@@ -138,10 +135,9 @@ class Gpu(_Named):
         return next(rate for size in (4, 8, 16) if size >= bits and (rate := rates[size]))
 
     def interconnect(self, kind: str | None = None) -> Interconnect:
-        """Return the interconnect of this ``kind`` (NVLink or PCIe) with the bandwidth of the data
-        sheet.
+        """Return the interconnect of the given ``kind`` (NVLink or PCIe), as in the data sheet.
 
-        None selects NVLink if the GPU has NVLink. Raises InputError if the GPU lacks this kind.
+        None selects NVLink if the GPU has it. Raises InputError if the GPU does not have the kind.
         """
         if kind == "NVLink" and not self.nvlink:
             raise InputError(f"interconnect: {self.name} has no NVLink; expected PCIe")
@@ -173,10 +169,7 @@ def models() -> tuple[Model, ...]:
 
 
 def _plain(entry: _Entry, known: Architecture) -> Model | None:
-    """Return a model of the catalog as a ``Model``.
-
-    The result is None if the layers of the model differ or if ``Model`` cannot describe them.
-    """
+    """Return a model of the catalog as a ``Model``, or None if ``Model`` cannot describe it."""
     part, attention = known.layers[0], known.layers[0].attention
     if len(known.layers) > 1 or not isinstance(attention, Gqa) or attention.window:
         return None
@@ -225,12 +218,12 @@ BLOCK_SCALED = ("Qwen/Qwen3",)
 
 
 def other_names(model: str) -> list[str]:
-    """Return the alternative names of a model in the catalog, given its main name."""
+    """Return the alternative names of a model in the catalog."""
     return next((entry.also for entry in _entries() if entry.name == model), [])
 
 
 def find_model(name: str) -> Model:
-    """Return the ``Model`` with this name. Raises InputError if it is unknown or its layers
+    """Return the ``Model`` with the given name. Raises InputError if it is unknown or its layers
     differ.
     """
     wanted = _squeezed(name)
@@ -269,7 +262,7 @@ def find_architecture(name: str) -> Architecture:
 
 
 def find_gpu(name: str) -> Gpu:
-    """Return the GPU with this name. Raises InputError if no GPU matches.
+    """Return the GPU with the given name. Raises InputError if no GPU matches.
 
     The name may contain additional words, as in ``NVIDIA H100 80GB``.
     """
@@ -289,7 +282,7 @@ def find_gpu(name: str) -> Gpu:
 
 
 def known_model(name: str) -> Model | None:
-    """Return the ``Model`` with this name, or None if ``find_model`` does not find it."""
+    """Return the ``Model`` with the given name, or None if ``find_model`` does not find it."""
     try:
         return find_model(name)
     except InputError:
@@ -297,7 +290,7 @@ def known_model(name: str) -> Model | None:
 
 
 def known_gpu(name: str) -> Gpu | None:
-    """Return the GPU with this name, or None if ``find_gpu`` does not find it."""
+    """Return the GPU with the given name, or None if ``find_gpu`` does not find it."""
     try:
         return find_gpu(name)
     except InputError:
@@ -305,8 +298,8 @@ def known_gpu(name: str) -> Gpu | None:
 
 
 def _all_names(item: _Named) -> set[str]:
-    """Return the normalized names of a model, and the names without ``meta``, ``instruct``,
-    ``chat`` and ``hf``.
+    """Return the normalized names of a model, with and without ``meta``, ``instruct``, ``chat`` and
+    ``hf``.
     """
     names = {_squeezed(known) for known in (item.name, *item.also)}
     shorter = {re.sub(r"^meta(?=llama)|(?:instruct|chat)?(?:hf)?$", "", name) for name in names}

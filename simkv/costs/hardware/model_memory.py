@@ -27,8 +27,8 @@ SPARSE_FP8_TOKEN_BYTES = 656
 
 
 class ExpertPadding(NamedTuple):
-    """Padding of experts: their width on one GPU and their hidden size become multiples of
-    these.
+    """Padding of experts: the width on one GPU and the hidden size become multiples of these
+    numbers.
     """
 
     width: int = 1
@@ -47,7 +47,7 @@ def _round_up(size: int, unit: int) -> int:
 def weight_bytes(hardware: Hardware, padding: ExpertPadding | None = None) -> int:
     """Return the bytes of weights per GPU, with ``padding`` of the experts.
 
-    The embedding, the output head, the router and the norms have 16 bits per number.
+    Embedding, output head, router and norms have 16 bits per number.
     """
     model, padding = hardware.architecture, padding or ExpertPadding()
     norms = 2 * (2 * model.depth + 1) * model.hidden
@@ -73,7 +73,7 @@ def _layer(part: LayerSpec, hardware: Hardware, padding: ExpertPadding) -> float
 def _attention(attention: Attention, hardware: Hardware, hidden: int) -> float:
     """Return the number of attention parameters per layer and GPU.
 
-    If there are fewer KV heads than tensor-parallel GPUs, KV heads are replicated.
+    KV heads are replicated if there are fewer heads than tensor-parallel GPUs.
     """
     if isinstance(attention, Mla):
         split = attention.split_weights(hidden) / hardware.tp
@@ -88,7 +88,7 @@ def _attention(attention: Attention, hardware: Hardware, hidden: int) -> float:
 def kv_bytes(attention: Attention, hardware: Hardware) -> float:
     """Return the KV bytes per token, layer and GPU; 0 for a layer with a recurrent state.
 
-    KV heads are split across the GPUs of a tensor-parallel group; a latent is replicated.
+    KV heads are split across tensor-parallel GPUs, and latent KV is replicated.
     """
     number = KV_BYTES[hardware.kv]
     if isinstance(attention, Recurrent):
@@ -103,8 +103,7 @@ def kv_bytes(attention: Attention, hardware: Hardware) -> float:
 
 
 def state_bytes(attention: Attention, hardware: Hardware) -> float:
-    """Return the bytes of a sequence's recurrent state per layer and GPU.
-
-    The result is 0 for attention that stores KV.
+    """Return the bytes of a sequence's recurrent state per layer and GPU; 0 for attention with
+    KV.
     """
     return attention.state_bytes(hardware.tp) if isinstance(attention, Recurrent) else 0.0

@@ -11,8 +11,8 @@ from simkv.costs.hardware.model_gpu_catalog import find_model
 class ModelShape:
     """A Llama-like decoder: RMSNorm, rotary positions, grouped-query attention, SiLU-gated MLP.
 
-    ``heads`` query heads share ``kv_heads`` KV heads of size ``head_dim``. If ``tied``, the output
-    head and the embedding share their weights. With ``qkv_bias``, the query, key and value
+    ``heads`` query heads share ``kv_heads`` KV heads of size ``head_dim``. ``tied`` is true if the
+    output head and the embedding share their weights. With ``qkv_bias``, the query, key and value
     projections have biases, as in Qwen2.
     """
 
@@ -41,7 +41,7 @@ class ModelShape:
 
     @property
     def step_weights(self) -> int:
-        """Number of parameters that every step reads; it includes the output head but not the
+        """Number of parameters that every step reads, with the output head and without the
         embedding.
         """
         attention = self.hidden * self.qkv_width + self.heads * self.head_dim * self.hidden
@@ -59,10 +59,7 @@ class ModelShape:
 def _published(
     name: str, hub: str, rope_theta: float, norm_eps: float, *, qkv_bias: bool = False
 ) -> ModelShape:
-    """Return the shape of a model in the catalog.
-
-    The arguments other than ``name`` are values that the catalog does not contain.
-    """
+    """Return the shape of a model in the catalog. The other arguments are not in the catalog."""
     m = find_model(hub)
     sizes = (m.layers, m.hidden, m.heads, m.kv_heads, m.head_dim, m.intermediate, m.vocab)
     return ModelShape(name, *sizes, rope_theta, norm_eps, qkv_bias, m.tied)

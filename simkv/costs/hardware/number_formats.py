@@ -13,10 +13,10 @@ KvFormatName = Literal["bf16", "fp8", "nvfp4"]
 
 @dataclass(frozen=True)
 class NumberFormat:
-    """A number format of weights; ``bytes`` is the size per weight, including the scales.
+    """A number format of weights.
 
-    ``bits`` is the size of the number without scales. ``activations`` is the size in bits of the
-    operands on tensor cores.
+    ``bytes`` is the size per weight, including the scales. ``bits`` is the size without scales.
+    ``activations`` is the size in bits of the operands on tensor cores.
     """
 
     name: FormatName
@@ -45,7 +45,7 @@ KV_FORMATS: tuple[str, ...] = get_args(KvFormatName)
 
 
 def find_number_format(name: str) -> NumberFormat:
-    """Return the number format with this name. Raises InputError if it is unknown."""
+    """Return the number format with the given name. Raises InputError if it is unknown."""
     if name in NUMBER_FORMATS:
         return NUMBER_FORMATS[name]
     raise InputError(

@@ -18,10 +18,10 @@ KernelSwitch = Literal["marlin", "mxfp8"]
 
 @dataclass(frozen=True)
 class Hardware:
-    """The hardware of one replica: ``tp x dp`` GPUs that hold ``architecture``.
+    """The hardware of one replica: ``tp x dp`` GPUs with the model ``architecture``.
 
-    ``tp`` GPUs split every attention layer. The ``dp`` groups of GPUs process separate requests.
-    ``ep`` is the number of sets of GPUs over which whole experts are distributed.
+    ``tp`` is the tensor parallel size, ``dp`` the data parallel size and ``ep`` the expert parallel
+    size.
 
     Number formats are ``weights`` for dense MLPs, ``attention`` for attention projections,
     ``experts`` for experts, and ``kv`` for the KV cache. ``kernels`` are the kernels selected with
@@ -67,7 +67,7 @@ def make_hardware(
     gpus_per_node: int | None = None,
     kernels: tuple[KernelSwitch, ...] = (),
 ) -> Hardware:
-    """Build a ``Hardware`` after validation, with defaults for missing values.
+    """Return validated hardware, with defaults for missing values.
 
     ``weights`` is the default of ``attention`` and ``experts``. The default of ``weights`` is the
     format of the published model. Raises InputError if the model cannot be distributed over the

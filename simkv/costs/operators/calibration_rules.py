@@ -1,10 +1,8 @@
 """Calibration of composed costs: factors and additional seconds for some configurations.
 
-``constants.json`` lists rules. The conditions of a rule are a set of GPU systems, an engine, a
-range of its releases, a number format of the experts, or another property of a ``Configuration``.
-``source`` states where the values of the rule come from. The factors of all rules that apply are
-multiplied and their seconds are added. If no rule applies, costs are unchanged. ``apply_constants``
-applies the constants to a composed profile.
+``constants.json`` lists rules with their conditions and sources. The conditions are a set of GPU
+systems, an engine, a range of releases, a number format of the experts, or another property of a
+``Configuration``. The factors of all rules that apply are multiplied, and their seconds are added.
 """
 
 from __future__ import annotations
@@ -50,8 +48,8 @@ class CostConstants(FrozenModel):
     """Factors for operator times and for whole steps, and seconds that are added to steps.
 
     ``prefill`` scales steps with prefills, and ``decode`` scales other steps. ``prefill_step_s`` is
-    added to each step with prefills, ``step_s`` to every step, and ``seq_s`` for each sequence of a
-    step. ``front_s`` is the time until the engine core receives a request.
+    added per step with prefills, ``step_s`` per step, and ``seq_s`` per sequence of a step.
+    ``front_s`` is the time until the engine core receives a request.
     """
 
     products: Factor = 1.0
@@ -67,9 +65,7 @@ class CostConstants(FrozenModel):
     front_s: float = 0.0
 
     def joined(self, other: CostConstants) -> CostConstants:
-        """Return the combination of two sets of constants: factors are multiplied and seconds are
-        added.
-        """
+        """Return the combined constants: factors are multiplied and seconds are added."""
         mine, theirs = self.model_dump(), other.model_dump()
         return CostConstants(
             **{
@@ -82,7 +78,7 @@ class CostConstants(FrozenModel):
 class ConstantsRule(FrozenModel):
     """Constants of a calibration, and the conditions under which they apply.
 
-    A condition that is None always holds. ``source`` states where the constants come from.
+    A condition that is None always holds. ``source`` is the source of the constants.
     """
 
     systems: list[str] | None = None
@@ -94,7 +90,7 @@ class ConstantsRule(FrozenModel):
     source: str
 
     def fits(self, hardware: Hardware, setting: ExecutionSettings) -> bool:
-        """Return whether the rule applies to this hardware and these engine settings."""
+        """Return whether the rule applies to the hardware and the engine settings."""
         experts = hardware.experts if hardware.architecture.experts else "none"
         first, end = self.releases or ("0", "9999")
         own = classify_configuration(hardware, setting)
@@ -115,10 +111,7 @@ def rules() -> tuple[ConstantsRule, ...]:
 
 
 def find_constants(hardware: Hardware, setting: ExecutionSettings) -> CostConstants:
-    """Return the combined constants of all rules that apply.
-
-    If no rule applies, the constants change nothing.
-    """
+    """Return the combined constants of all rules that apply."""
     found = CostConstants()
     for rule in rules():
         if rule.fits(hardware, setting):
@@ -127,7 +120,7 @@ def find_constants(hardware: Hardware, setting: ExecutionSettings) -> CostConsta
 
 
 def apply_constants(profile: CostProfile, constants: CostConstants) -> CostProfile:
-    """Return ``profile`` with the constants applied, or itself if they change nothing."""
+    """Return ``profile`` with the constants applied."""
     if constants == CostConstants():
         return profile
     terms = [scaled for term in profile.terms for scaled in _scaled(term, constants)]
@@ -153,10 +146,9 @@ def _grid(grid: AttentionGrid, constants: CostConstants) -> AttentionGrid:
 
 
 def _scaled(term: CostTerm, constants: CostConstants) -> Iterable[CostTerm]:
-    """Return the term multiplied by the factor of the step.
+    """Return the term multiplied by the factor of the step, as one or two terms.
 
-    If prefill steps and decode steps have different factors, one term is returned for each kind of
-    step.
+    There are two terms if steps with and without prefills have different factors.
     """
     if term.table is None:  # host time is not scaled as an operator
         return [term]

@@ -1,10 +1,9 @@
 """Packaged profiles, composed from operator tables, for users without these tables.
 
 ``packaged.json`` lists the hardware. ``make profiles`` writes the profiles with the default
-settings of vLLM, using only the tables of the package aiconfigurator-core. It removes points from
-the tables of a profile if interpolation without them changes no time by more than ``TOLERANCE``.
-Hardware without operator tables needs no file, because its profile is estimated from the data sheet
-on request.
+settings of vLLM and the tables of the package aiconfigurator-core. Points that interpolation
+reproduces within ``TOLERANCE`` are removed. Hardware without operator tables has no file; its
+profile is estimated from the data sheet on request.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ def parse_packaged_hardware(row: dict[str, Any]) -> Hardware:
 
 
 def composed_profile_path(hardware: Hardware) -> Path:
-    """Return the path of the packaged profile for this hardware, which may not exist."""
+    """Return the path of the packaged profile for the hardware. The file may not exist."""
     formats = [hardware.weights, hardware.attention, hardware.experts, f"kv {hardware.kv}"]
     split = [f"tp{hardware.tp}", f"ep{hardware.ep}", f"dp{hardware.dp}"]
     words = [hardware.gpu.name, hardware.architecture.name.rsplit("/", 1)[-1], *split, *formats]
@@ -77,9 +76,9 @@ def composed_profile_path(hardware: Hardware) -> Path:
 
 
 def load_composed_profile(hardware: Hardware, setting: ExecutionSettings) -> CostProfile | None:
-    """Return the packaged profile for this hardware, or None if there is none.
+    """Return the packaged profile for the hardware, or None if there is none.
 
-    ``setting`` determines the CUDA graphs and the host time of the result.
+    ``setting`` determines the CUDA graphs and the host time of the profile.
     """
     path = composed_profile_path(hardware)
     if not path.is_file() or hardware.interconnect != hardware.gpu.interconnect():
@@ -110,7 +109,7 @@ def load_composed_profile(hardware: Hardware, setting: ExecutionSettings) -> Cos
 def thin_profile(profile: CostProfile) -> CostProfile:
     """Return the profile with fewer points in its tables.
 
-    Interpolation between the remaining points reproduces the removed points within ``TOLERANCE``.
+    Interpolation reproduces the removed points within ``TOLERANCE``.
     """
     terms = [
         term.model_copy(update={"table": _thin(term.table)}) if term.table else term
@@ -120,9 +119,7 @@ def thin_profile(profile: CostProfile) -> CostProfile:
 
 
 def _thin(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Remove points that can be interpolated from the remaining points with an error of at most
-    ``TOLERANCE``.
-    """
+    """Remove points that interpolation reproduces within ``TOLERANCE``."""
     kept = [points[0]]
     start = 0
     while start < len(points) - 1:
@@ -143,7 +140,7 @@ def _near(points: list[tuple[float, float]], start: int, end: int) -> bool:
 
 
 def format_profile(profile: CostProfile) -> str:
-    """Format a profile as compact JSON; integers have no decimal point."""
+    """Format a profile as compact JSON. Integers have no decimal point."""
     data = profile.model_dump(mode="json", exclude_none=True)
     return json.dumps(_short(data), separators=(",", ":")) + "\n"
 

@@ -4,7 +4,7 @@ The duration of a step is the sum over its kernels, plus host time (``host_time.
 matrix products, experts, collectives and small kernels depend on the number of tokens, padded to
 the size of a CUDA graph. The time of attention is interpolated in the grid of
 ``costs/attention_grid.py``. The times of the output head and the sampler depend on the number of
-sequences that receive a token.
+sampled tokens.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ def compose(
     *,
     measured: bool = True,
 ) -> CostProfile:
-    """Compose a cost profile from the times of single operators; its error is unknown.
+    """Return a cost profile composed of the times of single operators, without an error estimate.
 
-    ``source`` describes where the operator times come from. ``measured`` is False if they were
-    estimated from the data sheet.
+    ``source`` is the source of the operator times. ``measured`` is False if they were estimated
+    from the data sheet.
     """
     parts = _parts(operators, hardware, setting)
     grid = attention_grid(operators, hardware)
@@ -87,7 +87,7 @@ def compose(
 
 
 def build_profile_name(hardware: Hardware) -> str:
-    """Return the name of a profile for this hardware."""
+    """Return the name of a profile for the hardware."""
     said = f"{hardware.architecture.name} on {hardware.gpus} x {hardware.gpu.name}"
     return f"{said}: {describe_layout(hardware)}"
 

@@ -23,7 +23,7 @@ class Configuration:
     """Engine, GPU, model and number formats of a configuration.
 
     ``attention`` is gqa, mla, dsa (MLA with an indexer), gdn or ssm. ``experts`` is the number
-    format of the experts ("none" for a dense model), and ``weights`` the format of other weights.
+    format of the experts, or "none". ``weights`` is the format of other weights.
     """
 
     backend: str

@@ -1,9 +1,8 @@
 """Sources of error of composed costs: which sources apply, and how much each adds to an interval.
 
-Predicted times differ from measured times for several reasons, such as unmeasured kernels or an
-unmeasured model. The width of a source of error is an interval of log(measured / predicted) that
-contains 90 % of the measurements if no other source applies. The sources are independent, so each
-end of a combined interval is the root of the sum of the squared ends of the sources.
+Sources of error are, for example, unmeasured kernels or an unmeasured model. The width of a source
+is an interval of log(measured / predicted) that contains 90 % of the measurements if no other
+source applies. The sources are independent, so the squares of their interval ends are added.
 ``error_sources.json`` contains the widths and the measured configurations. ``make
 calibrate-silicon`` fits the widths to predictions of held-out measurements.
 """
@@ -50,8 +49,8 @@ STEP_KINDS = {"prefill": 0, "mixed": 0, "decode": 1}
 class MeasuredPair:
     """First and last engine release on which a configuration was measured, and its error.
 
-    ``scale`` is the error for TTFT and for TPOT, divided by the error of all configurations with
-    equal engine and kind of MLP.
+    ``scale`` is the error for TTFT and for TPOT, relative to similar configurations: equal engine
+    and kind of MLP.
     """
 
     releases: tuple[str, str]
@@ -60,14 +59,14 @@ class MeasuredPair:
 
 @dataclass(frozen=True)
 class Measured:
-    """Configurations that were measured, with the data about each of them."""
+    """Configurations that were measured, with data about each of them."""
 
     pairs: Mapping[Configuration, MeasuredPair]
 
     def beyond(self, kind: Configuration, release: str) -> int:
         """Return the number of releases between ``release`` and the nearest measured release.
 
-        The result is 0 if a release is unknown.
+        The number is 0 if a release is unknown.
         """
         part = ENGINES[kind.backend].release_part if kind.backend in ENGINES else 1
         engine = [(o, p.releases) for o, p in self.pairs.items() if o.backend == kind.backend]
@@ -82,7 +81,7 @@ class Measured:
 
 
 def find_release_range(names: Iterable[str]) -> tuple[str, str]:
-    """Return the first and the last release in ``names``; both are empty if no release is known."""
+    """Return the first and the last release in ``names``, or empty texts if no release is known."""
     known = sorted(filter(find_version, names), key=parse_version)
     return (known[0], known[-1]) if known else ("", "")
 
@@ -90,11 +89,10 @@ def find_release_range(names: Iterable[str]) -> tuple[str, str]:
 def applicable_sources(
     measured: Measured, kind: Configuration, release: str, *, kernels: bool
 ) -> dict[str, tuple[float, float]]:
-    """Return the sources of error of a configuration, and how much each width must be increased.
+    """Return the sources of error of a configuration, each with two factors.
 
-    For each source, the result has two factors for the square of the width: for TTFT and for TPOT.
-    ``kernels`` is true if some kernels were not measured on the GPU. The result is empty if nothing
-    was measured with the engine.
+    The factors for TTFT and for TPOT multiply the square of the width. ``kernels`` is true if some
+    kernels were not measured on the GPU. The result is empty if the engine was not measured.
     """
     if all(other.backend != kind.backend for other in measured.pairs):
         return {}
@@ -111,8 +109,9 @@ def applicable_sources(
 
 
 def new_model_factor(measured: Measured, kind: Configuration) -> float:
-    """Return a factor for the squares of all widths: 1 + 1 / n for a model that is not among the n
-    measured models, and 1 for a measured model.
+    """Return the factor for the squares of all widths: 1 + 1 / n for an unmeasured model, or 1.
+
+    n is the number of measured models.
     """
     if kind in measured.pairs:
         return 1.0
@@ -121,10 +120,10 @@ def new_model_factor(measured: Measured, kind: Configuration) -> float:
 
 
 def protocol_factor(concurrency: int) -> float:
-    """Return the factor for the square of the width of ``protocol``, which grows with concurrency.
+    """Return the factor for the squared width of ``protocol``, which grows with concurrency.
 
-    ``protocol`` is the error that results if the number of requests per client is unknown. All
-    clients start at once, so the initial burst has an unknown share in the mean TTFT.
+    ``protocol`` is the error from an unknown number of requests per client. All clients start at
+    once, so the initial burst has an unknown share in the mean TTFT.
     """
     return math.log1p(concurrency / 64) ** 2
 
@@ -133,8 +132,8 @@ def protocol_factor(concurrency: int) -> float:
 class ErrorSources:
     """Content of ``error_sources.json``.
 
-    ``widths`` maps each source of error to the ends of log(measured / predicted), for TTFT and for
-    TPOT. ``typical`` is the median absolute error divided by half the width, for TTFT and for TPOT.
+    ``widths`` contains the interval ends of each source of error, for TTFT and for TPOT.
+    ``typical`` is the median absolute error divided by half the width, for TTFT and for TPOT.
     """
 
     measured: Measured
@@ -158,7 +157,7 @@ class ErrorSources:
         """Return the sources of error of a configuration, each with its interval ends by kind of
         step.
 
-        The result is empty if nothing was measured with the engine.
+        The result is empty if the engine was not measured.
         """
         applicable = applicable_sources(self.measured, kind, release, kernels=kernels)
         new = new_model_factor(self.measured, kind)
@@ -204,9 +203,8 @@ def packaged_sources() -> ErrorSources:
 def add_error_sources(
     profile: CostProfile, hardware: Hardware, setting: ExecutionSettings
 ) -> CostProfile:
-    """Return a composed profile with its sources of error.
-
-    The profile is unchanged if no configuration of the engine was measured.
+    """Return a composed profile with its sources of error, or unchanged if the engine was not
+    measured.
     """
     kind = classify_configuration(hardware, setting)
     packaged = packaged_sources()
@@ -286,8 +284,8 @@ def _add_kernel_spread(
 
 
 def _describe(sources: Sequence[ErrorSource]) -> str:
-    """Return text with the interval of each source of error, such as ``model -20 to +34 %
-    (prefill), ...``.
+    """Return the interval of each source of error as text, such as ``model -20 to +34 %
+    (prefill)``.
     """
     parts = []
     for source in sources:
@@ -304,7 +302,7 @@ def _percent(ends: tuple[float, float]) -> str:
 def describe_error(
     hardware: Hardware, setting: ExecutionSettings, *, data_sheet: bool = False
 ) -> str:
-    """Describe the error of step times on this hardware in a few words; empty if it is unknown.
+    """Return a short text about the error of step times on the hardware, or "" if unknown.
 
     ``data_sheet`` is true if there are no operator tables for the GPU.
     """
@@ -321,9 +319,8 @@ def describe_error(
 
 
 def _link_estimate(hardware: Hardware) -> Mapping[str, StepError]:
-    """Return the error of steps whose collectives were estimated from the data sheet.
-
-    The result is empty if the collectives were measured or if there are none.
+    """Return the error of steps with collectives that were estimated from the data sheet, or
+    nothing.
     """
     measured = hardware.gpus == 1 or hardware.interconnect == hardware.gpu.interconnect()
     return {} if measured else estimate_errors()

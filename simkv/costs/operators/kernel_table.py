@@ -1,10 +1,9 @@
 """Kernels that a release of an engine runs on a GPU, and the operator tables that measure them.
 
-``kernels.json`` has two parts. ``rules`` contains the name of a kernel for an operator, number
-format, engine, release, GPU and options of the server; the first rule that applies decides.
-``kernels`` lists for each name the tables that measure the kernel, in order of preference. A kernel
-without tables was not measured. If no rule applies, simkv uses the table whose version is nearest
-to the release, whatever kernel that table measured.
+``kernels.json`` has two parts. ``rules`` selects the kernel for an operator, number format, engine,
+release, GPU and options of the server; the first rule that applies is used. ``kernels`` lists the
+tables that measure each kernel, in order of preference. If no rule applies, the table whose version
+is nearest to the release is used.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ Operator = Literal["experts", "products", "attention"]
 class KernelTable(FrozenModel):
     """Rows of operator tables that measure a kernel.
 
-    ``backend`` is the measured engine, and ``dtype`` the number format in the table. ``source`` is
-    a part of the column ``kernel_source``.
+    ``backend`` is the measured engine. ``dtype`` is the number format in the table. ``source`` is a
+    part of the column ``kernel_source``.
     """
 
     backend: str
@@ -44,11 +43,11 @@ class Kernel(FrozenModel):
 
 
 class KernelRule(FrozenModel):
-    """Conditions under which an engine runs a kernel; a condition that is None always holds.
+    """Conditions under which an engine runs a kernel. A condition that is None always holds.
 
-    ``releases`` and ``capability`` (compute capability of the GPU) are half-open ranges, which
-    exclude the second value. ``model`` is a part of the model's name. ``switch`` is one of
-    ``Hardware.kernels``. ``source`` states where the rule comes from.
+    ``releases`` and ``capability`` (compute capability) are ranges without their ends. ``model`` is
+    a part of the model's name. ``switch`` is one of ``Hardware.kernels``. ``source`` is the source
+    of the rule.
     """
 
     operator: Operator
@@ -106,7 +105,7 @@ def find_kernel(
 
 
 def find_kernels(hardware: Hardware, setting: ExecutionSettings) -> dict[str, Kernel | None]:
-    """Return the kernels of all operators of a model; the keys describe the operators."""
+    """Return the kernels of all operators of a model, by description of the operator."""
     model = hardware.architecture
     found = {
         f"products in {form}": find_kernel("products", form, hardware, setting)

@@ -2,8 +2,8 @@
 
 The path of a table is ``ROOT/<system>/<family>/<backend>/<version>/<table>_perf.parquet``. Times
 are in milliseconds. The package aiconfigurator-core (Apache-2.0) contains tables in this format;
-simkv reads the tables and does not import the package. Custom tables in the same format can take
-precedence: if an earlier root contains rows for a lookup, later roots are not used for this lookup.
+simkv reads the tables and does not import the package. Custom tables in the same format take
+precedence.
 
 ``clean_rows`` and the lookups clean the rows as follows:
 
@@ -53,9 +53,8 @@ RowFilter = Mapping[str, object]
 
 
 def find_installed_tables() -> Path | None:
-    """Return the directory of the tables in the installed package, or None if it is not installed.
-
-    The package is not imported.
+    """Return the directory of the tables in the installed package, or None if it is not
+    installed.
     """
     spec = importlib.util.find_spec(TABLES_PACKAGE)
     if spec is None or not spec.submodule_search_locations:
@@ -82,8 +81,8 @@ class TableStore:
     def rows(self, table: str, where: RowFilter, *, anyone: bool = False) -> pd.DataFrame | None:
         """Return the matching rows from all versions of the engine's table, or None.
 
-        With ``anyone``, the tables of the other engines are used instead. The column ``rank`` is
-        smallest for the preferred version.
+        ``anyone`` selects the tables of other engines. The column ``rank`` is smallest for the
+        preferred version.
         """
         import pandas as pd
 
@@ -119,8 +118,8 @@ class TableStore:
         return [] if found is None else sorted(found[column].unique().tolist())
 
     def _rank(self, version: str) -> float:
-        """Return the sort key of a version: the engine's release comes first, then newer versions,
-        then older versions.
+        """Return the sort key of a version: the engine's release first, then newer, then older
+        versions.
         """
         own, wanted = version_key(version), version_key(self.release)
         distance = sum(1e-3**i * (a - b) for i, (a, b) in enumerate(zip(own, wanted, strict=True)))
@@ -133,8 +132,8 @@ class TableStore:
 
 
 def version_key(version: str) -> tuple[int, int, int, float]:
-    """Return a version as a sortable tuple: three numbers, then the number of the post-release or
-    pre-release.
+    """Return a version as a sortable tuple: three numbers, and the post-release or pre-release
+    number.
 
     Names without a version, such as commits, count as newer than all versions.
     """
@@ -146,7 +145,7 @@ def version_key(version: str) -> tuple[int, int, int, float]:
 
 
 def select_first_ranked(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of the preferred version that occurs in ``rows`` (rule 2 of the module)."""
+    """Return the rows of the preferred version (rule 2 of the module)."""
     first: pd.DataFrame = rows[rows["rank"] == rows["rank"].min()]
     return first
 
@@ -166,8 +165,7 @@ def clean_rows(
     keys: Sequence[str],
     fastest: Callable[[pd.DataFrame], pd.Series[float]] | None = None,
 ) -> dict[Any, float]:
-    """Return the time in seconds for each combination of values of ``keys``, after removing bad
-    rows.
+    """Return the time in seconds for each combination of values of ``keys``, without bad rows.
 
     ``fastest`` returns the time (ms) of each row at the GPU's peak rate, for rule 1 of the module.
     ``others`` are the rows of other tables, for rule 3.
@@ -182,9 +180,10 @@ def clean_rows(
 
 
 def select_plausible_curve(own: Sequence[Curve], others: Sequence[Curve]) -> Curve:
-    """Return the first curve of ``own`` that is plausible by rule 3 of the module.
+    """Return the first curve of ``own`` that is plausible by rule 3 of the module, or the fastest
+    curve.
 
-    ``own`` is in order of preference. If no curve is plausible, the fastest curve is returned.
+    ``own`` is in order of preference.
     """
     every = [*own, *others]
     for curve in own:

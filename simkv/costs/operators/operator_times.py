@@ -20,7 +20,7 @@ Collective = Literal["all_gather", "reduce_scatter", "alltoall", "all_reduce"]
 
 @dataclass(frozen=True)
 class MoeShape:
-    """Shape of the routed experts of a layer, which are distributed over ``tp`` x ``ep`` GPUs."""
+    """Shape of the routed experts of a layer on ``tp`` x ``ep`` GPUs."""
 
     hidden: int
     intermediate: int
@@ -32,7 +32,7 @@ class MoeShape:
 
 @dataclass(frozen=True)
 class DeltaNetShape:
-    """Shape of the part of a gated delta net (linear attention) that one GPU computes."""
+    """Shape of the part of a gated delta net (linear attention) on one GPU."""
 
     hidden: int
     k_heads: int
@@ -45,79 +45,69 @@ class DeltaNetShape:
 class OperatorTimes(Protocol):
     """Durations of operators on one GPU.
 
-    ``notes`` lists the operators whose times were taken from other measurements or estimates.
+    ``notes`` lists the operators whose times are from other measurements or estimates.
     """
 
     notes: dict[str, None]
     points: int
 
     def gemm(self, form: str, n: int, k: int) -> Curve:
-        """Return the duration of multiplying matrices of shape (tokens, ``k``) and (``k``, ``n``).
+        """Return the duration of a matrix product of shapes (tokens, ``k``) and (``k``, ``n``).
 
         The result is a function of the number of tokens. ``form`` is the number format.
         """
 
     def prefill(self, attention: Gqa, kv: str) -> Lookup:
-        """Return the duration of one layer's attention for prompts.
-
-        The result is a function of the number of prompts and their length.
-        """
+        """Return the duration of one layer's attention for prompts, by number and length."""
 
     def decode(self, attention: Gqa, kv: str) -> Lookup:
-        """Return the duration of one layer's attention for decodes.
-
-        The result is a function of the number of decodes and their context.
-        """
+        """Return the duration of one layer's attention for decodes, by number and context."""
 
     def mla_prefill(self, attention: Mla, hidden: int, form: str, kv: str) -> Lookup:
-        """Return the duration of one layer's multi-head latent attention (MLA) for prompts.
+        """Return the duration of one layer's multi-head latent attention for prompts, by number and
+        length.
 
-        The result is a function of the number of prompts and their length. For sparse attention,
-        the duration includes the projections.
+        For sparse attention, the duration includes the projections.
         """
 
     def mla_decode(self, attention: Mla, hidden: int, form: str, kv: str) -> Lookup:
-        """Return the duration of one layer's multi-head latent attention (MLA) for decodes.
+        """Return the duration of one layer's multi-head latent attention for decodes, by number and
+        context.
 
-        The result is a function of the number of decodes and their context. For sparse attention,
-        the duration includes the projections.
+        For sparse attention, the duration includes the projections.
         """
 
     def absorbed(self, attention: Mla) -> Curve:
         """Return the duration of the absorbed projections of MLA decodes, by number of tokens.
 
-        The absorbed projections convert queries to latents before the attention, and its output
-        back.
+        The absorbed projections convert queries to latents, and the output of the attention back.
         """
 
     def experts(self, shape: MoeShape, form: str) -> Curve:
-        """Return the duration of a layer's routed experts.
-
-        The result is a function of the total number of tokens of all GPUs that share the experts.
+        """Return the duration of a layer's routed experts, by number of tokens of all GPUs with the
+        experts.
         """
 
     def delta(self, shape: DeltaNetShape, phase: Literal["context", "generation"]) -> Curve:
-        """Return the duration of a gated delta net's convolution and recurrence.
-
-        The result is a function of the number of tokens.
+        """Return the duration of a gated delta net's convolution and recurrence, by number of
+        tokens.
         """
 
     def all_reduce(self, gpus: int, numbers: int, *, graph: bool) -> Curve:
-        """Return the duration of an all-reduce over ``gpus`` GPUs.
+        """Return the duration of an all-reduce over ``gpus`` GPUs, by number of tokens.
 
-        The result is a function of the number of tokens; ``numbers`` is the number of 16-bit values
-        per token. With ``graph``, the all-reduce is part of a CUDA graph.
+        ``numbers`` is the number of 16-bit values per token. With ``graph``, the all-reduce is part
+        of a CUDA graph.
         """
 
     def collective(self, name: Collective, gpus: int, numbers: int) -> Curve:
-        """Return the duration of the collective ``name`` over ``gpus`` GPUs.
+        """Return the duration of the collective ``name`` over ``gpus`` GPUs, by number of tokens of
+        all GPUs.
 
-        The result is a function of the total number of tokens of all GPUs; ``numbers`` is the
-        number of 16-bit values per token.
+        ``numbers`` is the number of 16-bit values per token.
         """
 
     def elementwise(self, nbytes: float) -> Curve:
-        """Return the duration of a kernel that moves ``nbytes`` bytes per token.
-
-        The result is a function of the number of tokens.
+        """Return the duration of a kernel that moves ``nbytes`` bytes per token, by number of
+        tokens.
         """

@@ -26,18 +26,16 @@ class Curve:
         return Curve(self.xs, tuple(factor * y for y in self.ys))
 
     def of(self, per_x: float) -> Curve:
-        """Return the curve as a function of another variable; x is that variable multiplied by
-        ``per_x``.
-        """
+        """Return the curve as a function of another variable, which is x divided by ``per_x``."""
         return Curve(tuple(x / per_x for x in self.xs), self.ys)
 
     def at_least(self, seconds: float) -> Curve:
-        """Return the curve with all values below ``seconds`` raised to ``seconds``."""
+        """Return the curve with a lower bound of ``seconds``."""
         return Curve(self.xs, tuple(max(y, seconds) for y in self.ys))
 
 
 def make_curve(points: Mapping[float, float]) -> Curve:
-    """Return the curve through points, given as a mapping from x to y in any order."""
+    """Return the curve through points, given as y by x in any order."""
     xs = sorted(points)
     return Curve(tuple(float(x) for x in xs), tuple(float(points[x]) for x in xs))
 
@@ -50,7 +48,7 @@ def sum_curves(curves: Iterable[Curve]) -> Curve:
 
 
 def make_nondecreasing(points: Mapping[float, float]) -> dict[float, float]:
-    """Lower the y of each point to the minimum over all points with an equal or larger x."""
+    """Reduce the y of each point to the minimum over all points with an equal or larger x."""
     found: dict[float, float] = {}
     least = float("inf")
     for x in sorted(points, reverse=True):
@@ -60,5 +58,5 @@ def make_nondecreasing(points: Mapping[float, float]) -> dict[float, float]:
 
 
 def round_to_four_digits(values: Iterable[float]) -> list[float]:
-    """Round values to four significant digits, which is the accuracy of the tables."""
+    """Round values to four significant digits, the accuracy of the tables."""
     return [float(f"{value:.4g}") for value in values]

@@ -34,11 +34,10 @@ from simkv.costs.operators.roofline import Efficiency, Roofline, estimate_errors
 def resolve_profile(
     hardware: Hardware, setting: ExecutionSettings, tables: Sequence[Path] = ()
 ) -> CostProfile:
-    """Return the cost profile of an engine on some hardware.
+    """Return the cost profile of an engine on some hardware. The result is cached.
 
-    ``tables`` are the user's directories, which are searched first. The result is cached for each
-    combination of hardware and engine settings. Raises InputError if a directory is missing or has
-    no tables of the GPU.
+    ``tables`` are the user's directories, which are searched first. Raises InputError if a
+    directory is missing or has no tables of the GPU.
     """
     system = find_system(hardware.gpu)
     for folder in tables:
@@ -51,9 +50,7 @@ def resolve_profile(
 
 
 def find_system(gpu: Gpu) -> str:
-    """Return the directory name of a GPU's operator tables; the default is its name in lower
-    case.
-    """
+    """Return the directory name of a GPU's operator tables, by default its name in lower case."""
     return gpu.system or re.sub(r"[^a-z0-9]+", "_", gpu.name.lower())
 
 
@@ -63,7 +60,7 @@ def compose_from_tables(
     tables: Sequence[Path] = (),
     constants: CostConstants | None = None,
 ) -> CostProfile | None:
-    """Compose the profile from operator tables; None if no table contains matrix products on this
+    """Return the profile from operator tables, or None if there are no matrix products of the
     GPU.
     """
     package = find_installed_tables()
@@ -102,7 +99,7 @@ def estimate_from_data_sheet(
     constants: CostConstants | None = None,
     shares: Efficiency | None = None,
 ) -> CostProfile:
-    """Estimate the profile from the GPU's data sheet.
+    """Return the profile estimated from the GPU's data sheet.
 
     ``shares`` are the fractions of the data sheet's rates that operators reach.
     """
@@ -120,9 +117,7 @@ def estimate_from_data_sheet(
 
 
 class _Key:
-    """Cache key for hardware and engine settings; keys are equal if the ``repr`` of both is
-    equal.
-    """
+    """Cache key for hardware and engine settings, compared by ``repr``."""
 
     def __init__(
         self, hardware: Hardware, setting: ExecutionSettings, tables: tuple[Path, ...]

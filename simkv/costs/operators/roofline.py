@@ -1,8 +1,8 @@
 """Operator times estimated from a GPU's data sheet.
 
-An operator takes a constant time plus the longer of two times: the time of its operations at a
-fraction of the peak rate, and the time to move its bytes at a fraction of the bandwidth.
-``efficiency.json`` contains the fractions that were measured on several GPUs.
+An operator takes a constant time plus the longer of its compute time and its memory time, at
+fractions of the peak rates. ``efficiency.json`` contains the fractions that were measured on
+several GPUs.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ CURVE_TOKENS = (
 
 
 class Efficiency(FrozenModel):
-    """Fractions of the data sheet's rates that operators reach, and the constant time of each
-    operator in seconds.
+    """Fractions of the data sheet's rates that operators reach, and the constant time per operator
+    (s).
     """
 
     gemm_flops: float
@@ -83,7 +83,7 @@ def efficiency() -> Efficiency:
 def estimate_errors() -> dict[str, StepError]:
     """Return the errors of data-sheet estimates for the measured GPUs, by kind of step.
 
-    For each GPU, the estimate uses the fractions that operators reached on the other GPUs.
+    Each GPU is estimated with the fractions of the other GPUs.
     """
     return _seen().left_out
 
@@ -153,9 +153,7 @@ class Roofline:
         return self.gemm(form, attention.weights(hidden) // hidden, hidden)
 
     def absorbed(self, attention: Mla) -> Curve:
-        """Return the time of the two absorbed projections of MLA decodes, as a function of the
-        number of tokens.
-        """
+        """Return the time of the two absorbed projections of MLA decodes by number of tokens."""
         width = attention.qk_nope_head_dim + attention.v_head_dim
         nbytes = 2 * attention.heads * width * attention.kv_lora_rank
         flops = self.gpu.flops * self.shares.gemm_flops

@@ -4,9 +4,8 @@ The input is a directory with ``context_attention_perf.parquet``,
 ``generation_attention_perf.parquet`` and ``gemm_perf.parquet`` (times in ms;
 github.com/ai-dynamo/aiconfigurator, systems/data). Attention times are looked up by the number of
 heads per GPU, for bfloat16. The times of matrix products are interpolated linearly in both matrix
-dimensions. Decode tables end at 8 KV heads. A larger number is looked up as 8 heads with
-proportionally longer KV, which has the same number of bytes. The tables do not include norms,
-activations, rotary positions, collectives and host time.
+dimensions. More than 8 KV heads are looked up as 8 heads with proportionally longer KV. The tables
+do not include norms, activations, rotary positions, collectives and host time.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ DTYPE = "bfloat16"
 
 
 def aiconfigurator_profile(folder: Path, model: Model, tp: int = 1) -> CostProfile:
-    """Build the cost profile of ``model`` on ``tp`` GPUs. Raises InputError for unsuitable
+    """Return the cost profile of ``model`` on ``tp`` GPUs. Raises InputError for unsuitable
     tables.
     """
     check_dense(model)
@@ -59,8 +58,7 @@ def _device(folder: Path) -> str:
 def _heads(folder: Path, name: str, model: Model, heads: int, kv_heads: int) -> pd.DataFrame:
     """Return the rows of an attention table for the given numbers of heads per GPU.
 
-    Only rows with the model's head size and without a sliding window are used. If several kernels
-    were measured, the fastest row remains.
+    Only the fastest kernel, the model's head size and full attention are included.
     """
     path = folder / f"{name}_perf.parquet"
     numbers = ("batch_size", "isl", "num_heads", "num_key_value_heads", "step")
@@ -84,10 +82,7 @@ def _heads(folder: Path, name: str, model: Model, heads: int, kv_heads: int) -> 
 
 
 def _alike(frame: pd.DataFrame, head_dim: int) -> pd.Series[bool]:
-    """Return a mask of the rows with this head size and without a sliding window.
-
-    A condition is ignored if the table lacks its column.
-    """
+    """Return a mask of the rows with the given head size and without a sliding window."""
     kept = pd.Series(True, index=frame.index)
     for column, wanted in (("head_dim", head_dim), ("window_size", 0)):
         if column in frame:
@@ -109,10 +104,8 @@ def _prefills(folder: Path, model: Model, tp: int) -> pd.DataFrame:
 
 
 def _decodes(folder: Path, model: Model, tp: int) -> tuple[pd.DataFrame, int]:
-    """Return the table of decode times, and the number of KV heads per GPU if the tables do not
-    contain it.
-
-    The number is 0 if the tables contain it.
+    """Return the table of decode times, and the number of KV heads if it is not in the table, or
+    0.
     """
     heads, kv_heads = model.heads // tp, max(model.kv_heads // tp, 1)
     path = folder / "generation_attention_perf.parquet"

@@ -1,12 +1,11 @@
 """Host time of steps, which kernel tables do not include.
 
-A step that runs as a CUDA graph takes as long as its kernels: on two hosts, decode times differed
-by at most 0.4 ms (``simkv validate CASE --host-times``, docs/validation.md). In a step above the
-largest graph, the host launches every kernel separately, which takes additional time. On the host
-of an RTX PRO 6000, this takes 5.9 ms (standard error 0.2) for any number of tokens and decodes. On
-the host of an RTX 4090, the additional time is 0: such steps took 1 % less than the sum of their
-kernels in the tables. Both hosts were measured with vLLM 0.19.0 and Llama-3.1-8B. Another source
-reports 7.1 ms for a step with prefill (``operators/constants.json``).
+A step in a CUDA graph takes as long as its kernels: on two hosts, decode times differed by at most
+0.4 ms (``simkv validate CASE --host-times``, docs/validation.md). In a larger step, the host
+launches every kernel separately. On the host of an RTX PRO 6000, this takes 5.9 ms (standard error
+0.2) for any number of tokens and decodes. On the host of an RTX 4090, the additional time is 0.
+Both hosts were measured with vLLM 0.19.0 and Llama-3.1-8B. Another source reports 7.1 ms for a step
+with prefill (``operators/constants.json``).
 """
 
 from __future__ import annotations

@@ -2,26 +2,22 @@
 
 A bundle (``meta.yaml`` and ``tp<N>/*.csv``, plain or gzip-compressed) has the times in us of one
 layer's kernels: by tokens per step (``dense``), by sampled sequences (``per_sequence``), and for
-attention on four axes (see ``costs.attention_table``). ``skew_fit`` has the additional time of
-decodes with unequal context length. The time of a step is the sum over all layers
-(github.com/casys-kaist/LLMServingSim, commit 5daddb2, serving/core/trace_generator.py). As in
-LLMServingSim, this additional time is used only if the bundle enables it. Combinations that were
-not measured use the bundle's default.
+attention on four axes (see ``costs.attention_table``). The time of a step is the sum over all
+layers (github.com/casys-kaist/LLMServingSim, commit 5daddb2, serving/core/trace_generator.py). As
+in LLMServingSim, ``skew_fit``, the additional time of decodes with unequal context length, is used
+only if the bundle enables it.
 
-The tables contain kernels only: no host time and no gaps between kernels. If the engine's CUDA
-graphs are known, ``sources/launch_overhead.py`` adds the host time of steps without a graph.
+The tables contain no host time. If the engine's CUDA graphs are known,
+``sources/launch_overhead.py`` adds the host time of steps without a graph.
 
 Tensor parallelism adds two all-reduces per layer. Expert parallelism adds the exchange of tokens,
-as in vLLM. Before the experts, the hidden states and the ids and weights of the selected experts (4
-bytes per number) are all-gathered. After the experts, the sums are reduce-scattered. The times of
-collectives come from ``hardware/gpus.json``, as measured on the GPU, or from a given host link,
-because hosts with the same GPUs may have different links.
+as in vLLM: an all-gather of the hidden states and of the ids and weights of the selected experts (4
+bytes per number), and a reduce-scatter of the results. The times of collectives come from
+``hardware/gpus.json`` or from a given host link.
 
 The experts of a mixture of experts (``moe.csv``, by tokens and activated experts) are assumed to be
 selected uniformly. Their times include the router's matrix product but not the selection of
-experts, because the profiler selected the experts itself. The ranks of an expert-parallel group
-exchange their tokens: each rank computes its own experts for the tokens of all ranks that selected
-them.
+experts. Each rank of an expert-parallel group computes its own experts for the tokens of all ranks.
 """
 
 from __future__ import annotations
@@ -84,8 +80,8 @@ class Sharding:
     """Distribution of a model over GPUs, and facts about the model that the tables lack.
 
     ``tp`` is the number of tensor-parallel GPUs. ``hidden`` is the hidden size. ``expert_ranks`` is
-    the number of GPUs that split the experts. ``link`` is the link between the GPUs; None selects
-    the GPU catalog.
+    the number of GPUs that split the experts. ``link`` is the link between the GPUs, or None for
+    the link in the GPU catalog.
     """
 
     layers: int
@@ -103,10 +99,10 @@ _AXES = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
 def bundle_profile(
     folder: Path, layout: Sharding, graph_sizes: list[int] | None = None
 ) -> CostProfile:
-    """Build the cost profile of a model from the tables of an LLMServingSim bundle.
+    """Return the cost profile of a model from the tables of an LLMServingSim bundle.
 
-    ``graph_sizes`` are the sizes of the engine's CUDA graphs in tokens; with None, steps are not
-    padded to a graph size. Raises InputError if the bundle cannot be used.
+    ``graph_sizes`` are the sizes of the engine's CUDA graphs in tokens, or None. Raises InputError
+    if the bundle cannot be used.
     """
     layers, tp = layout.layers, layout.tp
     meta = read_settings(folder / "meta.yaml")
@@ -155,9 +151,7 @@ def bundle_profile(
 
 
 def bundle_model(folder: Path) -> str:
-    """Return the name of the model in an LLMServingSim bundle, or an empty string if it has
-    none.
-    """
+    """Return the name of the model in an LLMServingSim bundle, or ""."""
     return str(read_settings(folder / "meta.yaml").get("model", ""))
 
 
@@ -174,9 +168,7 @@ def _dense(tables: Path, layout: Sharding) -> list[CostTerm]:
 
 
 def _collectives(gpu: str, layout: Sharding) -> tuple[list[CostTerm], str]:
-    """Return the cost terms of the collectives, and a note about their source and about missing
-    times.
-    """
+    """Return the cost terms of the collectives, and a note about their source and missing times."""
     wanted = _wanted(layout)
     known = known_gpu(gpu)
     measured = known.collectives if known else {}
@@ -195,8 +187,7 @@ def _collectives(gpu: str, layout: Sharding) -> tuple[list[CostTerm], str]:
 
 
 def _wanted(layout: Sharding) -> list[tuple[str, int, int, int]]:
-    """Return the collectives of a layer as tuples: name, number of GPUs, number of runs, bytes per
-    token.
+    """Return the collectives of a layer as tuples: name, GPUs, number of runs, bytes per token.
 
     Zero bytes mean that the size is unknown.
     """
@@ -212,9 +203,8 @@ def _wanted(layout: Sharding) -> list[tuple[str, int, int, int]]:
 
 
 def scale_collectives(profile: CostProfile, times: float) -> CostProfile | None:
-    """Return the profile with the times of its collectives multiplied by ``times``.
-
-    Returns None if the profile has no collectives.
+    """Return the profile with the times of its collectives multiplied by ``times``, or None without
+    collectives.
     """
     named = [term.name.partition(" ")[0] in COLLECTIVES for term in profile.terms]
     if not any(named):
@@ -283,7 +273,7 @@ def _terms(
 ) -> list[CostTerm]:
     """Return one cost term for each kernel, by the values of ``column``.
 
-    ``counts`` has the number of runs of each kernel per step.
+    ``counts`` contains the number of runs of each kernel per step.
     """
     terms = []
     for layer, rows in frame.groupby("layer"):

@@ -19,8 +19,8 @@ RowPredicate = Callable[[pd.DataFrame], "pd.Series[bool]"]
 
 
 def find_table(folder: Path, stem: str) -> Path:
-    """Return the path of ``stem.csv`` or ``stem.csv.gz`` in ``folder``. Raises InputError if
-    neither exists.
+    """Return the path of ``stem.csv`` or ``stem.csv.gz`` in ``folder``. Raises InputError if there
+    is neither.
     """
     names = [f"{stem}.csv", f"{stem}.csv.gz"]
     for name in names:
@@ -32,10 +32,10 @@ def find_table(folder: Path, stem: str) -> Path:
 def read_table(
     path: Path, columns: Mapping[str, ColumnKind], rows: RowPredicate | None = None
 ) -> pd.DataFrame:
-    """Read columns of a CSV or Parquet file; numbers must be finite and not negative.
+    """Return columns of a CSV or Parquet file. Numbers must be finite and not negative.
 
-    ``rows`` selects the rows to return, which keep their row numbers as the index. Raises
-    InputError for an invalid value.
+    ``rows`` selects the rows to return. The index contains their row numbers. Raises InputError for
+    an invalid value.
     """
     check_input(path, most=MAX_TABLE_BYTES)
     try:
@@ -79,7 +79,7 @@ def _checked(path: Path, column: pd.Series[Any], kind: ColumnKind) -> pd.Series[
 
 
 def check_prefills_and_decodes(path: Path, prefills: object, decodes: object) -> None:
-    """Raise InputError if an attention table has no prefills without decodes or no decodes without
+    """Raise InputError unless an attention table has prefills without decodes and decodes without
     prefills.
     """
     for some, what in ((prefills, "a prefill"), (decodes, "decodes")):
@@ -91,7 +91,7 @@ def check_prefills_and_decodes(path: Path, prefills: object, decodes: object) ->
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """Read a YAML file with a mapping of settings. Raises InputError if it is invalid."""
+    """Return the settings in a YAML file. Raises InputError if the file is invalid."""
     try:
         found = YAML(typ="safe", pure=True).load(read_text(path))
     except (YAMLError, ValueError) as error:

@@ -19,10 +19,10 @@ from simkv.costs.held_out_errors import add_error_estimates
 
 
 def build_attention_table(prefills: pd.DataFrame, decodes: pd.DataFrame) -> AttentionTable:
-    """Build an attention table from measured times of prefills and of decodes.
+    """Return an attention table of measured times of prefills and decodes.
 
     ``prefills`` has the columns ``tokens``, ``before`` (cached tokens before the prefill) and
-    ``seconds``; ``decodes`` has the columns ``seqs``, ``context`` and ``seconds``. Repeated
+    ``seconds``. ``decodes`` has the columns ``seqs``, ``context`` and ``seconds``. Repeated
     measurements are replaced by their median.
     """
     slices = []
@@ -44,7 +44,7 @@ def build_attention_table(prefills: pd.DataFrame, decodes: pd.DataFrame) -> Atte
 
 
 def check_dense(model: Model) -> None:
-    """Raise InputError for a mixture of experts, which the tables of these sources do not cover."""
+    """Raise InputError for a mixture of experts."""
     if model.experts:
         raise InputError(
             f"{model.name}: this model is a mixture of experts, but these tables support dense "
@@ -62,11 +62,11 @@ def operators_profile(
     decodes: pd.DataFrame,
     source: list[str],
 ) -> CostProfile:
-    """Build a profile from cost terms and from attention times.
+    """Return a profile from cost terms and attention times.
 
     ``sizes`` are the numbers of tokens at which the terms were measured. ``prefills`` and
-    ``decodes`` have the columns of ``build_attention_table``. ``source`` describes where the data
-    come from.
+    ``decodes`` have the columns of ``build_attention_table``. ``source`` describes the origin of
+    the data.
     """
     ranges: dict[Feature, tuple[float, float]] = {
         "tokens": (min(sizes), max(sizes)),

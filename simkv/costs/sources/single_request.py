@@ -27,8 +27,8 @@ class ModelTraits:
 
     ``kv_bytes_per_token`` and ``flops_per_pair`` (FLOP per attention pair) are totals over all
     layers. ``flops_per_token`` is the FLOP per computed token without attention, or 0 if unknown.
-    ``expert_share`` is the fraction of all weights that belongs to experts, and ``chosen`` the
-    fraction of the experts that a token uses.
+    ``expert_share`` is the fraction of the weights in experts. ``chosen`` is the fraction of the
+    experts that a token uses.
     """
 
     kv_bytes_per_token: int
@@ -60,12 +60,11 @@ def compute_model_traits(
 
 @dataclass(frozen=True)
 class IsolatedRequests:
-    """Requests that ran in isolation: token counts and durations in seconds, with one entry per
-    request.
+    """Requests that ran in isolation: token counts and durations in seconds, one entry per request.
 
-    ``hits`` is the number of leading tokens found in the prefix cache. ``front`` is the time until
-    the engine core received the request. ``decode`` is the mean duration of a decode step, or NaN
-    if the request has a single output token.
+    ``hits`` is the number of tokens found in the prefix cache. ``front`` is the time until the
+    engine core received the request. ``decode`` is the mean duration of a decode step, or NaN for a
+    request with one output token.
     """
 
     prompt: Floats
@@ -82,7 +81,7 @@ class IsolatedRequests:
 def read_isolated_requests(
     path: Path, stage: str = "sync", block_size: int = 16, *, caching: bool = True
 ) -> IsolatedRequests:
-    """Read the rows of one ``stage`` of a request table, without the first request of the run.
+    """Return the rows of one ``stage`` of a request table, without the first request of the run.
 
     The first request is excluded because the engine is not warmed up. Required columns are
     prompt_tokens, output_tokens, prefill_ms, ttft_ms, e2e_ms and queue_ms. Three columns are
@@ -128,7 +127,7 @@ def read_isolated_requests(
 
 
 def _check(path: Path, rows: pd.DataFrame) -> None:
-    """Raise InputError if times are impossible or too few decode steps were measured for a fit."""
+    """Raise InputError if times are impossible or if there are too few decode steps for a fit."""
     long = rows["output_tokens"] >= MIN_OUTPUT_TOKENS
     wrong = {
         "prompt_tokens: must be greater than 0": rows["prompt_tokens"] <= 0,

@@ -97,7 +97,7 @@ class CostCoefficients:
 def fit_cost_coefficients(
     alone: IsolatedRequests, shape: ModelTraits, gpu: Gpu | None
 ) -> CostCoefficients:
-    """Fit the coefficients to the measured times of isolated requests."""
+    """Return the coefficients fitted to the measured times of isolated requests."""
     decodes, times = _decodes(alone)
     likely = {}
     if gpu:
@@ -124,7 +124,7 @@ def fit_cost_coefficients(
 def compute_non_attention_seconds(
     tokens: Floats, prices: CostCoefficients, shape: ModelTraits
 ) -> Floats:
-    """Compute the durations in seconds of steps with prefills, without the time of attention.
+    """Return the durations in seconds of steps with prefills, without the time of attention.
 
     ``tokens`` contains the number of tokens of each step.
     """
@@ -133,7 +133,7 @@ def compute_non_attention_seconds(
 
 
 def _products(tokens: Floats, one: float, step: float, token: float, shape: ModelTraits) -> Floats:
-    """Compute the durations in seconds of a step's matrix products, for each number of ``tokens``.
+    """Return the durations in seconds of a step's matrix products, for each number of ``tokens``.
 
     ``one`` is the duration of a decode step of one request without the time to read its KV.
     """
@@ -146,8 +146,7 @@ def _products(tokens: Floats, one: float, step: float, token: float, shape: Mode
 
 
 def _weights(tokens: Floats, one: float, step: float, shape: ModelTraits) -> Floats:
-    """Compute the time in seconds to read the weights that are needed for each number of
-    ``tokens``.
+    """Return the time in seconds to read the needed weights, for each number of ``tokens``.
 
     The time to read all weights is ``step`` or the time derived from ``one``, whichever is longer.
     """
@@ -159,7 +158,7 @@ def _weights(tokens: Floats, one: float, step: float, shape: ModelTraits) -> Flo
 
 
 def make_cost_terms(prices: CostCoefficients, shape: ModelTraits) -> list[CostTerm]:
-    """Return the cost terms of a profile with these coefficients."""
+    """Return the cost terms of a profile with the given coefficients."""
     one = prices.decode_step + prices.token
     decodes = _weights(TOKEN_KNOTS, one, prices.prefill_step, shape) + prices.token * (
         TOKEN_KNOTS - 1
@@ -197,10 +196,10 @@ def fit_single_request_profile(
     model: str,
     on: str,
 ) -> CostProfile:
-    """Return a cost profile fitted to isolated requests; ``on`` is the name of the GPU.
+    """Return a cost profile fitted to isolated requests. ``on`` is the name of the GPU.
 
-    The errors in the profile are leave-one-out errors of the prefill and of the mean decode step of
-    each request.
+    The errors in the profile are leave-one-out errors of each request's prefill and mean decode
+    step.
     """
     prices = fit_cost_coefficients(alone, shape, gpu)
     decodes, _ = _decodes(alone)
@@ -253,11 +252,10 @@ def _left_out(alone: IsolatedRequests, shape: ModelTraits, gpu: Gpu | None) -> d
 
 
 def _beyond(alone: IsolatedRequests, shape: ModelTraits, gpu: Gpu | None) -> dict[Feature, float]:
-    """Estimate the relative step error per doubling outside the fitted range, by feature.
+    """Return the relative step error per doubling outside the fitted range, by feature.
 
-    The longest third and the shortest third of the requests are excluded in turn and predicted by a
-    fit to the rest. Isolated requests contain no batches of decodes, so ``BATCH_DOUBLING_ERROR`` is
-    used for the batch size.
+    The longest and the shortest third of the requests are predicted by a fit to the rest. The error
+    for the batch size is ``BATCH_DOUBLING_ERROR``, because isolated requests are not batched.
     """
     found: dict[Feature, float] = {"decode_seqs": BATCH_DOUBLING_ERROR}
     computed = alone.prompt - alone.hits
@@ -271,11 +269,8 @@ def _beyond(alone: IsolatedRequests, shape: ModelTraits, gpu: Gpu | None) -> dic
 def _ends(
     alone: IsolatedRequests, sizes: Floats, shape: ModelTraits, gpu: Gpu | None, *, decodes: bool
 ) -> Iterator[float]:
-    """Yield the mean error per doubling, for the requests below the fitted sizes and for the
-    requests above.
-
-    The mean is over all such requests, because the error of a request just outside the fitted sizes
-    is mostly random.
+    """Yield the mean error per doubling for requests below the fitted sizes, and for requests
+    above.
     """
     low, high = np.quantile(sizes, (1 / 3, 2 / 3))
     for keep, edge in ((sizes <= high, high), (sizes >= low, low)):
@@ -302,8 +297,8 @@ def _kept(alone: IsolatedRequests, rows: npt.NDArray[np.bool_]) -> IsolatedReque
 
 
 def _predicted(alone: IsolatedRequests, shape: ModelTraits, p: CostCoefficients) -> Floats:
-    """Return the predicted duration in seconds of each request's prefill, which is split into
-    chunks of the token budget.
+    """Return the predicted duration in seconds of each request's prefill, in chunks of the token
+    budget.
     """
     return _chunked(alone, shape, p.decode_step + p.token, p.prefill_step, p.token, p.pair)
 
@@ -325,7 +320,7 @@ def _curved(
     """Return the costs in seconds of a prefill step, a token and a pair with the least relative
     error.
 
-    ``aims`` are additional observations; see ``_solve``.
+    ``aims`` are additional observations, as in ``_solve``.
     """
     scale = np.array([one, one / 300, one / 1e6])
     for column, (value, _) in aims.items():
@@ -367,9 +362,8 @@ def _decoded(alone: IsolatedRequests) -> Floats:
 def _solve(rows: Floats, times: Floats, likely: dict[int, tuple[float, float]]) -> Sequence[float]:
     """Return the non-negative coefficients with the least relative error.
 
-    ``likely`` maps a column to an additional observation of its coefficient: a value and its
-    relative uncertainty. Its weight is the scatter of the measured rows divided by this
-    uncertainty.
+    ``likely`` contains additional observations by column: a value of the coefficient and its
+    relative uncertainty. The weight is the scatter of the rows divided by the uncertainty.
     """
     scaled = rows / times[:, None]
     prices, _ = nnls(scaled, np.ones(len(times)))

@@ -2,8 +2,8 @@
 
 ``mlp.csv`` has the times in ms of all operators except attention, by tokens and tensor parallelism.
 ``attention.csv`` has the times of decodes (by batch size and KV length) and of single prefills (by
-chunk size and KV length). These files may be gzip-compressed; repeated measurements are replaced by
-their median (github.com/microsoft/vidur, data/profiling/compute). The tables do not include mixed
+chunk size and KV length). Both may be gzip-compressed. Repeated measurements are replaced by their
+median (github.com/microsoft/vidur, data/profiling/compute). The tables do not include mixed
 batches, the output head, collectives and host time.
 """
 
@@ -35,7 +35,7 @@ _DEGREE = "num_tensor_parallel_workers"
 
 
 def vidur_profile(mlp: Path, attention: Path, model: Model, gpu: str, tp: int = 1) -> CostProfile:
-    """Build the cost profile of ``model`` on ``tp`` GPUs. Raises InputError for unsuitable
+    """Return the cost profile of ``model`` on ``tp`` GPUs. Raises InputError for unsuitable
     tables.
     """
     check_dense(model)

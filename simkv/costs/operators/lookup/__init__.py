@@ -1,1 +1,1 @@
-"""Lookups in measured tables, one module per operator; they return None if a table is missing."""
+"""Lookups in measured tables, one module per operator. They return None if a table is missing."""

@@ -39,10 +39,10 @@ def prompt_pairs(length: float, window: int = 0) -> float:
 def lookup_prefill(
     store: TableStore, shape: Gqa, kv: str, flops: float, kernel: Kernel | None = None
 ) -> tuple[Lookup, str, bool] | None:
-    """Return the attention time of prompts as a function of their number and length, or None.
+    """Return the attention time of prompts by number and length, a note, and whether it is exact.
 
-    The second value is a note on substituted measurements, or empty. The third value is True if the
-    time was measured with ``kernel``. Returns None if no time was measured.
+    The note is about substituted measurements. The time is exact if it was measured with
+    ``kernel``. Returns None if no time was measured.
     """
     found = _nearest(store, "context_attention", shape, kv, kernel)
     if found is None:
@@ -60,9 +60,7 @@ def lookup_prefill(
 
 
 def _windowed_prefill(plane: Lookup, window: int) -> Lookup:
-    """Return the attention time with a sliding window: the time of full attention, scaled by the
-    number of attended pairs.
-    """
+    """Return the attention time with a sliding window, scaled by the number of attended pairs."""
 
     def seconds(batch: float, length: float) -> float:
         pairs = prompt_pairs(length, window) / prompt_pairs(length)
@@ -74,10 +72,10 @@ def _windowed_prefill(plane: Lookup, window: int) -> Lookup:
 def lookup_decode(
     store: TableStore, shape: Gqa, kv: str, bandwidth: float, kernel: Kernel | None = None
 ) -> tuple[Lookup, str, bool] | None:
-    """Return the attention time of decodes as a function of their number and context, or None.
+    """Return the attention time of decodes by number and context, a note, and whether it is exact.
 
-    The second value is a note on substituted measurements, or empty. The third value is True if the
-    time was measured with ``kernel``. Returns None if no time was measured.
+    The note is about substituted measurements. The time is exact if it was measured with
+    ``kernel``. Returns None if no time was measured.
     """
     found = _nearest(store, "generation_attention", shape, kv, kernel)
     if found is None:
@@ -105,11 +103,12 @@ def lookup_decode(
 def _nearest(
     store: TableStore, table: str, shape: Gqa, kv: str, kernel: Kernel | None
 ) -> tuple[Gqa, pd.DataFrame, str, bool] | None:
-    """Return the most similar measured shape, its rows, a note, and whether the kernel is known.
+    """Return the most similar measured shape, its rows, a note, and whether the kernel was
+    measured.
 
-    Three groups of tables are searched in this order: tables of the kernel, of the engine, and of
-    other engines. The first group that contains the shape itself is used. If none does, the most
-    similar shape of the first group with any table is used. The result is None if no table exists.
+    Tables of the kernel are searched first, then tables of the engine, then tables of other
+    engines. An equal shape in any table is preferred to a similar shape. Returns None if there are
+    no tables.
     """
     for dtype in ("bfloat16",) if kv == "bf16" else ("fp8", "bfloat16"):
         where = {"kv_cache_dtype": dtype}
@@ -153,7 +152,7 @@ def _whole(key: Iterable[object]) -> tuple[int, int, int, int]:
 
 
 def _distance(a: Gqa, b: Gqa) -> float:
-    """Return a measure of the difference between two shapes.
+    """Return the difference between two shapes as a number.
 
     The sliding window has the largest weight, then the head size, then the number of heads.
     """

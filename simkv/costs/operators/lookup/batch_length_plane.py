@@ -9,7 +9,7 @@ from simkv.costs.operators.piecewise_curve import Curve, make_curve, make_nondec
 
 
 class BatchLengthPlane:
-    """Duration in seconds for ``batch`` sequences of ``length`` tokens, interpolated from
+    """Duration in seconds of ``batch`` sequences of ``length`` tokens, interpolated from
     ``points``.
 
     Above the largest measured batch, the duration is proportional to the batch. Above the longest

@@ -12,9 +12,9 @@ from simkv.costs.operators.piecewise_curve import Curve, make_curve, make_nondec
 
 
 def lookup_all_reduce(store: TableStore, gpus: int, *, graph: bool) -> Curve | None:
-    """Return the time (s) of an all-reduce as a function of the number of 16-bit values.
+    """Return the time (s) of an all-reduce by number of 16-bit values, or None if not measured.
 
-    ``graph`` selects launches in a CUDA graph. Returns None if no all-reduce was measured.
+    ``graph`` selects launches in a CUDA graph.
     """
     own = _curves(store, gpus, graph=graph, anyone=False)
     if not own:
@@ -23,10 +23,9 @@ def lookup_all_reduce(store: TableStore, gpus: int, *, graph: bool) -> Curve | N
 
 
 def _curves(store: TableStore, gpus: int, *, graph: bool, anyone: bool) -> list[Curve]:
-    """Return one curve for each version of the table, in order of preference.
+    """Return one curve per version of the table, in order of preference.
 
-    If no launch of the requested kind (in a CUDA graph or not) was measured, the other kind is
-    used.
+    Launches in a CUDA graph and other launches replace each other if one kind was not measured.
     """
     rows = store.rows("custom_allreduce", {"num_gpus": gpus}, anyone=anyone)
     if rows is None:
@@ -43,9 +42,8 @@ def _curves(store: TableStore, gpus: int, *, graph: bool, anyone: bool) -> list[
 
 
 def lookup_nccl(store: TableStore, name: str, gpus: int) -> Curve | None:
-    """Return the time (s) of an NCCL collective as a function of the number of 16-bit values.
-
-    Returns None if it was not measured.
+    """Return the time (s) of an NCCL collective by number of 16-bit values, or None if not
+    measured.
     """
     rows = store.rows("nccl", {"op_name": name, "num_gpus": gpus, "nccl_dtype": "half"})
     if rows is None:

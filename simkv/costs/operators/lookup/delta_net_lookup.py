@@ -15,10 +15,10 @@ from simkv.costs.operators.piecewise_curve import (
 def lookup_delta_net(
     store: TableStore, shape: DeltaNetShape, phase: str
 ) -> tuple[Curve, str] | None:
-    """Return the time (s) by number of tokens, and a note about substituted measurements.
+    """Return the time (s) by number of tokens and a note about substituted measurements, or None.
 
-    In the phase ``context``, the tokens belong to one prompt; in ``generation``, each decode has
-    one token. Returns None if the time was not measured.
+    In the phase ``context``, the tokens belong to one prompt. In ``generation``, each decode has
+    one token.
     """
     rows = store.rows("gdn", {"phase": phase})
     if rows is None:

@@ -1,4 +1,6 @@
-"""Durations of memory-bound kernels from ``scale_matrix_perf``, which read 16 bits and write 8."""
+"""Durations of memory-bound kernels from ``scale_matrix_perf``, whose kernels read 16 bits and
+write 8 bits.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,8 @@ from simkv.costs.operators.piecewise_curve import Curve, make_curve, make_nondec
 
 
 def lookup_elementwise(store: TableStore) -> Curve | None:
-    """Return the time (s) of a memory-bound kernel as a function of the bytes that it moves.
-
-    Returns None if it was not measured.
+    """Return the time (s) of a memory-bound kernel by number of moved bytes, or None if not
+    measured.
     """
     parts = [store.rows("scale_matrix", {}, anyone=anyone) for anyone in (False, True)]
     found: dict[float, float] = {}
@@ -23,9 +24,7 @@ def lookup_elementwise(store: TableStore) -> Curve | None:
 
 
 def _thin(curve: Curve) -> Curve:
-    """Return points of the curve whose x values differ by at least 20 %; remove the points between
-    them.
-    """
+    """Return points of the curve whose x values differ by at least 20 %."""
     kept = {curve.xs[0]: curve.ys[0], curve.xs[-1]: curve.ys[-1]}
     last = curve.xs[0]
     for x, y in zip(curve.xs, curve.ys, strict=True):

@@ -41,7 +41,7 @@ _SHAPE = ["hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "mo
 
 
 def name_expert_distribution(experts: int) -> str:
-    """Return the name that the tables use for the distribution of tokens over experts.
+    """Return the name of the distribution of tokens over experts in the tables.
 
     The exponents of the power law are from aiconfigurator's model files.
     """
@@ -51,10 +51,10 @@ def name_expert_distribution(experts: int) -> str:
 def lookup_experts(
     store: TableStore, shape: MoeShape, form: str, flops: float, kernel: Kernel | None = None
 ) -> tuple[Curve, str, bool] | None:
-    """Return the time (s) of routed experts as a function of the number of tokens.
+    """Return the time (s) of routed experts by number of tokens, a note, and whether it is exact.
 
-    The second value is a note about substituted measurements. The third value is True if the time
-    was measured with ``kernel``, or if ``kernel`` is None. Returns None if no time was measured.
+    The note is about substituted measurements. The time is exact if it was measured with
+    ``kernel``, or if ``kernel`` is None. Returns None if no time was measured.
     """
     distribution = name_expert_distribution(shape.experts)
     of_kernel = []
@@ -136,7 +136,7 @@ def _curve(rows: pd.DataFrame, others: pd.DataFrame | None, near: MoeShape, flop
 
 
 def _by_rank(rows: pd.DataFrame, near: MoeShape, flops: float) -> list[Curve]:
-    """Return one curve for each table version that contains the shape, in order of preference."""
+    """Return one curve per table version that contains the shape, in order of preference."""
     mine = rows[(rows[_SHAPE] == [*astuple(near)]).all(axis=1)]
     # The GPU with the most tokens computes at least the mean number of tokens.
     each = 6.0 * near.hidden * near.intermediate * near.per_token / (near.tp * near.ep)
@@ -169,7 +169,7 @@ def _share(shape: MoeShape) -> float:
 
 
 def _distance(a: MoeShape, b: MoeShape) -> float:
-    """Return a measure of the difference between two shapes; 0 if they are equal."""
+    """Return the difference between two shapes as a number; 0 if they are equal."""
     return (
         abs(log(a.hidden / b.hidden))
         + abs(log(a.intermediate / b.intermediate))

@@ -1,10 +1,9 @@
 """Durations of multi-head latent attention (MLA), dense and sparse.
 
-The times in vLLM's tables cover the whole module and include host time: with one sequence, the time
-is 95 us, although the matrix products and the attention core take only 45 us. For all engines, the
-core is therefore read from SGLang's tables ``context_mla`` and ``generation_mla``, and the
-projections from the tables of matrix products. Sparse attention was measured only together with its
-projections.
+vLLM's tables contain the whole module with host time: 95 us for one sequence, of which the kernels
+take 45 us. The attention core is therefore read from SGLang's tables ``context_mla`` and
+``generation_mla``, and the projections from the tables of matrix products. Sparse attention was
+measured only together with its projections.
 """
 
 from __future__ import annotations
@@ -24,10 +23,9 @@ if TYPE_CHECKING:
 
 
 def lookup_mla_core(store: TableStore, shape: Mla, kv: str, *, context: bool) -> Lookup | None:
-    """Return the attention time of prompts (``context``) or decodes as a function of their number
-    and length.
+    """Return the attention time by number and length, or None if not measured.
 
-    Returns None if it was not measured.
+    The time is for prompts with ``context``, and for decodes otherwise.
     """
     table = "context_mla" if context else "generation_mla"
     for dtype in ("bfloat16",) if kv == "bf16" else ("fp8", "bfloat16"):
@@ -49,11 +47,7 @@ def lookup_mla_core(store: TableStore, shape: Mla, kv: str, *, context: bool) ->
 
 
 def lookup_absorbed_projections(store: TableStore, heads: int) -> Curve | None:
-    """Return the time of the two absorbed projections of decodes as a function of the number of
-    tokens.
-
-    Returns None if it was not measured.
-    """
+    """Return the time of the two absorbed projections of decodes by number of tokens, or None."""
     found: list[Curve] = []
     for name in ("mla_gen_pre", "mla_gen_post"):
         rows = store.rows("mla_bmm", {"op_name": name})
@@ -73,10 +67,10 @@ def lookup_absorbed_projections(store: TableStore, heads: int) -> Curve | None:
 def lookup_sparse_mla(
     store: TableStore, shape: Mla, hidden: int, form: str, kv: str, *, context: bool
 ) -> tuple[Lookup, str] | None:
-    """Return the time of a layer's sparse attention with its projections.
+    """Return the time of a layer's sparse attention with its projections, and a note, or None.
 
-    The time is a function of the batch size and the length. The second value is a note about
-    substituted measurements, or empty. The result is None if nothing was measured.
+    The time is a function of the batch size and the length. The note is about substituted
+    measurements.
     """
     assert shape.sparse
     table = "dsa_context_module" if context else "dsa_generation_module"
@@ -107,7 +101,7 @@ def lookup_sparse_mla(
 def _like(
     rows: pd.DataFrame, wanted: int, hidden: int, *, context: bool
 ) -> tuple[int, pd.DataFrame]:
-    """Return the measured number of heads nearest to ``wanted``, and its rows with an added column
+    """Return the measured number of heads nearest to ``wanted``, and its rows with a column
     ``length``.
     """
     glm = rows["architecture"].astype(str).str.contains("Glm")

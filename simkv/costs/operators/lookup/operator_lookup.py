@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class MeasuredOperators:
-    """Operator times from the measured tables in ``store``; missing times come from ``sheet``.
+    """Operator times from the measured tables in ``store``. Missing times come from ``sheet``.
 
     ``sheet`` estimates times from the data sheet. ``kernels`` are the engine's kernels. ``notes``
     lists estimated and substituted operators. ``points`` is the number of operators in the tables.
@@ -66,11 +66,7 @@ class MeasuredOperators:
         return self._or(found, f"products in {form}", lambda: self._sheet.gemm(form, n, k))
 
     def _checked(self, kernel: Kernel | None, found: tuple[Any, ...] | None) -> Any:
-        """Return a lookup result without its last value, which states whether the engine's kernel
-        was measured.
-
-        If the kernel was not measured, it is added to ``unmeasured``.
-        """
+        """Return a lookup result without its last value, and record an unmeasured kernel."""
         if kernel is not None and not (found and found[-1]):
             self.unmeasured[kernel.name] = None
             self.notes[f"kernel not in the tables: {kernel.name}"] = None
@@ -122,9 +118,7 @@ class MeasuredOperators:
         )
 
     def absorbed(self, shape: Mla) -> Curve:
-        """Return the time of the two absorbed projections of MLA decodes, as a function of the
-        number of tokens.
-        """
+        """Return the time of the two absorbed projections of MLA decodes by number of tokens."""
         found = self._ask(mla_lookup.lookup_absorbed_projections, shape.heads)
         return self._or(found, "absorbed projections", lambda: self._sheet.absorbed(shape))
 
@@ -179,9 +173,7 @@ class MeasuredOperators:
 
     @property
     def _own_link(self) -> bool:
-        """Whether the interconnect is the default one of the GPU, on which the tables were
-        measured.
-        """
+        """Whether the interconnect is the one on which the tables were measured."""
         return self._sheet.link == self._sheet.gpu.interconnect()
 
     def _or(self, found: T | None, what: str, estimate: Callable[[], T]) -> T:
@@ -201,9 +193,7 @@ class MeasuredOperators:
 def _looked_up(
     store: TableStore, lookup: Callable[..., Any], args: tuple[Any, ...], named: tuple[Any, ...]
 ) -> tuple[Any, frozenset[Path]]:
-    """Return the result of a lookup and the files that it read; cached, because the tables are
-    large.
-    """
+    """Return the cached result of a lookup and the files that it read."""
     own = TableStore(store.roots, store.system, store.backend, store.release)
     try:
         return lookup(own, *args, **dict(named)), frozenset(own.seen)
@@ -213,12 +203,11 @@ def _looked_up(
 
 
 def _weight_only(wide: Curve, ratio: float) -> Curve:
-    """Return the time of a matrix product whose weights are stored in a small format and converted
-    to 16 bits.
+    """Return the time of a matrix product with small weights that are converted to 16 bits.
 
-    ``ratio`` is the size of the weights divided by their size in 16 bits. If computation limits the
-    product, it takes as long as with 16-bit weights. If memory bandwidth limits it, it takes
-    ``ratio`` times that duration, and at least the time to read the weights.
+    ``ratio`` is the size of the weights divided by their size in 16 bits. A compute-bound product
+    takes as long as with 16-bit weights. A memory-bound product takes ``ratio`` times as long, and
+    at least the time to read the weights.
     """
     read = wide.ys[0]
     return Curve(

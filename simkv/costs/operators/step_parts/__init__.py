@@ -1,3 +1,3 @@
-"""The parts of a step, which ``compose`` combines into a profile; one module per kind of
+"""The parts of a step, which ``compose`` combines into a profile. One module per kind of
 operator.
 """

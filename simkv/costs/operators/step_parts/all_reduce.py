@@ -43,7 +43,7 @@ def all_reduce_parts(
 
 
 def _joined(inside: Curve, outside: Curve, largest: int) -> Curve:
-    """Return the curve that equals ``inside`` up to ``largest`` tokens and ``outside`` above."""
+    """Return the curve ``inside`` up to ``largest`` tokens, and ``outside`` above."""
     below = [x for x in inside.xs if x < largest] + [largest]
     above = [largest + 1] + [x for x in outside.xs if x > largest + 1]
     xs = (*below, *above)

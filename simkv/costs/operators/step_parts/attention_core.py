@@ -61,7 +61,7 @@ DECODE_CONTEXTS = (
 
 
 def attention_grid(operators: OperatorTimes, hardware: Hardware) -> AttentionGrid | None:
-    """Return the attention times of all layers with KV; None for a model without such layers."""
+    """Return the attention times of all layers with KV, or None for a model without such layers."""
     kinds: dict[Gqa | Mla, int] = {}
     for part in hardware.architecture.layers:
         if not isinstance(part.attention, Recurrent):
@@ -121,10 +121,9 @@ def recurrence_parts(operators: OperatorTimes, hardware: Hardware) -> list[StepP
 
 
 def _state_space(operators: OperatorTimes, kind: Mamba, tp: int, layers: int) -> list[StepPart]:
-    """Return the parts of Mamba layers, estimated from the bytes moved, because Mamba was not
-    measured.
+    """Return the parts of Mamba layers, estimated from the moved bytes.
 
-    A decode reads and writes its state once; a prompt reads and writes it once per chunk of
+    A decode reads and writes its state once. A prompt reads and writes its state once per
     ``SCAN_CHUNK_TOKENS`` tokens.
     """
     operators.notes["Mamba convolution and scan: estimated from the bytes moved"] = None
@@ -154,8 +153,7 @@ def _gqa_share(kind: Gqa, tp: int) -> Gqa:
 
 
 def _prefill(operators: OperatorTimes, hardware: Hardware, kind: Gqa | Mla) -> tuple[Lookup, int]:
-    """Return the attention time of prompts in one layer, and the maximum number of tokens that a
-    token attends to.
+    """Return the attention time of prompts in one layer, and the maximum number of attended tokens.
 
     The maximum is 0 if there is no limit.
     """
@@ -181,10 +179,9 @@ def _prompt(look: Lookup, window: int, tokens: float, mean: float) -> float:
     """Return the attention time of ``tokens`` tokens that attend to ``mean`` tokens each, on
     average.
 
-    In a prompt of n tokens, a token attends to (n + 1) / 2 tokens on average, so ``mean``
-    determines a prompt length. If this length is at most ``tokens``, the tokens are treated as
-    prompts of this length. If it is larger, the tokens are treated as a chunk that follows cached
-    tokens. Such a chunk takes as long as a prompt with the same number of (query, key) pairs.
+    The tokens are treated as prompts of the length at which tokens attend to ``mean`` tokens. If
+    this length exceeds ``tokens``, they are treated as a chunk after cached tokens. A chunk takes
+    as long as a prompt with the same number of attention pairs.
     """
     length = 2 * mean - 1
     if length <= tokens:
@@ -196,14 +193,14 @@ def _prompt(look: Lookup, window: int, tokens: float, mean: float) -> float:
 
 
 def _length_of(pairs: float) -> float:
-    """Return the length of a prompt with this number of attention pairs (token, attended token)."""
+    """Return the length of a prompt with the given number of attention pairs (token, attended
+    token).
+    """
     return float(((8 * pairs + 1) ** 0.5 - 1) / 2)
 
 
 def _never_falling(plane: list[list[float]]) -> list[list[float]]:
-    """Lower each value to the minimum over all values with larger indices, and round to four
-    digits.
-    """
+    """Reduce each value to the minimum over all larger indices, rounded to four digits."""
     for row in plane:
         for i in range(len(row) - 2, -1, -1):
             row[i] = min(row[i], row[i + 1])

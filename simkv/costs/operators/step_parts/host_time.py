@@ -1,5 +1,4 @@
-"""Host time that adds to the step time because it does not overlap with the work of the GPU, and
-lower bounds of the step time.
+"""Host time that does not overlap with the work of the GPU, and lower bounds of the step time.
 
 ``host.json`` lists the durations with their sources.
 """
@@ -25,7 +24,7 @@ class HostTime(FrozenModel):
     """Host time of an engine in seconds: per step, per sequence, and per layer outside a CUDA
     graph.
 
-    If ``asynchronous`` is None, the values apply to synchronous and asynchronous scheduling.
+    ``asynchronous`` is None if the values apply to synchronous and asynchronous scheduling.
     ``mixture_layer_s`` is a lower bound of the time per layer with a mixture of experts.
     """
 
@@ -49,7 +48,7 @@ class HostTerms(NamedTuple):
     """Cost terms of the host.
 
     The terms in ``on_top`` are added to the GPU's time. The sum of the terms in ``floor`` is a
-    lower bound of the step time. ``sources`` states where the values come from.
+    lower bound of the step time. ``sources`` lists the sources of the values.
     """
 
     on_top: list[CostTerm]
@@ -58,7 +57,7 @@ class HostTerms(NamedTuple):
 
 
 def find_host_terms(hardware: Hardware, setting: ExecutionSettings) -> HostTerms:
-    """Return the host terms of an engine for this model; they are empty if no values are known."""
+    """Return the host terms of an engine for the model; empty if no values are known."""
     found = HostTerms([], [], [])
     eager = setting.graph_mode in ("eager", "full decode only")
     for known in host_times():

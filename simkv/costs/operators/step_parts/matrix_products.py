@@ -26,9 +26,9 @@ Product = tuple[int, int]
 
 
 def product_curve(operators: OperatorTimes, hardware: Hardware, form: str, shape: Product) -> Curve:
-    """Return the time (s) of a matrix product as a function of the number of tokens.
+    """Return the time (s) of a matrix product by number of tokens.
 
-    The time is never less than the time to read the weights once.
+    The time is at least the time to read the weights once.
     """
     n, k = shape
     nbytes = find_number_format(form).bytes * n * k
@@ -110,9 +110,7 @@ def mlp_parts(
 
 
 def head_parts(operators: OperatorTimes, hardware: Hardware) -> list[StepPart]:
-    """Return the part of the step time for the output head in 16 bits, which runs for each sampled
-    token.
-    """
+    """Return the part of the step time for the output head in 16 bits, per sampled token."""
     model = hardware.architecture
     shape = (-(-model.vocab // hardware.tp), model.hidden)
     return [StepPart("head", "emits", product_curve(operators, hardware, "bf16", shape))]

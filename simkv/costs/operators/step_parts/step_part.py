@@ -1,4 +1,4 @@
-"""A contribution to the step time, which ``compose`` turns into a term of a cost profile."""
+"""A part of the step time, which ``compose`` turns into a term of a cost profile."""
 
 from __future__ import annotations
 
