@@ -1,7 +1,7 @@
 """Compare two deployments on the same requests: which requests get worse, and by how much.
 
-Both deployments are simulated with the same seeds and the same errors of step times, and the
-results of each such pair of runs are compared, so that common variation cancels out.
+Both deployments are simulated with the same seeds and the same errors of step times, so that common
+variation cancels out.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ LEAST_CHANGE_S = 0.01
 class FigureChange:
     """Mean of a metric over seeds before and after a change, and the relative difference.
 
-    ``low`` and ``high`` are the smallest and the largest difference over all seeds and errors of
-    step times. ``worse`` is the size of the change if the metric worsens, otherwise 0.
+    ``low`` and ``high`` are the smallest and the largest difference over all seeds and step-time
+    errors.
     """
 
     name: str
@@ -62,7 +62,7 @@ class FigureChange:
 class RequestChange:
     """A request whose latency or outcome changes.
 
-    ``before`` and ``after`` are its latencies in seconds (None if the request did not finish).
+    ``before`` and ``after`` are its latencies in seconds, or None if it did not finish.
     """
 
     id: int
@@ -73,12 +73,12 @@ class RequestChange:
 
     @property
     def failed(self) -> bool:
-        """Whether the request finished before the change and does not finish after it."""
+        """Whether the request finishes before the change and not after it."""
         return self.outcome_before == Outcome.FINISHED and self.outcome_after != Outcome.FINISHED
 
     @property
     def seconds(self) -> float:
-        """Change of the latency in s; infinite if the request no longer finishes."""
+        """Change of the latency in seconds, or infinity if the request no longer finishes."""
         if self.before is None or self.after is None:
             return float("inf") if self.failed else float("-inf")
         return self.after - self.before
@@ -88,7 +88,7 @@ class RequestChange:
 class ChangeCheck:
     """Result of a comparison of two deployments.
 
-    ``worse`` and ``better`` list the changed requests of the run with the first seed, most affected
+    ``worse`` and ``better`` list the changed requests with the first seed, the largest change
     first.
     """
 
@@ -114,7 +114,7 @@ def check_change(
     jobs: int | None = None,
     advance: Callable[[int, int], None] | None = None,
 ) -> ChangeCheck:
-    """Simulate both scenarios with each seed and each error of step times, and compare the results.
+    """Simulate both scenarios with each seed and each step-time error, and compare the results.
 
     ``tolerance`` is the fraction by which the latency of a request may grow. Raises InputError if
     several seeds are given and nothing in the scenario is random. Raises RunsFailed if a run fails.
@@ -172,9 +172,7 @@ def _job(
 def _figure_change(
     name: str, nominal: Sequence[tuple[Summary, Summary]], all_: Sequence[tuple[Summary, Summary]]
 ) -> FigureChange | None:
-    """Return the change of a metric; None if a run has no sample of the metric, or if the metric is
-    0 in all runs before the change.
-    """
+    """Return the change of a metric, or None if it has no sample in a run or is always 0 before."""
 
     def values(pairs: Sequence[tuple[Summary, Summary]]) -> list[tuple[float, float]]:
         return [(figure(one, name), figure(other, name)) for one, other in pairs]
@@ -194,9 +192,7 @@ def _relative(before: float, after: float) -> float:
 def _requests(
     before: Mapping[str, Any], after: Mapping[str, Any], tolerance: float
 ) -> list[RequestChange]:
-    """Return the requests whose latency or outcome changes, ordered from the largest deterioration
-    to the largest improvement.
-    """
+    """Return the requests whose latency or outcome changes, the largest deterioration first."""
     ours = {row[0]: row for row in before["endings"]}
     found = []
     for number, outcome, latency in after["endings"]:

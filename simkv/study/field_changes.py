@@ -18,7 +18,7 @@ from simkv.scenario.scenario import Scenario
 def with_knobs(scenario: Scenario, folder: Path | None = None, /, **knobs: Any) -> Scenario:
     """Return the scenario with some engine settings changed.
 
-    Paths of profiles and traces are relative to ``folder``. Raises InputError if a new value is
+    Paths of profiles and traces are relative to ``folder``. Raises InputError if a value is
     invalid.
     """
     engine = {**asdict(scenario.engine), **knobs}
@@ -30,10 +30,10 @@ class NoSuchField(InputError):
 
 
 def with_field(scenario: Scenario, path: str, value: Any, folder: Path) -> Scenario:
-    """Return the scenario with the field at a path set to ``value``.
+    """Return the scenario with the field at ``path``, such as ``workload.burst.num_prompts``,
+    changed.
 
-    An example of a path is ``workload.burst.num_prompts``. Raises NoSuchField if there is no such
-    field. Raises InputError if the value is invalid.
+    Raises NoSuchField if there is no such field. Raises InputError if the value is invalid.
     """
     head, *rest = path.split(".")
     if head not in RUN_FIELDS:
@@ -80,10 +80,9 @@ def _plain(value: Any, *, only_set: bool = False) -> Any:
 
 
 def _with(scenario: Scenario, name: str, value: Any, folder: Path) -> Scenario:
-    """Return the scenario with a top-level field changed; the result is validated like a scenario
-    file.
+    """Return the validated scenario with a top-level field changed.
 
-    If the hardware changes, the defaults that the engine derives from it are computed again.
+    If the hardware changes, the engine's defaults are computed again.
     """
     fields = {other: getattr(scenario, other) for other in Scenario.model_fields}
     if name != "engine":

@@ -45,7 +45,7 @@ class ResultStore(Protocol):
 
 @dataclass(frozen=True)
 class JobRunner:
-    """Runs jobs with ``execute`` and stores their results in ``store``."""
+    """Runner of jobs with ``execute``. Results are stored in ``store``."""
 
     execute: JobExecutor
     store: ResultStore
@@ -61,7 +61,7 @@ class JobRunner:
         advance: ProgressCallback | None = None,
         execute: JobExecutor | None = None,
     ) -> dict[str, Exception]:
-        """Run the jobs that have no stored result, and return the errors of failed jobs by digest.
+        """Run the jobs without a stored result, and return the errors of failed jobs by digest.
 
         ``execute`` replaces the executor of the runner.
         """
@@ -103,11 +103,11 @@ def open_pooled_runner(
 
 
 class ResultFile:
-    """File with the summaries of finished jobs; ``done`` maps the digest of each job to its
-    summary.
+    """File with the summaries of finished jobs. ``done`` contains the summaries by digest of the
+    job.
 
-    Without a ``path``, no file is written. Incomplete lines after a crash are ignored. Use it as a
-    context manager. Raises InputError if the file cannot be read or written.
+    Must be used as a context manager. Without a ``path``, no file is written. Raises InputError if
+    the file cannot be read or written.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -123,7 +123,7 @@ class ResultFile:
             self._file = -1
 
     def add(self, digest: str, summary: Summary) -> None:
-        """Append a job's summary to the file, and store it in ``done``."""
+        """Append a job's summary to the file and to ``done``."""
         line = json.dumps({"digest": digest, "summary": summary}, allow_nan=False).encode() + b"\n"
         if self._path is not None:
             with translate_disk_errors(self._path, "written"):

@@ -23,7 +23,7 @@ def find_seed(workload: Workload) -> int | None:
 def reseed_scenario(scenario: Scenario, repeat: int) -> Scenario:
     """Return the scenario with another seed, derived from its own seed and the index ``repeat``.
 
-    For index 0, or if nothing in the workload is random, the scenario is unchanged.
+    Index 0 returns the scenario unchanged.
     """
     workload = scenario.workload
     seed = find_seed(workload)

@@ -1,8 +1,7 @@
 """Compute a digest of everything that affects the result of a run, and of nothing else.
 
 The digest covers the scenario's fields that affect a run, the contents of its profiles, its trace
-and its custom schedulers, and the source code that a run uses. Other packages (reports, the command
-line) can change without an effect on the digest.
+and its custom schedulers, and the source code that a run uses.
 """
 
 from __future__ import annotations
@@ -102,8 +101,8 @@ def _imports(path: Path) -> Iterator[str]:
 
 
 def _costs(costs: ReplicaCosts, folder: Path) -> str:
-    """Return a hash of a cost profile: of its file or, if there is no file, of the profile that
-    simkv composes for the hardware.
+    """Return a hash of a cost profile, from its file or from the profile composed for the
+    hardware.
     """
     if costs.profile is not None:
         return _contents(profile_path(costs.profile, folder))
@@ -111,7 +110,7 @@ def _costs(costs: ReplicaCosts, folder: Path) -> str:
 
 
 class _Same:
-    """Cache key for a composed profile; two keys are equal if they hold the same object."""
+    """Cache key for a composed profile. Two keys are equal if they hold the same object."""
 
     def __init__(self, profile: CostProfile) -> None:
         self.profile = profile

@@ -43,8 +43,9 @@ class SeedInterval:
 
     @staticmethod
     def of(values: Sequence[float]) -> SeedInterval:
-        """Return the interval by Student's t distribution; a single value has an interval of zero
-        width."""
+        """Return the interval by Student's t distribution. For a single value, its width is
+        zero.
+        """
         mean = fmean(values)
         half = 0.0
         if len(values) > 1:
@@ -96,9 +97,9 @@ def intervals_over_seeds(
 def describe_seeds(
     variant: str, result: RunResult, summaries: Sequence[Mapping[str, Any]]
 ) -> Iterator[str]:
-    """Yield a heading and one line per metric, with its intervals.
+    """Yield a heading and one line per metric, with two intervals.
 
-    One interval is the spread over seeds. The other results from the error of step times.
+    One interval is the spread over seeds, and the other is the error from step times.
     """
     named = "" if variant == "run" else f"{variant}, "
     yield (

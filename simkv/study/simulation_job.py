@@ -1,6 +1,6 @@
 """A job: one fully specified run of a scenario, identified by a digest.
 
-Two jobs with the same digest have the same result, so a finished job need not be repeated.
+Two jobs with the same digest have the same result.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ Summary = dict[str, Any]
 
 
 class RunsFailed(Exception):
-    """Raised if some runs failed; the results of the other runs are stored."""
+    """Raised if some runs failed. The results of the other runs are stored."""
 
 
 @dataclass(frozen=True)
 class SimulationJob:
-    """A scenario to run; paths of its files are relative to ``folder``.
+    """A scenario to run. Paths of its files are relative to ``folder``.
 
     ``rules`` replaces the scheduling rules of the engine variant (see ``EngineSpec``). ``limits``
-    adds the goodput for latency limits (ms) to the summary. ``peak`` adds the time with the most
-    requests in flight. ``endings`` adds the id, outcome and E2E latency (s) of each request.
+    are the latency limits (ms) of the goodput, which is added to the summary. ``peak`` adds the
+    time with the most requests in flight. ``endings`` adds the id, outcome and E2E latency (s) of
+    each request.
     """
 
     scenario: Scenario
@@ -62,7 +63,7 @@ class SimulationJob:
 
 @dataclass(frozen=True)
 class JobResult:
-    """Result of a job: either its summary, or an ``error`` and no summary."""
+    """Result of a job: its summary, or an ``error``."""
 
     digest: str
     summary: Summary | None
@@ -72,7 +73,7 @@ class JobResult:
 def make_job(
     scenario: Scenario, folder: Path, limits: Mapping[str, float] | None = None, **more: Any
 ) -> SimulationJob:
-    """Return the job that runs ``scenario``; ``more`` contains further fields of ``SimulationJob``.
+    """Return the job that runs ``scenario``. ``more`` contains further fields of ``SimulationJob``.
 
     Raises InputError if a file cannot be used.
     """

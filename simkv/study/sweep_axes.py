@@ -41,8 +41,8 @@ _FORMS = "LOW..HIGH:STEP, LOW..HIGH:n=COUNT or LOW..HIGH:log=COUNT"
 class ValueRange:
     """Range of values from ``low`` to ``high``, for sampling or searching.
 
-    If ``whole`` is true, the range contains integers only. If ``log`` is true, the values are
-    evenly spaced on a logarithmic scale.
+    ``whole`` restricts the range to integers. With ``log``, values are evenly spaced on a
+    logarithmic scale.
     """
 
     low: float
@@ -52,7 +52,7 @@ class ValueRange:
 
     @property
     def ends(self) -> tuple[float, float]:
-        """Lowest and highest value; integers if ``whole``."""
+        """Lowest and highest value, as integers with ``whole``."""
         return (int(self.low), int(self.high)) if self.whole else (self.low, self.high)
 
     def at(self, share: float) -> float:
@@ -95,7 +95,7 @@ def parse_axis(text: str) -> Axis:
 
 
 def make_axis(path: str, values: float | str | Iterable[Any]) -> Axis:
-    """Build an axis from a Python value, several values, or text in the syntax of the command line.
+    """Return an axis of a Python value, several values, or text in the syntax of the command line.
 
     Raises InputError if there is no value, a duplicate, or a value that is not a YAML scalar.
     """
@@ -157,8 +157,8 @@ def _range(path: str, text: str, first: str, last: str, form: str | None) -> Axi
 def _between(
     low: Decimal, high: Decimal, count: int, log: bool, whole: bool, text: str
 ) -> list[float]:
-    """Return ``count`` values from ``low`` to ``high``, evenly spaced; with ``log``, their
-    logarithms are evenly spaced.
+    """Return ``count`` evenly spaced values from ``low`` to ``high``, on a logarithmic scale with
+    ``log``.
     """
     if not 2 <= count <= MAX_POINTS:
         raise InputError(f"--over {text}: expected a count from 2 to {MAX_POINTS:,}")
@@ -197,7 +197,7 @@ def format_assignment(path: str, value: Any) -> str:
 
 
 def grid(axes: Sequence[Axis]) -> list[KnobSettings]:
-    """Return all combinations of the values; the last axis changes fastest.
+    """Return all combinations of the values. The last axis changes fastest.
 
     Raises InputError if an axis has no discrete values, or if there are too many combinations.
     """
@@ -230,9 +230,7 @@ def _one_by_one(axis: Axis) -> Axis:
 
 @dataclass(frozen=True)
 class SampleSpec:
-    """Number of combinations to sample, and the sampling method: ``lhs`` (Latin hypercube) or
-    ``random``.
-    """
+    """Number of combinations to sample, and the method: ``lhs`` (Latin hypercube) or ``random``."""
 
     kind: Literal["random", "lhs"]
     size: int

@@ -46,7 +46,7 @@ def open_executor(
     jobs: int | None = None,
     address: str | None = None,
 ) -> Iterator[Callable[..., Iterator[Any]]]:
-    """Yield a function with the arguments of ``WorkerPool.run``; all calls use one set of workers.
+    """Yield a function with the arguments of ``WorkerPool.run``. All calls use one set of workers.
 
     Raises InputError if Ray is not installed, or if there is no cluster at ``address``.
     """
@@ -61,9 +61,9 @@ def open_executor(
 
 
 class WorkerPool:
-    """Worker processes on this machine; with one job, no process is started.
+    """Worker processes on this machine. With one job, no process is started.
 
-    Use the pool as a context manager, which ends its processes.
+    Must be used as a context manager, which ends the processes.
     """
 
     def __init__(self, jobs: int) -> None:
@@ -174,7 +174,7 @@ def run_on_ray(
     address: str | None = None,
     jobs: int | None = None,
 ) -> Iterator[Product]:
-    """Run on the Ray cluster at ``address`` (default: RAY_ADDRESS, otherwise a new cluster).
+    """Run on the Ray cluster at ``address`` (default: RAY_ADDRESS, or a new cluster).
 
     A new cluster has ``jobs`` workers. Every node needs one version of simkv, traces and profiles.
     Raises InputError if Ray or the cluster is missing. Raises RunsFailed if workers die repeatedly.
@@ -199,9 +199,7 @@ def run_on_ray(
 
 @contextmanager
 def _session(address: str | None, jobs: int | None) -> Iterator[Any]:
-    """Yield the module ``ray``, connected to a cluster. If this function opened the connection, it
-    closes it at the end.
-    """
+    """Yield the module ``ray``, connected to a cluster."""
     try:
         import ray
     except ImportError as error:
@@ -219,8 +217,9 @@ def _session(address: str | None, jobs: int | None) -> Iterator[Any]:
 
 
 def _connect(address: str, jobs: int | None) -> None:
-    """Connect to a cluster, or start one on this machine. Raises InputError if there is none at
-    ``address``.
+    """Connect to a cluster, or start one on this machine.
+
+    Raises InputError if there is no cluster at ``address``.
     """
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     try:

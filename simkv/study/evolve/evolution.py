@@ -1,5 +1,5 @@
-"""Run a search for a better scheduler: evaluate candidates, choose a winner and evaluate it on
-held-out trials.
+"""Run a search for a better scheduler: evaluate candidates, and evaluate the best one on held-out
+trials.
 
 Example:
 
@@ -50,10 +50,9 @@ class EvolutionRequest:
 
     At most ``budget`` candidates are run on ``scenarios`` and compared by the metrics in
     ``objectives``. ``over`` contains the settings to search, in the syntax of ``--over``.
-    ``propose`` is a command that writes schedulers. If neither is given, policies are searched. If
-    ``random`` is true, policies are sampled instead of evolved. ``train``, ``final`` and ``test``
-    are the numbers of seeds (or time windows of a trace) for the search, the final round and the
-    evaluation of the winner.
+    ``propose`` is a command that writes schedulers. Without both, policies are searched, or sampled
+    with ``random``. ``train``, ``final`` and ``test`` are the numbers of seeds (or time windows of
+    a trace) for the search, the final round and the evaluation of the winner.
     """
 
     scenarios: tuple[Path, ...]
@@ -77,8 +76,7 @@ class Evolution:
     """Result of a search for a better scheduler.
 
     ``kind`` names what was searched, such as ``policies``. ``final`` contains the scores of the
-    final round, in which the best candidates run on further trials. There is no final round if the
-    workload has no randomness or the budget is too small.
+    best candidates on further trials, or is empty without a final round.
     """
 
     name: str
@@ -98,7 +96,7 @@ class Evolution:
 
     @property
     def tried(self) -> int:
-        """Number of candidates tried in the search, not counting the final round."""
+        """Number of candidates tried, without the final round."""
         return len(self.standings) - 1
 
     @property
@@ -108,8 +106,9 @@ class Evolution:
 
     @property
     def holds(self) -> bool:
-        """Whether the winner is significantly better than the engine's own scheduler in every
-        evaluation."""
+        """Whether the winner is significantly better than the engine's scheduler in every
+        evaluation.
+        """
         return bool(self.winner.candidate.change) and all(one.holds for one in self.evaluations)
 
 
@@ -121,8 +120,8 @@ def run_evolution(
 ) -> Evolution:
     """Search for a better scheduler, and store the candidates and their results in ``folder``.
 
-    Raises InputError if the search is invalid. Raises RunsFailed if the engine's own scheduler
-    cannot be run.
+    Raises InputError if the search is invalid. Raises RunsFailed if the engine's scheduler cannot
+    be run.
     """
     limits = dict(parse_goodput_limits(search.goodput)) if search.goodput else {}
     goals = parse_goals(search.objectives, limits)
@@ -159,7 +158,7 @@ def run_evolution(
 
 
 def _scenario(path: Path, search: EvolutionRequest) -> tuple[Scenario, Path]:
-    """Return the requested variant of a scenario file (default: the first), and the directory of
+    """Return the requested variant (default: the first) of a scenario file, and the directory of
     the file.
     """
     variants = load(path, search.overrides)
@@ -233,7 +232,7 @@ FINAL_SHARE, FINALIST_SHARE = 0.1, 0.6
 
 
 def count_final_candidates(budget: int, ground: TrialSplit) -> int:
-    """Return the number of candidates for the final round; 0 if there is no final round."""
+    """Return the number of candidates for the final round, or 0 without a final round."""
     seats = int(budget * FINAL_SHARE)
     return seats if ground.final and seats > 1 else 0
 
@@ -258,8 +257,8 @@ def run_final(
 
 
 def _best(tournament: Tournament) -> list[CandidateScore]:
-    """Return the scores of the candidates, the best first; if several candidates have equal
-    results, only the shortest is returned.
+    """Return the scores of the candidates, the best first. Equal candidates except the shortest are
+    left out.
     """
     found: dict[object, CandidateScore] = {}
     tried = [one for key, one in tournament.standings.items() if key != SHIPPED.key and not one.why]

@@ -1,8 +1,4 @@
-"""Result of a policy search: its summary as text, its files, and its data for Python.
-
-The summary reports the winner, its effect, its evaluation, and which requests become slower with
-it.
-"""
+"""Result of a policy search: its summary as text, its files, and its data for Python."""
 
 from __future__ import annotations
 
@@ -49,7 +45,7 @@ _CONSTANT = {
 def write_evolution(found: Evolution, folder: Path) -> list[str]:
     """Write ``candidates.csv``, ``evolve.md`` and ``winner.yaml``, and return their names.
 
-    ``winner.yaml`` is a scenario with the shipped scheduler and the winner as variants.
+    ``winner.yaml`` is a scenario with the engine's scheduler and the winner as variants.
     """
     write_rows(folder / "candidates.csv", candidate_rows(found))
     write_text(folder / "evolve.md", "\n".join(summarize_evolution(found)) + "\n")
@@ -67,7 +63,7 @@ def write_evolution(found: Evolution, folder: Path) -> list[str]:
 
 
 def candidate_rows(found: Evolution) -> list[dict[str, Any]]:
-    """Return one row per candidate, the shipped scheduler first.
+    """Return one row per candidate. The first row is the engine's scheduler.
 
     The column ``final`` contains the score in the final round.
     """
@@ -102,7 +98,7 @@ def _row(one: CandidateScore, found: Evolution) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class EvolutionResult:
-    """Result of a search for a better scheduler; its text is the output of ``simkv evolve``."""
+    """Result of a search for a better scheduler. As text, it is the output of ``simkv evolve``."""
 
     evolution: Evolution
 
@@ -113,8 +109,8 @@ class EvolutionResult:
 
     @property
     def holds(self) -> bool:
-        """Whether the winner is significantly better than the shipped scheduler under all
-        evaluation conditions.
+        """Whether the winner is significantly better than the engine's scheduler in every
+        evaluation.
         """
         return self.evolution.holds
 
@@ -183,10 +179,7 @@ def _winner(found: Evolution) -> list[str]:
 
 
 def _same_for_all(found: Evolution) -> list[str]:
-    """Return notes on variables of the winning policy that have the same value for all requests.
-
-    A constant could replace such a variable.
-    """
+    """Return notes on variables of the winning policy that have the same value for all requests."""
     sent = [
         request
         for trial in found.split.train
@@ -218,9 +211,8 @@ def describe_candidate(one: CandidateScore, hooks: Sequence[PolicyHook]) -> list
 
 
 def describe_policy(rule: str, hooks: tuple[PolicyHook, ...]) -> list[str]:
-    """Return lines of text for a policy: one line per hook, and the meaning of the variables.
-
-    A hook is a decision that a policy can make.
+    """Return lines of text for a policy: one line per hook (decision), and the meaning of the
+    variables.
     """
     lines, used = [], dict[str, str]()
     known = {hook.name: hook for hook in hooks}
@@ -295,7 +287,7 @@ def _said(figure: str, value: float | None) -> str:
 
 
 def describe_cost(cost: RequestClassCost) -> str:
-    """Return a line of text for the effect on the requests of one class."""
+    """Return a line of text for the effect of the winner on one class of requests."""
     before, after = cost.before_s, cost.after_s
     parts = ["no request finished in both runs"]
     if before is not None and after is not None:

@@ -1,9 +1,9 @@
 """Try schedulers written by an external program, one proposal at a time.
 
-simkv starts the program once for each proposal. On stdin, the program receives the objectives, the
-candidates tried so far and their results. On stdout, it writes the complete file of a custom
-scheduler (see docs/how-to/custom-scheduler.md), as plain text or in a Markdown code block. simkv
-then executes this file.
+The program is started once for each proposal. On stdin, it receives the objectives, the earlier
+candidates and their results. On stdout, it writes the file of a custom scheduler (see
+docs/how-to/custom-scheduler.md), as plain text or in a Markdown code block. simkv then executes
+this file.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _FENCED = re.compile(r"^```(?:python)?\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 @dataclass(frozen=True)
 class Proposer:
-    """Run ``command`` for each proposal, and store its output in ``folder``."""
+    """External program ``command``. Its outputs are stored in ``folder``."""
 
     command: str
     folder: Path
@@ -81,9 +81,7 @@ class Proposer:
 def propose(
     tournament: Tournament, proposer: Proposer, budget: int, advance: ProgressCallback | None = None
 ) -> None:
-    """Request and try ``budget`` proposals; each request includes the results of earlier
-    proposals.
-    """
+    """Request and try ``budget`` proposals, one after the other."""
     last: CandidateScore | None = None
     for number in range(1, budget + 1):
         told = "\n".join(_letter(tournament, last, number, budget))
@@ -121,9 +119,7 @@ def make_code_candidate(file: Path, trial: TrialScenario) -> Candidate | str:
 
 
 def _broken_law(candidate: Candidate, tournament: Tournament) -> str:
-    """Return a text about the scheduler law (an invariant that every scheduler must satisfy) that a
-    proposal violates in the first trial; empty if there is none.
-    """
+    """Return a text about the scheduler law that a proposal violates in the first trial, or ""."""
     trial = tournament.trials[0]
     try:
         scenario = candidate.apply_to(trial)
@@ -150,7 +146,7 @@ def _file(candidate: Candidate) -> Path:
 def _letter(
     tournament: Tournament, last: CandidateScore | None, number: int, budget: int
 ) -> list[str]:
-    """Return the text that the external program receives, as lines."""
+    """Return the text for the external program, as lines."""
     lines = [
         f"# Proposal {number} of {budget}",
         "Write one Python file with a scheduler class for simkv (from simkv.custom import",

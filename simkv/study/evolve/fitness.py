@@ -1,9 +1,9 @@
-"""Goals of a search: metrics, and the loss of a run relative to the shipped scheduler.
+"""Goals of a search: metrics, and the loss of a run relative to the engine's scheduler.
 
 Example:
 
     goals = parse_goals(["e2e_ms.p99", "jain_index"], {})
-    goals[0].loss(9.0, 10.0)  # -0.1: 10 % better than the shipped scheduler
+    goals[0].loss(9.0, 10.0)  # -0.1: 10 % better than the engine's scheduler
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class FigureGoal:
         return f"{self.figure} ({'higher' if self.more_is_better else 'lower'} is better)"
 
     def loss(self, value: float | None, shipped: float | None) -> float:
-        """Return the fraction by which a value is worse than the shipped scheduler's value.
+        """Return the fraction by which ``value`` is worse than ``shipped``; negative if it is
+        better.
 
-        The result is negative if the value is better. If the shipped scheduler's value is 0, the
-        result is the difference.
+        ``shipped`` is the value of the engine's scheduler. If it is 0, the difference is returned.
         """
         if value is None or shipped is None:
             return 0.0 if value is shipped else NO_FIGURE if value is None else -NO_FIGURE
@@ -48,7 +48,9 @@ class FigureGoal:
 
 
 def parse_goals(asked: Sequence[str], limits: Mapping[str, float]) -> tuple[FigureGoal, ...]:
-    """Parse goals such as ``e2e_ms.p99`` or ``jain_index:max``. Raises InputError."""
+    """Parse goals such as ``e2e_ms.p99`` or ``jain_index:max``. Raises InputError for an invalid
+    goal.
+    """
     if not asked:
         raise InputError("--objective: missing; expected a metric such as e2e_ms.p99")
     found: dict[str, FigureGoal] = {}
@@ -72,5 +74,5 @@ def parse_goals(asked: Sequence[str], limits: Mapping[str, float]) -> tuple[Figu
 
 
 def has_outcome_goal(goals: Sequence[FigureGoal]) -> bool:
-    """Return whether any goal accounts for requests that are not served."""
+    """Return whether any goal is about unserved requests."""
     return any(goal.figure in UNSERVED_FIGURES for goal in goals)

@@ -41,10 +41,9 @@ HOOK_PROBABILITY = 0.4
 
 
 class PolicyGenerator:
-    """Samples, crosses and mutates policies with its own random stream.
+    """Generator of random, crossed and mutated policies, with its own random numbers.
 
-    Use it as a context manager. Within the context, Python's global random generator continues the
-    stream of this object.
+    Must be used as a context manager.
     """
 
     def __init__(self, hooks: Sequence[PolicyHook], seed: int) -> None:
@@ -93,7 +92,7 @@ class PolicyGenerator:
         return child or self.sample()
 
     def mutate(self, rule: PolicyTrees) -> PolicyTrees:
-        """Return the policy with one expression tree mutated, added or removed."""
+        """Return the policy with one expression mutated, added or removed."""
         child = {name: _copy(tree) for name, tree in rule.items()}
         name = random.choice(self._hooks)
         if name not in child:
@@ -112,7 +111,7 @@ class PolicyGenerator:
         return child
 
     def choose(self, among: Sequence[int]) -> int:
-        """Return one of the given numbers at random, each with equal probability."""
+        """Return one of the given numbers at random."""
         return random.choice(among)
 
     def chance(self, share: float) -> bool:
@@ -145,9 +144,7 @@ def _copy(tree: Any) -> Any:
 
 
 def _primitives(gp: Any, hook: PolicyHook) -> Any:
-    """Return the DEAP primitives for expressions of this hook: operations, variables and
-    numbers.
-    """
+    """Return the DEAP primitives for expressions of a hook: operations, variables and numbers."""
     pset = gp.PrimitiveSet(hook.name, 0)
     for name, (form, arity) in OPERATIONS.items():
         pset.addPrimitive(len, arity, name=name)
@@ -204,9 +201,7 @@ def simplify_for_hook(text: str, sort: HookResult) -> str:
 
 
 def _within(node: ast.expr) -> ast.expr | None:
-    """Return the operand if the expression only shifts or scales it by a constant; otherwise
-    None.
-    """
+    """Return the operand if the expression only shifts or scales it by a constant, or None."""
     if not isinstance(node, ast.BinOp):
         return None
     ours, theirs = _value(node.left), _value(node.right)

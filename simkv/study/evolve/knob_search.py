@@ -1,4 +1,6 @@
-"""Search settings of a scenario with Optuna; the study is stored, so a search can be resumed."""
+"""Search settings of a scenario with Optuna. The study is stored, so that a search can be
+resumed.
+"""
 
 from __future__ import annotations
 

@@ -52,9 +52,7 @@ def evolve_policies(
     seed: int,
     advance: ProgressCallback | None = None,
 ) -> None:
-    """Try ``budget`` policies: first random policies, then children of the best policies
-    (NSGA-II).
-    """
+    """Try ``budget`` policies: random policies, then offspring of the best policies (NSGA-II)."""
     from deap import base, tools
 
     kind = type("Less", (base.Fitness,), {"weights": (-1.0,) * len(tournament.goals)})
@@ -84,7 +82,7 @@ def sample_policies(
 def prune_policy(
     tournament: Tournament, winner: CandidateScore, most: int = MAX_DUPLICATES
 ) -> CandidateScore:
-    """Remove the unnecessary decisions from the winning policy, and return the score of the result.
+    """Remove unnecessary decisions from the winning policy, and return the score of the result.
 
     A decision is unnecessary if the score does not get worse without it. At most ``most`` policies
     are tried.
@@ -101,9 +99,7 @@ def prune_policy(
 
 @dataclass
 class _Search:
-    """Common part of both search methods. A search tries at most ``budget`` policies, and no policy
-    twice.
-    """
+    """Search that tries at most ``budget`` policies, and no policy twice."""
 
     tournament: Tournament
     generator: PolicyGenerator
@@ -123,8 +119,8 @@ class _Search:
         return self._new(count, iter(self.generator.sample, None))
 
     def children(self, population: Sequence[_Individual]) -> list[_Individual]:
-        """Return new policies made from those in ``population`` by crossover and mutation;
-        ``population`` is sorted from best to worst.
+        """Return new policies from crossover and mutation of ``population``, which is sorted best
+        first.
         """
         return self._new(GENERATION_SIZE, self._breed(population))
 

@@ -44,7 +44,9 @@ class Candidate:
         return repr(self.change)
 
     def apply_to(self, trial: TrialScenario) -> Scenario:
-        """Return the trial's scenario with the candidate's changes. Raises InputError."""
+        """Return the trial's scenario with the candidate's changes. Raises InputError if it is
+        invalid.
+        """
         found = trial.scenario
         for path, value in self.change:
             found = with_field(found, path, value, trial.folder)
@@ -57,12 +59,12 @@ SHIPPED = Candidate()
 
 @dataclass(frozen=True)
 class CandidateScore:
-    """Losses of a candidate relative to the shipped scheduler.
+    """Losses of a candidate relative to the engine's scheduler.
 
-    A loss is the fraction by which a metric is worse than with the shipped scheduler. ``losses``
+    A loss is the fraction by which a metric is worse than with the engine's scheduler. ``losses``
     has a row per trial and a column per goal. ``left_out`` is the increase of the fraction of
-    unserved requests in each trial. ``trials`` includes the trials that were not run. ``why`` is
-    the reason if the candidate could not be run.
+    unserved requests in each trial. ``trials`` is the number of all trials, also those that were
+    not run. ``why`` is the reason if the candidate could not be run.
     """
 
     candidate: Candidate
@@ -80,12 +82,12 @@ class CandidateScore:
 
     @cached_property
     def unserved(self) -> float:
-        """Mean over all trials of the increase in the fraction of unserved requests."""
+        """Mean increase in the fraction of unserved requests, over all trials."""
         return sum(self.left_out) / self.trials
 
     @cached_property
     def fitness(self) -> tuple[float, ...]:
-        """Loss plus penalties for unserved requests and length, for each goal; lower is better."""
+        """Loss plus penalties for unserved requests and length, for each goal. Lower is better."""
         more = PART_PENALTY * self.candidate.parts + (
             0.0 if self.has_outcome_goal else UNSERVED_WEIGHT * self.unserved
         )
@@ -97,19 +99,21 @@ class CandidateScore:
 
     @property
     def improves(self) -> bool:
-        """Whether any goal or the number of served requests is better than with the shipped
-        scheduler."""
+        """Whether any goal or the number of served requests is better than with the engine's
+        scheduler.
+        """
         return not self.why and (self.unserved < 0 or any(loss < 0 for loss in self.loss))
 
     @property
     def score(self) -> float:
-        """Mean of the fitness over the goals; lower is better."""
+        """Mean of the fitness over the goals. Lower is better."""
         return sum(self.fitness) / len(self.fitness)
 
 
 @dataclass
 class Tournament:
-    """Evaluate candidates on trials; ``standings`` contains their scores in order of evaluation.
+    """Evaluation of candidates on trials. ``standings`` contains their scores in order of
+    evaluation.
 
     ``trials`` begins with one trial of each scenario.
     """
@@ -123,7 +127,7 @@ class Tournament:
     standings: dict[str, CandidateScore] = field(default_factory=dict)
 
     def job(self, candidate: Candidate, trial: TrialScenario) -> SimulationJob:
-        """Return the job of a candidate in a trial.
+        """Return the job that runs a candidate in a trial.
 
         Raises InputError if they are incompatible.
         """
@@ -133,7 +137,8 @@ class Tournament:
         self, candidates: Sequence[Candidate], trials: Sequence[TrialScenario]
     ) -> list[list[dict[str, Any]] | str]:
         """Return the summaries of all trials for each candidate, or the reason if the candidate
-        fails."""
+        fails.
+        """
         jobs: list[list[SimulationJob] | str] = []
         for candidate in candidates:
             try:
@@ -154,9 +159,9 @@ class Tournament:
         return found
 
     def start(self) -> CandidateScore:
-        """Evaluate the shipped scheduler, the reference for all candidates.
+        """Evaluate the engine's scheduler, the reference for all candidates.
 
-        Raises RunsFailed if the shipped scheduler cannot be run.
+        Raises RunsFailed if the engine's scheduler cannot be run.
         """
         (found,) = self.summaries([SHIPPED], self.trials)
         if isinstance(found, str):
@@ -176,8 +181,7 @@ class Tournament:
     ) -> list[CandidateScore]:
         """Evaluate candidates and return their scores.
 
-        If ``thorough`` is true, every candidate runs on all trials. Otherwise, bad candidates are
-        dropped after the first trials.
+        Bad candidates are dropped after the first trials, unless ``thorough`` is true.
         """
         left = list({one.key: one for one in candidates if one.key not in self.standings}.values())
         every = len(self.trials)
@@ -219,9 +223,7 @@ class Tournament:
         )
 
     def _shipped(self, goal: FigureGoal, trial: int) -> float | None:
-        """Return the shipped scheduler's value of a metric in a trial or, if the trial has no
-        value, the mean over the other trials.
-        """
+        """Return a metric of the engine's scheduler in a trial, or the mean over other trials."""
         values = [one[goal.figure] for one in self.standings[SHIPPED.key].values]
         known = [value for value in values if value is not None]
         return values[trial] if values[trial] is not None or not known else mean(known)
@@ -234,8 +236,8 @@ class Tournament:
 
 
 def _figures(summary: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return the metrics of a run; if the run served no request, return only the metrics about
-    unserved requests.
+    """Return the metrics of a run. If no request was served, return only metrics about unserved
+    requests.
     """
     found = compute_objective_figures(summary)
     return (

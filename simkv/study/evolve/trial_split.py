@@ -1,6 +1,4 @@
-"""Trials of a search: some trials to select candidates, and held-out trials to evaluate the
-winner.
-"""
+"""Trials of a search: some to select candidates, and held-out trials to evaluate the winner."""
 
 from __future__ import annotations
 
@@ -41,7 +39,7 @@ class TrialScenario:
 
 @dataclass(frozen=True)
 class EvaluationCondition:
-    """A condition under which the winner is evaluated, such as another request rate.
+    """A change under which the winner is evaluated, such as another request rate.
 
     ``trials`` contains the held-out trials with this change.
     """
@@ -54,8 +52,8 @@ class EvaluationCondition:
 class TrialSplit:
     """Trials for the search, for the final round, and for the evaluation of the winner.
 
-    ``train`` begins with one trial of each scenario. ``held_out`` describes how the trials for the
-    evaluation differ from the others. It is None if the workload has no randomness.
+    ``train`` begins with one trial of each scenario. ``held_out`` describes the trials of the
+    evaluation, or is None if the workload has no randomness.
     """
 
     train: tuple[TrialScenario, ...]
@@ -102,7 +100,7 @@ def _split(scenario: Scenario, folder: Path, train: int, final: int, test: int) 
 
 
 def _windows(scenario: Scenario, folder: Path, count: int) -> list[TrialScenario]:
-    """Split a trace into ``count`` time windows of equal length; each starts with empty queues."""
+    """Split a trace into ``count`` time windows of equal length. Each starts with empty queues."""
     workload = scenario.workload
     arrivals = [request.arrival for request in workload.loaded.requests(None)]
     end = max(arrivals, default=0.0) * workload.rate_scale
@@ -125,10 +123,7 @@ def _windows(scenario: Scenario, folder: Path, count: int) -> list[TrialScenario
 def build_evaluation_conditions(
     ground: TrialSplit, given_error: float | None
 ) -> tuple[list[EvaluationCondition], list[str]]:
-    """Return the conditions for the evaluation of the winner, such as other request rates.
-
-    The second value contains notes on conditions that are impossible.
-    """
+    """Return the changes under which the winner is evaluated, and notes on impossible changes."""
     found = [EvaluationCondition("as configured", ground.test)]
     changes: list[tuple[str, Callable[[TrialScenario], Scenario]]] = [
         *((f"cache x {x:g}", partial(_sized, by=x)) for x in CACHE_FACTORS),
@@ -156,9 +151,7 @@ def _sized(trial: TrialScenario, by: float) -> Scenario:
 
 
 def _paced(trial: TrialScenario, by: float) -> Scenario:
-    """Return the scenario with ``by`` times its request rate; if arrivals are random, they are
-    sampled at the new rate.
-    """
+    """Return the scenario with ``by`` times its request rate."""
     workload = trial.scenario.workload
     changed: dict[str, Any] = {}
     form = workload.arrivals or workload.sessions

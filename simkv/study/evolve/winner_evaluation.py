@@ -1,6 +1,4 @@
-"""Compare the winner with the shipped scheduler on held-out trials, by condition and request
-class.
-"""
+"""Compare the winner with the engine's scheduler on held-out trials."""
 
 from __future__ import annotations
 
@@ -26,10 +24,11 @@ MIN_TIME_CHANGE = 0.05
 
 @dataclass(frozen=True)
 class Improvement:
-    """Mean improvement of one goal over trials, as a fraction of the shipped scheduler's value.
+    """Mean improvement of one goal over trials, as a fraction of the value with the engine's
+    scheduler.
 
-    ``low`` and ``high`` are the ends of the 95 % interval of the mean by Student's t; None for a
-    single trial. ``shipped`` and ``evolved`` are the mean values with the shipped scheduler and
+    ``low`` and ``high`` are the 95 % confidence interval of the mean by Student's t, or None for a
+    single trial. ``shipped`` and ``evolved`` are the mean values with the engine's scheduler and
     with the winner.
     """
 
@@ -42,12 +41,12 @@ class Improvement:
 
     @property
     def surely_better(self) -> bool:
-        """Whether the whole confidence interval of the difference is an improvement."""
+        """Whether the whole confidence interval is an improvement."""
         return self.mean > 0 if self.low is None else self.low > 0
 
     @property
     def surely_worse(self) -> bool:
-        """Whether the whole confidence interval of the difference is a deterioration."""
+        """Whether the whole confidence interval is a deterioration."""
         return self.mean < 0 if self.high is None else self.high < 0
 
 
@@ -55,7 +54,7 @@ class Improvement:
 class WinnerEvaluation:
     """Result of evaluating the winner, for example at one request rate.
 
-    ``unserved`` contains the numbers of unserved requests with the shipped scheduler and with the
+    ``unserved`` contains the numbers of unserved requests with the engine's scheduler and with the
     winner. ``why`` is the reason if the winner could not be run.
     """
 
@@ -66,10 +65,9 @@ class WinnerEvaluation:
 
     @property
     def holds(self) -> bool:
-        """Whether the winner is better than the shipped scheduler.
+        """Whether the winner is better than the engine's scheduler.
 
-        At least one goal must be better with certainty, or fewer requests must be unserved. No goal
-        may get worse, and the number of unserved requests may not grow.
+        At least one goal or the number of served requests must be better, and none may be worse.
         """
         before, after = self.unserved
         better = after < before or any(gain.surely_better for gain in self.gains)
@@ -82,9 +80,9 @@ class RequestClassCost:
     """Effect of the winner on the ``count`` requests of one class.
 
     ``before_s`` and ``after_s`` are the mean E2E latencies (s) of requests that both schedulers
-    serve. ``slower`` and ``faster`` are the numbers of requests that take more or less time with
-    the winner. ``lost`` and ``saved`` are the numbers of requests that only the shipped scheduler
-    and only the winner serves.
+    serve. ``slower`` and ``faster`` are the numbers of requests that take more or less time.
+    ``lost`` and ``saved`` are the numbers of requests that only the engine's scheduler or only the
+    winner serves.
     """
 
     kind: str
@@ -104,9 +102,8 @@ def evaluate_winner(
     limits: Mapping[str, float],
     runner: JobRunner,
 ) -> tuple[list[WinnerEvaluation], list[RequestClassCost]]:
-    """Evaluate the winner on held-out trials.
-
-    The second value is the effect of the winner on each class of requests.
+    """Return the evaluations of the winner on held-out trials, and its effect on classes of
+    requests.
     """
     found: list[WinnerEvaluation] = []
     costs: list[RequestClassCost] = []
@@ -144,7 +141,9 @@ def _gain(
 
 
 def compute_mean_interval(values: Sequence[float]) -> tuple[float | None, float | None]:
-    """Return the 95 % interval of the mean by Student's t; None and None for a single value."""
+    """Return the 95 % confidence interval of the mean by Student's t, or None and None for one
+    value.
+    """
     if len(values) < 2:
         return None, None
     from scipy.special import stdtrit
@@ -155,13 +154,13 @@ def compute_mean_interval(values: Sequence[float]) -> tuple[float | None, float 
 
 
 def _mean(values: Sequence[Mapping[str, float | None]], name: str) -> float | None:
-    """Return the mean of a metric over trials; None if it is missing in one of them."""
+    """Return the mean of a metric over trials, or None if a trial does not have it."""
     known = [value for one in values if (value := one[name]) is not None]
     return mean(known) if known and len(known) == len(values) else None
 
 
 def _costs(tournament: Tournament, winner: Candidate) -> list[RequestClassCost]:
-    """Return the effect on the requests of all trials, in classes of prompt length."""
+    """Return the effect on the requests of all trials, by class of prompt length."""
     rows: list[tuple[int, Any, Any]] = []
     shipped, won = tournament.summaries([SHIPPED, winner], tournament.trials)
     for trial, before, after in zip(tournament.trials, shipped, won, strict=True):

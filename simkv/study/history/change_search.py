@@ -1,7 +1,6 @@
-"""Find the neighbouring revisions of a history between which the result of a scenario changes.
+"""Find neighbouring revisions of a history between which the result of a scenario changes.
 
-A revision that cannot be run is skipped, and the search continues with nearby revisions. The
-skipped revisions may then also have caused the change.
+Revisions that cannot be run are skipped. A skipped revision may then also have caused the change.
 """
 
 from __future__ import annotations
@@ -57,9 +56,8 @@ def find_changes(
 ) -> HistorySearch[Found]:
     """Return the changes of a result among the revisions 0 to ``count - 1``.
 
-    ``state`` returns the property of a result that is compared. The search first runs ``samples``
-    revisions, and bisects between samples with different states. Changes between samples with equal
-    states are not detected.
+    ``state`` returns the compared property of a result. Changes are found by bisection between
+    ``samples`` evenly spaced revisions. Changes between samples with equal states are not detected.
     """
     results: dict[int, Found] = {}
     skipped: dict[int, SkippedRevision] = {}
@@ -92,9 +90,8 @@ def find_changes(
 def _between(low: int, high: int) -> Iterator[int]:
     """Yield all indices between two others, in the order in which to try them.
 
-    The first index is the middle; the indices at the distances 1, 2, 4, … from it follow, then the
-    rest. If many successive revisions cannot be run, this order needs few runs to find a revision
-    outside of them.
+    The order is the middle, its neighbors at the distances 1, 2, 4 and so on, and the rest. It
+    needs few runs if many successive revisions cannot be run.
     """
     middle, seen = (low + high) // 2, set[int]()
     distances = [0] + [2**power for power in range((high - low).bit_length())]

@@ -17,7 +17,7 @@ MORE_FIGURES = ("preemptions", "recomputed_tokens", "makespan_s")
 
 @dataclass(frozen=True)
 class Criterion:
-    """The property of a result that is compared between revisions; ``state`` returns it as text."""
+    """The compared property of a result. ``state`` returns the property as text."""
 
     about: str
     state: Callable[[RevisionResult], str]
@@ -27,11 +27,10 @@ class Criterion:
 def choose_criterion(
     good: RevisionResult, bad: RevisionResult, when: str | None, tolerance: float
 ) -> Criterion | None:
-    """Return the first criterion that distinguishes two results, or None if they are equal.
+    """Return the first criterion in which two results differ, or None if they are equal.
 
-    ``when`` is a condition or a metric to compare. Without ``when``, the verdict, the expectations
-    and the metrics are compared in this order. ``tolerance`` is the fraction by which a metric may
-    differ.
+    ``when`` is a condition or a metric. Without ``when``, the verdict, the expectations and the
+    metrics are compared in this order. ``tolerance`` is the fraction by which a metric may differ.
     """
     if when is not None:
         criterion = _given(good, when, tolerance)
@@ -80,7 +79,7 @@ def _figure(good: RevisionResult, name: str, tolerance: float) -> Criterion:
 
 
 def _difference(one: RevisionResult, other: RevisionResult, name: str) -> float:
-    """Return the relative difference of a metric; infinite if only one run has the metric."""
+    """Return the relative difference of a metric, or infinity if only one run has the metric."""
     a, b = one.figures[name], other.figures[name]
     if isnan(a) or isnan(b):
         return 0.0 if isnan(a) and isnan(b) else inf

@@ -1,7 +1,7 @@
 """Commits of a local clone, and a temporary worktree to check them out.
 
-No git command changes the user's files or uses the network: hooks are disabled, and an object that
-is missing in a partial clone leads to an error.
+No git command changes the user's files or uses the network. Missing objects of a partial clone lead
+to an error.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def find_repository(folder: Path) -> Path:
 
 
 def parse_range(text: str) -> tuple[str, str]:
-    """Return both ends of ``GOOD..BAD``; a missing end means HEAD."""
+    """Return both ends of ``GOOD..BAD``. A missing end means HEAD."""
     ends = text.split("..")
     if len(ends) != 2 or ends[1].startswith(".") or ends == ["", ""]:
         raise InputError(f"{text}: expected a range of commits such as v0.19.0..main")
@@ -54,7 +54,7 @@ def parse_range(text: str) -> tuple[str, str]:
 
 
 def find_commit(repository: Path, name: str) -> Commit:
-    """Return the commit for a name, tag or hash. Raises InputError if there is no such commit."""
+    """Return the commit of a name, tag or hash. Raises InputError if there is no such commit."""
     try:
         found = _git(
             repository, "rev-parse", "--verify", "--quiet", "--end-of-options", name + "^{commit}"
@@ -77,10 +77,9 @@ def merge_base(repository: Path, one: Commit, other: Commit) -> Commit:
 
 
 def list_commits(repository: Path, old: Commit, new: Commit) -> list[Commit]:
-    """Return the commits from ``old`` to ``new``, following first parents only.
+    """Return the commits from ``old`` to ``new``, which must be a descendant.
 
-    ``old`` must be an ancestor of ``new``. If first parents do not lead to ``old``, all commits
-    between the two are returned.
+    Only first parents are followed, unless they do not lead to ``old``.
     """
     span = f"{old.hash}..{new.hash}"
     found = _commits(repository, "--reverse", "--first-parent", span)
@@ -104,7 +103,7 @@ def changed_files(repository: Path, commit: Commit) -> list[str]:
 
 @contextmanager
 def temporary_worktree(repository: Path) -> Iterator[TemporaryWorktree]:
-    """Yield a worktree outside of the clone; it is removed at the end."""
+    """Yield a worktree outside of the clone, and remove it at the end."""
     with TemporaryDirectory(prefix="simkv-bisect-") as room:
         folder = Path(room) / "worktree"
         _git(repository, "worktree", "add", "--detach", "--no-checkout", str(folder), "HEAD")
@@ -140,9 +139,7 @@ def _commits(repository: Path, *words: str) -> list[Commit]:
 
 
 def _git(folder: Path, *words: str) -> str:
-    """Return the output of a git command. If it fails, raises InputError with the last line of its
-    output.
-    """
+    """Return the output of a git command. Raises InputError if it fails."""
     # A hook sets variables such as GIT_DIR, which would select another repository.
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:

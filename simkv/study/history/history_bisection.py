@@ -28,7 +28,7 @@ class Bisection(Generic[Revision]):
     """Result of a bisection.
 
     ``revisions`` are in order of history. ``good`` and ``bad`` are the results of the first and the
-    last revision. ``criterion`` is the property in which ``good`` and ``bad`` differ, or None.
+    last revision. ``criterion`` is their difference, or None.
     """
 
     revisions: Sequence[Revision]
@@ -51,8 +51,8 @@ def bisect_revisions(
 ) -> Bisection[Revision]:
     """Find where the result changes between the first revision (GOOD) and the last (BAD).
 
-    ``choose_criterion`` describes ``when`` and ``tolerance``, and ``find_changes`` describes
-    ``samples``. Raises InputError if the first or the last revision cannot be run.
+    ``when`` and ``tolerance`` are arguments of ``choose_criterion``, and ``samples`` is an argument
+    of ``find_changes``. Raises InputError if the first or the last revision cannot be run.
     """
     ends = _Ends(revisions[0], revisions[-1], run, when, tolerance)
     return ends.search(revisions, run, samples)
@@ -67,10 +67,9 @@ def bisect_commits(
     tolerance: float,
     samples: int = 2,
 ) -> Bisection[Commit]:
-    """Find the commit between two commits that changes the result.
+    """Find the commit between ``good`` and ``bad`` that changes the result.
 
-    Either of the two commits may be older. If they are on different branches, one of the branches
-    is searched.
+    Either commit may be older. If they are on different branches, one branch is searched.
     """
     ends = _Ends(good, bad, run, when, tolerance)
     base = merge_base(repository, good, bad)

@@ -16,7 +16,7 @@ from simkv.schedulers.engine_registry import list_variants
 
 
 def parse_releases(text: str, engine: str, package: str, folder: Path) -> list[str]:
-    """Return the releases of ``LOW..HIGH``, or the releases of a comma-separated list.
+    """Return the releases of ``LOW..HIGH``, or of a comma-separated list.
 
     A range contains the releases that simkv supports and the releases in ``folder``. Raises
     InputError if there are fewer than two releases.
@@ -47,7 +47,7 @@ def _parse(end: str, text: str) -> Version:
 
 
 def _between(names: Iterable[str], low: Version, high: Version) -> list[str]:
-    """Return the releases in a range; an upper end of 0.33 includes 0.33.1."""
+    """Return the releases in a range. An upper end of 0.33 includes 0.33.1."""
     found = {name: parse_version(name) for name in names if find_version(name)}
     return sorted(
         (
@@ -61,10 +61,9 @@ def _between(names: Iterable[str], low: Version, high: Version) -> list[str]:
 
 
 def fetch_release(package: str, version: str, folder: Path) -> Path:
-    """Return the directory with the Python files of a release, ``folder/PACKAGE-VERSION``.
+    """Return the directory ``folder/PACKAGE-VERSION`` with the Python files of a release.
 
-    Downloads the wheel with pip if the directory is missing. Raises InputError if the download
-    fails.
+    A missing wheel is downloaded with pip. Raises InputError if the download fails.
     """
     target = folder / f"{package}-{version}"
     if (target / package).is_dir():

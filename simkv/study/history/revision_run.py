@@ -1,7 +1,6 @@
 """Run a scenario on one revision of an engine's code, in a separate process.
 
-The process runs ``simkv run``, so a revision is loaded exactly as on the command line, and module
-globals of one revision never affect the next.
+The process runs ``simkv run``, so that module globals of one revision never affect the next.
 """
 
 from __future__ import annotations
@@ -34,20 +33,20 @@ DIED = "engine died"
 
 @dataclass(frozen=True)
 class RevisionResult:
-    """Metrics of a run, and pairs of an expectation and whether it holds."""
+    """Metrics of a run, and pairs of an expectation and whether it is met."""
 
     figures: RunFigures
     expectations: tuple[tuple[str, bool], ...]
 
     @property
     def missed(self) -> tuple[str, ...]:
-        """Expectations that the run misses."""
+        """Expectations that the run does not meet."""
         return tuple(text for text, ok in self.expectations if not ok)
 
 
 @dataclass(frozen=True)
 class ScenarioRunner:
-    """Run one variant of a scenario on several revisions; each revision is run at most once.
+    """Runner of one variant of a scenario on several revisions, each at most once.
 
     ``store`` contains earlier results. Changes in the directory ``ignored`` do not cause another
     run.
@@ -62,7 +61,7 @@ class ScenarioRunner:
     def run(
         self, revision: str, arguments: Sequence[str], folder: Path
     ) -> RevisionResult | SkippedRevision:
-        """Return the result on a revision, or the reason why it cannot be run.
+        """Return the result on a revision, or the reason why the revision cannot be run.
 
         ``revision`` identifies the code. ``arguments`` are the options of `simkv run` that load the
         code.
@@ -137,9 +136,7 @@ def _simkv(*words: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 def _reason(stderr: str, code: int) -> str:
-    """Return the error message of a failed run: the last line that begins with the program's
-    name.
-    """
+    """Return the error message of a failed run."""
     lines = [line for line in stderr.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("simkv: ") and "note: " not in line]
     last = (errors or lines or [f"exit code {code}"])[-1]

@@ -1,6 +1,4 @@
-"""Results of candidates (values of the planned setting) under the conditions of a plan, and the
-runs that are still needed.
-"""
+"""Results of candidates (values of the planned setting), and the runs that are still needed."""
 
 from __future__ import annotations
 
@@ -17,7 +15,9 @@ FigureValues = dict[str, float | None]
 
 
 class CandidateResults:
-    """Results of the runs of candidates, by candidate and condition."""
+    """Results of the runs of candidates, by candidate and condition (seed, failure, step-time
+    error).
+    """
 
     def __init__(self, case: PlanCandidates) -> None:
         self.case = case
@@ -25,9 +25,8 @@ class CandidateResults:
         self.values: dict[tuple[int, PlanCondition], FigureValues] = {}
 
     def holds(self, candidate: int, condition: PlanCondition) -> bool | None:
-        """Return whether the candidate meets all objectives in one run, such as with one seed.
-
-        Return None if the run does not exist.
+        """Return whether the candidate meets all objectives in one run, or None without this
+        run.
         """
         values = self.values.get((candidate, condition))
         if values is None:
@@ -35,18 +34,18 @@ class CandidateResults:
         return all(objective.holds(values) for objective in self.case.objectives)
 
     def verdict(self, candidate: int, conditions: Sequence[PlanCondition]) -> bool | None:
-        """Return whether the candidate meets all objectives under all conditions.
-
-        The result is False if any run fails an objective. Otherwise, the result is None if runs are
+        """Return whether the candidate meets all objectives in all runs, or None if runs are
         missing.
+
+        The result is False as soon as any run fails an objective.
         """
         found = [self.holds(candidate, condition) for condition in conditions]
         return False if False in found else None if None in found else True
 
     def missing(self, candidate: int, conditions: Sequence[PlanCondition]) -> list[PlanCondition]:
-        """Return the conditions under which the candidate must be run next.
+        """Return the conditions (seed, failure, step-time error) of the next runs of the candidate.
 
-        A run with a replica failure requires a run without a failure first.
+        A run with a replica failure requires an earlier run without a failure.
         """
         if self.verdict(candidate, conditions) is not None:
             return []
@@ -86,7 +85,7 @@ class PlanQuestion:
         return {i: verdict for i, verdict in verdicts.items() if verdict is not None}
 
     def wanted(self, neighbours: int, exhaustive: bool) -> list[tuple[int, PlanCondition]]:
-        """Return the candidates to try next, each with a condition under which to run it.
+        """Return the candidates to run next, each with a condition, such as a seed.
 
         The list is empty if the question is answered.
         """
@@ -127,7 +126,7 @@ def run_candidates(
     runner: JobRunner,
     advance: ProgressCallback | None = None,
 ) -> None:
-    """Run candidates under the given conditions and store the results.
+    """Run candidates under the given conditions, such as seeds, and store the results.
 
     Raises RunsFailed if a run fails.
     """

@@ -1,19 +1,19 @@
 """Search for the first candidate that meets the objectives.
 
-Candidates are numbered 0, 1, 2 … in an order in which later candidates should do better: more
-replicas, a larger cache, a lower rate. ``known`` maps each candidate tried to whether it meets the
-objectives. This module runs no simulation, and the next candidates depend only on ``known``, so an
-interrupted search resumes with the same steps.
+Candidates are numbered in an order in which later candidates should do better: more replicas, a
+larger cache, a lower rate. ``known`` contains the candidates tried so far, and whether they meet
+the objectives. The next candidates depend only on ``known``, so an interrupted search resumes with
+the same steps.
 
     known = {}
     while probes := next_probes(known, 20):
         known |= {probe: meets(probe) for probe in probes}
     find_edge(known)
 
-The results need not be monotone: a request may starve with a larger cache although it is served
-with a smaller one. Therefore a candidate that meets the objectives counts only if the next
-``neighbours`` candidates meet them, too. The same number of candidates before it is also tried. If
-the results of these neighbours are not monotone, the number of neighbours doubles.
+The results need not be monotone: a larger cache may cause a request to starve. Therefore the
+``neighbours`` candidates after the answer must also meet the objectives. The same number of
+candidates before the answer is also tried. If the results are not monotone, the number of
+neighbours doubles.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def next_probes(
 
     The search finds an interval that contains the answer, bisects it and tries the neighbours of
     the answer. With a ``hint``, the search starts at this candidate and continues in growing
-    strides. For example, the hint 0 leads to candidate 0, then 1 and 3, then 7 and 15.
+    strides: 0, then 1 and 3, then 7 and 15.
     """
     if not known:
         if hint is None:
@@ -72,10 +72,10 @@ def _between(low: int, high: int, width: int) -> tuple[int, ...]:
 
 
 def find_edge(known: KnownAnswers, neighbours: int = NEIGHBOURS) -> int | None:
-    """Return the first candidate that meets the objectives, or None.
+    """Return the first candidate that meets the objectives and is followed by no failing candidate.
 
-    The next ``neighbours`` candidates must not fail the objectives. Their number doubles if the
-    results are not monotone.
+    Only the next ``neighbours`` candidates are considered, or twice as many if the results are not
+    monotone. Return None if there is no such candidate.
     """
     reach = _reach(known, neighbours)
     bad = [i for i in known if not known[i]]
@@ -105,17 +105,13 @@ def _spread(count: int) -> list[int]:
 
 
 def _upwards(known: KnownAnswers, count: int) -> tuple[int, ...]:
-    """Return the next candidates above the known candidates, in growing strides; all known
-    candidates fail.
-    """
+    """Return the next candidates above the known candidates, which all fail."""
     highest, stride = max(known), max(known) - min(known) + 1
     steps = {min(highest + stride, count - 1), min(highest + 3 * stride, count - 1)}
     return tuple(sorted(steps - {highest}))
 
 
 def _downwards(known: KnownAnswers) -> tuple[int, ...]:
-    """Return the next candidates below the known candidates, in growing strides; all known
-    candidates meet the objectives.
-    """
+    """Return the next candidates below the known candidates, which all meet the objectives."""
     lowest, stride = min(known), max(known) - min(known) + 1
     return tuple(sorted({max(lowest - stride, 0), max(lowest - 3 * stride, 0)}))

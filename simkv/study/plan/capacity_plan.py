@@ -28,12 +28,12 @@ from simkv.study.plan.rate_cliff import RateResult, cliff
 
 @dataclass(frozen=True)
 class ObjectiveStatus:
-    """An objective, evaluated for the candidate that is the answer of a plan.
+    """An objective, evaluated for the answer of a plan.
 
     ``value`` is the worst value of the metric. ``slack`` is the distance from the limit, as a
-    fraction of the limit. ``value_before`` and ``slack_before`` belong to the preceding candidate,
-    which fails an objective. An objective with a negative ``slack_before`` determines the answer.
-    ``by_failure`` is true if ``slack_before`` is negative only in runs with a replica failure.
+    fraction of the limit. ``value_before`` and ``slack_before`` belong to the candidate before the
+    answer. ``by_failure`` is true if this candidate fails the objective only in runs with a replica
+    failure.
     """
 
     objective: Objective
@@ -51,13 +51,12 @@ class ObjectiveStatus:
 
 @dataclass(frozen=True)
 class CapacityPlan:
-    """Result of a plan; answers are indices of candidates.
+    """Result of a plan. Answers are indices of candidates.
 
-    ``value`` converts an index to the value of the setting. ``answer`` is the first candidate that
-    meets all objectives. ``answers`` contains the answers for the individual seeds. ``by_error`` is
-    the range of answers if step times are faster or slower by the profile's error.
-    ``isolated_answers`` contains candidates that meet the objectives although a later candidate in
-    ``failing`` does not. ``held_back`` contains the results for the held-out scenario.
+    ``answer`` is the first candidate that meets all objectives, and ``answers`` contains the
+    answers for the individual seeds. ``by_error`` is the range of answers within the profile's
+    error. ``isolated_answers`` contains candidates that meet the objectives although a later
+    candidate in ``failing`` does not. ``held_back`` contains the results for the held-out scenario.
     """
 
     prepared: PreparedPlan
@@ -78,7 +77,7 @@ class CapacityPlan:
 
     @property
     def gpus(self) -> int:
-        """Number of GPUs of the answer; 0 without an answer."""
+        """Number of GPUs of the answer, or 0 without an answer."""
         if self.answer is None:
             return 0
         scenario = self.prepared.case.scenario(self.answer)
@@ -86,7 +85,7 @@ class CapacityPlan:
 
     @property
     def by_seed(self) -> AnswerRange:
-        """Range of the answers that are found with each seed separately."""
+        """Range of the answers for the individual seeds."""
         return find_answer_range(self.answers)
 
     @property
@@ -99,7 +98,7 @@ class CapacityPlan:
 def make_plan(
     prepared: PreparedPlan, runner: JobRunner, advance: ProgressCallback | None = None
 ) -> CapacityPlan:
-    """Make a plan; stored runs are not repeated.
+    """Make a plan. Stored runs are not repeated.
 
     ``advance`` is called with the number of finished runs and the total. Raises RunsFailed if a run
     fails.
@@ -175,8 +174,8 @@ def make_plan(
 def _held(
     objective: Objective, board: CandidateResults, answer: int | None, prepared: PreparedPlan
 ) -> ObjectiveStatus:
-    """Return the status of an objective for the answer or, without an answer, for the last
-    candidate.
+    """Return the status of an objective for the answer, or for the last candidate without an
+    answer.
     """
     last = len(prepared.case.candidates) - 1
     here = last if answer is None else answer
@@ -198,7 +197,7 @@ def _worst(
     candidate: int,
     conditions: Sequence[PlanCondition],
 ) -> float | None:
-    """Return the worst value of an objective's metric over the conditions that were run."""
+    """Return the worst value of an objective's metric over the runs of a candidate."""
     found: list[Mapping[str, float | None]] = [
         board.values[candidate, one] for one in conditions if (candidate, one) in board.values
     ]
@@ -206,9 +205,7 @@ def _worst(
 
 
 def _cost(prepared: PreparedPlan, board: CandidateResults, answer: int | None) -> PlanCost | None:
-    """Return the cost of the answer, computed with the first seed; None without an answer or a
-    price.
-    """
+    """Return the cost of the answer with the first seed, or None without an answer or a price."""
     if prepared.price is None or answer is None:
         return None
     summary = board.summaries[answer, PlanCondition()]
@@ -226,8 +223,7 @@ def _cost(prepared: PreparedPlan, board: CandidateResults, answer: int | None) -
 def count_gpus(scenario: Scenario, per_replica: int | None) -> int:
     """Return the number of GPUs of all replicas.
 
-    ``per_replica`` is the number of GPUs of a replica, by default the number in its hardware
-    section.
+    ``per_replica`` is the number of GPUs of a replica, by default from its hardware section.
     """
     groups = scenario.fleet.groups if scenario.fleet else [ReplicaGroup()]
     return sum(

@@ -1,6 +1,6 @@
 """Layouts of a deployment: its GPU, tensor parallelism, tokens per step and prefill replicas.
 
-The number of (decode) replicas of a layout is searched; see ``deployment_search``.
+``deployment_search`` searches the number of (decode) replicas of a layout.
 """
 
 from __future__ import annotations
@@ -31,10 +31,9 @@ LeftOut = Callable[[str], None]
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """A deployment without a fixed number of replicas, and the results for the numbers that were
-    tried.
+    """A deployment without a fixed number of replicas, and the results for the tried numbers.
 
-    If there are ``prefill`` replicas, the candidates are the numbers of decode replicas.
+    With ``prefill`` replicas, the candidates are the numbers of decode replicas.
     """
 
     prepared: PreparedPlan
@@ -59,13 +58,13 @@ class Layout:
 
     @property
     def place(self) -> str:
-        """GPU, variant and other ``--over`` values that distinguish this layout; may be empty."""
+        """GPU, variant and other ``--over`` values of the layout; may be empty."""
         words = self.prepared.label.split()
         kept = [word for word in words if not word.startswith(f"{TP}=")]
         return " ".join(word.removeprefix("hardware.gpu=") for word in kept)
 
     def describe(self, replicas: int) -> str:
-        """Return the layout with a number of (decode) replicas as text."""
+        """Return the layout with the given number of (decode) replicas as text."""
         tp = f"tp {self.tp}"
         if self.prefill:
             return f"{self.prefill} prefill + {replicas} decode, {tp}"
@@ -78,8 +77,8 @@ def prepare_layouts(
     """Return a layout for each GPU and tensor parallel size, and the numbers of tokens per step to
     try.
 
-    If ``tp_given`` is true, only the tensor parallel size of the scenario is tried. ``left_out``
-    receives the layouts that do not fit. Raises InputError if the input is invalid.
+    With ``tp_given``, only the tensor parallel size of the scenario is tried. ``left_out`` receives
+    the layouts that do not fit. Raises InputError if the input is invalid.
     """
     for name in ("held_back", "exhaustive", "cliff", "largest"):
         if getattr(request, name):
@@ -100,8 +99,9 @@ def prepare_layouts(
 
 
 def _step_tokens(axes: dict[str, str]) -> tuple[int, ...]:
-    """Remove the axis with the numbers of tokens per step from ``axes``, and return its values;
-    without such an axis, return the default values.
+    """Remove the axis with the numbers of tokens per step from ``axes``, and return its values.
+
+    Without such an axis, return the default values.
     """
     for path, text in axes.items():
         section, _, name = path.partition(".")
@@ -112,7 +112,7 @@ def _step_tokens(axes: dict[str, str]) -> tuple[int, ...]:
 
 
 def with_step_tokens(layout: Layout, tokens: int) -> Layout:
-    """Return a layout with another number of tokens per step.
+    """Return the layout with another number of tokens per step.
 
     Raises InputError if the number is invalid.
     """
@@ -121,7 +121,7 @@ def with_step_tokens(layout: Layout, tokens: int) -> Layout:
 
 
 def split_layout(layout: Layout, prefill: int, decode: int, bandwidth: float) -> Layout:
-    """Return a layout with ``prefill`` prefill replicas and up to ``decode`` decode replicas.
+    """Return the layout with ``prefill`` prefill replicas and up to ``decode`` decode replicas.
 
     ``bandwidth`` is in GB/s per GPU. Raises InputError if the engine cannot transfer KV, or if the
     size of the KV is unknown.

@@ -1,14 +1,13 @@
 """Search tensor parallelism, tokens per step, replicas and prefill/decode splits together.
 
-The search narrows in four stages. Stages 1 to 3 use the first seed:
+The search has four steps, of which the first three use only the first seed:
 
 1. For each GPU and tensor parallel size, find the least number of replicas by bisection.
 2. Repeat this with other numbers of tokens per step, starting at the number found.
 3. Split the least number of GPUs into prefill and decode replicas of the same size, with one more
    replica if that is not enough.
 4. Run the deployments on the Pareto front of tok/s per GPU and TPOT with all seeds. Deployments
-   that miss an objective are removed from the front, until all deployments on it meet the
-   objectives.
+   that miss an objective are removed from the front.
 
 More replicas are assumed to give better results, so candidates next to an answer are not checked.
 """
@@ -45,11 +44,11 @@ NEGLIGIBLE = 0.01
 
 @dataclass(frozen=True)
 class PlannedDeployment:
-    """A layout with a number of replicas, which the index ``candidate`` gives.
+    """A layout with a number of replicas, given by the index ``candidate``.
 
     ``tok_s_per_gpu`` is the output throughput per GPU. ``tpot_ms`` is the mean TPOT, and
-    ``ttft_ms`` is the P99 TTFT. All three are means over seeds, and None without a sample.
-    ``meets`` is None if more seeds must be simulated.
+    ``ttft_ms`` is the P99 TTFT. All are means over seeds, and None without a sample. ``meets`` is
+    None if more seeds must be simulated.
     """
 
     layout: Layout
@@ -63,7 +62,7 @@ class PlannedDeployment:
 
     @property
     def replicas(self) -> int:
-        """Number of replicas, or of decode replicas in a split."""
+        """Number of replicas, or of decode replicas if prefill is separate."""
         return int(self.layout.prepared.case.candidates[self.candidate])
 
     @property
@@ -72,7 +71,7 @@ class PlannedDeployment:
         return self.layout.describe(self.replicas)
 
     def covers(self, other: PlannedDeployment, tolerance: float) -> bool:
-        """Return whether this deployment is as good as ``other`` in tok/s per GPU and in TPOT.
+        """Return whether the deployment is as good as ``other`` in tok/s per GPU and in TPOT.
 
         ``tolerance`` is the fraction by which a metric may be worse.
         """
@@ -112,7 +111,7 @@ def search_deployments(
     bandwidth: float = KV_BANDWIDTH,
     advance: ProgressCallback | None = None,
 ) -> DeploymentSearch:
-    """Search all deployments of the layouts ``bases``; stored runs are not repeated.
+    """Search all deployments of the layouts ``bases``. Stored runs are not repeated.
 
     ``left_out`` receives impossible layouts. ``bandwidth`` between prefill and decode replicas is
     in GB/s per GPU. Raises RunsFailed if a run fails.
@@ -162,10 +161,9 @@ def _vary_step_tokens(
 
 
 def _split(base: Layout, bandwidth: float, left_out: LeftOut) -> list[Layout]:
-    """Return layouts with separate prefill and decode replicas; the numbers of prefill replicas are
-    evenly spread.
+    """Return layouts with evenly spaced numbers of separate prefill replicas, or an empty list.
 
-    The list is empty if such layouts are impossible.
+    The list is empty if separate prefill replicas are impossible.
     """
     total = _total(base)
     step = max(-(-(total - 1) // SPLITS), 1)
@@ -179,9 +177,7 @@ def _split(base: Layout, bandwidth: float, left_out: LeftOut) -> list[Layout]:
 
 
 def _split_closer(base: Layout, tried: Sequence[Layout], bandwidth: float) -> list[Layout]:
-    """Return layouts with one prefill replica more or less than the best one, if they were not
-    tried yet.
-    """
+    """Return layouts with one prefill replica more or less than the best one, if not tried yet."""
     if not tried:
         return []
     best, total = min(tried, key=_rank).prefill, _total(base)
@@ -194,8 +190,9 @@ def _split_closer(base: Layout, tried: Sequence[Layout], bandwidth: float) -> li
 
 
 def _least(layout: Layout, default: int | None = None) -> Any:
-    """Return the index of the smallest number of replicas that meets the objectives with the first
-    seed.
+    """Return the index of the smallest number of replicas that meets the objectives.
+
+    Only the first seed is considered.
     """
     known = PlanQuestion(layout.results, layout.prepared.seed_conditions(0)).known
     found = find_edge(known, 0)
@@ -203,17 +200,16 @@ def _least(layout: Layout, default: int | None = None) -> Any:
 
 
 def _total(base: Layout) -> int:
-    """Return the smallest sufficient number of replicas, at least two; if no number suffices, the
-    largest.
+    """Return the smallest sufficient number of replicas (at least 2), or else the largest
+    number.
     """
     return max(int(base.prepared.case.candidates[_least(base, -1)]), 2)
 
 
 def _rank(layout: Layout) -> tuple[float, float, float]:
-    """Return a sort key: layouts that need the fewest GPUs come first, then layouts with a low
-    TPOT.
+    """Return a sort key: layouts with the fewest GPUs come first, then layouts with a low TPOT.
 
-    Layouts that never meet the objectives come last, in the order of how far they miss them.
+    Layouts that never meet the objectives come last, the nearest first.
     """
     found = _least(layout)
     if found is None:
@@ -261,7 +257,7 @@ _SPENT = ("makespan_s", "total_input_tokens", "total_output_tokens")
 
 
 def _mean(runs: Sequence[Summary], name: str) -> float | None:
-    """Return the mean of a metric over the runs; None if a run has no sample of it."""
+    """Return the mean of a metric over the runs, or None if a run has no sample of it."""
     values = [figure(run, name) for run in runs]
     known = [value for value in values if value is not None]
     return math.fsum(known) / len(known) if known and len(known) == len(values) else None
@@ -272,8 +268,8 @@ def _confirm_front(
 ) -> list[PlannedDeployment]:
     """Run the deployments on the Pareto front with all seeds, and return the front.
 
-    If a deployment misses an objective with another seed, the least number of replicas of its
-    layout is searched again with all seeds.
+    If a deployment misses an objective with another seed, its number of replicas is searched again
+    with all seeds.
     """
     while True:
         front = find_front(list_deployments(layouts))
@@ -295,8 +291,8 @@ def _confirm_front(
 
 
 def _has_new_miss(layout: Layout) -> bool:
-    """Return whether the number of replicas that suffices with the first seed misses an objective
-    with another seed.
+    """Return whether the number of replicas misses an objective with a seed other than the
+    first.
     """
     return layout.results.verdict(_least(layout), layout.prepared.nominal) is False
 

@@ -12,9 +12,9 @@ from simkv.study.plan.plan_summary import describe_objectives
 
 
 def deployment_rows(search: DeploymentSearch) -> list[dict[str, Any]]:
-    """Return a row per simulated deployment; missing numbers are None.
+    """Return a row per simulated deployment. Missing numbers are None.
 
-    ``meets`` states whether the deployment meets the objectives. It is None if more seeds must be
+    ``meets`` is true if the deployment meets the objectives, and None if more seeds must be
     simulated.
     """
     on_front = [(one.layout, one.candidate) for one in search.front]
@@ -103,8 +103,8 @@ def describe_layout(one: PlannedDeployment) -> str:
 
 
 def _compare_splits(search: DeploymentSearch) -> list[str]:
-    """Return a line that compares the best deployment with separate prefill and decode replicas
-    with the best one without.
+    """Return a line that compares the best deployments with and without separate prefill
+    replicas.
     """
     splits, whole = (
         [one for one in search.deployments if one.meets is not False and split(one)]

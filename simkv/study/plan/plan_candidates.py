@@ -1,6 +1,4 @@
-"""Candidates of a plan: a scenario with different values of one setting, each run under several
-conditions.
-"""
+"""Candidates of a plan: a scenario with different values of one setting, each run several times."""
 
 from __future__ import annotations
 
@@ -34,8 +32,8 @@ Number = int | float
 class PlanCondition:
     """Seed, step-time error and replica failure of a run of a plan.
 
-    ``side`` states whether steps are faster or slower by the profile's error (None: neither).
-    ``failing`` is true if one replica fails. ``repeat`` is the index of the seed.
+    ``side`` selects faster or slower steps, or is None. ``failing`` is true if one replica fails.
+    ``repeat`` is the index of the seed.
     """
 
     side: ErrorSide | None = None
@@ -44,7 +42,7 @@ class PlanCondition:
 
     @property
     def without_failure(self) -> PlanCondition:
-        """Copy of the condition without a replica failure."""
+        """The seed and step-time error of the run, without a replica failure."""
         return PlanCondition(self.side, False, self.repeat)
 
 
@@ -53,10 +51,9 @@ class PlanCandidates:
     """A variant of a scenario, with the setting ``knob`` at each of the values ``candidates``.
 
     Later values should give better results. ``limits`` contains the latency limits (ms) of the
-    goodput. ``factors`` contains the factors by which the profile's error makes step durations
-    shorter or longer. ``own_error`` is true if the error is stated in the profile. If ``survive``
-    is true, runs record the worst time for a failure. ``option`` is the command option of the
-    setting.
+    goodput. ``factors`` contains the factors on step durations for the profile's error.
+    ``own_error`` is true if the profile states its error. ``survive`` is true if one replica may
+    fail. ``option`` is the command option of the setting.
     """
 
     document: YamlDocument
@@ -73,7 +70,7 @@ class PlanCandidates:
     _scenarios: dict[int, Scenario] = field(default_factory=dict, compare=False, repr=False)
 
     def scenario(self, candidate: int) -> Scenario:
-        """Return the scenario of the candidate with this index.
+        """Return the scenario of the candidate with the given index.
 
         Raises InputError if the scenario is invalid.
         """
@@ -98,7 +95,7 @@ class PlanCandidates:
     def job(
         self, candidate: int, condition: PlanCondition, calm: Mapping[str, Any] | None = None
     ) -> SimulationJob:
-        """Return the job that runs a candidate under a condition.
+        """Return the job that runs a candidate with the seed, error and failure of ``condition``.
 
         ``calm`` is the summary of a run without a replica failure.
         """
@@ -127,7 +124,7 @@ class PlanCandidates:
 
 
 def parse_candidates(text: str, largest: bool) -> tuple[str, tuple[Number, ...]]:
-    """Return the path of a setting and its values in search order, in the syntax of ``--over``.
+    """Return the path of a setting and its values in search order, from the syntax of ``--over``.
 
     Raises InputError if the text is invalid or a value is not a number.
     """
@@ -167,8 +164,7 @@ def select_variants(
 def with_failure(scenario: Scenario, peak: Mapping[str, Any]) -> Scenario:
     """Return the scenario in which one replica fails permanently at the ``peak`` of an earlier run.
 
-    The peak is the time with the most requests in flight. The replica with the most requests in
-    flight fails.
+    The replica with the most requests in flight fails at the time with the most requests in flight.
     """
     fleet = scenario.fleet
     assert fleet is not None

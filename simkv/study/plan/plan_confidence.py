@@ -1,6 +1,4 @@
-"""Uncertainty of a plan's answer, due to the randomness of the workload and the error of the
-profile.
-"""
+"""Uncertainty of a plan's answer, from the random workload and the error of the profile."""
 
 from __future__ import annotations
 
@@ -47,8 +45,8 @@ def coverage_of_range(repeats: int) -> float:
 def bound_violated_share(repeats: int, confidence: float = 0.95) -> float:
     """Return an upper bound on the fraction of seeds that violate an objective.
 
-    All ``repeats`` simulated seeds met the objective. The bound is the upper end of the one-sided
-    Clopper-Pearson interval.
+    All ``repeats`` simulated seeds met the objective. The bound is the one-sided Clopper-Pearson
+    interval.
     """
     return float(1.0 - (1.0 - confidence) ** (1.0 / repeats))
 
@@ -57,10 +55,10 @@ def bound_violated_share(repeats: int, confidence: float = 0.95) -> float:
 class ProfileError:
     """Error of a profile's step durations.
 
-    ``factors`` contains the factors by which a duration may be shorter (``faster``) and longer
-    (``slower``), for each kind of step. ``note`` describes the source of the factors. ``own`` is
-    true if the error is stated in the profile, and false if the user gave it. ``mark`` is a label
-    with the origin of the step times and their typical error, such as ``composed ±11 %``.
+    ``factors`` contains the factors for ``faster`` and ``slower`` steps, by kind of step. ``note``
+    is the source of the factors. ``own`` is true if the profile states its error, and false if the
+    user gave it. ``mark`` is a label with the origin of the step times and their typical error,
+    such as ``composed ±11 %``.
     """
 
     factors: dict[ErrorSide, dict[StepKind, float]]

@@ -1,6 +1,6 @@
 """Compute the cost of a plan from a table of prices given by the user.
 
-The table has the price per hour of one GPU, in YAML or CSV; simkv itself has no prices:
+The table has the price per hour of one GPU, in YAML or CSV. simkv itself has no prices:
 
     H100: 2.49
     L4: 0.71
@@ -59,7 +59,7 @@ def read_prices(path: Path) -> dict[str, float]:
 
 
 class Prices(NamedTuple):
-    """Prices per GPU hour by GPU name, their source, and the name of the selected entry, if any."""
+    """Prices per GPU hour by GPU name, their source, and the name of the selected entry."""
 
     table: dict[str, float]
     source: str
@@ -69,8 +69,8 @@ class Prices(NamedTuple):
 def find_prices(prices: str | None, given: Iterable[str]) -> Prices | None:
     """Return the prices of ``FILE`` or ``FILE#NAME``, combined with prices given as ``GPU=PRICE``.
 
-    ``GPU=PRICE`` takes precedence over the file. Returns None if no prices are given. Raises
-    InputError if a price is invalid.
+    ``GPU=PRICE`` overrides the file. Returns None if no prices are given. Raises InputError if a
+    price is invalid.
     """
     direct = parse_prices(given)
     if prices is None:
@@ -102,7 +102,7 @@ def parse_prices(texts: Iterable[str]) -> dict[str, float]:
 def split_label(prices: str) -> tuple[Path, str | None]:
     """Return the file and the entry of ``FILE#NAME``.
 
-    If a file with this whole name exists, it is used without an entry.
+    An existing file with the whole name is used without an entry.
     """
     if Path(prices).exists() or "#" not in prices:
         return Path(prices), None
@@ -161,9 +161,7 @@ def find_price(gpu: str, prices: dict[str, float], path: str) -> float:
 
 
 def _one_name(gpu: str) -> str:
-    """Return the name of a GPU in the GPU catalog or, if it is not in the catalog, in lower
-    case.
-    """
+    """Return the name of a GPU in the GPU catalog, or else its name in lower case."""
     known = known_gpu(gpu)
     return known.name if known else gpu.casefold()
 
@@ -171,7 +169,7 @@ def _one_name(gpu: str) -> str:
 def compute_cost(
     gpu: str, per_gpu_hour: float, gpus: int, seconds: float, prompt: int, output: int
 ) -> PlanCost:
-    """Return the cost of ``gpus`` GPUs that processed these tokens in ``seconds``."""
+    """Return the cost of ``gpus`` GPUs that processed the given tokens in ``seconds``."""
     per_hour = per_gpu_hour * gpus
     spent = per_hour * seconds / 3600.0
 

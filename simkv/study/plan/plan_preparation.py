@@ -36,9 +36,8 @@ REPEATS = 6
 class PreparedPlan:
     """A checked request for a plan of one variant.
 
-    ``repeats`` is the number of seeds; it is 1 if the workload has no randomness. ``price`` is the
-    price per hour of one ``gpu``. ``point`` contains the values of the settings in ``each`` for
-    this plan.
+    ``repeats`` is the number of seeds, or 1 if the workload has no randomness. ``price`` is the
+    price per hour of one ``gpu``. ``point`` contains the values of the settings in ``each``.
     """
 
     name: str
@@ -53,20 +52,21 @@ class PreparedPlan:
 
     @property
     def label(self) -> str:
-        """Label of this plan: the variant and the values of the settings in ``each``."""
+        """Label of the plan: the variant and the values of the settings in ``each``."""
         own = [] if self.case.variant == "run" else [self.case.variant]
         return " ".join([*own, self.point] if self.point else own)
 
     @property
     def nominal(self) -> tuple[PlanCondition, ...]:
-        """Conditions that the answer must satisfy: all seeds, without the profile's error."""
+        """Runs that the answer must satisfy: all seeds, without the profile's error."""
         return tuple(one for repeat in range(self.repeats) for one in self.seed_conditions(repeat))
 
     def seed_conditions(
         self, repeat: int, side: ErrorSide | None = None
     ) -> tuple[PlanCondition, ...]:
         """Return the runs for one seed: without a replica failure and, if requested, with a
-        failure."""
+        failure.
+        """
         calm = PlanCondition(side, False, repeat)
         return (calm, replace(calm, failing=True)) if self.request.survive else (calm,)
 

@@ -1,6 +1,4 @@
-"""Fields of a plan request, which are shared by the command, ``simkv.plan`` and the ``plan``
-section.
-"""
+"""Fields of a plan request, shared by the command, ``simkv.plan`` and the ``plan`` section."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from simkv.study.sweep_axes import format_assignment
 
 
 class PlanRequest(PlanSection):
-    """A plan request; missing or empty fields are taken from the scenario's ``plan`` section.
+    """A plan request. Missing or empty fields are taken from the scenario's ``plan`` section.
 
     ``held_back`` contains overrides of scenario fields that define a held-out scenario.
     """
@@ -96,7 +94,8 @@ class PlanRequest(PlanSection):
 
     def with_defaults(self, section: PlanSection, folder: Path) -> PlanRequest:
         """Return the request with missing fields taken from the ``plan`` section of a scenario
-        file."""
+        file.
+        """
         asked, said = _given(self), _given(section)
         if asked.keys() & {"smallest", "largest"}:
             said = {name: said[name] for name in said if name not in ("smallest", "largest")}
@@ -111,7 +110,7 @@ def _given(section: PlanSection) -> dict[str, Any]:
 
 
 def parse_plan_request(given: Mapping[str, Any]) -> PlanRequest:
-    """Return the request with these fields; None means that a field is not given.
+    """Return the request with the given fields, without those that are None.
 
     Raises InputError with the command option if a field is invalid.
     """
@@ -137,7 +136,7 @@ def find_option_flag(name: str) -> PlanOption:
 
 
 def find_bounds(name: str) -> tuple[Any, Any]:
-    """Return the lower and upper bound of a numeric field; None if there is no bound."""
+    """Return the lower and upper bound of a numeric field, or None without a bound."""
     rules = PlanRequest.model_fields[name].metadata
     least = next((one.ge for one in rules if isinstance(one, Ge)), None)
     return least, next((one.le for one in rules if isinstance(one, Le)), None)

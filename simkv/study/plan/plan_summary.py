@@ -25,14 +25,12 @@ def describe_plan(plan: CapacityPlan) -> list[str]:
 
 
 def describe_objectives(objectives: Iterable[Objective]) -> str:
-    """Return objectives as text; default objectives, which the user did not give, are marked."""
+    """Return objectives as text. Default objectives are marked."""
     return "; ".join(f"{one}{' (default)' if one.assumed else ''}" for one in objectives)
 
 
 def _fidelity(plan: CapacityPlan) -> list[str]:
-    """Return the notes and the accuracy that ``simkv run`` would report for the answer with the
-    first seed.
-    """
+    """Return the notes and the accuracy that ``simkv run`` would report for the answer."""
     last = len(plan.prepared.case.candidates) - 1
     tried = last if plan.answer is None else plan.answer
     summary = plan.results.summaries.get((tried, PlanCondition()))
@@ -42,7 +40,7 @@ def _fidelity(plan: CapacityPlan) -> list[str]:
 
 
 def compare_plans(plans: Sequence[CapacityPlan]) -> list[str]:
-    """Return lines of text that rank several plans by cost, or by number of GPUs without prices."""
+    """Return lines of text that rank plans by cost, or by number of GPUs without prices."""
     met = [plan for plan in plans if plan.answer is not None]
     if len(plans) < 2 or not plans[0].prepared.point or not met:
         return []

@@ -21,7 +21,7 @@ from simkv.study.sweep.sweep_table import flatten_figures, make_typed_frame
 def evaluations(plan: CapacityPlan) -> pd.DataFrame:
     """Return one row per run of the search, in order of the planned setting.
 
-    ``repeat`` is the index of the seed. ``side`` states whether steps were faster or slower by the
+    ``repeat`` is the index of the seed. ``side`` is ``faster`` or ``slower`` for runs with the
     profile's error. ``failing`` is true if one replica failed. ``holds`` is true if all objectives
     were met, and ``misses`` lists the violated objectives. ``held_back`` is true for runs of the
     held-out scenario. The other columns are metrics.
@@ -33,7 +33,7 @@ def evaluations(plan: CapacityPlan) -> pd.DataFrame:
 
 
 def _labelled(plan: CapacityPlan, row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row with the values of the settings in ``each`` added, if the request has several
+    """Return a row with the values of the settings in ``each``, if the request has several
     plans.
     """
     return {"over": plan.prepared.point, **row} if plan.prepared.point else row
@@ -63,9 +63,9 @@ def _evaluated(board: CandidateResults, held_back: bool) -> list[dict[str, Any]]
 
 
 def cliff_table(plan: CapacityPlan) -> pd.DataFrame:
-    """Return one row per run at another request rate.
+    """Return one row per run at another request rate, with the columns of ``evaluations``.
 
-    ``rate`` is in requests per second. ``evaluations`` describes the other columns.
+    ``rate`` is in requests per second.
     """
     return make_typed_frame([_labelled(plan, _at_rate(plan, point)) for point in plan.points])
 
@@ -98,7 +98,7 @@ def _figures(summary: Summary, values: dict[str, float | None] | Any) -> dict[st
 
 
 def to_json(plan: CapacityPlan) -> dict[str, Any]:
-    """Return the answer and its details; missing numbers are null."""
+    """Return the answer and its details as JSON data."""
     prepared, case = plan.prepared, plan.prepared.case
     by_seed = plan.by_seed
     found: dict[str, Any] = {

@@ -1,6 +1,4 @@
-"""Simulate the planned fleet at other request rates to find the rate at which it fails the
-objectives.
-"""
+"""Simulate the planned fleet at other request rates to find the rate at which it fails."""
 
 from __future__ import annotations
 
@@ -39,10 +37,7 @@ class RateResult:
 
 
 def scale_rate(scenario: Scenario, factor: float) -> Scenario | None:
-    """Return the scenario with the requests at ``factor`` times the rate.
-
-    Returns None if the workload has no rate, such as a burst.
-    """
+    """Return the scenario with requests at ``factor`` times the rate, or None without a rate."""
     workload = scenario.workload
     changed = _faster(workload, factor)
     if changed is None:

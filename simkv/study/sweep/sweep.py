@@ -48,7 +48,7 @@ class SweepRun:
     """A run of a sweep.
 
     ``knobs`` is the combination of settings, and ``point`` is its number. ``variant_knobs``
-    contains the settings that the variant itself defines.
+    contains the settings of the variant itself.
     """
 
     point: int
@@ -78,7 +78,7 @@ class Sweep:
 
     @property
     def idle_knobs(self) -> list[str]:
-        """Settings that have no effect in any pair of runs that differ only in this setting."""
+        """Settings without an effect in any pair of runs that differ only in the setting."""
         return [knob for knob in self.knobs if self._is_idle(knob)]
 
     def _is_idle(self, knob: str) -> bool:
@@ -101,8 +101,8 @@ def build_sweep(
 ) -> Sweep:
     """Build and check all runs of a sweep over ``axes`` without running them.
 
-    ``overrides`` apply to all runs, but values of ``axes`` take precedence. Without a ``sample``,
-    all combinations are included. A random workload is run ``repeats`` times. Raises one InputError
+    ``overrides`` apply to all runs; values of ``axes`` override them. Without a ``sample``, all
+    combinations are included. A random workload is run ``repeats`` times. Raises one InputError
     with all errors.
     """
     document = read_document(path)
@@ -152,7 +152,7 @@ def build_sweep(
 
 
 def _own(document: YamlDocument, paths: Sequence[str]) -> dict[str, KnobSettings]:
-    """Return, for each variant, the values that it defines for settings at ``paths``."""
+    """Return the values that each variant defines for settings at ``paths``."""
     own: dict[str, KnobSettings] = {}
     for path in paths:
         for variant, value in find_overriding_variants(document, path).items():
@@ -182,7 +182,7 @@ def _check_paths(axes: Sequence[Axis]) -> None:
 
 
 def _report(errors: Mapping[str, Sequence[KnobSettings]], points: int) -> None:
-    """Raise InputError with each distinct error and the number of combinations that have it."""
+    """Raise InputError with each distinct error and the number of affected combinations."""
     if not errors:
         return
     lines = [
@@ -201,7 +201,7 @@ def _shown(knobs: KnobSettings) -> str:
 def run_sweep(
     sweep: Sweep, runner: JobRunner, advance: ProgressCallback | None = None
 ) -> dict[str, Summary]:
-    """Run the jobs that have no stored result, and return the summaries of all jobs by digest.
+    """Run the jobs without a stored result, and return the summaries of all jobs by digest.
 
     Raises RunsFailed at the end if some runs failed.
     """
@@ -213,7 +213,7 @@ def run_sweep(
 
 def _failures(sweep: Sweep, failed: Mapping[str, Exception]) -> str:
     """Return a line for each distinct error, with the number of affected runs and the first of
-    these runs.
+    them.
     """
     by_error: dict[str, list[SweepRun]] = {}
     for run in sweep.runs:

@@ -41,8 +41,8 @@ def build_sweep_table(sweep: Sweep, summaries: Mapping[str, Summary]) -> pd.Data
 
 
 def _mark(summary: Summary) -> str:
-    """Return the origin and the typical error of the step times of a run, as a label such as
-    ``composed ±11 %``.
+    """Return a label with the origin and the error of the step times, such as ``composed ±11
+    %``.
     """
     fidelity = summary["fidelity"]
     errors = {kind: StepError(**error) for kind, error in fidelity["step_errors"].items()}
@@ -62,8 +62,8 @@ def list_knobs(frame: pd.DataFrame) -> list[str]:
 
 
 def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested values as a flat mapping with dotted names; a list of strings becomes one text
-    with a line per string.
+    """Return nested values as a flat mapping with dotted names. A list of strings becomes one
+    text.
     """
     flat: dict[str, Any] = {}
     for name, value in values.items():
@@ -80,7 +80,7 @@ def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
 def flatten_figures(summary: Summary) -> dict[str, Any]:
     """Return the metrics of a variant as a flat mapping with dotted names.
 
-    A latency without any sample is None.
+    A latency without samples is None.
     """
     flat = _flat(summary)
     return flat | {
@@ -89,7 +89,7 @@ def flatten_figures(summary: Summary) -> dict[str, Any]:
 
 
 def _typed(column: pd.Series[Any]) -> pd.Series[Any]:
-    """Convert a column of numbers to a numeric type; columns of mixed types are unchanged."""
+    """Convert a column of numbers to a numeric type. Columns of mixed types are unchanged."""
     kinds = {type(value) for value in column if value is not None}
     if kinds == {int}:
         whole: pd.Series[Any] = column.astype("Int64" if column.isna().any() else "int64")
@@ -100,7 +100,7 @@ def _typed(column: pd.Series[Any]) -> pd.Series[Any]:
 
 
 def write_table(frame: pd.DataFrame, folder: Path, name: str = "table") -> list[Path]:
-    """Write ``name.csv``, and ``name.parquet`` if pyarrow is installed; return the paths."""
+    """Write ``name.csv``, and ``name.parquet`` if pyarrow is installed. Return the paths."""
     paths = [folder / f"{name}.csv"]
     write_bytes(paths[0], frame.to_csv(index=False, lineterminator="\n").encode())
     if find_spec("pyarrow"):
@@ -111,7 +111,7 @@ def write_table(frame: pd.DataFrame, folder: Path, name: str = "table") -> list[
 
 
 def _of_one_kind(column: pd.Series[Any]) -> pd.Series[Any]:
-    """Convert a column of mixed types to text, because Parquet does not support mixed types."""
+    """Convert a column of mixed types to text, as Parquet requires."""
     if column.dtype != object or len({type(v) for v in column if v is not None}) <= 1:
         return column
     return column.map(lambda value: None if value is None else str(value))

@@ -1,6 +1,6 @@
-"""Analyze variations of a scenario to find the smallest workload that still shows a problem, the
-value of a setting at which the verdict changes, or the change that helps most.
+"""Analyze variations of a scenario.
 
-Each analysis runs many variations and compares the results: ``workload_shrinking`` removes
-requests, ``verdict_bisection`` varies one setting, and ``whatif`` tries one change at a time.
+``workload_shrinking`` finds the smallest workload that still shows a problem. ``verdict_bisection``
+finds the value of a setting at which the verdict changes. ``whatif`` finds the single change that
+helps most.
 """

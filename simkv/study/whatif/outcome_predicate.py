@@ -56,7 +56,7 @@ class VerdictCondition:
 class FigureCondition:
     """Condition that a metric of the run is at least, at most or equal to a number.
 
-    The condition is never met if the metric is missing.
+    A run without the metric does not meet the condition.
     """
 
     text: str

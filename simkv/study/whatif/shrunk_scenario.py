@@ -29,8 +29,8 @@ def write_shrunk(
 ) -> str:
     """Return the text of a shrunk scenario file, and write the text to ``out`` if given.
 
-    ``command`` is the command line that created the file. The new file is run for verification
-    first. Raises InputError if the verification fails.
+    ``command`` is the command line that created the file. Raises InputError if a run of the new
+    file does not show the problem.
     """
     lines = [f"simkv run {'FILE' if out is None else out.name}", *header(shrunk, wanted, command)]
     comment = "".join(f"# {' '.join(line.split())}\n" for line in lines)
@@ -119,9 +119,7 @@ def _word(value: Any) -> str:
 
 
 def _beside(path: str, out: Path | None) -> str:
-    """Return a path relative to the folder of ``out``; if ``out`` is None, return the path
-    unchanged.
-    """
+    """Return a path relative to the directory of ``out``, or unchanged without ``out``."""
     return path if out is None else Path(os.path.relpath(path, out.parent.resolve())).as_posix()
 
 

@@ -1,4 +1,4 @@
-"""Evaluate many scenarios, each only once; use several processes if that is faster.
+"""Evaluate many scenarios, each only once, in several processes if that is faster.
 
 Example:
 
@@ -32,7 +32,7 @@ from simkv.study.worker_pool import WorkerPool
 
 
 class RequestEnding(NamedTuple):
-    """End of a request: its outcome and, if it finished, the seconds from arrival to last token."""
+    """End of a request: its outcome, and its E2E latency in seconds if it finished."""
 
     id: int
     outcome: str
@@ -94,8 +94,7 @@ class TooManyRuns(InputError):
 
 
 class _Memory:
-    """Results of finished jobs (``done``) by digest; the oldest results are dropped if there are
-    too many.
+    """Results of finished jobs (``done``) by digest. Old results are dropped if there are too many.
 
     ``tick`` is called for each new result.
     """
@@ -116,11 +115,11 @@ class _Memory:
 
 
 class Evaluator:
-    """Evaluate jobs (simulations); equal jobs are run only once.
+    """Evaluator of jobs (simulations), each only once.
 
-    ``workers`` is the number of processes. Paths of profiles are relative to ``folder``. ``runs``
-    is the number of different jobs so far. ``tick`` is called after every run. Use the evaluator as
-    a context manager. Raises TooManyRuns if there are more than ``most_runs`` jobs.
+    Must be used as a context manager. ``workers`` is the number of processes. Paths of profiles are
+    relative to ``folder``. ``runs`` is the number of different jobs so far. ``tick`` is called
+    after every run. Raises TooManyRuns after ``most_runs`` jobs.
     """
 
     POOL_PAYS = 3.0
@@ -159,7 +158,9 @@ class Evaluator:
 
     @property
     def expected(self) -> int | None:
-        """Number of different jobs at the end of the current batch; None if no batch is running."""
+        """Total number of different jobs at the end of the current batch, or None outside a
+        batch.
+        """
         return len(self._asked | self._batch) if self._batch else None
 
     def job(self, scenario: Scenario, rules: Any = None) -> SimulationJob:
@@ -211,9 +212,7 @@ class Evaluator:
                 yield self.evaluate(job)
 
     def _pays(self, jobs: int, *, likely_more: bool = False) -> bool:
-        """Return whether the jobs would finish earlier in worker processes, estimated from the
-        duration of the last run.
-        """
+        """Return whether the jobs would finish earlier in worker processes."""
         if self._workers < 2 or jobs < 2 or self._seconds < self.POOL_LEAST:
             return False
         expected = jobs * (10 if likely_more else 1)

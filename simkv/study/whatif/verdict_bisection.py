@@ -1,8 +1,8 @@
-"""Find the values of a setting, or the variants, between which the verdict flips (changes).
+"""Find neighbouring values of a setting, or neighbouring variants, with different verdicts.
 
-The verdict need not be monotone. Therefore a grid of values is tried first, and every interval
-whose ends differ is bisected down to neighbouring values. If the verdict is equal at both ends of
-an interval, flips inside it are not detected.
+The verdict need not be monotone. Therefore a grid of values is tried first, and every interval with
+different verdicts at its ends is bisected. Changes inside an interval with equal ends are not
+detected.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ class SteppedRange:
 
 @dataclass(frozen=True)
 class TriedValue:
-    """A value that was tried, with the result of its run or the reason why the value is rejected.
+    """A value that was tried, with the result of its run or the reason for its rejection.
 
-    ``state`` is the verdict, or whether a condition holds.
+    ``state`` is the verdict, or whether a condition is met.
     """
 
     value: Any
@@ -75,7 +75,7 @@ class TriedValue:
 
 @dataclass(frozen=True)
 class Flip:
-    """Two neighbouring values between which the verdict or the condition changes."""
+    """Two neighbouring values with different verdicts or conditions."""
 
     low: TriedValue
     high: TriedValue
@@ -83,10 +83,10 @@ class Flip:
 
 @dataclass(frozen=True)
 class Flips:
-    """The values that were tried, in ascending order, and the flips of the verdict between them.
+    """The values that were tried, in ascending order, and the changes of the verdict between them.
 
     ``values`` is the number of possible values, and ``sampled`` is the number of values in the
-    first grid. ``complete`` is false if the limit on runs was reached before the end of the search.
+    first grid. ``complete`` is false if the limit on runs ended the search.
     """
 
     path: str
@@ -130,8 +130,8 @@ def find_flips(
 ) -> Flips:
     """Find where the verdict changes over the values of the field at ``path``.
 
-    ``when`` is a condition to use instead of the verdict. For a range, ``samples`` values are tried
-    first, and every change is then bisected. Raises InputError if there is no such field.
+    ``when`` is a condition to use instead of the verdict. ``samples`` values of a range are tried
+    before the bisection. Raises InputError if there is no such field.
     """
     try_ = partial(_try, scenario, path, evaluator, when)
     if not isinstance(values, SteppedRange):

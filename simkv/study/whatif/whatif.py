@@ -5,11 +5,8 @@ Example:
     answer = run_whatif(scenario, Evaluator(folder))
     print(answer.best.sentence)
 
-Every scheduling rule, setting and variant is changed separately. A setting that the scenario does
-not use is not simulated: its result is that of the unchanged run. The changes are ranked by the
-number of requests that finish. Among changes with equal numbers, a change that makes many requests
-slower ranks lower. The next criterion is the latencies: TTFT, TPOT and E2E of the run, and E2E of
-each request.
+Every scheduling rule, setting and variant is changed separately. The changes are ranked by the
+number of requests that finish, then by the number of requests that get slower, then by latency.
 """
 
 from __future__ import annotations
@@ -60,11 +57,10 @@ JUDGEMENT_ORDER: tuple[Judgement, ...] = (
 class Effect:
     """Effect of a change on the run.
 
-    ``newly_finished`` and ``newly_failed`` contain the ids of requests that finish only with the
-    change, or only without it. ``faster`` and ``slower`` contain the ids of requests that take at
-    least 5 % less time, or 5 % more time. ``e2e_ratio`` is the mean E2E latency with the change
-    divided by the mean without it. ``latency_ratio`` is the geometric mean of the ratios of several
-    latencies.
+    ``newly_finished`` and ``newly_failed`` contain the ids of requests that finish only with, or
+    only without the change. ``faster`` and ``slower`` contain the ids of requests whose latency
+    changes by at least 5 %. ``e2e_ratio`` is the mean E2E latency with the change divided by the
+    mean without it. ``latency_ratio`` is the geometric mean of the ratios of several latencies.
     """
 
     change: Change
@@ -87,13 +83,12 @@ class Effect:
 
 @dataclass(frozen=True)
 class WhatIfResult:
-    """The changes that were tried, the best first; ``by`` is the metric to rank by, or None.
+    """The changes that were tried, the best first. ``by`` is the metric to rank by, or None.
 
     ``refused`` contains the changes that the engine rejects, with the reason. ``skipped`` lists
-    values of limits that were not tried. The search skips stricter values of a limit after two
-    values that decrease the number of served requests. ``cause`` describes the limit that the
-    longest prompt exceeds, or is None. ``best`` is the first effect that fixes the problem or
-    helps, or None.
+    values of limits that were not tried, because less strict values decreased the number of served
+    requests twice in a row. ``cause`` describes the limit that the longest prompt exceeds, or is
+    None. ``best`` is the first effect that fixes the problem or helps, or None.
     """
 
     base: RunFigures
@@ -110,7 +105,7 @@ class WhatIfResult:
         return next(helpful, None)
 
     def with_judgement(self, *judgements: Judgement) -> list[Effect]:
-        """Return the effects that have one of these judgements, in order."""
+        """Return the effects with one of the given judgements, in order."""
         return [effect for effect in self.effects if effect.judgement in judgements]
 
 
@@ -159,8 +154,8 @@ def _by_turns(
 ) -> dict[Change, RunFigures]:
     """Run the changes in ``tried``, and return the result of each.
 
-    The values of a limit are tried one by one, the least strict first. If the number of served
-    requests decreases twice in a row, stricter values are skipped.
+    The values of a limit are tried one by one, the least strict first, until the number of served
+    requests decreases twice in a row.
     """
     found: dict[Change, RunFigures] = {}
     limits: dict[str, list[tuple[Change, SimulationJob]]] = {}
@@ -184,7 +179,7 @@ def _by_turns(
 
 
 def _ever_fewer(figures: list[RunFigures]) -> bool:
-    """Return whether there are three runs, and each served fewer requests than the previous run."""
+    """Return whether each of three runs served fewer requests than the previous run."""
     served = [count_served(run) for run in figures]
     return len(served) == 3 and served[0] > served[1] > served[2]
 
@@ -192,8 +187,9 @@ def _ever_fewer(figures: list[RunFigures]) -> bool:
 def evaluate_change(
     change: Change, base: RunFigures, figures: RunFigures, by: str | None = None
 ) -> Effect:
-    """Return the effect of a change, given the results without (``base``) and with it
-    (``figures``)."""
+    """Return the effect of a change, given the results before (``base``) and after
+    (``figures``).
+    """
     before = {ending.id: ending for ending in base.endings}
     after = {ending.id: ending for ending in figures.endings}
     both = [(before[i], after[i]) for i in sorted(before.keys() & after.keys())]
@@ -222,8 +218,7 @@ def evaluate_change(
 def _latency_ratio(base: RunFigures, figures: RunFigures, e2e_ratios: list[float]) -> float:
     """Return the geometric mean of the ratios of latencies with and without the change.
 
-    In this mean, the E2E latencies of all requests together have the same weight as one latency of
-    the run. Returns 1 if there are no latencies.
+    The E2E latencies of all requests together count as one latency. Returns 1 without latencies.
     """
     pairs = [(base[name], figures[name]) for name in RANKED_LATENCIES]
     logs = [log(after / before) for before, after in pairs if before > 0 and after > 0]
@@ -235,7 +230,7 @@ def _latency_ratio(base: RunFigures, figures: RunFigures, e2e_ratios: list[float
 def _mean_ratio(both: list[tuple[RequestEnding, RequestEnding]]) -> float:
     """Return the mean E2E latency with the change, divided by the mean without it.
 
-    The means are over the requests that finish in both runs; the result is 1 if there are none.
+    Only requests that finish in both runs are included. The result is 1 without such requests.
     """
     pairs = [(a.e2e_s, b.e2e_s) for a, b in both if a.e2e_s is not None and b.e2e_s is not None]
     before, after = sum(a for a, _ in pairs), sum(b for _, b in pairs)
@@ -266,8 +261,8 @@ def _judge(base: RunFigures, figures: RunFigures, ratio: float, by: str | None) 
 
 
 def _fail_otherwise(base: RunFigures, figures: RunFigures) -> bool:
-    """Return whether some kind of failure becomes more frequent while the number of served
-    requests does not increase.
+    """Return whether a kind of failure becomes more frequent although no more requests are
+    served.
     """
     if count_served(figures) > count_served(base):
         return False
@@ -285,8 +280,10 @@ def _compare(
 
 
 def _ranked(effects: list[Effect], by: str | None) -> list[Effect]:
-    """Return the effects, the best first: ordered by the metric ``by`` or, without it, by finished
-    requests, judgement, fraction of slower requests, and latency.
+    """Return the effects, the best first.
+
+    The order is by the metric ``by``, or by finished requests, judgement, slower requests and
+    latency.
     """
     if by is not None:
         sign = -1 if METRICS[by].more_is_better else 1
@@ -305,11 +302,10 @@ def _last(value: float) -> tuple[bool, float]:
 
 
 def _by_latency(effects: list[Effect]) -> list[Effect]:
-    """Return the effects, the best first: those with nearly the shortest latency by simplicity of
-    the change, then all others by latency.
+    """Return the effects with nearly the shortest latency, then all others by latency.
 
-    Equally simple changes are ordered by the longest stall (in classes of 20 %), then by the number
-    of preemptions.
+    The first group is ordered by the simplicity of the change, the longest stall and the number of
+    preemptions.
     """
     shortest = min(effect.latency_ratio for effect in effects)
 
@@ -342,8 +338,8 @@ def _told(
     slower: tuple[int, ...],
     by: str | None,
 ) -> str:
-    """Return a text about the effect on the run, such as ``24 starved -> 0``, or about the
-    latencies that change.
+    """Return a text about the effect on the run, such as ``24 starved -> 0``, or about
+    latencies.
     """
     if figures == base:
         return "changes nothing"

@@ -1,6 +1,4 @@
-"""List the requests of a workload as rows, and change rows while keeping their shared prefixes
-consistent.
-"""
+"""List the requests of a workload as rows, and change rows without breaking shared prefixes."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ NOTHING_SHARED: dict[str, Any] = {
 def list_requests(scenario: Scenario, folder: Path) -> dict[int, ListedRequest]:
     """Return the requests of a scenario by id, as rows of a listed workload with fixed arrivals.
 
-    If arrivals depend on how requests are served, the arrival times of a run are used.
+    Arrival times are those of a run if they depend on how requests are served.
     """
     workload, timeout = scenario.workload, scenario.timeout
     sent = build_clients(workload, timeout)
@@ -84,8 +82,7 @@ def _shared(r: Request) -> dict[str, Any]:
 
 
 def change_row(row: ListedRequest, **fields: Any) -> ListedRequest:
-    """Return the row with changed fields; the last tokens are removed if its prompt becomes
-    shorter."""
+    """Return the row with changed fields. A shorter prompt loses its last tokens."""
     data = {name: getattr(row, name) for name in ListedRequest.model_fields} | fields
     prompt = data["prompt_tokens"]
     if data["hash_ids"] is not None:
@@ -108,7 +105,7 @@ def _beginning(segments: Sequence[tuple[str, int, int]], tokens: int) -> list[tu
 def renumber_rows(rows: Sequence[ListedRequest], numbers: Sequence[int]) -> list[ListedRequest]:
     """Number rows from 0, and adapt the prompts that refer to other rows.
 
-    ``numbers`` contains the current numbers of the rows.
+    ``numbers`` contains the old numbers of the rows.
     """
     new = {str(number): str(index) for index, number in enumerate(numbers)}
 
@@ -129,7 +126,7 @@ def renumber_rows(rows: Sequence[ListedRequest], numbers: Sequence[int]) -> list
 
 @dataclass(frozen=True)
 class WorkloadDraft:
-    """A candidate for the shrunk scenario: requests with their original numbers, and a scenario.
+    """A possible result of shrinking: requests with their original numbers, and a scenario.
 
     The scenario provides all fields except the workload.
     """
@@ -140,7 +137,7 @@ class WorkloadDraft:
 
     @property
     def listed_scenario(self) -> Scenario:
-        """The scenario with these rows as its workload."""
+        """The scenario with the requests as its workload."""
         workload = Workload(requests=renumber_rows(self.rows, self.numbers))
         return self.scenario.model_copy(update={"workload": workload})
 
@@ -156,7 +153,8 @@ class WorkloadDraft:
         self, change: Callable[[ListedRequest], ListedRequest], only: Collection[int] | None = None
     ) -> WorkloadDraft:
         """Return the draft with ``change`` applied to the rows at the indices ``only``, by default
-        all."""
+        all.
+        """
         rows = (
             change(row) if only is None or index in only else row
             for index, row in enumerate(self.rows)
@@ -165,7 +163,7 @@ class WorkloadDraft:
 
 
 def halve_fields(names: Iterable[str]) -> Callable[[ListedRequest], ListedRequest]:
-    """Return a function that halves the fields with these names, rounding up."""
+    """Return a function that halves the fields with the given names, rounding up."""
     return lambda row: change_row(row, **{name: -(-getattr(row, name) // 2) for name in names})
 
 
@@ -175,7 +173,7 @@ def set_fields(values: dict[str, Any]) -> Callable[[ListedRequest], ListedReques
 
 
 def round_arrivals(digits: int | None) -> Callable[[ListedRequest], ListedRequest]:
-    """Return a function that rounds arrivals down to ``digits`` decimals; None sets them to 0."""
+    """Return a function that rounds arrivals down to ``digits`` decimals. None sets them to 0."""
 
     def change(row: ListedRequest) -> ListedRequest:
         arrival = 0.0 if digits is None else int(row.arrival * 10**digits) / 10**digits

@@ -2,14 +2,12 @@
 
 First, requests are removed in ever smaller chunks until none can be removed (A. Zeller and R.
 Hildebrandt, IEEE TSE 28, 2002). Then the rest is simplified: a smaller engine, shorter prompts and
-outputs, rounder arrivals. This may make more requests unnecessary, so both steps repeat until
-nothing changes.
+outputs, rounder arrivals. Both steps repeat until nothing changes.
 
-A simpler case must not show the verdict for a different reason. Therefore the verdict must affect
-one of the requests that it affected before, and it must not appear for a request in isolation.
-Engine settings other than sizes are not changed. A size is reduced only if the verdict disappears
-when the size is large; otherwise a cache that was large enough could become the cause of the
-verdict.
+The simpler scenario must not show the verdict for a different reason. Therefore the verdict must
+still affect one of the same requests, and must not appear for a request in isolation. Engine
+settings other than sizes are not changed. A size is reduced only if the verdict disappears with a
+large size.
 """
 
 from __future__ import annotations
@@ -50,11 +48,11 @@ ONE_BY_ONE = 100
 class ShrunkScenario:
     """A shrunk scenario, and the ``original``.
 
-    ``scenario`` has fewer and simpler requests; ``numbers`` contains their original ids.
+    ``scenario`` has fewer and simpler requests, and ``numbers`` contains their original ids.
     ``count_before_simplifying`` is the number of requests before the engine and the lengths were
     changed. ``knobs`` contains the changed settings (name, before, after). ``served_in_isolation``
-    is true if no single request shows the verdict in isolation. ``minimal`` is true if the verdict
-    disappears when any one request is removed.
+    is true if no single request shows the verdict in isolation. ``minimal`` is true if every
+    request is necessary for the verdict.
     """
 
     original: Scenario
@@ -79,8 +77,8 @@ def shrink(
 ) -> ShrunkScenario:
     """Return the smallest scenario found that still shows the verdict ``wanted``.
 
-    If ``knobs`` is true, sizes of the engine are also reduced. ``tell`` receives progress lines.
-    Raises InputError if the scenario does not show ``wanted``.
+    With ``knobs``, sizes of the engine are also reduced. ``tell`` receives progress lines. Raises
+    InputError if the scenario does not show ``wanted``.
     """
     rows = list_requests(scenario, evaluator.folder)
     draft = WorkloadDraft(scenario, tuple(rows), tuple(rows.values()))
@@ -167,11 +165,10 @@ class _Search:
         )
 
     def remove_requests(self) -> None:
-        """Remove requests until no further request can be removed without losing the verdict.
+        """Remove requests until the verdict would disappear with any further removal.
 
-        After a removal, the verdict must still affect one of the requests that it affected before.
-        If no further removal meets this condition, removals that shift the verdict to other
-        requests are tried.
+        The verdict must still affect one of the same requests. If no such removal is left, removals
+        that shift the verdict to other requests are tried.
         """
         size = len(self.draft.rows)
         while True:
@@ -185,8 +182,8 @@ class _Search:
             self.victims = _victims(self.wanted, self.draft, self.figures)
 
     def _sweep(self, size: int) -> bool:
-        """Try to remove every chunk of ``size`` requests, the last chunk first; return whether any
-        was removed.
+        """Try to remove every chunk of ``size`` requests, the last first. Return whether any was
+        removed.
         """
         before = len(self.draft.rows)
         end = before
@@ -211,7 +208,7 @@ class _Search:
     ) -> int | None:
         """Return the index of the first draft that shows ``wanted``, or None.
 
-        With ``same_victims``, the verdict must affect a request that it affected before.
+        With ``same_victims``, the verdict must still affect one of the same requests.
         """
         here, ahead = tee(drafts)
         runs = self.evaluator.stream(map(self.job, ahead))
@@ -238,13 +235,12 @@ class _Search:
                 return
 
     def _unless_others(self, steps: Callable[[], Iterable[Callable[[], object]]]) -> None:
-        """Apply all steps of simplification, except steps that allow the verdict to shift to other
+        """Apply all steps of simplification that do not allow the verdict to shift to other
         requests.
 
-        The verdict can shift if one request can be removed so that the verdict then affects none of
-        the requests that it affected before. Checking this needs one run per request, so it is
-        checked once after all steps. If the verdict can shift, the steps are applied and checked
-        one by one.
+        The verdict can shift if it affects only other requests after the removal of one request.
+        The check needs one run per request. Therefore all steps are checked together first, and one
+        by one only if the check fails.
         """
         before = self.draft
         for step in steps():
@@ -259,10 +255,10 @@ class _Search:
                 self.draft = before
 
     def _others_instead(self, before: WorkloadDraft) -> bool:
-        """Return whether one request can be removed so that the verdict shifts to other requests.
+        """Return whether the verdict shifts to other requests when any one request is removed.
 
-        The result is False without a check if the draft equals ``before``, or if it has more than
-        ``ONE_BY_ONE`` requests.
+        The result is False without a check for an unchanged draft, or for more than ``ONE_BY_ONE``
+        requests.
         """
         if self.draft == before or not self.victims or len(self.draft.rows) > ONE_BY_ONE:
             return False
@@ -273,8 +269,8 @@ class _Search:
         return False
 
     def restore_sizes(self, original: Scenario) -> None:
-        """Restore the original sizes of the engine if the remaining requests also show the verdict
-        with them.
+        """Restore the original sizes of the engine if the remaining requests still show the
+        verdict.
         """
         sizes = find_engine_spec(original.engine).sizes
         former = [partial(self._try_size, name, getattr(original.engine, name)) for name in sizes]
@@ -282,8 +278,9 @@ class _Search:
         self.remove_requests()
 
     def _try(self, draft: WorkloadDraft) -> bool:
-        """Adopt ``draft`` if it shows the verdict ``wanted`` and its requests can be served in
-        isolation. Return whether it was adopted.
+        """Adopt ``draft`` if it shows the verdict ``wanted``. Return whether it was adopted.
+
+        The requests must also be served in isolation, if this is required.
         """
         if draft == self.draft:
             return False
@@ -304,8 +301,8 @@ class _Search:
             self._try(self.draft.with_rows(change, [index]))
 
     def _least(self, high: int, make: Callable[[int], WorkloadDraft | None], low: int = 1) -> None:
-        """Find by bisection the smallest value from ``low`` to ``high`` whose draft can be adopted,
-        assuming that all larger values can be adopted as well.
+        """Find by bisection the smallest value from ``low`` to ``high`` whose draft can be
+        adopted.
         """
         value = low
         while low < high:
@@ -323,8 +320,8 @@ class _Search:
             return None
 
     def _with_size(self, knob: str, value: int) -> WorkloadDraft | None:
-        """Return the draft with another size of the engine; a smaller cache may also reduce the
-        length limit.
+        """Return the draft with another size of the engine. A smaller cache may reduce the length
+        limit.
         """
         draft = self._with_knobs(**{knob: value})
         engine = self.draft.scenario.engine
@@ -357,9 +354,7 @@ class _Search:
         return draft is not None and self._try(draft)
 
     def _needs_it_small(self, knob: str, size: int) -> bool:
-        """Return whether the verdict disappears with a large size; False if no large size is
-        possible.
-        """
+        """Return whether the verdict disappears with a large size; False without a large size."""
         larger = (self._with_size(knob, size * factor) for factor in KNOB_FACTORS)
         draft = next((draft for draft in larger if draft is not None), None)
         return draft is not None and self._first_that_shows([draft]) is None
@@ -375,9 +370,7 @@ class _Search:
                     break
 
     def _row_steps(self) -> Iterator[Callable[[], object]]:
-        """Yield the steps that simplify the requests: first all requests at once, then each
-        request.
-        """
+        """Yield the steps that simplify the requests, first all together, then one by one."""
         one_by_one = len(self.draft.rows) <= ONE_BY_ONE
         for name in ("prompt_tokens", "output_tokens"):
             groups: dict[int, list[int]] = {}
@@ -413,9 +406,7 @@ class _Search:
             self._shorter_alone(name, index, getattr(row, name))
 
     def _shorter_alone(self, name: str, index: int, length: int) -> None:
-        """Shorten the field ``name`` of one request as far as possible; if it cannot be shortened
-        by a quarter, leave it unchanged.
-        """
+        """Shorten the field ``name`` of one request as far as possible, by at least a quarter."""
         make = partial(self._with_length, name, [index])
         quarter_less = length * 3 // 4
         if not self._try(make(1)) and 1 < quarter_less < length and self._try(make(quarter_less)):
