@@ -1,11 +1,9 @@
 """Arrival times of requests, derived from the access lines of a log.
 
-Uvicorn writes an access line when a response starts. A streamed response starts when the request
-arrives; any other response starts when the request ends. The statistics lines, which report the
-number of requests in the system, show which case applies. If access lines mark arrivals, the number
-of access lines minus the number of requests in the system is the number of finished requests, which
-never decreases. If access lines mark ends, the number of access lines plus the number of requests
-in the system is the number of arrivals, which never decreases.
+Uvicorn writes an access line when a response starts. A streamed response starts at the arrival of
+the request, and any other response at its end. The statistics lines, with the number of requests in
+the system, show whether access lines mark arrivals or ends: the resulting numbers of arrivals and
+of finished requests never decrease.
 """
 
 from __future__ import annotations
@@ -22,10 +20,9 @@ Floats = npt.NDArray[np.float64]
 def arrivals_from_access(
     access: pd.DataFrame, series: pd.DataFrame, seed: int, *, initial: int = 0
 ) -> tuple[pd.DataFrame, int]:
-    """Return a table of arrivals and the number of requests in the system at the start of the log.
+    """Return a table of arrivals, and the number of requests in the system at the start of the log.
 
-    An access line gives no exact arrival time. The arrival times are sampled uniformly from the
-    interval before each access line.
+    Arrival times are sampled uniformly from the interval before each access line.
     """
     summed = sum_over_ranks(series)[["running", "waiting"]].sum(axis="columns")
     at, present = summed.index.to_numpy(np.float64), summed.to_numpy(np.float64)
@@ -70,8 +67,8 @@ def _falls(values: Floats) -> float:
 
 
 def _with_remaining(at: Floats, arrived: Floats, luck: np.random.Generator) -> Floats:
-    """Return one arrival time per request; ``arrived`` contains the cumulative number of arrivals
-    at the times ``at``.
+    """Return one arrival time per request. ``arrived`` is the number of arrivals until each time
+    ``at``.
     """
     grown = np.maximum.accumulate(np.concatenate([[0.0], arrived]))
     new = np.diff(grown).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Tables that keep a bounded number of rows, for logs of any length."""
+"""Tables with a bounded number of rows, for logs of any length."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def check_size(name: str, value: object) -> None:
 class BoundedTable:
     """Table of at most ``most`` rows, stored as columns.
 
-    A full table drops its oldest rows. If ``thinned`` is true, a full table keeps every second row
-    instead. ``seen`` is the number of appended rows.
+    A full table drops its oldest rows, or every second row if ``thinned`` is true. ``seen`` is the
+    number of appended rows.
     """
 
     def __init__(self, most: int, *, thinned: bool = False) -> None:
@@ -37,7 +37,7 @@ class BoundedTable:
         return len(next(iter(self._columns.values()), ()))
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Append a row; all rows must have the same columns."""
+        """Append a row. All rows must have the same columns."""
         self.seen += 1
         if (self.seen - 1) % self._every:
             return
@@ -62,7 +62,7 @@ class BoundedTable:
         return pd.DataFrame({name: column[kept] for name, column in self._columns.items()})
 
     def note(self, what: str) -> list[str]:
-        """Return a list with one sentence about the dropped rows; empty if no row was dropped.
+        """Return a list with one sentence about dropped rows, or an empty list.
 
         ``what`` is the noun for the rows.
         """
@@ -82,8 +82,7 @@ def _column(value: Any) -> Any:
 class AccessCounts:
     """Number of HTTP requests by status in each interval of a log (see ``Evidence.access``).
 
-    Uvicorn's access lines have no time. Each request is counted in the interval between the nearest
-    log lines with a time.
+    Uvicorn's access lines have no time. They are counted in the interval between the nearest times.
     """
 
     def __init__(self, most: int) -> None:
@@ -95,10 +94,10 @@ class AccessCounts:
         return len(self.table) or sum(self._open)
 
     def add(self, status: int, at: float | None, timed: bool) -> None:
-        """Count one request with this HTTP status.
+        """Count one request with the HTTP status ``status``.
 
-        ``at`` (s) is the last time that was read from the log. ``timed`` is true if the access line
-        itself has this time.
+        ``at`` (s) is the last time in the log. ``timed`` is true if the access line itself has a
+        time.
         """
         if timed and at is not None:
             self.close(at)
@@ -138,9 +137,7 @@ class BoundedArrivals:
         return len(self._rows)
 
     def came(self, request: str, t_s: float, max_tokens: int, prompt_tokens: int) -> None:
-        """Add a request that arrived at ``t_s`` (s); ``max_tokens`` or ``prompt_tokens`` is 0 if
-        unknown.
-        """
+        """Add a request that arrived at ``t_s`` (s). Unknown numbers of tokens are 0."""
         self.seen += 1
         check_size("max_tokens", max_tokens)
         self._rows[request] = [t_s, max_tokens, prompt_tokens, float("nan")]
@@ -148,7 +145,7 @@ class BoundedArrivals:
             self._rows = dict(list(self._rows.items())[self.most :])
 
     def add_abort(self, request: str, t_s: float) -> None:
-        """Record that the client of this request disconnected at ``t_s`` (s)."""
+        """Record that the client of a request disconnected at ``t_s`` (s)."""
         if row := self._rows.get(request):
             row[3] = t_s - row[0]
 
@@ -161,9 +158,7 @@ class BoundedArrivals:
         return pd.DataFrame(rows, columns=list(names))
 
     def note(self) -> list[str]:
-        """Return a list with one sentence on dropped requests; an empty list if none were
-        dropped.
-        """
+        """Return a list with one sentence about dropped requests, or an empty list."""
         kept = min(len(self), self.most)
         if self.seen <= self.most:
             return []

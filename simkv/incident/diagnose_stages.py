@@ -5,9 +5,8 @@
     calibrate_stage(folder, UserSettings())
     print(explain_stage(folder, UserSettings()).summary_lines)
 
-Each stage is a function that takes the directory of the diagnosis. It reads the files that the
-previous stage wrote there (see ``incident_folder``). A stage does not overwrite its own files: it
-uses a file that the user edited, and writes a deleted file again.
+Each stage takes the directory of the diagnosis and reads the files of the previous stage (see
+``incident_folder``). A stage uses files that the user edited, and writes deleted files again.
 """
 
 from __future__ import annotations
@@ -84,8 +83,8 @@ def read_stage(
 ) -> Evidence:
     """Read and join all inputs, and write the evidence to ``folder``.
 
-    ``advance`` receives the number of bytes read. ``columns`` maps the columns of a custom request
-    file (see ``mapped_records``). Raises InputError if an input cannot be used.
+    ``advance`` receives the number of bytes read. ``columns`` is for custom request files (see
+    ``mapped_records``). Raises InputError if an input cannot be used.
     """
     whole = read_inputs(inputs, advance, columns)
     evidence = select_worst_part(with_inferred(whole, summarize_log(whole)))
@@ -115,9 +114,7 @@ def rebuild_stage(folder: Path, asked: UserSettings) -> tuple[RebuiltWorkload, S
 
 
 def _seed(folder: Path) -> int:
-    """Return the seed of the sampled requests in ``workload.csv``; 0 if they were not
-    sampled.
-    """
+    """Return the random seed of the requests in ``workload.csv``, or 0 if they were not sampled."""
     if not (folder / files.ENSEMBLE).is_file():
         return 0
     return int(pd.read_csv(folder / files.ENSEMBLE)["seed"].iloc[0])
@@ -170,7 +167,7 @@ def fit_profile(
     asked: UserSettings,
     tell: ReportProgress = lambda _done, _total: None,
 ) -> tuple[CostProfile, bool]:
-    """Fit step costs to the logs, spans and client results of one server, and return the profile.
+    """Return step costs fitted to the logs, spans and client results of one server, as a profile.
 
     The second value is true if the requests were sampled from log lines. Raises InputError if an
     input cannot be used or does not determine the costs.
@@ -191,7 +188,7 @@ def explain_stage(
     """Simulate the incident, compare it with the observation, and write the diagnosis.
 
     ``workers`` is the number of processes that try flags. ``tell`` receives the number of finished
-    simulations and the expected number (None if unknown).
+    simulations and the expected number, or None.
     """
     profile = calibrate_stage(folder, asked)
     rebuilt, setup = rebuild_stage(folder, asked)
@@ -239,10 +236,10 @@ def explain_stage(
 
 
 def summarize_stage(folder: Path, reason: UndeterminedError) -> IncidentAnswer:
-    """Build the answer from the measured metrics alone.
+    """Return the answer from the measured metrics alone, for inputs that do not determine the
+    workload.
 
-    Used for inputs that do not determine the workload. Raises ``reason`` if the inputs have no
-    measured metrics.
+    Raises ``reason`` if the inputs have no measured metrics.
     """
     evidence = files.read_evidence(folder)
     summary = summarize_log(evidence)
@@ -254,11 +251,11 @@ def summarize_stage(folder: Path, reason: UndeterminedError) -> IncidentAnswer:
 
 
 def _worlds(folder: Path, scenario: Scenario, profile: CostProfile) -> list[list[Scenario]]:
-    """Return further scenarios that may also describe the incident.
+    """Return further scenarios that may also describe the incident, as lists of alternatives.
 
-    They have other sampled workloads or, if no workload was sampled, faster or slower steps within
-    the profile's error. Each inner list contains alternatives, of which at most one is used;
-    alternatives that deviate more from ``scenario`` come first.
+    The scenarios have other sampled workloads, or faster or slower steps within the profile's
+    error. At most one alternative of a list is used. The alternative with the largest deviation
+    comes first.
     """
     if (folder / files.ENSEMBLE).is_file():
         return [[one] for one in other_members(folder, scenario)]
@@ -301,10 +298,7 @@ def _scenario(folder: Path) -> tuple[Scenario, list[Request]]:
 
 
 def _same(rebuilt: RebuiltWorkload, requests: Sequence[Request], folder: Path) -> None:
-    """Raise InputError unless the scenario has the same number of requests as the evidence.
-
-    The numbers differ if the user added requests to the workload or removed some.
-    """
+    """Raise InputError unless the scenario has the same number of requests as the evidence."""
     if len(requests) != len(rebuilt.observed):
         raise InputError(
             f"{folder / files.WORKLOAD}: has {len(requests)} requests, but "

@@ -44,8 +44,7 @@ def request_labels(observed: pd.DataFrame, rows: Sequence[int], most: int = 3) -
 
 
 def victim_lines(observed: pd.DataFrame, result: RunResult, waits: WaitSummary) -> Iterator[str]:
-    """Yield Markdown lines about the requests that waited longest, and the requests that blocked
-    them."""
+    """Yield Markdown lines about the requests that waited longest, and their blockers."""
     if not waits.victims:
         return
     yield "## Victims"
@@ -124,7 +123,7 @@ def _worlds(mending: RemedySearch) -> str:
 
 
 def describe_remedy(remedy: Remedy) -> str:
-    """Return one line of text on a change: its benefit and its side effects."""
+    """Return one line of text about a change: its benefit and its side effects."""
     gained = remedy.gain.told if remedy.gain else _told(remedy)
     cost = _cost(remedy)
     return f"{_change(remedy)} ({gained}{f'; {cost}' if cost else ''})"
@@ -135,8 +134,8 @@ def _change(remedy: Remedy) -> str:
 
 
 def _cost(remedy: Remedy) -> str:
-    """Return a text such as ``2 others slower, x1.3 at worst; 1 without an answer``, or only one of
-    its two parts.
+    """Return the side effects as text, such as ``2 others slower, x1.3 at worst; 1 without an
+    answer``.
     """
     cost = remedy.cost
     parts = [f"{cost.slower} others slower, x{cost.worst:.1f} at worst"] if cost.slower else []

@@ -1,13 +1,10 @@
 """Effect of a change on one metric, with an interval.
 
-The metric is the number of finished requests, their mean E2E latency (over requests that finish
-with and without the change), the longest stall, or the number of preemptions. It is simulated with
-and without the change in several scenarios that may describe the incident. If the workload was
-sampled, each scenario has one of the likely workloads. Otherwise there are two scenarios: in one,
-all step costs are decreased by the held-out error of the profile, and in the other, they are
-increased by it. If such a scenario does not reproduce the incident, a smaller error is used. For
-each scenario, the requests are resampled with replacement; each request has its results in the runs
-with and without the change. The interval extends from the lowest 5th percentile to the highest 95th
+The metric is the number of finished requests, their mean E2E latency, the longest stall, or the
+number of preemptions. It is simulated with and without the change in several scenarios that may
+describe the incident. These scenarios have other sampled workloads, or step costs that are
+decreased or increased by the held-out error of the profile. For each scenario, the requests are
+resampled with replacement. The interval is from the lowest 5th percentile to the highest 95th
 percentile over all scenarios.
 """
 
@@ -36,12 +33,11 @@ _FIGURES = {STALLED: "longest_stall_s", PREEMPTED: "preemptions"}
 class EffectSize:
     """Effect of a change on the metric ``figure``, with a 90 % interval.
 
-    ``before`` and ``after`` are the simulated values without and with the change. ``low`` and
-    ``high`` are the bounds of the ratio of ``after`` to ``before``. For the number of finished
-    requests, they are the bounds of the difference. They are None if the ratio is undefined.
-
-    ``worlds`` is the number of additional simulated scenarios that may describe the incident.
-    ``holds`` is the number of scenarios in which the whole interval is an improvement.
+    ``before`` and ``after`` are the simulated values. ``low`` and ``high`` are the bounds of the
+    ratio of ``after`` to ``before``, or None. For the number of finished requests, they are the
+    bounds of the difference. ``worlds`` is the number of further simulated scenarios that may
+    describe the incident. ``holds`` is the number of scenarios in which the whole interval is an
+    improvement.
     """
 
     figure: str
@@ -56,9 +52,8 @@ class EffectSize:
 
     @property
     def sure(self) -> bool:
-        """Whether the change is an improvement in almost all scenarios.
-
-        The required fraction of the scenarios is ``MIN_HOLDING_SHARE``.
+        """Whether the change is an improvement in at least the fraction ``MIN_HOLDING_SHARE`` of
+        scenarios.
         """
         known = self.low is not None and self.high is not None
         return known and self.holds >= MIN_HOLDING_SHARE * (self.worlds + 1)
@@ -66,7 +61,8 @@ class EffectSize:
     @property
     def told(self) -> str:
         """The effect as text, such as ``mean E2E 41.1 s -> 5.8 s, x0.14, 90 % interval 0.12 to
-        0.17``."""
+        0.17``.
+        """
         if self.figure == ANSWERED:
             ends = self._ends("{:+.0f}".format)
             return f"answered {self.before:.0f} -> {self.after:.0f}, {ends}"
@@ -96,8 +92,8 @@ class SideEffects:
     """Side effects of a change on other requests.
 
     ``slower`` is the number of requests that take at least 5 % longer. ``worst`` is the largest
-    factor by which a request takes longer. ``failed`` is the number of requests that finish only
-    without the change.
+    slowdown of a request as a factor. ``failed`` is the number of requests that finish only without
+    the change.
     """
 
     slower: int
@@ -126,10 +122,9 @@ def choose_figure(effect: Effect, base: RunFigures) -> str:
 def measure_effect(
     effect: Effect, base: RunFigures, worlds: Sequence[tuple[RunFigures, RunFigures]]
 ) -> EffectSize:
-    """Measure the effect of a change on the incident, with a 90 % interval.
+    """Return the effect of a change on the incident, with a 90 % interval.
 
-    Each pair in ``worlds`` contains the runs of another likely scenario without and with the
-    change.
+    ``worlds`` contains the runs of other likely scenarios, in pairs without and with the change.
     """
     figure = choose_figure(effect, base)
     runs = [(base, effect.figures), *worlds]
@@ -169,12 +164,12 @@ def measure_effect(
 
 
 def _improves(figure: str, low: float, high: float) -> bool:
-    """Return whether all values from ``low`` to ``high`` are an improvement of this metric."""
+    """Return whether all values from ``low`` to ``high`` are an improvement of the metric."""
     return low >= 0 if figure == ANSWERED else high < 1 + MIN_LATENCY_CHANGE
 
 
 def _paired(before: RunFigures, after: RunFigures) -> tuple[Floats, Floats]:
-    """Return the E2E latency of each request in the two runs, in seconds; NaN without an answer."""
+    """Return the E2E latencies of the requests in two runs, in seconds; NaN without an answer."""
     ends = {ending.id: ending.e2e_s for ending in after.endings}
     both = [(e.e2e_s, ends[e.id]) for e in before.endings if e.id in ends]
     pairs = np.array([[np.nan if e is None else e for e in pair] for pair in both], np.float64)

@@ -1,7 +1,6 @@
-"""Calibrate and simulate an ensemble of workloads, and select the likely ones.
+"""Calibrate and simulate sampled workloads, and select the likely ones.
 
-An ensemble consists of workloads that were sampled with different seeds and that all match the
-evidence; each workload is a member.
+The workloads were sampled with different seeds and form an ensemble. All match the evidence.
 """
 
 from __future__ import annotations
@@ -37,14 +36,14 @@ MEMBERS_WRITTEN = 4
 
 @dataclass(frozen=True)
 class EnsembleFigure:
-    """Metric of each sampled workload: the mean or a ``quantile`` of a column of request times."""
+    """Metric of a sampled workload: the mean or a ``quantile`` of a column of request times."""
 
     column: str
     label: str
     quantile: float | None = None
 
     def of(self, table: pd.DataFrame) -> float:
-        """Return the metric in seconds for this table of requests."""
+        """Return the metric in seconds for a table of requests."""
         values = table[self.column]
         found = values.mean() if self.quantile is None else values.quantile(self.quantile)
         return float(found) / 1e3
@@ -125,7 +124,7 @@ def write_members(
     table: pd.DataFrame,
     profiles: dict[int, CostProfile],
 ) -> None:
-    """Write the workload and the profile of each likely sampled workload except the first.
+    """Write the likely sampled workloads except the first, with their profiles.
 
     The files are ``ensemble-SEED.csv`` and ``ensemble-SEED.json``.
     """

@@ -1,7 +1,7 @@
 """Evidence: the data of all sources of an incident, as tables with common columns.
 
-Times are in seconds since 1970 on the clock of the source. If the source has no wall clock
-(``wall`` is false), times count from its first row.
+Times are in seconds since 1970 on the clock of the source, or since its first row if ``wall`` is
+false.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ class Evidence:
     ``requests`` is a table as returned by ``read_measured_latencies``, with arrival times in
     ``t_s``. ``arrivals`` lists requests without a measured answer; an unknown length is 0.
     ``access`` counts the accepted, rejected (status 4xx) and failed (status 5xx) HTTP requests from
-    ``from_s`` to ``t_s``. ``settings`` contains the engine's start options under their own names.
-    ``died`` is the log line that reports the end of the engine process. ``notes`` contains
-    sentences about assumptions. ``lacks`` contains sentences about missing information.
+    ``from_s`` to ``t_s``. ``settings`` contains the engine's start options. ``died`` is the log
+    line that reports the end of the engine process. ``notes`` contains sentences about assumptions,
+    and ``lacks`` about missing information.
     """
 
     source: str
@@ -88,7 +88,7 @@ class Evidence:
 def sum_over_ranks(series: pd.DataFrame) -> pd.DataFrame:
     """Return the running and waiting requests, summed over ranks, and the mean cache usage by time.
 
-    If a rank has no value at some time, its last value is used.
+    A missing value of a rank is replaced by its last value.
     """
     each = series.drop_duplicates(["t_s", "engine"], keep="last")
     found = {
@@ -105,5 +105,5 @@ def source_location(path: Path, line: int) -> str:
 
 
 def tables(parts: Sequence[Evidence], name: str) -> list[pd.DataFrame]:
-    """Return the table ``name`` of each source that has one."""
+    """Return the table ``name`` of each source that has it."""
     return [getattr(part, name) for part in parts if getattr(part, name) is not None]

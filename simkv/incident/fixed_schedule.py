@@ -1,5 +1,4 @@
-"""The batches of one simulation, which stay fixed while their durations are computed with other
-step costs.
+"""The batches of one simulation, whose durations are computed again with other step costs.
 
 The prefill and decode time of a request is a sum over steps. A fit can therefore try other step
 costs without another simulation.
@@ -28,13 +27,11 @@ Ints = npt.NDArray[np.int64]
 class FixedSchedule:
     """The contents of each step, and the range of steps of each request.
 
-    A row is a step. A request is first scheduled in row ``first``, gets its first token in row
-    ``token``, and decodes up to row ``last``. A value is -1 if the request did not get that far.
-    The request arrived during row ``came``. ``left`` is the fraction of row ``came`` after the
-    arrival.
-
-    Data-parallel ranks in lockstep wait for each other. ``slowed`` is the factor by which the wait
-    makes each step longer.
+    ``first`` is the step in which a request is first scheduled, ``token`` is the step of its first
+    token, and ``last`` is its last step; -1 if the request did not get that far. ``came`` is the
+    step in progress at its arrival, and ``left`` is the fraction of this step after the arrival.
+    ``slowed`` is the factor on step durations from waiting for other data-parallel ranks in
+    lockstep.
     """
 
     prefill_tokens: Floats
@@ -54,7 +51,7 @@ class FixedSchedule:
     def of(
         made: ScenarioRun, count: int, prices: UnitCosts, shape: ModelTraits | None = None
     ) -> FixedSchedule:
-        """Build the schedule from a run of ``count`` requests with ids from 0 to ``count`` - 1.
+        """Return the schedule of a run of ``count`` requests with ids from 0 to ``count`` - 1.
 
         ``prices`` contains the step costs of the run.
         """
@@ -107,7 +104,7 @@ class FixedSchedule:
         return replace(found, slowed=(ends - starts) / alone)
 
     def steps(self, prices: UnitCosts) -> Floats:
-        """Return the duration in seconds of each step at these step costs."""
+        """Return the duration in seconds of each step at the given step costs."""
         cost = seconds_without_attention(self.prefill_tokens, self.decode_seqs, prices, self.shape)
         beside = np.where(self.prefills, MIXED_DECODE_FACTOR, 1.0) * prices.context * self.context
         return np.asarray((cost + prices.pair * self.pairs + beside) * self.slowed)

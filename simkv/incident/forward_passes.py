@@ -2,13 +2,12 @@
 
 SGLang publishes one message per step (``--enable-forward-pass-metrics``, sgl-project/sglang#22789);
 vllm-project/vllm#52061 proposes the same for vLLM. A file has one message per line, as JSON, or an
-array of messages. The numbers of tokens are in the object ``scheduled_requests``. In messages of
-Dynamo, they are at the top level; such messages can be read as well.
+array of messages. The numbers of tokens are in the object ``scheduled_requests`` or, in messages of
+Dynamo, at the top level.
 
 ``wall_time`` is in seconds. ``sum_prefill_tokens`` is the number of prompt tokens computed in the
-step. ``sum_prefill_kv_tokens`` is the number of tokens of the same prompts that were computed in
-earlier steps or found in the prefix cache. ``sum_decode_kv_tokens`` is the number of KV tokens that
-decodes read.
+step. ``sum_prefill_kv_tokens`` is the number of earlier tokens of these prompts.
+``sum_decode_kv_tokens`` is the number of KV tokens that decodes read.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ def read_forward_passes(path: Path) -> pd.DataFrame:
 
 
 def _messages(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield each message with its position in the file, as error messages show it."""
+    """Yield each message with its position in the file as text."""
     text = read_text(path)
     if text.lstrip().startswith("["):
         try:
@@ -112,7 +111,7 @@ def _number(place: str, values: dict[str, Any], name: str, prefix: str = "") -> 
 def fit_forward_passes(
     steps: pd.DataFrame, *, engine: str, model: str = "unknown", gpu: str = "unknown"
 ) -> CostProfile:
-    """Fit a cost profile to measured steps; one step in four is held out to measure the errors.
+    """Return a cost profile fitted to measured steps, of which one in four is held out.
 
     ``engine``, ``model`` and ``gpu`` name the server in the profile. Raises InputError if there are
     fewer than ``MIN_STEP_LINES`` steps with prefills or decode-only steps.

@@ -66,7 +66,7 @@ def refuse_explanation(
     notes: Sequence[str],
     beside: pd.DataFrame,
 ) -> IncidentAnswer:
-    """Build the answer for a simulation that does not reproduce the observation.
+    """Return the answer for a simulation that does not reproduce the observation.
 
     The answer lists the missing information. ``beside`` is the table of observed and simulated
     values over time.
@@ -100,10 +100,10 @@ def explain_incident(
     beside: pd.DataFrame,
     ensemble: pd.DataFrame | None = None,
 ) -> IncidentAnswer:
-    """Build the answer for a reproduced incident: affected requests, cause and fix.
+    """Return the answer for a reproduced incident: affected requests, cause and fix.
 
     ``ensemble`` contains the metrics of all likely workloads if the requests were sampled.
-    ``mending`` is the result of the search for better flags, or None if no flags were tried.
+    ``mending`` is the result of the search for better flags, or None.
     """
     waits, found = summarize_waits(result), server_verdicts(result)
     healthy = is_healthy(result)
@@ -134,11 +134,7 @@ def explain_incident(
 
 
 def _describe_measured(summary: LogSummary | None) -> str:
-    """Return a text about the measured findings that confirm the cause; empty if there are none.
-
-    The text adds measured values, such as the number of preemptions, because the other numbers in
-    the line of the cause come from the simulation.
-    """
+    """Return a text about the measured findings that confirm the cause, or ""."""
     named = ("hit rate falls", "front-end bound", "preemptions")
     found = [one.text for one in summary.findings if one.name in named] if summary else []
     return f" Measured: {'; '.join(found)}." if found else ""
@@ -223,7 +219,7 @@ def _describe_order(result: RunResult, found: Sequence[Verdict]) -> str:
 
 
 def describe_settings(search: RemedySearch | None) -> str:
-    """Return a sentence about the settings whose default is better; empty if there are none."""
+    """Return a sentence about the settings whose default is better, or ""."""
     changes = [
         remedy.effect.change
         for remedy in (search.remedies if search else ())
@@ -238,7 +234,7 @@ def describe_settings(search: RemedySearch | None) -> str:
 
 
 def describe_inferred(setup: ServerSetup) -> str:
-    """Return a sentence about the settings that no input states; empty if there are none."""
+    """Return a sentence about the settings that no input states, or ""."""
     names = [name for name, where in setup.sources.items() if where == INFERRED]
     named = ", ".join(f"{name}={setup.engine[name]}" for name in names)
     return (
@@ -249,7 +245,7 @@ def describe_inferred(setup: ServerSetup) -> str:
 
 
 def describe_search(search: RemedySearch | None, healthy: bool, sampled: bool = False) -> str:
-    """Return the ``Fix:`` line with the best changes found by the search.
+    """Return the ``Fix:`` line with the best changes of the search.
 
     ``sampled`` is true if several workloads were sampled. The line then names only changes that
     help in at least 90 % of the workloads.
@@ -286,7 +282,7 @@ def describe_search(search: RemedySearch | None, healthy: bool, sampled: bool = 
 
 
 def describe_unknown_prefixes(setup: ServerSetup, observed: pd.DataFrame) -> str:
-    """Return a note that the effect of prefix caching is unknown; empty if it is known."""
+    """Return a note if the effect of prefix caching is unknown, or ""."""
     engine = setup.engine
     off = engine.get("enable_prefix_caching") is False or engine.get("disable_radix_cache")
     if not off or "session" in observed or "cached_tokens" in observed:
@@ -309,7 +305,7 @@ def _reconstructions(search: RemedySearch) -> int:
 def _describe_confidence(
     likeness: ObservedComparison, setup: ServerSetup, ensemble: pd.DataFrame | None
 ) -> str:
-    """Return the ``Confidence:`` line, which states the source of each number."""
+    """Return the ``Confidence:`` line, with the source of each number."""
     parts = []
     for start, label, unit in (("E2E mean", "mean E2E", " s"), ("mean running", "running", "")):
         line = next((one for one in likeness.lines if one.name.startswith(start)), None)

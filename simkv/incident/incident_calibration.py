@@ -1,13 +1,10 @@
 """Fit step costs without a GPU, so that the simulation reproduces the measured times of an
 incident.
 
-The fit simulates the scenario, keeps its batches fixed, and adjusts the unit costs until the
-prefill times and the times per token match the observed values. It then simulates the scenario
-again with the new costs. After several such rounds, it returns the costs of the round whose
-simulated times were closest to the observed times. The fit minimizes relative errors with a soft L1
-loss, which gives outliers less weight. The values expected for the GPU and the model are priors of
-the costs. One request in four is held out; the errors of the simulated times of these requests
-become the errors of the profile.
+In each round, the scenario is simulated, and the unit costs are adjusted to the measured prefill
+times and times per token, with unchanged batches. The costs of the best round are returned. The fit
+minimizes relative errors with a soft L1 loss, which gives outliers less weight. The expected costs
+for the GPU and the model are priors. One request in four is held out for the errors of the profile.
 """
 
 from __future__ import annotations
@@ -71,8 +68,8 @@ class ObservedTimes:
 
     @staticmethod
     def of(observed: pd.DataFrame, *, prefills: bool = True) -> ObservedTimes:
-        """Build the targets from the observed requests; without ``prefills``, all prefill times
-        are NaN.
+        """Return the measured times of requests. Without ``prefills``, all prefill times are
+        NaN.
         """
         with_queue = bool(observed["queue_ms"].isna().all())
         prefill = observed["prefill_ms"]
@@ -94,7 +91,7 @@ class ObservedTimes:
     def means(self, simulated: pd.DataFrame, kept: npt.NDArray[np.bool_]) -> Floats:
         """Return log(simulated / measured) of the mean E2E latency and of the mean time per token.
 
-        The means are over the requests for which ``kept`` is true.
+        Only requests for which ``kept`` is true are included.
         """
         found = []
         for name, seen in (("e2e_ms", self.whole), ("tpot_ms", self.decode)):
@@ -103,15 +100,13 @@ class ObservedTimes:
 
 
 def _soft(errors: Floats) -> Floats:
-    """Return the soft L1 loss of each error, which is quadratic near 0 and linear for large
-    errors.
-    """
+    """Return the soft L1 loss of each error, which is linear for large errors."""
     return np.asarray(2 * (np.sqrt(1 + (errors / 2) ** 2) - 1) * 2)
 
 
 def _mean_log(made: Floats, seen: Floats, kept: npt.NDArray[np.bool_]) -> float:
-    """Return log(mean of ``made`` / mean of ``seen``) over the requests that ``kept`` selects and
-    that have both values.
+    """Return log(mean of ``made`` / mean of ``seen``) over the selected requests with both
+    values.
     """
     both = kept & np.isfinite(made) & np.isfinite(seen)
     return float(_log(made[both].mean(), seen[both].mean())) if both.any() else 0.0
@@ -125,7 +120,7 @@ def _log(simulated: Floats, measured: Floats) -> Floats:
 class FittedIncident(NamedTuple):
     """Profile and scenario that reproduce the observed times.
 
-    ``run`` is the simulation of all requests, or None if it has not been run yet.
+    ``run`` is the simulation of all requests, or None.
     """
 
     profile: CostProfile
@@ -145,10 +140,9 @@ def calibrate_incident(
 ) -> FittedIncident:
     """Return the profile that reproduces the observed times, and the scenario.
 
-    If the size of the KV cache is unknown, the scenario has the size that fits best. ``steps``
-    contains the logged steps, if any. ``of_lines`` is true if the requests were sampled from log
-    lines. ``tell`` receives the number of finished simulations and the total. Raises
-    UndeterminedError if there are no measured times.
+    An unknown size of the KV cache is fitted as well. ``steps`` contains the logged steps, if any.
+    ``of_lines`` is true if the requests were sampled from log lines. ``tell`` receives the number
+    of finished simulations and the total. Raises UndeterminedError if there are no measured times.
     """
     budget = getattr(scenario.engine, "max_num_batched_tokens", 0) or 8192
     shape, gpu = _shape(setup, budget), known_gpu(setup.gpu or "")
@@ -190,10 +184,10 @@ def calibrate_incident(
 
 
 def choose_fitted_rows(count: int) -> tuple[Ints, npt.NDArray[np.bool_]]:
-    """Return the rows of the requests to simulate, and a mask of the warm-up requests.
+    """Return the rows of the requests to simulate, and a mask of warm-up requests.
 
-    Warm-up requests are simulated but not fitted. If there are more than ``MAX_FITTED_REQUESTS``
-    requests, groups of successive requests are simulated.
+    Warm-up requests are simulated but not fitted. Of more than ``MAX_FITTED_REQUESTS`` requests,
+    groups of successive requests are simulated.
     """
     if count <= MAX_FITTED_REQUESTS:
         return np.arange(count), np.zeros(count, bool)
@@ -205,9 +199,7 @@ def choose_fitted_rows(count: int) -> tuple[Ints, npt.NDArray[np.bool_]]:
 
 
 def _sizes(scenario: Scenario, observed: pd.DataFrame, setup: ServerSetup) -> list[Scenario]:
-    """Return the scenarios to fit: one with the given cache size, or several with similar sizes if
-    it is unknown.
-    """
+    """Return the scenarios to fit: one with the given cache size, or several with likely sizes."""
     if not setup.guessed or not (observed["queue_ms"] > 1e3 * MIN_QUEUE_S).any():
         return [scenario]
     spec = find_engine_spec(scenario.engine)
@@ -239,8 +231,8 @@ def _front(observed: pd.DataFrame) -> float:
 
 
 def _between(guess: UnitCosts, aims: dict[str, CostPrior]) -> UnitCosts:
-    """Return the start value of each cost for the fit: the mean of its prior if the prior is
-    precise, else the guess.
+    """Return the start value of each cost: the mean of its prior if it is precise, or else the
+    guess.
     """
     return UnitCosts(
         **{n: aims[n].price if aims[n].sigma < 0.5 else getattr(guess, n) for n in UNIT_COST_NAMES}
@@ -270,7 +262,7 @@ def build_profile_of_steps(
     shape: ModelTraits | None,
     count: int,
 ) -> CostProfile:
-    """Build a profile from ``count`` logged steps, with placeholders for its name, model and GPU.
+    """Return a profile of ``count`` logged steps, with placeholders for its name, model and GPU.
 
     ``errors`` contains log(fitted / measured duration) of the held-out steps. ``prefills`` is true
     for each held-out step with a prefill.
@@ -287,7 +279,7 @@ def build_profile_of_steps(
 
 
 class _Fit(NamedTuple):
-    """A simulation with some unit costs, its request times, and their error (``missed``)."""
+    """A simulation with given unit costs, its request times, and their error (``missed``)."""
 
     prices: UnitCosts
     missed: float
@@ -296,7 +288,7 @@ class _Fit(NamedTuple):
 
 
 class _Fitter:
-    """Adjust unit costs until the simulation reproduces the measured times."""
+    """Adjustment of unit costs until the simulation reproduces the measured times."""
 
     def __init__(
         self,
@@ -350,9 +342,7 @@ class _Fitter:
         return np.concatenate([self.measured.prefill[self.kept], self.measured.decode[self.kept]])
 
     def _moved(self, start: UnitCosts, frozen: FixedSchedule) -> UnitCosts:
-        """Return the unit costs with the smallest error, assuming that the batches stay the
-        same.
-        """
+        """Return the unit costs with the smallest error for unchanged batches."""
         begin = np.log(np.array(astuple(start)))
         centre = np.array([np.log(self.aims[name].price) for name in UNIT_COST_NAMES])
         sigma = np.array([self.aims[name].sigma for name in UNIT_COST_NAMES])
@@ -386,7 +376,7 @@ class _Fitter:
         return _draft(prices, self.shape, self.front)
 
     def profile(self, fit: _Fit, setup: ServerSetup) -> CostProfile:
-        """Build the profile of a simulation, with the errors of the held-out requests."""
+        """Return the profile of a simulation, with the errors of the held-out requests."""
         prefill, decode = self.measured.beside(fit.times)
         left = self.used & ~self.kept if (self.used & ~self.kept).any() else self.kept
         held_out = summarize_errors_by_kind(_named(prefill[left], decode[left]))
@@ -423,8 +413,8 @@ def _named(prefill: Floats, decode: Floats) -> Iterator[tuple[str, float]]:
 
 
 def _concurrency(served: pd.DataFrame) -> tuple[float, float]:
-    """Return the 5th percentile and the maximum of the number of requests in the system, sampled at
-    each arrival.
+    """Return the 5th percentile and the maximum of the number of requests in the system at
+    arrivals.
     """
     arrivals = served["t_s"].to_numpy(np.float64)
     begin, end = np.sort(arrivals), np.sort(arrivals + served["e2e_ms"].to_numpy(np.float64) / 1e3)

@@ -1,12 +1,11 @@
 """The directory of a diagnosis: each stage writes files that the user can read and edit.
 
-Stage 1 writes ``evidence.json`` (settings and notes) and the tables that the inputs contain:
-``requests.csv``, ``arrivals.csv``, ``access.csv``, ``observed.csv`` and ``iterations.csv``. Stage 2
-writes ``workload.csv`` and ``scenario.yaml``. Stage 3 writes ``profile.json``. If the requests are
-sampled, there is an ensemble of workloads that match the inputs. Stage 3 then also writes
-``ensemble.csv`` with the metrics of the likely members of the ensemble. The workload of the first
-member is in ``workload.csv``; the workloads and profiles of the other members are in
-``ensemble-SEED.csv`` and ``ensemble-SEED.json``. Stage 4 writes ``diagnosis.md``, ``compared.csv``,
+The first stage, reading, writes ``evidence.json`` (settings and notes) and the tables of the
+inputs: ``requests.csv``, ``arrivals.csv``, ``access.csv``, ``observed.csv`` and ``iterations.csv``.
+The second stage, rebuilding, writes ``workload.csv`` and ``scenario.yaml``. The third stage,
+calibration, writes ``profile.json``. If several workloads are sampled, the third stage also writes
+their metrics (``ensemble.csv``), and their requests and profiles (``ensemble-SEED.csv``,
+``ensemble-SEED.json``). The fourth stage, explanation, writes ``diagnosis.md``, ``compared.csv``,
 ``observed.png`` and ``report.html``.
 """
 
@@ -51,7 +50,7 @@ INCIDENT_FILES = (
 
 
 def is_incident(folder: Path) -> bool:
-    """Return whether stage 1 has written to this directory."""
+    """Return whether a diagnosis has written evidence to the directory."""
     return (folder / EVIDENCE).is_file()
 
 
@@ -67,7 +66,7 @@ def check_incident_folder(folder: Path) -> None:
 
 
 def write_evidence(folder: Path, evidence: Evidence) -> None:
-    """Write the files of stage 1, and remove the files of an earlier diagnosis."""
+    """Write the evidence, and remove the files of an earlier diagnosis."""
     make_folder(folder)
     for name in (*INCIDENT_FILES, *TABLES.values()):
         (folder / name).unlink(missing_ok=True)
@@ -99,7 +98,7 @@ def _plain(value: Any) -> Any:
 
 
 def read_evidence(folder: Path) -> Evidence:
-    """Read the evidence that an earlier `simkv diagnose` wrote.
+    """Return the evidence that an earlier `simkv diagnose` wrote.
 
     Raises InputError if a file cannot be read.
     """

@@ -18,7 +18,7 @@ LATENCY_COLUMNS = ("queue_ms", "prefill_ms", "ttft_ms", "e2e_ms", "tpot_ms")
 
 
 def rank_records(run: ScenarioRun) -> list[RunRecord]:
-    """Return the record of each data-parallel rank; a single engine has one record."""
+    """Return the record of each data-parallel rank. A single engine has one record."""
     return [lifetime.engine.record for lifetime in run.lifetimes]
 
 
@@ -54,7 +54,7 @@ def request_times(record: RunRecord, front_s: float = 0.0) -> pd.DataFrame:
 def sample_state(parts: Sequence[RunRecord], at: npt.NDArray[np.float64]) -> pd.DataFrame:
     """Return the running requests, waiting requests and cache usage at the times ``at`` (s).
 
-    Requests are summed over the ranks, and the cache usage is the mean over the ranks.
+    Requests are sums over the ranks, and the cache usage is the mean.
     """
     found = [_at_times(record, at) for record in parts]
     whole = found[0]

@@ -15,7 +15,7 @@ HEAD = ("from (s)", "running", "waiting", "KV cache in use", "TTFT (s)", "E2E (s
 def timeline(
     moments: pd.DataFrame, observed: pd.DataFrame, simulated: pd.DataFrame
 ) -> pd.DataFrame:
-    """Build the table of observed and simulated means per time interval.
+    """Return a table of observed and simulated means per time interval.
 
     ``t_s`` is the start of an interval in seconds. The columns of each metric have the prefixes
     ``observed_`` and ``simulated_``. A value is NaN if the interval has no data.

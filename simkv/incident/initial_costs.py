@@ -1,11 +1,10 @@
 """Estimate step costs from the times of requests that were served concurrently.
 
-While a request decodes, the engine also computes tokens of other requests. The number of these
-tokens is estimated from the time for which the prefills and decodes of other requests overlap with
-the decode. The duration of each prefill and decode is then a sum of unit costs, each multiplied by
-the work done in that time, and the fit minimizes the relative errors (non-negative least squares).
-A request that was preempted or skipped distorts only its own equation; the later fit by simulation
-corrects this error.
+The duration of each prefill and decode is a sum of unit costs, multiplied by the work of the engine
+during that time. The work for other requests is estimated from the overlap of their prefills and
+decodes. The fit minimizes relative errors (non-negative least squares). A request that was
+preempted or skipped distorts only its own equation; the later fit by simulation corrects this
+error.
 """
 
 from __future__ import annotations
@@ -43,14 +42,14 @@ MAX_ROWS = 1500
 
 @dataclass(frozen=True)
 class CostPrior:
-    """Likely value of a unit cost; ``sigma`` is the standard deviation of its logarithm."""
+    """Likely value of a unit cost. ``sigma`` is the standard deviation of its logarithm."""
 
     price: float
     sigma: float
 
 
 def guess_unit_costs(observed: pd.DataFrame, budget: int) -> UnitCosts:
-    """Estimate the unit costs that best match the measured times of the requests.
+    """Return the unit costs that best match the measured times of the requests.
 
     ``budget`` is the maximum number of tokens of a step.
     """
@@ -67,7 +66,7 @@ def guess_unit_costs(observed: pd.DataFrame, budget: int) -> UnitCosts:
 
 
 def _sound(found: list[float], spans: _Spans) -> UnitCosts:
-    """Replace zero costs with small ones, because the next fit multiplies costs by factors."""
+    """Replace zero costs by small ones, because the next fit multiplies costs by factors."""
     step, prefill_step, token, pair, context = found
     single = np.nanmedian(spans.decode / np.maximum(spans.output - 1, 1))
     if not np.isfinite(single):
@@ -86,8 +85,8 @@ def _sound(found: list[float], spans: _Spans) -> UnitCosts:
 
 
 class _Spans:
-    """Start and end times of the prefill and the decode of each request, and the work that the
-    engine did between these times.
+    """Start and end times of each request's prefill and decode, and the engine's work between
+    them.
     """
 
     def __init__(self, known: pd.DataFrame) -> None:
@@ -120,8 +119,7 @@ class _Spans:
     def decodes(self) -> Floats:
         """Return the work during the decode of each request.
 
-        The columns are steps, prefill steps, prefilled tokens, query-key pairs and KV tokens
-        read.
+        The columns are steps, prefill steps, prefilled tokens, query-key pairs and KV tokens read.
         """
         decoded, context, prefilled, pairs = self._during(self.first, self.end)
         steps = np.maximum(self.output - 1, 0.0)
@@ -150,7 +148,7 @@ def _overlap(start: Floats, end: Floats, begin: Floats, stop: Floats) -> Floats:
 def cost_priors(
     guess: UnitCosts, shape: ModelTraits | None, gpu: Gpu | None
 ) -> dict[str, CostPrior]:
-    """Return the prior of each unit cost by name, based on the GPU and the model if known."""
+    """Return the prior of each unit cost by name, from the GPU and the model if known."""
     step, token = guess.decode_step, guess.token
     found = {
         "decode_step": CostPrior(step, UNKNOWN_SIGMA),

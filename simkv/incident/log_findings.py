@@ -1,9 +1,8 @@
 """Findings: patterns in a server's statistics lines that show what limits the server.
 
-Each rule is a function that takes the lines, summed over data-parallel ranks, and the limit on
-running requests, and yields findings. Findings about a cause, such as a full cache or busy slots,
-come before findings about its effects, such as a growing queue. No rule needs a reconstructed
-workload or a simulation.
+Each rule takes the lines, summed over data-parallel ranks, and the limit on running requests, and
+yields findings. Findings about a cause, such as a full cache, come before findings about its
+effects, such as a growing queue. No rule needs a reconstructed workload or a simulation.
 """
 
 from __future__ import annotations
@@ -144,8 +143,8 @@ def _cache_full(lines: pd.DataFrame, _limit: SlotLimit) -> Iterator[Finding]:
 def _admission(lines: pd.DataFrame, limit: SlotLimit) -> Iterator[Finding]:
     """Yield a finding if requests wait for slots or for prefill while the cache has free blocks.
 
-    If the limit is not logged, it is inferred: it is the number of running requests if this number
-    stays constant while requests wait.
+    An unknown limit is inferred if the number of running requests stays constant while requests
+    wait.
     """
     busy = lines[(lines["running"] + lines["waiting"] > 0) & ~_silent(lines)]
     queued = busy[busy["waiting"] > 0]
@@ -183,9 +182,7 @@ def _admission(lines: pd.DataFrame, limit: SlotLimit) -> Iterator[Finding]:
 
 
 def _growth(lines: pd.DataFrame, _limit: SlotLimit) -> Iterator[Finding]:
-    """Yield a finding if the queue grows over several lines, because more requests arrive than the
-    server completes.
-    """
+    """Yield a finding if the queue grows over several lines."""
     lines = lines[~_silent(lines)]
     if not len(lines):
         return

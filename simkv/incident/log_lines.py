@@ -2,10 +2,10 @@
 
 A time may be ``09-13 12:00:00`` (vLLM), ``[2026-09-13 12:00:00]`` (SGLang),
 ``[09/13/2026-12:00:00]`` (TensorRT-LLM), ``[12:00:00 TP0]`` (older versions of SGLang) or an ISO
-8601 prefix of a container runtime or systemd. If a line has several times, the last one is used.
-The time format of vLLM has no year; the year is taken from another time in the same line, or is
-``YEAR``. Local times are treated as UTC; ``source_join.join`` corrects them. The module
-``log_wrappers`` removes the text that log collectors add to a line.
+8601 prefix of a container runtime or systemd. Of several times in a line, the last one is used. A
+missing year is taken from another time in the line, or is ``YEAR``. Local times are treated as UTC;
+``source_join.join`` corrects them. ``log_wrappers`` removes the text that log collectors add to a
+line.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ HALF_A_YEAR = 183 * DAY
 class LogLine:
     """A line of a log.
 
-    ``at`` is the time in seconds, or None before the first time in the log. A line without its own
-    time has the time of the previous line, and ``timed`` is false.
+    ``at`` is the time in seconds, or None before the first time in the log. ``timed`` is false if
+    the line has the time of an earlier line.
     """
 
     number: int
@@ -82,8 +82,7 @@ def read_log_lines(source: TraceSource, words: re.Pattern[str]) -> Iterator[LogL
 class _LogClock:
     """Clock of a log: ``at`` is the time in seconds of the last line that has a time.
 
-    A log collector may add its own time to each line. If a line has only the collector's time, that
-    time is converted to the server's clock with the last known difference between the two clocks.
+    Times of a log collector are converted to the server's clock.
     """
 
     def __init__(self) -> None:
@@ -152,7 +151,7 @@ def read_beginning(source: TraceSource, characters: int) -> str:
 
 
 def read_export(source: TraceSource) -> list[str] | None:
-    """Return the log messages in a file that is one JSON document; None for any other file."""
+    """Return the log messages in a file that is one JSON document, or None for any other file."""
     with source.text() as stream:
         head = stream.read(HEAD_CHARACTERS).lstrip()
     first = head.partition("\n")[0].strip()
@@ -165,7 +164,7 @@ def read_export(source: TraceSource) -> list[str] | None:
 
 
 def read_line(readers: Sequence[Callable[[Any, LogLine], bool]], log: Any, line: LogLine) -> None:
-    """Pass a line to the readers in turn, until a reader returns true.
+    """Pass a line to the readers, one after the other, until a reader returns true.
 
     Raises InputError with file and line if a value is not possible.
     """
@@ -178,7 +177,7 @@ def read_line(readers: Sequence[Callable[[Any, LogLine], bool]], log: Any, line:
 
 
 def check_settings(settings: Mapping[str, StatedSetting]) -> None:
-    """Raise InputError if a setting has a number that a server cannot have written."""
+    """Raise InputError if a setting has a number that is not possible."""
     for name, stated in settings.items():
         try:
             check_size(name, stated.value)
@@ -218,8 +217,8 @@ class Writers:
 def _after(before: float | None, time: float) -> float:
     """Return the time in seconds for a time of day without a date.
 
-    The date is the date of the previous line, whose time is ``before``, or the next day if the time
-    of day is more than twelve hours earlier.
+    The date is that of the previous line, whose time is ``before``, or the next day if the time of
+    day is more than twelve hours earlier.
     """
     if before is None:
         return time

@@ -1,7 +1,7 @@
 """Summarize the measured metrics of a server's log, and name the problems that they show.
 
 A summary needs no reconstruction of the workload. It is the whole answer if the log does not
-determine the workload, for example if it is an excerpt of ten lines.
+determine the workload, for example in an excerpt of ten lines.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _slot_limit(evidence: Evidence) -> SlotLimit:
 
 
 def _without_doubles(findings: list[Finding]) -> tuple[Finding, ...]:
-    """Remove the general finding of a queue if a more specific finding explains the queue."""
+    """Remove the general finding about a queue if another finding explains the queue."""
     specific = {"KV cache full", "admission limit", "blocked queue", "hang", "prefill bound"}
     specific.add("queue grows")
     explained = any(finding.name in specific for finding in findings)
@@ -94,9 +94,7 @@ def _summed(series: pd.DataFrame) -> pd.DataFrame:
 
 
 def _series_of(steps: pd.DataFrame) -> pd.DataFrame:
-    """Convert logged iterations to a table with the columns of statistics lines, as far as
-    iterations contain these data.
-    """
+    """Return logged iterations with the columns of statistics lines, as far as possible."""
     seconds = steps["seconds"].where(steps["seconds"] > 0)
     return steps[["t_s", "engine", "usage"]].assign(
         running=steps["prefill_seqs"] + steps["decode_seqs"],
@@ -133,7 +131,7 @@ class _Requests:
 def _front_end(evidence: Evidence) -> Iterator[Finding]:
     """Yield a finding if the TTFT is far above queue time plus prefill time.
 
-    The rest of the TTFT is then spent in tokenization, routing or the API server.
+    The rest of the TTFT is spent in tokenization, routing or the API server.
     """
     requests = evidence.requests
     if requests is None or "prefill_ms" not in requests:

@@ -1,5 +1,4 @@
-"""Convert the requests of a server's log to a trace for planning, and read the server's settings
-from the log.
+"""Convert the requests of a server's log to a trace for planning, and read the server's settings.
 
 Unlike a diagnosis, which examines the worst part of a log, this module reads the whole log.
 """

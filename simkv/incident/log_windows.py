@@ -1,5 +1,5 @@
-"""Convert a server's statistics lines to time intervals, with the work in each interval and the
-state at its end.
+"""Convert a server's statistics lines to time intervals, with their work and the state at their
+end.
 
 vLLM writes a line every 10 s (``VLLM_LOG_STATS_INTERVAL``) with the rates since the previous line,
 and writes no lines while idle. SGLang writes one line per prefill batch, with its requests and
@@ -33,15 +33,13 @@ _BETWEEN = ("waiting", "usage")
 
 @dataclass(frozen=True)
 class LogWindows:
-    """Successive time intervals; each ends at ``end`` (s) and has the length ``width`` (s).
+    """Successive time intervals. Each ends at ``end`` (s) and has the length ``width`` (s).
 
     ``prompt`` and ``output`` are the numbers of tokens computed in an interval. ``running`` and
     ``waiting`` (requests) and ``held`` (tokens in the KV cache) are the state at the end of the
     interval. ``firsts`` is the number of requests prefilled in the interval. ``hit_rate`` is the
-    logged prefix-cache hit rate. Unknown values are NaN.
-
-    ``initial_running`` and ``initial_waiting`` are the numbers of requests at the start of the
-    first interval.
+    logged prefix-cache hit rate. Unknown values are NaN. ``initial_running`` and
+    ``initial_waiting`` are the numbers of requests at the start of the first interval.
     """
 
     end: Floats
@@ -71,7 +69,7 @@ def can_build_windows(series: pd.DataFrame | None) -> bool:
 
 
 def build_windows(series: pd.DataFrame, tokens: float) -> LogWindows:
-    """Build the time intervals of one engine.
+    """Return the time intervals of one engine.
 
     ``tokens`` is the capacity of the KV cache in tokens (NaN if unknown).
     """
@@ -84,8 +82,7 @@ def build_windows(series: pd.DataFrame, tokens: float) -> LogWindows:
 def with_initial_state(cut: LogWindows) -> LogWindows:
     """Return the time intervals with the number of requests at the start of the log.
 
-    The log begins while the server is working. The numbers in the first line are assumed to apply
-    at the start.
+    The numbers in the first line are assumed to apply at the start.
     """
     pairs = (cut.running > 0) & (cut.output > 0)
     if not pairs.any() or cut.running[0] <= 0:
@@ -98,7 +95,7 @@ def with_initial_state(cut: LogWindows) -> LogWindows:
 
 
 def series_from_steps(steps: pd.DataFrame, series: pd.DataFrame, budget: int) -> pd.DataFrame:
-    """Build a table of statistics lines from logged iterations.
+    """Return a table of statistics lines built from logged iterations.
 
     Waiting requests are interpolated between the real statistics lines. A prompt is assumed to
     continue in the next step if its step uses the whole ``budget`` of tokens.
@@ -130,7 +127,7 @@ def series_from_steps(steps: pd.DataFrame, series: pd.DataFrame, budget: int) ->
 
 
 def _again(begun: Floats, at: Floats, lines: pd.DataFrame) -> Floats:
-    """Return, for each step, the number of prefills that repeat the prefill of a preempted request.
+    """Return the number of prefills in each step that repeat the prefill of a preempted request.
 
     If a line reports N preemptions, the first N prefills since the previous line are assumed to be
     repetitions.
@@ -180,9 +177,7 @@ def _of_rates(lines: pd.DataFrame, tokens: float) -> LogWindows:
 
 
 def _held(usage: Floats, running: Floats, tokens: float) -> Floats:
-    """Return the number of tokens in the KV cache; NaN if the usage is always 0 although requests
-    run.
-    """
+    """Return the number of tokens in the KV cache, or NaN if the usage is not logged."""
     if not (usage[running > 0] > 0).any():
         return np.full(len(usage), np.nan)
     return np.asarray(usage * tokens)
@@ -221,16 +216,16 @@ def _of_batches(lines: pd.DataFrame, tokens: float) -> LogWindows:
 
 
 def _begun_in(prompts: Floats, begun: Floats) -> Floats:
-    """Return the number of prompt tokens of each interval; all tokens of a prompt count for the
-    interval in which its prefill began.
+    """Return the number of prompt tokens of each interval. A prompt counts where its prefill
+    began.
     """
     place = np.maximum.accumulate(np.where(begun > 0, np.arange(len(begun)), 0))
     return np.asarray(np.bincount(place, prompts, len(begun)), np.float64)
 
 
 def _decoded(lines: pd.DataFrame, edges: Floats) -> Floats:
-    """Return the number of decoded tokens per interval; the rate in a line covers the time since
-    the previous line.
+    """Return the number of decoded tokens per interval. A rate covers the time since the previous
+    line.
     """
     decodes = lines.dropna(subset=["output_rate"])
     if not len(decodes):

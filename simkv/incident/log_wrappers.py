@@ -3,8 +3,8 @@
 A line may be a JSON object that contains the message. Such lines come from the JSON formatters of
 logging (``VLLM_LOGGING_CONFIG_PATH``, ``--logging-config.formatter json``), Docker's json-file
 driver, ``journalctl -o json``, Fluent Bit, Google Cloud (``textPayload``) and Loki (``line``). An
-export may also be one JSON document with many such objects. Prefixes of CRI, kubectl, compose, Ray,
-journald and syslog need no parsing, because the readers search within a line.
+export may also be one JSON document with many such objects. Other prefixes need no parsing, because
+the readers search within a line.
 """
 
 from __future__ import annotations
@@ -40,8 +40,7 @@ _UNITS = ((1e17, 1e9), (1e14, 1e6), (1e11, 1e3))
 def split_line(raw: str) -> list[str]:
     """Return the log messages in a line of a file, without color codes.
 
-    A line contains several messages if a progress bar uses carriage returns, or if two processes
-    write at once.
+    A line may contain several messages, for example from a progress bar or from two processes.
     """
     text = unwrap(raw) or raw
     if "\x1b" in text:
@@ -55,7 +54,7 @@ def split_line(raw: str) -> list[str]:
 
 
 def unwrap(raw: str) -> str | None:
-    """Return the time and the message of a JSON line as text; None for any other line."""
+    """Return the time and the message of a JSON line as text, or None for any other line."""
     start = raw.find("{")
     if start < 0:
         return None
@@ -68,7 +67,7 @@ def unwrap(raw: str) -> str | None:
 
 
 def _entry(entry: Any) -> str | None:
-    """Return the time and the message of a JSON object as text; None if it has no message."""
+    """Return the time and the message of a JSON object as text, or None if it has no message."""
     if not isinstance(entry, dict):
         return None
     message = next((entry[key] for key in _MESSAGE if key in entry), None)
@@ -89,7 +88,7 @@ def _entry(entry: Any) -> str | None:
 
 
 def _clock(when: Any) -> str:
-    """Return a time as text; a number may be in s, ms, µs or ns since 1970."""
+    """Return a time as text. A number may be in s, ms, µs or ns since 1970."""
     try:
         number = float(when)
     except (TypeError, ValueError):
@@ -102,7 +101,7 @@ def _clock(when: Any) -> str:
 
 
 def export_lines(text: str) -> list[str] | None:
-    """Return the messages in a log that is one JSON document; None for any other text."""
+    """Return the messages in a log that is one JSON document, or None for any other text."""
     if text.lstrip()[:1] not in ("[", "{"):
         return None
     try:

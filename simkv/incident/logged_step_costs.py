@@ -1,10 +1,8 @@
 """Fit step costs to the steps that a server logs.
 
 A logged step has numbers of sequences and tokens, and a duration. The number of KV tokens that its
-decodes read is derived from the cache usage. If the line of the step does not report the usage, it
-is interpolated between other lines. Most logs do not show how many tokens of a prompt were computed
-in earlier steps. Without the column ``prefill_context``, each chunk is therefore treated as the
-first chunk of its prompt.
+decodes read is derived from the cache usage, which is interpolated if the line does not report it.
+Without the column ``prefill_context``, each chunk is treated as the first chunk of its prompt.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ STEP_SCATTER, COST_SIGMA = 0.03, 0.05
 
 
 def with_context(steps: pd.DataFrame, series: pd.DataFrame | None, tokens: float) -> pd.DataFrame:
-    """Add the column ``context``: the KV tokens read by decodes.
+    """Return the steps with a column ``context``: the KV tokens read by decodes.
 
     ``tokens`` is the capacity of the KV cache in tokens.
     """
@@ -50,10 +48,10 @@ def has_enough_steps(steps: pd.DataFrame | None) -> bool:
 def fit_unit_costs(
     steps: pd.DataFrame, aims: dict[str, CostPrior] | None = None
 ) -> tuple[UnitCosts, Floats, npt.NDArray[np.bool_]]:
-    """Fit unit costs to logged steps; one step in four is held out.
+    """Fit unit costs to logged steps, of which one in four is held out.
 
-    Return the costs and, for each held-out step, log(fitted / measured duration) and whether the
-    step contains a prefill.
+    Return the costs, log(fitted / measured duration) of each held-out step, and whether it contains
+    a prefill.
     """
     drawn = steps if len(steps) <= MAX_STEP_LINES else steps.sample(MAX_STEP_LINES, random_state=0)
     columns = ("prefill_tokens", "decode_seqs", "context", "seconds")

@@ -33,7 +33,7 @@ _MILLISECONDS = 1e11
 
 
 def parse_record_columns(text: str) -> dict[str, str]:
-    """Parse ``name=column,...``; each ``name`` is a column name of simkv.
+    """Parse ``name=column,...``. Each ``name`` is a column name of simkv.
 
     Raises InputError if a name is unknown, missing or given twice.
     """
@@ -56,7 +56,7 @@ def parse_record_columns(text: str) -> dict[str, str]:
 
 
 def is_mapped(path: Path, columns: Mapping[str, str]) -> bool:
-    """Return whether a file has at least one of the columns that the user mapped."""
+    """Return whether a file has at least one of the columns in ``columns``."""
     return path.is_file() and any(name in _names(path) for name in columns.values())
 
 

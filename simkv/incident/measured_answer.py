@@ -4,7 +4,7 @@
     for line in triage_lines(evidence, summarize_log(evidence)):
         print(line)
 
-This module neither runs nor imports the simulator.
+This module does not use the simulator.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class IncidentAnswer:
 
 
 def summarize_measured(summary: LogSummary, evidence: Evidence, reason: str) -> IncidentAnswer:
-    """Build the answer from measured metrics alone.
+    """Return the answer from measured metrics alone.
 
-    ``reason`` states which information the inputs lack.
+    ``reason`` states the missing information.
     """
     problems = summary.problems
     healthy = not problems
@@ -79,8 +79,8 @@ def read_inputs(
 ) -> Evidence:
     """Read and join all sources.
 
-    ``columns`` maps the columns of a custom request file (see ``mapped_records``). Raises
-    InputError if a source cannot be used.
+    ``columns`` is for custom request files (see ``mapped_records``). Raises InputError if a source
+    cannot be used.
     """
     mapped = [path for path in inputs if columns and is_mapped(path, columns)]
     if columns and not mapped:
@@ -107,9 +107,7 @@ def check_age(evidence: Evidence) -> None:
 
 
 def with_inferred(evidence: Evidence, summary: LogSummary | None) -> Evidence:
-    """Return the evidence, completed with settings that the findings suggest, such as
-    ``max_num_seqs``.
-    """
+    """Return the evidence, completed with settings that follow from the findings."""
     inferred = [one.inferred for one in summary.findings if one.inferred] if summary else []
     added = {
         name: StatedSetting(value, INFERRED)

@@ -1,5 +1,5 @@
-"""Compare observed and simulated metrics, and decide whether the simulation reproduces the observed
-ones.
+"""Compare observed and simulated metrics, and decide whether the simulation reproduces the
+incident.
 """
 
 from __future__ import annotations
@@ -119,8 +119,7 @@ def compare_observed(
 def _hit_rate(parts: Sequence[RunRecord], series: pd.DataFrame | None) -> list[FigureMatch]:
     """Compare the last logged prefix hit rate with the simulated one.
 
-    Both rates are averages over the most recent requests; the number of these requests is the same
-    as in the engine.
+    Both rates are averages over the most recent requests, as in the engine.
     """
     if series is None or "hit_rate" not in series or not series["hit_rate"].max() > 0:
         return []
@@ -138,7 +137,7 @@ def _hit_rate(parts: Sequence[RunRecord], series: pd.DataFrame | None) -> list[F
 
 
 def _preemptions(parts: Sequence[RunRecord], series: pd.DataFrame | None) -> list[FigureMatch]:
-    """Compare the number of preemptions if the log reports any."""
+    """Compare the number of preemptions, if the log reports it."""
     if series is None or "preemptions" not in series or not series["preemptions"].sum() > 0:
         return []
     seen = float(series["preemptions"].sum())
@@ -204,7 +203,7 @@ def _percent(share: float) -> str:
 
 
 def _answers(simulated: pd.DataFrame, observed: pd.DataFrame) -> list[FigureMatch]:
-    """Compare the number of requests without an answer, unless it is 0 in both tables."""
+    """Compare the number of requests without an answer, unless both numbers are 0."""
     seen = int((observed["output_tokens"] == 0).sum())
     made = int(simulated["e2e_ms"].isna().sum())
     if not seen and not made:
@@ -268,9 +267,7 @@ def _known(observed: pd.DataFrame, origin: float) -> tuple[Floats, Floats, Float
 
 
 def _count(start: Floats, end: Floats, at: Floats) -> Floats:
-    """Return, for each time in ``at``, the number of intervals from ``start`` to ``end`` that
-    contain it.
-    """
+    """Return the number of intervals from ``start`` to ``end`` that contain each time in ``at``."""
     good = np.isfinite(start) & np.isfinite(end)
     begun = np.searchsorted(np.sort(start[good]), at, "right")
     return np.asarray(begun - np.searchsorted(np.sort(end[good]), at, "right"), np.float64)

@@ -4,7 +4,7 @@ A JSON file contains one response of ``/api/v1/query_range``, a list of response
 per line. A text file contains concatenated outputs of ``/metrics``. In a text file, either each
 sample has a timestamp (ms, as in the text format), or each scrape follows a line ``# scraped TIME``
 (s since 1970, or ISO 8601). A single scrape without a time gets the modification time of the file.
-If a counter decreases, it was reset, and its new value counts as an increase. The values of several
+A counter that decreases was reset, and its new value counts as an increase. The values of several
 engines or models are summed. Metric names are recognized with and without the suffix ``_total``.
 """
 
@@ -71,7 +71,7 @@ Samples = dict[str, dict[tuple[tuple[str, str], ...], list[tuple[float, float]]]
 
 
 def read_metrics(source: TraceSource, *others: TraceSource) -> Evidence:
-    """Read the evidence in one or more metrics files of one server.
+    """Return the evidence in one or more metrics files of one server.
 
     Raises InputError if a file cannot be read, or if there is only one scrape in total.
     """
@@ -142,7 +142,7 @@ def _of_text(
 ) -> Iterator[tuple[str, dict[str, str], float, float]]:
     """Yield the name, labels, time (s) and value of each sample.
 
-    If the file has only a ``single`` scrape, the scrape need not have a time.
+    A ``single`` scrape in the file needs no time.
     """
     several = not single or any(_SCRAPED.match(row) for row in text.splitlines())
     scraped = None if several else source.path.stat().st_mtime
@@ -186,8 +186,9 @@ def _number(value: Any) -> float:
 
 
 def _named(samples: Samples, names: tuple[str, ...], end: str = "") -> str | None:
-    """Return the first of the metric names ``names`` for which there are samples, with or without
-    the suffix ``_total``; None if there are no samples for any of them.
+    """Return the first of ``names`` with samples, or None.
+
+    Names are recognized with and without the suffix ``_total``.
     """
     for name in names:
         for whole in (f"{name}{end}", f"{name}{end}_total"):
@@ -197,7 +198,7 @@ def _named(samples: Samples, names: tuple[str, ...], end: str = "") -> str | Non
 
 
 def _increase(values: list[tuple[float, float]], grid: Floats) -> Floats:
-    """Return the increase of a counter between successive times of ``grid``; the first value is
+    """Return the increase of a counter between successive times of ``grid``. The first value is
     0.
     """
     found = np.zeros(len(grid))
@@ -269,16 +270,14 @@ def _series(samples: Samples, grid: Floats, rose: dict[str, Any]) -> pd.DataFram
 
 
 def _held(values: list[tuple[float, float]], grid: Floats) -> Floats:
-    """Return the last known value of a gauge at each time; NaN before its first sample."""
+    """Return the last known value of a gauge at each time, or NaN before its first sample."""
     at, seen = np.array(values).T
     place = np.searchsorted(at, grid, "right") - 1
     return np.where(place >= 0, seen[np.maximum(place, 0)], np.nan)
 
 
 def _settings(samples: Samples, source: str) -> dict[str, StatedSetting]:
-    """Return the settings that the labels of ``cache_config_info`` and the gauges of SGLang
-    contain.
-    """
+    """Return the settings in the labels of ``cache_config_info`` and in the gauges of SGLang."""
     found = {}
     for name in _INFO:
         for labels in samples.get(name, {}):
@@ -293,7 +292,7 @@ def _settings(samples: Samples, source: str) -> dict[str, StatedSetting]:
 
 
 def is_metrics(text: str) -> bool:
-    """Return whether this text contains metrics of vLLM or SGLang."""
+    """Return whether a text contains metrics of vLLM or SGLang."""
     names = ("vllm:num_requests_running", "vllm:e2e_request", "sglang:num_running_reqs")
     return any(name in text for name in names) or (
         '"resultType"' in text and ("vllm:" in text or "sglang:" in text)

@@ -1,12 +1,10 @@
-"""Search for engine flags that would have prevented the incident: a what-if analysis of the
-settings that an operator can change.
+"""Search for engine flags that would have prevented the incident: a what-if analysis of settings.
 
-Scheduling rules and settings without a flag are not tried, because an operator cannot change them.
-A remedy is a change that helps. Remedies whose benefit is certain rank first. Among remedies with
-the same number of finished requests, those that make the slowest requests much slower rank last.
-Remedies with a similar benefit rank in this order: a setting that returns to its default, a setting
-that is switched, a changed number, another version of the engine, and a larger cache, which needs
-other hardware.
+Only changes that an operator can make are tried. A remedy is a change that helps. Remedies with a
+certain benefit rank first. Among equal numbers of finished requests, remedies that make the slowest
+requests much slower rank last. Remedies with a similar benefit rank in this order: a setting that
+returns to its default, a setting that is switched, a changed number, another version of the engine,
+and a larger cache, which needs other hardware.
 """
 
 from __future__ import annotations
@@ -62,7 +60,7 @@ class Remedy:
     """A change that helps: another value of a flag, another version or another cache size.
 
     ``typed`` is the flag on the command line, or the version to install. ``cost`` describes the
-    side effects on other requests. ``gain`` is the effect size (None if not measured).
+    side effects on other requests. ``gain`` is the effect size, or None if not measured.
     """
 
     effect: Effect
@@ -84,8 +82,8 @@ class RemedySearch:
     first.
 
     ``tried`` is the number of changes that were tried. ``cut_off`` is the number of trials that
-    ended before all requests finished. ``skipped`` lists the values that were not tried. The search
-    skips stricter values of a limit after two values that decrease the number of served requests.
+    ended before all requests finished. ``skipped`` lists the values of limits that were not tried,
+    because less strict values decreased the number of served requests twice in a row.
     """
 
     base: RunFigures
@@ -110,7 +108,7 @@ def find_remedies(
     """Try every flag, and rank the changes that prevent or reduce the problem.
 
     ``worlds`` contains lists of alternative scenarios that may describe the incident. Each list
-    begins with the scenario that deviates most.
+    begins with the largest deviation.
     """
     folder = evaluator.folder
     tried = bounds.tried(scenario, folder)
@@ -138,7 +136,7 @@ def find_remedies(
 def scenarios_within_error(scenario: Scenario, profile: CostProfile) -> list[list[Scenario]]:
     """Return a list of scenarios with faster steps and a list of scenarios with slower steps.
 
-    The step times of the scenarios in a list differ by decreasing fractions of the profile's error.
+    The deviation decreases within a list, from the whole error of the profile.
     """
     sides: tuple[ErrorSide, ...] = ("faster", "slower")
     return [
@@ -168,11 +166,9 @@ def _like(base: RunFigures, other: RunFigures) -> bool:
 def _possible(
     worlds: Iterable[Sequence[Scenario]], base: RunFigures, evaluator: Evaluator
 ) -> list[Scenario]:
-    """Return, from each list of alternatives, the scenario with the largest deviation that still
-    reproduces the incident.
+    """Return the scenario with the largest deviation that reproduces the incident, from each list.
 
-    Alternatives with larger deviations contradict the observation. A scenario without alternatives
-    is always returned.
+    A scenario without alternatives is always returned.
     """
     found = []
     for degrees in worlds:
@@ -203,9 +199,7 @@ def _is_cut_off(effect: Effect) -> bool:
 def _on_all(
     whole: Scenario, finalists: Sequence[Remedy], evaluator: Evaluator
 ) -> tuple[RunFigures, list[Effect]]:
-    """Simulate the best changes on the whole incident; the earlier trials used only its worst
-    part.
-    """
+    """Simulate the best changes on the whole incident instead of its worst part."""
     tried = [remedy.effect.change for remedy in finalists]
     base, *figures = evaluator.evaluate_all(_jobs(whole, tried, evaluator))
     return base, [evaluate_change(c, base, f) for c, f in zip(tried, figures, strict=True)]
@@ -234,9 +228,7 @@ def _with_gains(
 
 
 def _to_defaults(scenario: Scenario, folder: Path) -> Iterator[tuple[Change, SimulationJob]]:
-    """Yield changes that reset a setting to the engine's default value; sizes of the cache, of
-    blocks and of the longest request are not reset.
-    """
+    """Yield changes that reset a setting, other than a size, to the engine's default value."""
     spec = find_engine_spec(scenario.engine)
     for one in fields(spec.config):
         value = getattr(scenario.engine, one.name)
@@ -252,7 +244,7 @@ def _to_defaults(scenario: Scenario, folder: Path) -> Iterator[tuple[Change, Sim
 
 
 def _remedy(scenario: Scenario, base: RunFigures, effect: Effect) -> Remedy | None:
-    """Build a remedy from a change; None if an operator cannot make the change."""
+    """Return a change as a remedy, or None if an operator cannot make the change."""
     change, typed = effect.change, _as_typed(scenario, effect.change)
     if typed is None:
         return None
@@ -280,7 +272,7 @@ def _is_tried(scenario: Scenario, change: Change) -> bool:
 
 
 def _as_typed(scenario: Scenario, change: Change) -> str | None:
-    """Return a change as an operator types it; None if an operator cannot make the change."""
+    """Return a change as an operator types it, or None if an operator cannot make the change."""
     spec = find_engine_spec(scenario.engine)
     if change.kind == "rule":
         return None
@@ -297,7 +289,7 @@ def _as_typed(scenario: Scenario, change: Change) -> str | None:
 def lengthens_tail(effect: Effect, base: RunFigures) -> bool:
     """Return whether a change makes the slowest requests much slower (p99 E2E).
 
-    The comparison covers the requests that finish with and without the change.
+    Only requests that finish with and without the change are compared.
     """
     after = {ending.id: ending.e2e_s for ending in effect.figures.endings}
     both = [
@@ -314,10 +306,9 @@ def lengthens_tail(effect: Effect, base: RunFigures) -> bool:
 def _ranked(remedies: list[Remedy], base: RunFigures) -> list[Remedy]:
     """Return the remedies, the best first.
 
-    The criteria, in this order, are: whether the benefit is certain, the number of finished
-    requests, whether the slowest requests become much slower, whether the gain is minor, whether
-    the problem is fixed completely, and whether the cache size changes. Remedies that are equal in
-    all of these are sorted by ``_by_e2e``.
+    The criteria are: a certain benefit, the number of finished requests, the slowest requests, the
+    size of the gain, whether the problem is fixed completely, and whether the cache size changes.
+    Equal remedies are sorted by ``_by_e2e``.
     """
     most = max((mean_gain(one, base) for one in remedies if one.sure), default=0.0)
     groups: dict[tuple[bool, float, bool, bool, bool, bool], list[Remedy]] = {}
@@ -336,9 +327,8 @@ def _ranked(remedies: list[Remedy], base: RunFigures) -> list[Remedy]:
 
 
 def mean_gain(remedy: Remedy, base: RunFigures) -> float:
-    """Return the decrease of the mean E2E latency in ms.
-
-    The result is 0 if the number of finished requests changes.
+    """Return the decrease of the mean E2E latency in ms, or 0 if the number of finished requests
+    changes.
     """
     if not base["finished"] or remedy.effect.figures["finished"] != base["finished"]:
         return 0.0
@@ -360,14 +350,15 @@ def is_minor(remedy: Remedy, most: float, base: RunFigures) -> bool:
 
 
 def _mean_e2e(remedy: Remedy) -> float:
-    """Return the mean E2E of finished requests in ms; 0 if none finished."""
+    """Return the mean E2E of finished requests in ms, or 0 if none finished."""
     figures = remedy.effect.figures
     return figures["e2e_ms.mean"] if figures["finished"] else 0.0
 
 
 def _by_e2e(remedies: list[Remedy]) -> list[Remedy]:
-    """Return the remedies, the best first: those with nearly the shortest E2E latency by
-    simplicity, then all others by E2E latency.
+    """Return the remedies with nearly the shortest E2E latency, then all others by E2E latency.
+
+    The first group is ordered by simplicity.
     """
     shortest = min(_mean_e2e(remedy) for remedy in remedies)
 

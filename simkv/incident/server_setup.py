@@ -1,7 +1,6 @@
 """Build the engine section of the scenario from the sources, the user's settings and assumptions.
 
-Each field of the engine's config declares the engine's own name of the setting and its flag; a
-source may use either.
+A source may use the engine's name of a setting or its flag.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ MIN_QUEUE_S = 0.5
 class UserSettings:
     """The user's settings for the server, which override the sources.
 
-    ``overrides`` maps fields of the engine's config to values.
+    ``overrides`` contains values by field of the engine's config.
     """
 
     engine: str | None = None
@@ -90,7 +89,7 @@ class ServerSetup:
 
 
 def infer_setup(evidence: Evidence, asked: UserSettings) -> ServerSetup:
-    """Infer the server's setup.
+    """Return the server's setup, inferred from the evidence and the user's settings.
 
     Raises InputError if the engine is unknown or the setup is invalid.
     """
@@ -110,7 +109,7 @@ def infer_setup(evidence: Evidence, asked: UserSettings) -> ServerSetup:
 
 
 class _Maker:
-    """Build the engine section field by field."""
+    """Builder of the engine section, field by field."""
 
     def __init__(self, spec: EngineSpec, evidence: Evidence, asked: UserSettings) -> None:
         self.spec, self.evidence, self.asked = spec, evidence, asked
@@ -173,9 +172,7 @@ class _Maker:
         return next((known[name].value for name in names if name in known), None)
 
     def _variant(self) -> str:
-        """Return the variant that simulates the server's version or, if that version is not
-        modelled, the nearest version.
-        """
+        """Return the variant of the server's version, or the nearest variant."""
         version = self.asked.version or _text(self._told("version"))
         releases = [name for name in self.spec.variants if plain_release(name) == name]
         if version is None:
@@ -195,10 +192,9 @@ class _Maker:
         return nearest_one
 
     def _likely(self, releases: Sequence[str]) -> str:
-        """Return the newest release that has the logged settings.
+        """Return the newest release that has the logged settings, or the default variant.
 
-        If an engine logs all of its options, a missing option suggests a release without it. For an
-        engine without releases, return the default variant.
+        If an engine logs all of its options, a missing option suggests a release without it.
         """
         if not releases:
             return str(self.spec.config().variant)
@@ -218,7 +214,7 @@ class _Maker:
         return self.evidence.settings[name].where
 
     def _machine(self) -> LaunchTarget | None:
-        """Return the GPU and model given to the engine's launcher; None if the GPU is unknown."""
+        """Return the GPU and model for the engine's launcher, or None if the GPU is unknown."""
         gpu = known_gpu(self.gpu or "")
         if gpu is None:
             return None
@@ -243,8 +239,10 @@ class _Maker:
                 self.sources.pop(name, None)
 
     def _longest(self, engine: dict[str, Any], machine: LaunchTarget | None) -> None:
-        """Set the maximum length of requests, if it is unknown: to the maximum length of the model
-        if the cache can hold it, otherwise to a length that suffices for all served requests.
+        """Set an unknown maximum length of requests.
+
+        The length is that of the model if the cache can hold it, or else suffices for all served
+        requests.
         """
         requests, longest = self.evidence.requests, self.spec.longest
         if longest is None:
@@ -278,7 +276,7 @@ class _Maker:
         return int(engine.get(self.spec.block) or self._default(self.spec.block))
 
     def _memory(self, engine: dict[str, Any]) -> None:
-        """Set the KV cache size, which is given, derived from the hardware, or estimated from the
+        """Set the KV cache size: given, derived from the hardware, or estimated from the
         requests.
         """
         memory, tokens = self.spec.memory, self._told("kv_tokens")
@@ -302,7 +300,9 @@ class _Maker:
             )
 
     def _room(self, engine: dict[str, Any]) -> int:
-        """Return the number of blocks that fit on the GPU; 0 if the GPU or the model is unknown."""
+        """Return the number of blocks that fit on the GPU, or 0 if the GPU or the model is
+        unknown.
+        """
         if not (self.gpu and self.model):
             return 0
         try:
@@ -327,7 +327,7 @@ class _Maker:
         return next(one.default for one in fields(self.spec.config) if one.name == name)
 
     def _tell_defaults(self, engine: dict[str, Any]) -> None:
-        """Report the defaults assumed for important settings that are missing."""
+        """Report the assumed defaults of important settings."""
         decisive = (
             self.spec.seats,
             self.spec.block,
@@ -341,8 +341,8 @@ class _Maker:
                 )
 
     def _valid(self, engine: dict[str, Any]) -> dict[str, Any]:
-        """Return the validated section; a start-up check that the settings fail is disabled,
-        because the real server did start.
+        """Return the validated section. A start-up check that fails is disabled, as the server did
+        start.
         """
         try:
             self.spec.config(**engine)
@@ -370,9 +370,7 @@ class _Maker:
 
 
 def _check_hardware(asked: UserSettings) -> None:
-    """Raise InputError with the nearest names if the GPU or the model given by the user is
-    unknown.
-    """
+    """Raise InputError with the nearest names if the user's GPU or model is unknown."""
     if asked.gpu and known_gpu(asked.gpu) is None:
         names = [gpu.name for gpu in gpus()]
         raise InputError(f"--gpu: unknown GPU {asked.gpu!r}; {nearest_names(asked.gpu, names)}")
@@ -389,9 +387,7 @@ def _check_hardware(asked: UserSettings) -> None:
 
 
 def _told_of(series: pd.DataFrame | None) -> int:
-    """Return the number of data-parallel ranks in the lines of a log; one line may cover several
-    ranks.
-    """
+    """Return the number of data-parallel ranks in the lines of a log."""
     if series is None:
         return 1
     return max(series["engine"].nunique(), int(-series["engine"].min()), 1)
@@ -404,8 +400,8 @@ def _text(value: Any) -> str | None:
 def _held(requests: pd.DataFrame | None, block: int) -> tuple[int, str]:
     """Return the estimated number of blocks of the cache, and the reason for the estimate in words.
 
-    The estimate is based on the peak number of blocks held by requests. If requests waited, the
-    capacity is about this peak; otherwise, it is assumed to be twice the peak.
+    If requests waited, the estimate is the peak number of blocks held by requests, or else twice
+    the peak.
     """
     if requests is None or requests["queue_ms"].isna().all():
         return 1 << 16, "more than any request needs"

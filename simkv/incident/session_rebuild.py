@@ -3,12 +3,11 @@
 In a session, each prompt extends the previous prompt.
 
 The statistics lines report, for each interval, the computed prompt tokens and the fraction of
-prompt tokens found in the prefix cache. In a session, the tokens found are those of the previous
-prompt, and the computed tokens are those that the turn adds. Sessions can be distinguished from
-requests that only have a common beginning: a running request of a session holds its whole prompt in
-the cache, whereas the other requests share the blocks of the beginning. Turns are assigned to
-sessions so that the cumulative hits follow the log: a turn continues the session that became free
-last, and a new session starts if the hits would otherwise exceed the hits in the log.
+prompt tokens found in the prefix cache. In a session, the found tokens are the previous prompt, and
+the computed tokens are new in the turn. A running request of a session holds its whole prompt in
+the cache; other requests share the blocks of a common beginning. Turns are assigned to sessions so
+that the cumulative hits follow the log. A turn continues the session that became free last, and a
+new session starts if the hits would otherwise exceed the logged hits.
 """
 
 from __future__ import annotations
@@ -98,8 +97,8 @@ def hold_whole_prompts(
 ) -> bool:
     """Return whether each running request holds its whole prompt in the cache, as in sessions.
 
-    The alternative is that requests only share a common prefix. If the size of the cache is
-    unknown, the result is true.
+    Otherwise, requests only share a common prefix. If the size of the cache is unknown, return
+    True.
     """
     busy = (cut.running > 0) & np.isfinite(cut.held)
     if not busy.any():
@@ -118,13 +117,13 @@ def assign_sessions(
     *,
     warm: bool = False,
 ) -> tuple[Floats, Ints, Floats]:
-    """Return the prompt length and session number of each request, and the initial cache of each
+    """Return the prompt length and session number of each request, and the initial cache per
     session.
 
-    The initial cache is the number of tokens that are cached before the first request in the log.
-    ``came`` contains the arrival times (s). ``added`` contains the number of tokens that each
-    prompt computes. ``target_hits`` is the cumulative number of cached tokens in the log at each
-    request. A session is busy for up to ``busy_s`` seconds after each arrival.
+    The initial cache is the number of tokens cached before the first request in the log. ``came``
+    contains the arrival times (s). ``added`` contains the number of tokens that each prompt
+    computes. ``target_hits`` is the cumulative number of cached tokens in the log at each request.
+    A session is busy for up to ``busy_s`` seconds after each arrival.
     """
     wanted = float(target_hits[-1] + np.maximum(added, 1.0).sum()) if len(came) else 0.0
     found = []
@@ -167,11 +166,10 @@ def _assign(
     block: int,
     warm: bool,
 ) -> tuple[Floats, Ints, Floats]:
-    """Return the values described in ``assign_sessions``.
+    """Return the result of ``assign_sessions``.
 
     A session can continue ``free_after_s`` seconds after an arrival. With a ``warm`` cache, the
-    first prompt of a new session finds as many cached tokens as are missing so far compared with
-    the log.
+    first prompt of a new session has the missing cached tokens.
     """
     prompts, sessions = np.zeros(len(came)), np.zeros(len(came), np.int64)
     free_at: list[float] = []
@@ -202,8 +200,9 @@ def _assign(
 def _choose(
     free: list[int], free_at: list[float], lengths: list[float], lacking: float
 ) -> int | None:
-    """Return the session that became free last or, if the hits so far are far below those of the
-    log, the session with the longest prompt.
+    """Return the session that became free last, or the session with the longest prompt.
+
+    The longest prompt is used if the hits so far are far below the logged hits.
     """
     if not free:
         return None

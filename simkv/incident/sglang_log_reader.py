@@ -2,9 +2,8 @@
 
 The formats match 0.5.23 (``managers/scheduler_components/metrics_reporter.py``,
 ``utils/request_logger.py``). Older versions lack some fields, so each field is searched separately.
-With ``--log-requests --log-requests-format json``, SGLang writes ``request.received`` and
-``request.finished``. ``request.finished`` has the lengths and times of each request;
-``request.received`` has the prompt, from level 2 on.
+With ``--log-requests --log-requests-format json``, SGLang writes ``request.received``, with the
+prompt from level 2 on, and ``request.finished``, with the lengths and times of each request.
 """
 
 from __future__ import annotations
@@ -88,7 +87,7 @@ class _Log:
 
 
 def read(source: TraceSource) -> Evidence:
-    """Read a log from the server's last start."""
+    """Return the evidence in a log since the server's last start."""
     log, starts = _Log(source.path), 0
     for line in read_log_lines(source, LINE_PATTERN):
         if "server_args=" in line.text and (log.series or log.finished):
@@ -169,10 +168,10 @@ def _batch(log: _Log, line: LogLine) -> bool:
 
 
 def _begun(log: _Log, engine: int, found: dict[str, float]) -> tuple[float, float]:
-    """Return the number of prefills that begin in this batch, and the number of their prompt
-    tokens, including cached ones.
+    """Return the number of prefills that begin in a batch, and of their prompt tokens, with cached
+    ones.
 
-    If the previous batch was cut at the limit, its last prefill continues in this batch.
+    If the previous batch was cut at the limit, its last prefill continues.
     """
     most = log.settings.get("chunked_prefill_size")
     tokens, cached = found["tokens"], float(np.nan_to_num(found["cached"]))
@@ -184,9 +183,7 @@ def _begun(log: _Log, engine: int, found: dict[str, float]) -> tuple[float, floa
 
 
 def _of_decodes(found: dict[str, float]) -> dict[str, float] | None:
-    """Return the mean decode step since the previous line of decode batches; the step has one token
-    per running request.
-    """
+    """Return the mean decode step since the previous line of decode batches."""
     running, rate = found["running"], found["rate"]
     if not (running > 0 and rate > 0):
         return None
@@ -195,8 +192,9 @@ def _of_decodes(found: dict[str, float]) -> dict[str, float] | None:
 
 
 def _of_prefill(log: _Log, found: dict[str, float]) -> dict[str, float] | None:
-    """Return the step of a prefill batch if it directly follows another prefill batch; only then
-    does the logged throughput cover exactly this step.
+    """Return the step of a prefill batch that directly follows another prefill batch, or None.
+
+    Only then does the logged throughput cover exactly one step.
     """
     tokens, rate = found["tokens"], found["rate"]
     if not (log.prefilled and tokens > 0 and rate > 0):
@@ -320,7 +318,9 @@ SLOT_SETTING = "max_running_requests"
 
 
 def computed_only(version: str) -> bool:  # noqa: ARG001
-    """Return whether the prompt tokens in this version's lines exclude cached tokens."""
+    """Return whether the prompt token counts in the log lines of a version exclude cached
+    tokens.
+    """
     return False
 
 
@@ -330,6 +330,6 @@ OWN_LINE = re.compile(r"(Prefill|Decode) batch[,.] ?#|server_args=|event\\*\": ?
 
 
 def known(text: str) -> bool:
-    """Return whether this text contains lines of SGLang."""
+    """Return whether a text contains lines of SGLang."""
     words = ("Prefill batch", "Decode batch", "server_args=", "sglang", EVENT)
     return any(word in text for word in words) and bool(LINE_PATTERN.search(text))

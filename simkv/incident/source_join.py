@@ -86,10 +86,10 @@ def join(parts: Sequence[Evidence]) -> Evidence:
 
 
 def _reference(parts: Sequence[Evidence]) -> Evidence | None:
-    """Return the source with scraped metrics whose clock the result uses if no source has data on
-    single requests.
+    """Return the source with scraped metrics, for its clock, or None.
 
-    Return None if there is no such source, or if no other source has statistics over time.
+    The source is used if no source has data on single requests and another has statistics over
+    time.
     """
     found = [part for part in parts if part.histograms and part.series is not None]
     others = [part for part in parts if not part.histograms and part.series is not None]
@@ -97,11 +97,10 @@ def _reference(parts: Sequence[Evidence]) -> Evidence | None:
 
 
 def _shift_by_shape(part: Evidence, reference: Evidence) -> float:
-    """Return the seconds to add to the times of ``part``, found by comparing the numbers of
-    requests in the system over time.
+    """Return the seconds to add to the times of ``part``, from the numbers of requests in the
+    system.
 
-    If there are too few scrapes to compare, ``part`` is moved into the time that the scrapes cover.
-    If possible, it is moved by whole years and time zones only.
+    If there are too few scrapes to compare, ``part`` is moved into the time of the scrapes.
     """
     at, present = _present(part)
     other_at, other = _present(reference)
@@ -136,9 +135,7 @@ def _shift_by_shape(part: Evidence, reference: Evidence) -> float:
 
 
 def _within_years(shift: float) -> float:
-    """Remove whole years, including leap days, from a shift between two clocks, because a log
-    without a year does not determine them.
-    """
+    """Remove whole years from a shift between two clocks, for a log without a year."""
     if abs(shift) <= HALF_A_YEAR:
         return shift
     rest = shift - round(shift / YEAR) * YEAR
@@ -146,7 +143,7 @@ def _within_years(shift: float) -> float:
 
 
 def _main(parts: Sequence[Evidence]) -> Evidence | None:
-    """Return the source with the most information about requests; None if no source has any."""
+    """Return the source with the most information about requests, or None."""
     with_requests = [part for part in parts if part.requests is not None]
     return max(with_requests, key=_worth, default=None)
 
@@ -165,7 +162,7 @@ def _concat(parts: Sequence[Evidence], name: str) -> pd.DataFrame | None:
 
 
 def _settings(parts: Sequence[Evidence], notes: list[str]) -> dict[str, StatedSetting]:
-    """Merge all settings; the first source has precedence, and conflicts are added to ``notes``."""
+    """Merge all settings. The first source has precedence, and conflicts are added to ``notes``."""
     found: dict[str, StatedSetting] = {}
     for part in parts:
         for name, known in part.settings.items():
@@ -242,8 +239,8 @@ def _in_year(date: datetime, year: int) -> datetime:
 
 
 def _by_id(part: Evidence, main: Evidence) -> float | None:
-    """Return the median difference in time between requests that appear in both sources with the
-    same id; None if there are no such requests.
+    """Return the median time difference between requests with the same id in both sources, or
+    None.
     """
     assert main.requests is not None
     named = part.arrivals if part.arrivals is not None else part.requests
@@ -281,9 +278,7 @@ class _InSystem:
 
 
 def _best(at: Floats, present: Floats, other: _InSystem, *, wall: bool) -> float:
-    """Return the offset with the smallest mean difference; of equally good offsets, the
-    smallest.
-    """
+    """Return the offset with the smallest mean difference. Ties go to the smallest offset."""
     if not len(other.starts):
         return 0.0
 

@@ -1,4 +1,4 @@
-"""Read a source of any kind; its format is detected from the content, not from the name."""
+"""Read a source of any kind. Its format is detected from the content, not from the name."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from simkv.workload.trace_source import TraceSource
 
 
 class LogReader(Protocol):
-    """A module that reads the logs of the engine ``ENGINE``; messages call the engine ``TITLE``.
+    """A module that reads the logs of the engine ``ENGINE``, called ``TITLE`` in messages.
 
     ``LOGS_ITERATIONS`` is true if the log reports single iterations with their durations.
     ``OWN_LINE`` matches lines that no other program writes. ``OLDEST`` is the oldest release that
-    can be simulated (None if there is no limit). ``REQUEST_FLAGS`` are the server flags that log or
-    export single requests. ``SLOT_SETTING`` is the setting that limits running requests.
+    can be simulated, or None. ``REQUEST_FLAGS`` are the server flags that log or export single
+    requests. ``SLOT_SETTING`` is the setting that limits running requests.
     """
 
     ENGINE: str
@@ -42,13 +42,15 @@ class LogReader(Protocol):
     OWN_LINE: re.Pattern[str]
 
     def known(self, text: str) -> bool:
-        """Return whether this text contains lines of this engine."""
+        """Return whether a text contains lines of the engine."""
 
     def read(self, source: TraceSource) -> Evidence:
-        """Read the evidence in a log."""
+        """Return the evidence in a log."""
 
     def computed_only(self, version: str) -> bool:
-        """Return whether the prompt tokens in a version's lines exclude cached tokens."""
+        """Return whether the prompt token counts in the log lines of a version exclude cached
+        tokens.
+        """
 
 
 #: Log readers; each detects its format in a text and reads the log in a file.
@@ -56,7 +58,7 @@ LOGS: tuple[LogReader, ...] = (vllm_log_reader, sglang_log_reader, trtllm_log_re
 
 
 def log_reader(engine: str | None) -> LogReader | None:
-    """Return the reader of an engine's logs; None if there is none."""
+    """Return the reader of an engine's logs, or None if there is none."""
     return next((reader for reader in LOGS if engine == reader.ENGINE), None)
 
 
@@ -69,7 +71,7 @@ def logs_iterations(engine: str | None) -> bool:
 def read_sources(
     paths: Sequence[Path], advance: Callable[[int], None] | None = None
 ) -> list[Evidence]:
-    """Read several sources; metrics files are read together, as scrapes of one server."""
+    """Read several sources. Metrics files are read together, as scrapes of one server."""
     metrics = [path for path in paths if path.is_file() and _is_metrics(path)]
     found = [
         read_source(path, advance) for path in paths if path not in metrics or len(metrics) < 2
@@ -89,7 +91,7 @@ def _is_metrics(path: Path) -> bool:
 
 
 def read_source(path: Path, advance: Callable[[int], None] | None = None) -> Evidence:
-    """Read the evidence in a log, an export or a client's results.
+    """Return the evidence in a log, an export or a client's results.
 
     ``advance`` receives the number of bytes read. Raises InputError if the file cannot be read or
     its format is unknown.
@@ -158,7 +160,7 @@ def _anywhere(
 
 
 def _of_requests(path: Path, name: str, table: pd.DataFrame, source: TraceSource) -> Evidence:
-    """Build evidence from a table of requests with latencies."""
+    """Return the evidence in a table of requests with latencies."""
     wall = "start_s" in table
     requests = table.assign(t_s=table["start_s"] if wall else table["arrival_s"])
     notes = [f"{path.name}: {line}" for line in source.tally.lines()]

@@ -78,8 +78,8 @@ def match_completions(
 def admission_times(cut: LogWindows, came: Floats, counts: Ints) -> Floats:
     """Return the times at which requests leave the queue, in order.
 
-    ``counts`` is the number of these requests in each interval. Requests that already run when the
-    log begins leave the queue when they arrive.
+    ``counts`` is the number of requests in each interval. Requests that already run when the log
+    begins leave the queue when they arrive.
     """
     waiting = np.nan_to_num(cut.waiting)
     grown = np.diff(waiting, prepend=float(cut.initial_waiting))

@@ -97,9 +97,7 @@ class KnownEngine:
 
 @dataclass(frozen=True)
 class _Means:
-    """Number of requests, mean number of output tokens, and coefficient of variation of the
-    outputs.
-    """
+    """Number of requests, and mean and coefficient of variation of output tokens."""
 
     count: float
     output: float
@@ -109,7 +107,7 @@ class _Means:
 def sample_from_lines(
     series: pd.DataFrame, known: KnownEngine, seed: int, arrivals: pd.DataFrame | None = None
 ) -> pd.DataFrame:
-    """Sample one workload that matches the statistics lines, and return its requests.
+    """Return the requests of one sampled workload that matches the statistics lines.
 
     The table has the columns of ``read_measured_latencies`` and a column ``engine``. ``arrivals``
     contains the logged arrivals, if there is only one engine. Raises UndeterminedError if the
@@ -136,8 +134,8 @@ def sample_from_lines(
 
 
 def _begun(cut: LogWindows, came: Floats) -> Floats:
-    """Return the number of requests that were prefilled in each interval: requests that have
-    arrived (at ``came``) and no longer wait.
+    """Return the number of requests that were prefilled in each interval, from the arrivals
+    ``came``.
     """
     there = np.searchsorted(came, cut.end + 0.5, "right") - np.nan_to_num(cut.waiting)
     there = np.where(cut.prompt > 0, np.maximum(there, 0.0), 0.0)
@@ -209,11 +207,9 @@ def _drawn(
 
 
 def _session_tokens(cut: LogWindows, known: KnownEngine) -> tuple[Floats, PromptTokens | None]:
-    """Return the prompt tokens of each interval and, if the requests are turns of sessions, their
-    computed and total tokens.
+    """Return the prompt tokens of each interval and, for sessions, their computed and total tokens.
 
-    If a log begins while the server is working, its first hit rates describe earlier requests. The
-    prompts of sessions are then derived from the number of cached tokens per running request.
+    If a log begins while the server is working, its first hit rates describe earlier requests.
     """
     tokens = split_prompt_tokens(
         cut, cut.firsts, computed_only=known.computed_only, fallback=known.shared
@@ -250,11 +246,10 @@ def _latencies(
 
 
 def _warm_up(warm: Floats, until: float, token_s: float) -> pd.DataFrame:
-    """Return requests that fill the prefix cache before the log begins.
+    """Return one request per session that fills the prefix cache before the log begins.
 
-    There is one request per session. Its prompt is the part of the session that is cached when the
-    log begins; ``warm`` contains the lengths of these prompts in tokens. The requests run one after
-    the other and end before ``until`` (s). They have no observed latency.
+    ``warm`` contains the numbers of cached tokens of the sessions. The requests run one after the
+    other and end before ``until`` (s). They have no observed latency.
     """
     sessions = np.flatnonzero(warm > 0)
     prompts = warm[sessions]
@@ -279,11 +274,9 @@ def _sessions(
     known: KnownEngine,
     luck: np.random.Generator,
 ) -> tuple[Floats, Ints, Floats]:
-    """Return the prompt length and the session of each request with a known arrival, in order of
-    arrival.
+    """Return the prompt length and the session of each request with a known arrival, in order.
 
-    The third value contains, for each session, the number of tokens that are cached when the log
-    begins.
+    The third value is the number of tokens of each session that are cached when the log begins.
     """
     which = np.repeat(np.arange(len(counts)), counts)
     added = _prompts(tokens.computed, counts, luck)
@@ -339,7 +332,9 @@ def _told(arrivals: pd.DataFrame, name: str, otherwise: Floats) -> Floats:
 
 
 def _means(cut: LogWindows, whole: Floats, known: KnownEngine, vary: float) -> _Means:
-    """Estimate the means from the number of tokens that running requests hold in the cache."""
+    """Return the means, estimated from the number of tokens that running requests hold in the
+    cache.
+    """
     output, told = cut.output.sum(), cut.firsts[np.isfinite(cut.firsts)].sum()
     busy = (cut.running > 0) & np.isfinite(cut.held)
     if not busy.any() and not told:
@@ -362,12 +357,10 @@ def _means(cut: LogWindows, whole: Floats, known: KnownEngine, vary: float) -> _
 
 
 def _check_count(whole: float, output: float, each: float, known: KnownEngine) -> None:
-    """Raise UndeterminedError if the estimated number of requests depends too much on how prompts
-    share cached tokens.
+    """Raise UndeterminedError if the estimated number of requests is too uncertain.
 
-    There are two assumptions. If all prompts have a common beginning, they share its blocks, and a
-    running request holds only the rest of its prompt. If each prompt extends the previous one, a
-    running request holds its whole prompt.
+    The number depends on how prompts share cached tokens: a common beginning, which running
+    requests share, or sessions, whose running requests hold their whole prompts.
     """
     shared = known.shared if known.shared > 0 else 0.0
     least = ((1 - shared) * whole + output / 2) / max(each, 1.0)
@@ -383,7 +376,7 @@ def _check_count(whole: float, output: float, each: float, known: KnownEngine) -
 
 
 def _counts(cut: LogWindows, whole: Floats, count: float, luck: np.random.Generator) -> Ints:
-    """Sample the number of requests prefilled in each interval."""
+    """Return a sample of the number of requests prefilled in each interval."""
     if np.isfinite(cut.firsts).all():
         return np.asarray(np.maximum(np.rint(cut.firsts), whole > 0), np.int64)
     mean, shape = whole.sum() / count, PROMPT_VARIATION**-2
@@ -419,7 +412,7 @@ def _counts(cut: LogWindows, whole: Floats, count: float, luck: np.random.Genera
 
 
 def _prompts(whole: Floats, counts: Ints, luck: np.random.Generator) -> Floats:
-    """Sample gamma distributed prompt lengths, given their sum in each interval."""
+    """Return gamma distributed prompt lengths, given their sum in each interval."""
     shares = luck.gamma(PROMPT_VARIATION**-2, size=int(counts.sum()))
     which = np.repeat(np.arange(len(counts)), counts)
     sums = np.bincount(which, shares, len(counts))
@@ -427,11 +420,10 @@ def _prompts(whole: Floats, counts: Ints, luck: np.random.Generator) -> Floats:
 
 
 def _pace(cut: LogWindows) -> tuple[Floats, float]:
-    """Return the seconds per token of a running request in each interval, and their overall
-    relative error.
+    """Return the seconds per token of a running request in each interval, and their relative error.
 
-    The number of running requests is unknown between two lines. Each value is therefore a mean over
-    so many neighboring intervals that this has little effect.
+    Each value is a mean over neighboring intervals, because the number of running requests is
+    unknown between two lines.
     """
     before = np.concatenate([[cut.initial_running], cut.running[:-1]])
     silent = np.concatenate([[False], np.diff(cut.end) > 1.5 * cut.width[1:]])
@@ -461,12 +453,11 @@ def _pace(cut: LogWindows) -> tuple[Floats, float]:
 def _initial_outputs(
     cut: LogWindows, means: _Means, pace: float, luck: np.random.Generator
 ) -> tuple[Floats, Floats]:
-    """Sample the requests that run when the log begins, and return their output tokens and
-    first-token times.
+    """Return sampled output tokens and first-token times of the requests that run when the log
+    begins.
 
     A long request is more likely to run at a given time than a short request (length bias). The
-    number of tokens that a request has emitted when the log begins is uniformly distributed from 0
-    to its output length.
+    number of tokens emitted so far is uniformly distributed from 0 to the output length.
     """
     count, shape = cut.initial_running, means.vary**-2
     outputs = np.maximum(luck.gamma(shape + 1, means.output / shape, count), 1.0)
@@ -483,14 +474,11 @@ def _outputs(
     luck: np.random.Generator,
     initial: Floats,
 ) -> tuple[Floats, Floats]:
-    """Sample output tokens of requests with given first-token times, and return their end times.
+    """Return sampled output tokens of requests with given first-token times, and their end times.
 
-    ``initial`` contains the output tokens of the first requests, which already ran when the log
-    began.
-
-    The function measures time by the number of tokens that a running request emits, so the time
-    from the first to the last token of a request equals its output length. All requests end before
-    the end of an interval without running requests.
+    ``initial`` contains the output tokens of requests that already ran when the log began. Time is
+    measured as the number of tokens that a running request emits. All requests end before an
+    interval without running requests ends.
     """
     times, clock = token_clock(cut, pace)
     start = np.interp(first, times, clock)
@@ -526,7 +514,7 @@ def _outputs(
 
 
 def _emitted(start: Floats, wanted: Floats, edges: Floats) -> Floats:
-    """Return the number of tokens that all requests together have emitted until each of the times
+    """Return the number of tokens that all requests together have emitted until each time in
     ``edges``.
     """
 
@@ -542,8 +530,9 @@ def _emitted(start: Floats, wanted: Floats, edges: Floats) -> Floats:
 def _arrivals(
     cut: LogWindows, counts: Ints, ready: Floats, at_once: float, luck: np.random.Generator
 ) -> Floats:
-    """Sample the arrival times of requests, in the order in which they are first scheduled
-    (``ready``).
+    """Return sampled arrival times of requests, in the order in which they are first scheduled.
+
+    ``ready`` contains the times at which they are first scheduled.
     """
     waiting = np.rint(np.nan_to_num(cut.waiting))
     came = np.maximum.accumulate(np.cumsum(counts) + waiting)

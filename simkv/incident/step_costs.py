@@ -2,12 +2,9 @@
 
 The form matches ``costs/sources/single_request_fit.py``. A decode step costs a constant, an amount
 per sequence, and the KV that it reads. A step with prefills also reads the weights, in parallel
-with the computation of tokens. Two values that are fixed in ``single_request_fit.py`` are fitted in
-this module, because concurrent requests determine them. The first is the cost of a sequence in a
-decode step; in ``single_request_fit.py``, it equals the cost of a prefill token. The second is the
-power that combines the time for reading weights and the time for computing tokens; in
-``single_request_fit.py``, it is 3. With the power 1, the two times are added; with larger powers,
-the result approaches their maximum.
+with the computation of tokens. Concurrent requests determine two additional values: the cost of a
+sequence in a decode step, and the exponent that combines the times for weights and for tokens. The
+exponent 1 adds both times, and large exponents approach their maximum.
 """
 
 from __future__ import annotations
@@ -40,7 +37,7 @@ class UnitCosts:
     """Unit costs of a step in seconds, and the exponent ``power``.
 
     ``decode_seq`` is the cost of a decoding sequence. ``token`` is the cost of a prefilled token,
-    ``pair`` of a query-key pair, and ``context`` of a KV token that decodes read. The exponent
+    ``pair`` of a query-key pair, and ``context`` of a KV token that decodes read. ``power``
     combines the time for reading weights and the time for computing tokens: 1 adds them, and large
     values approach the maximum.
     """

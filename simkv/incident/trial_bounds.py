@@ -1,12 +1,10 @@
-"""Limits of what-if trials: the simulated time of a trial is limited, and trials of a long incident
-use its worst part.
+"""Limits of what-if trials: the simulated time, and the part of a long incident.
 
-A trial with a setting that slows the server down takes long to simulate and is of little value. The
-simulated time of each trial is therefore limited to ``HORIZON_FACTOR`` times the duration of the
-incident. If not all requests finished, this duration extends at least to the last arrival plus the
-sum of the times that the requests take in isolation. All trials together may simulate about
-``STEP_BUDGET`` steps. If the incident is too long for this budget, the trials simulate its worst
-part, and only the best changes are tried on the whole incident.
+A trial with a setting that slows the server down would take long. The simulated time of each trial
+is therefore limited to ``HORIZON_FACTOR`` times the duration of the incident. If not all requests
+finished, the duration also includes the time for these requests in isolation. All trials together
+may simulate about ``STEP_BUDGET`` steps. For a longer incident, the trials simulate its worst part,
+and only the best changes are tried on the whole incident.
 """
 
 from __future__ import annotations
@@ -37,9 +35,8 @@ class Bounds:
     """Limits of what-if trials of an incident.
 
     Each trial ends at the simulated time ``horizon`` (s). ``part`` is the start (s) and duration
-    (s) of the simulated part of a long incident, and its fraction of all waiting time. ``part`` is
-    None if the whole incident is simulated. ``finalists`` is the number of changes that are tried
-    on the whole incident.
+    (s) of the simulated part of a long incident, and its fraction of all waiting time, or None for
+    the whole incident. ``finalists`` is the number of changes that are tried on the whole incident.
     """
 
     horizon: float
@@ -61,7 +58,7 @@ class Bounds:
 
     @property
     def told(self) -> str:
-        """Sentence that describes the limits."""
+        """Description of the limits in one sentence."""
         said = f"each simulation ended after {format_seconds(self.horizon)}"
         if self.part is None:
             return said

@@ -1,9 +1,8 @@
 """Read TensorRT-LLM's iteration log.
 
 Two formats are read: lines of the PyTorch executor (``print_iter_log: true``), and the JSON
-statistics that the C++ runtime writes in Triton (``--log-verbose``). Both contain the numbers of
-requests and tokens of each iteration, but no request lengths, so a workload cannot be reconstructed
-from them.
+statistics that the C++ runtime writes in Triton (``--log-verbose``). Neither contains request
+lengths, so a workload cannot be reconstructed.
 """
 
 from __future__ import annotations
@@ -51,12 +50,14 @@ LACKS = (
 
 
 def computed_only(version: str) -> bool:  # noqa: ARG001
-    """Return whether the prompt token counts in this version's log exclude cached tokens."""
+    """Return whether the prompt token counts in the log lines of a version exclude cached
+    tokens.
+    """
     return True
 
 
 def known(text: str) -> bool:
-    """Return whether this text contains lines of TensorRT-LLM's iteration log."""
+    """Return whether a text contains lines of TensorRT-LLM's iteration log."""
     return bool(OWN_LINE.search(text))
 
 
@@ -129,8 +130,9 @@ def _number(pattern: re.Pattern[str], text: str) -> float:
 
 
 def _with_rates(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the iterations with the columns of statistics lines; each row has the token rates of
-    its iteration.
+    """Return the iterations with the columns of statistics lines.
+
+    Each row has the token rates of its iteration.
     """
     seconds = table["seconds"].where(table["seconds"] > 0)
     rates = {

@@ -118,7 +118,7 @@ class _Log:
 
 
 def read(source: TraceSource) -> Evidence:
-    """Read a log from the server's last start.
+    """Return the evidence in a log since the server's last start.
 
     Earlier restarts are counted. Raises InputError if the log cannot be read.
     """
@@ -278,7 +278,7 @@ def _args(log: _Log, line: LogLine) -> bool:
 
 
 def _literal(text: str) -> Mapping[str, Any]:
-    """Parse a printed dictionary; values that are not literals are left out."""
+    """Parse a printed dictionary without values that are not literals."""
     try:
         found = ast.literal_eval(text)
         if isinstance(found, dict):
@@ -292,7 +292,7 @@ def _literal(text: str) -> Mapping[str, Any]:
 
 
 def _without_nested(text: str) -> str:
-    """Remove values that are themselves dictionaries, such as ``compilation_config``."""
+    """Remove values that are dictionaries, such as ``compilation_config``."""
     depth, kept = 0, []
     for character in text:
         depth += (character == "{") - (character == "}")
@@ -381,7 +381,9 @@ SLOT_SETTING = "max_num_seqs"
 
 
 def computed_only(version: str) -> bool:
-    """Return whether the prompt token counts in this version's log exclude cached tokens."""
+    """Return whether the prompt token counts in the log lines of a version exclude cached
+    tokens.
+    """
     return find_version(version) is not None and is_since(version, "0.16")
 
 
@@ -390,6 +392,6 @@ OWN_LINE = re.compile(r"Avg prompt throughput: |Iteration\(\d|non-default args: 
 
 
 def known(text: str) -> bool:
-    """Return whether this text contains lines of vLLM."""
+    """Return whether a text contains lines of vLLM."""
     words = ("vllm", "vLLM", "Avg prompt throughput: ", "Iteration(", "Received request ")
     return any(word in text for word in words) and bool(LINE_PATTERN.search(text))

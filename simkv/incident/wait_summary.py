@@ -31,10 +31,9 @@ BLAMED_KINDS = (WAIT_KINDS | {LedgerKind.HELD_UP, LedgerKind.STALLED, LedgerKind
 class WaitSummary:
     """Waiting of the simulated requests.
 
-    ``kinds`` is the waiting time in seconds by kind of waiting, and ``lost`` is the waiting time by
-    request. ``share`` is the fraction of their time that all requests spent waiting. ``worst`` is
-    the mean fraction for the 10 % of requests that wait longest. ``victims`` lists the requests
-    that wait longest.
+    ``kinds`` is the waiting time in seconds by kind, and ``lost`` is the waiting time by request.
+    ``share`` is the fraction of time that all requests spent waiting. ``worst`` is the mean
+    fraction for the 10 % of requests that wait longest. ``victims`` lists these requests.
     """
 
     kinds: dict[LedgerKind, float]

@@ -1,7 +1,7 @@
 """Arrivals of requests from the access log of a web server in front of an engine.
 
-Reads the Common Log Format and its extensions (nginx, Apache, Envoy's default with ISO times). Such
-a log has times but no lengths in tokens, so the user must give the lengths.
+The Common Log Format and its extensions (nginx, Apache, Envoy's default with ISO times) are read.
+The log has no lengths in tokens, so the user must give the lengths.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SEED = 0
 
 
 def is_access_log(path: Path) -> bool:
-    """Return whether one of the first lines is a request for tokens with a time."""
+    """Return whether one of the first lines is a generation request with a time."""
     try:
         with path.open(encoding="utf-8", errors="replace") as lines:
             return any(

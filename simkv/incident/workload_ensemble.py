@@ -1,14 +1,11 @@
 """Sample workloads that match sums and histograms, without data on single requests.
 
-The sampled workloads form an ensemble; each of them is a member. Between two scrapes, the number of
-arrivals is the number of finished requests plus the increase in requests in the system. Arrival
-times within that interval are unknown. In some members they are uniformly distributed, as in a
-Poisson process with a known number of arrivals. In others, a fraction of the requests arrives at
-once, because a burst causes queueing and a steady stream does not. The observed latencies determine
-which members are likely. Lengths are sampled uniformly within the buckets of the histogram, and
-moved within the buckets until they match the reported sum. From its end and its E2E latency, each
-finished request has an expected arrival time; the sampled arrival times are assigned to the
-requests in the order of their expected times.
+Several workloads are sampled, and the observed latencies determine which are likely. The number of
+arrivals between two scrapes is the number of finished requests plus the increase in requests in the
+system. Arrival times are uniformly distributed, or a fraction of the requests arrives at once,
+because a burst causes queueing and a steady stream does not. Lengths are sampled uniformly within
+the buckets of the histogram, and moved until they match the reported sum. Arrival times are
+assigned in the order of the expected arrival times: the end minus the E2E latency.
 """
 
 from __future__ import annotations
@@ -41,7 +38,7 @@ def can_sample(histograms: Mapping[str, Any]) -> bool:
 
 
 def sample_workload(histograms: Mapping[str, Any], series: pd.DataFrame, seed: int) -> pd.DataFrame:
-    """Sample one workload and return its requests, with the columns of ``read_measured_latencies``.
+    """Return the requests of one sampled workload, with the columns of ``read_measured_latencies``.
 
     Raises InputError if no request ended.
     """
@@ -88,8 +85,9 @@ def _counts(histograms: Mapping[str, Any]) -> Ints:
 
 
 def _means(histograms: Mapping[str, Any], name: str) -> Floats:
-    """Return the mean of a latency in each interval, in seconds; for intervals without a request,
-    it is interpolated.
+    """Return the mean of a latency in each interval, in seconds.
+
+    The mean is interpolated for intervals without a request.
     """
     one = histograms.get(name)
     if one is None:
@@ -101,17 +99,15 @@ def _means(histograms: Mapping[str, Any], name: str) -> Floats:
 
 
 def _mean_of(values: Floats, which: Ints, size: int) -> Floats:
-    """Return, for each value, the mean over all values of the same interval."""
+    """Return the mean over all values of the same interval, for each value."""
     total, count = np.bincount(which, values, size), np.bincount(which, minlength=size)
     return np.asarray((total / np.maximum(count, 1))[which])
 
 
 def _per_token(told: Mapping[str, Floats], first: Floats, outputs: Floats, which: Ints) -> Floats:
-    """Return the seconds between two tokens of each request; together with the TTFT, they add up to
-    its E2E latency.
+    """Return the seconds between two tokens of each request, which match its E2E latency.
 
-    The reported inter-token latencies are used only if the E2E latency is unknown, because they
-    cover the tokens emitted in the interval and not the tokens of the requests that ended in it.
+    The reported inter-token latencies are used only if the E2E latency is unknown.
     """
     size = len(told["e2e"])
     steps = _mean_of(np.maximum(outputs - 1, 0), which, size)
@@ -121,7 +117,7 @@ def _per_token(told: Mapping[str, Floats], first: Floats, outputs: Floats, which
 
 
 def _lengths(one: Mapping[str, Any], counts: Ints, luck: np.random.Generator) -> Floats:
-    """Sample the numbers of tokens of the requests that ended, interval by interval."""
+    """Return sampled numbers of tokens of the requests that ended, interval by interval."""
     edges = [edge for edge in one["le"] if edge is not None]
     below = np.array(one["below"][: len(edges)]) if edges else np.zeros((0, len(counts)))
     lows = np.array([1.0, *[edge + 1 for edge in edges]])
@@ -138,8 +134,8 @@ def _lengths(one: Mapping[str, Any], counts: Ints, luck: np.random.Generator) ->
 
 
 def _in_buckets(low: Floats, high: Floats, total: float, luck: np.random.Generator) -> Floats:
-    """Sample values between the limits ``low`` and ``high``, and move them toward the sum ``total``
-    as far as the limits allow.
+    """Return samples between ``low`` and ``high``, moved toward the sum ``total`` within the
+    limits.
     """
     values = low + luck.random(len(low)) * (np.maximum(high, low) - low)
     luck.shuffle(order := np.arange(len(low)))
@@ -156,8 +152,10 @@ def _in_buckets(low: Floats, high: Floats, total: float, luck: np.random.Generat
 def _arrivals(
     grid: Floats, counts: Ints, series: pd.DataFrame, at_once: float, luck: np.random.Generator
 ) -> Floats:
-    """Sample arrival times; the number of arrivals in an interval is the number of finished
-    requests plus the increase in requests in the system.
+    """Return sampled arrival times.
+
+    The number of arrivals in an interval is the number of finished requests plus the increase in
+    requests in the system.
     """
     summed = series.groupby("t_s")[["running", "waiting"]].sum().sum(axis="columns")
     there = np.rint(np.interp(grid, summed.index, summed.to_numpy(np.float64))).astype(np.int64)
@@ -180,7 +178,7 @@ def _arrivals(
 
 
 def sample_arrival_shares(count: int, at_once: float, luck: np.random.Generator) -> Floats:
-    """Sample arrival times as fractions of the time between two scrapes.
+    """Return sampled arrival times as fractions of the time between two scrapes.
 
     ``at_once`` is the fraction of the requests that arrive at the same time.
     """
@@ -208,7 +206,7 @@ def select_likely_members(figures: pd.DataFrame) -> pd.DataFrame:
 def interval(values: Sequence[float], observed: float | None = None) -> tuple[float, float]:
     """Return the 90 % interval of a metric over several sampled workloads (Student's t).
 
-    The difference between their mean and the observed value widens the interval.
+    The interval is wider if their mean differs from the observed value.
     """
     mean, spread = float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
     off = 0.0 if observed is None or np.isnan(observed) else mean - observed

@@ -54,7 +54,7 @@ SAME_ARRIVAL_S = 1.5
 
 @dataclass(frozen=True)
 class RebuiltWorkload:
-    """Requests in order of arrival; time 0 is ``origin`` (s on the clock of the evidence).
+    """Requests in order of arrival. Time 0 is ``origin`` (s on the clock of the evidence).
 
     ``observed`` contains the latencies of the requests in the same order (NaN if unknown).
     """
@@ -71,7 +71,7 @@ def rebuild(
     setup: ServerSetup,
     seed: int = 0,
 ) -> RebuiltWorkload:
-    """Return the requests of the sources, or a sample if no source has data on single requests.
+    """Return the requests of the sources, or a sample without data on single requests.
 
     ``seed`` is the random seed of the sample. Prompts get a common prefix that leads to the logged
     hit rate, unless a source shows which prompts share a prefix. Raises InputError if the sources
@@ -195,7 +195,7 @@ def check_determined(evidence: Evidence) -> None:
 def _sample(
     evidence: Evidence, setup: ServerSetup, share: float, seed: int, notes: list[str]
 ) -> pd.DataFrame:
-    """Sample requests that match the reported sums or the log lines; ``share`` is the prefix hit
+    """Return requests that match the reported sums or the log lines. ``share`` is the prefix hit
     rate.
     """
     assert evidence.series is not None
@@ -232,7 +232,7 @@ def is_from_lines(evidence: Evidence) -> bool:
 def is_hybrid(evidence: Evidence, capacity: int) -> bool:
     """Return whether the logged capacity in tokens differs from blocks times block size.
 
-    vLLM logs a different capacity if a model has several kinds of attention layers.
+    This is so for vLLM models with several kinds of attention layers.
     """
     logged = evidence.settings.get("kv_tokens")
     if logged is None or "num_gpu_blocks" not in evidence.settings:
@@ -264,9 +264,7 @@ def begins_with_server(evidence: Evidence) -> bool:
 
 
 def _iterations(evidence: Evidence, setup: ServerSetup) -> pd.DataFrame | None:
-    """Return statistics lines that are built from logged iterations, or None if the engine logged
-    no iterations.
-    """
+    """Return statistics lines built from logged iterations, or None without iterations."""
     steps, series = evidence.steps, evidence.series
     engine = evidence.engine
     if engine is None or not logs_iterations(engine):
@@ -280,9 +278,7 @@ def _iterations(evidence: Evidence, setup: ServerSetup) -> pd.DataFrame | None:
 
 
 def _only_arrivals(arrivals: pd.DataFrame | None) -> pd.DataFrame | None:
-    """Return requests without answers, built from arrivals whose prompt lengths are known; None if
-    no length is known.
-    """
+    """Return requests without answers from arrivals with known prompt lengths, or None."""
     if arrivals is None or not (arrivals["prompt_tokens"] > 0).all():
         return None
     times = dict.fromkeys(("queue_ms", "prefill_ms", "ttft_ms", "tpot_ms", "e2e_ms"), np.nan)
@@ -292,9 +288,7 @@ def _only_arrivals(arrivals: pd.DataFrame | None) -> pd.DataFrame | None:
 def _with_missing(
     requests: pd.DataFrame, arrivals: pd.DataFrame | None, notes: list[str]
 ) -> pd.DataFrame:
-    """Return all requests in order of arrival, including requests with a known arrival but no
-    measured answer.
-    """
+    """Return all requests in order of arrival, with those that have no measured answer."""
     whole = requests.copy()
     for name, default in (("max_tokens", 0), ("gave_up_s", np.nan), ("prefill_ms", np.nan)):
         if name not in whole:
@@ -315,10 +309,7 @@ def _with_missing(
 
 
 def _unmatched(arrivals: pd.DataFrame, whole: pd.DataFrame) -> pd.DataFrame:
-    """Return the logged arrivals that match no unanswered request of the client.
-
-    The client's requests have no ids, so they are matched by arrival time.
-    """
+    """Return the logged arrivals that match no unanswered request of the client, by time."""
     silent = whole[whole["output_tokens"] == 0]
     left = dict(zip(silent.index.tolist(), silent["t_s"].tolist(), strict=True))
     asked, others = whole["max_tokens"].to_numpy(np.int64).copy(), np.ones(len(arrivals), np.bool_)
@@ -334,8 +325,10 @@ def _unmatched(arrivals: pd.DataFrame, whole: pd.DataFrame) -> pd.DataFrame:
 
 
 def _lengths(whole: pd.DataFrame, notes: list[str]) -> pd.DataFrame:
-    """Add the column ``emits``, the number of tokens that each request would emit, and raise output
-    limits below this number to it.
+    """Return the requests with a column ``emits``, the number of tokens that each request would
+    emit.
+
+    Output limits below this number are raised.
     """
     answered = whole["output_tokens"] > 0
     middle = whole[answered][["prompt_tokens", "output_tokens"]].median()
@@ -358,9 +351,8 @@ def _lengths(whole: pd.DataFrame, notes: list[str]) -> pd.DataFrame:
 def _hit_share(series: pd.DataFrame | None) -> float:
     """Return the fraction of prompt tokens found in the prefix cache before the first preemption.
 
-    A request that resumes after a preemption finds its own blocks, which does not mean that prompts
-    share prefixes. Old versions do not log preemptions; the first line with waiting requests and a
-    full cache therefore counts as a preemption as well.
+    A request that resumes after a preemption finds its own blocks. Old versions do not log
+    preemptions, so a line with waiting requests and a full cache counts as one.
     """
     if series is None or "hit_rate" not in series:
         return 0.0
@@ -388,9 +380,7 @@ def session_pieces(
 
 
 def _found(whole: pd.DataFrame, source: TraceSource) -> PromptPieces:
-    """Return prompts that share a prefix if the request had cache hits; in each prompt, the prefix
-    is as long as the hits of the request.
-    """
+    """Return prompts with a shared prefix that is as long as the cache hits of the request."""
     stream = source.streams.number("gcommon")
     cached = whole["cached_tokens"].fillna(0).to_numpy(np.int64).copy()
     prompts = whole["prompt_tokens"].to_numpy(np.int64)
@@ -400,9 +390,7 @@ def _found(whole: pd.DataFrame, source: TraceSource) -> PromptPieces:
 
 
 def _common(rows: RequestRows, share: float, source: TraceSource) -> PromptPieces:
-    """Return prompts with a common prefix; the prefix makes up the fraction ``share`` of all prompt
-    tokens.
-    """
+    """Return prompts with a common prefix, which is the fraction ``share`` of all prompt tokens."""
     stream = source.streams.number("gcommon")
     prompts = rows.prompt_tokens
     low, high = 0, int(prompts.max())

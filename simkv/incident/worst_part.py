@@ -1,7 +1,6 @@
 """Limit a long log to its worst part, so that the reconstruction has a bounded size.
 
-A log of several days has far more requests than a diagnosis needs. The module selects the part with
-the most waiting requests or, if no request waits, with the most running requests.
+The worst part has the most waiting requests or, if no request waits, the most running requests.
 """
 
 from __future__ import annotations
@@ -26,8 +25,7 @@ RUNNING_WEIGHT = 1e-3
 def select_worst_part(evidence: Evidence) -> Evidence:
     """Return the evidence within the part of a long log that has the most waiting requests.
 
-    A short log is unchanged. Evidence with data on single requests or with scraped metrics is also
-    unchanged.
+    Short logs, data on single requests and scraped metrics are unchanged.
     """
     series = evidence.series
     if series is None or evidence.requests is not None or evidence.histograms:

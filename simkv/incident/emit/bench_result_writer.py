@@ -12,7 +12,7 @@ from simkv.sim.run_record import RequestRecord, RunRecord, emitting_rows
 
 
 def bench_result(record: RunRecord) -> str:
-    """Return the result as JSON; the start times use the client's clock."""
+    """Return the result as JSON. Start times use the client's clock."""
     lives = sorted(record.requests.values(), key=lambda one: (one.request.arrival, one.request.id))
     answered = [life.outcome is Outcome.FINISHED for life in lives]
     gaps = [_gaps(record, life) if done else [] for life, done in zip(lives, answered, strict=True)]

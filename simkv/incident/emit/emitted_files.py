@@ -45,8 +45,9 @@ _ENGINES = {
 
 
 def parse_kinds(text: str) -> tuple[str, ...]:
-    """Parse a list of output formats such as ``vllm-log,otel``. Raises InputError for an unknown
-    format.
+    """Parse a list of output formats such as ``vllm-log,otel``.
+
+    Raises InputError for an unknown format.
     """
     kinds = tuple(kind.strip() for kind in text.split(",") if kind.strip())
     for kind in kinds:
@@ -61,9 +62,8 @@ def parse_kinds(text: str) -> tuple[str, ...]:
 def emit(folder: Path, results: Mapping[str, RunResult], kinds: Sequence[str]) -> list[Path]:
     """Write the output files of each variant into its own directory, and return their paths.
 
-    The replicas of a fleet are written as data-parallel ranks of one server. Raises InputError if a
-    format belongs to another engine. Raises InputError if the replicas cannot be ranks of one
-    server.
+    The replicas of a fleet are written as data-parallel ranks of one server. Raises InputError if
+    the replicas cannot be ranks of one server, or if a format belongs to another engine.
     """
     _check(results, kinds)
     written = []
@@ -118,9 +118,7 @@ def _check_metrics(variant: str, engine: Any) -> None:
 
 
 def _once(kinds: Sequence[str]) -> list[str]:
-    """Return the formats without duplicates; formats that write the same file count as
-    duplicates.
-    """
+    """Return the formats without those that write the same file as an earlier format."""
     return list({KINDS[kind]: kind for kind in kinds}.values())
 
 

@@ -9,5 +9,5 @@ RUN_EPOCH_S = 1768464000.0
 
 
 def format_time(at: float, form: str) -> str:
-    """Format second ``at`` of a run with a ``strftime`` format."""
+    """Return second ``at`` of a run as text in a ``strftime`` format."""
     return datetime.fromtimestamp(RUN_EPOCH_S + at, UTC).strftime(form)

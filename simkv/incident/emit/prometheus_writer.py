@@ -1,8 +1,8 @@
 """Write a run's metrics in the format of a Prometheus ``query_range`` response.
 
-Names, labels and buckets are those of the engine (``metrics/prometheus_metrics.py``). Only metrics
-that a simulated run provides are written. The metrics match vLLM 0.33, and exist in vLLM since
-0.11; for SGLang, they match 0.5.23.
+Names, labels and buckets are those of vLLM 0.33 or SGLang 0.5.23
+(``metrics/prometheus_metrics.py``). vLLM has these metrics since 0.11. Only metrics that a
+simulated run provides are written.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _SPREADS = {
 def query_range(ranks: Sequence[RunRecord], engine: Any, every: float = SCRAPE_INTERVAL_S) -> str:
     """Return the metrics of a run as JSON text.
 
-    Each data-parallel rank has its own number in the label ``engine`` or ``dp_rank``.
+    Each data-parallel rank has its number in the label ``engine`` or ``dp_rank``.
     """
     tables = [_told(record) for record in ranks]
     whole = _scrapes(pd.concat(tables), every)
@@ -101,9 +101,7 @@ def _ends(done: pd.DataFrame) -> Floats:
 
 
 def _scrapes(requests: pd.DataFrame, every: float) -> Floats:
-    """Return the times of scrapes, from before the first arrival until after the end of the last
-    request.
-    """
+    """Return the times of scrapes, from before the first arrival until after the last end."""
     came, end = requests["t_s"].to_numpy(np.float64), _ends(requests)
     last = np.nanmax(end) if np.isfinite(end).any() else came.max()
     return np.arange(came.min() - every, last + 2 * every, every)
@@ -116,8 +114,9 @@ def _metrics(
     record: RunRecord | None = None,
     config: Any = None,
 ) -> list[dict[str, Any]]:
-    """Return the metrics at the times ``at``; ``record`` and the engine's ``config`` provide
-    additional metrics.
+    """Return the metrics at the times ``at``.
+
+    ``record`` and the engine's ``config`` provide additional metrics.
     """
     done = requests.dropna(subset=["e2e_ms", "ttft_ms"])
     end = _ends(done)
@@ -161,7 +160,7 @@ def _gauges(
 def _counters(
     requests: pd.DataFrame, done: pd.DataFrame, end: Floats, at: Floats, engine: str
 ) -> Mapping[str, Floats]:
-    """Return the counters; SGLang counts tokens when a request ends, and vLLM when they are
+    """Return the counters. SGLang counts tokens when a request ends, and vLLM when they are
     emitted.
     """
     prompt = done["prompt_tokens"].to_numpy(np.float64)
@@ -187,9 +186,9 @@ def _counters(
 
 
 def _share(first: Floats, end: Floats, at: Floats) -> Floats:
-    """Return, for each request and each time ``at``, the fraction of the tokens emitted by then.
+    """Return the fraction of a request's tokens emitted until each time ``at``, for each request.
 
-    The first token is not counted, and a constant rate is assumed after it.
+    After the first token, which is not counted, a constant rate is assumed.
     """
     share = (at[:, None] - first[None, :]) / np.maximum(end - first, 1e-9)[None, :]
     return np.clip(share, 0.0, 1.0)

@@ -1,8 +1,7 @@
 """Write a run as SGLang's log (0.5.23).
 
 The log contains the start-up lines, one line per prefill batch, one line per 40 decode batches, and
-received and finished requests as JSON. SGLang writes such a log with ``--log-requests
---log-requests-level 3`` if clients send token ids.
+received and finished requests as JSON. The options are ``--log-requests --log-requests-level 3``.
 """
 
 from __future__ import annotations

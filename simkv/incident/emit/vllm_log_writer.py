@@ -2,9 +2,9 @@
 
 The log contains the start-up lines, a statistics line every 10 s and optionally access lines, lines
 of requests (``--enable-log-requests``) and of iterations (``--enable-logging-iteration-details``,
-from 0.14 on). The formats match the released wheels from 0.11 to 0.33 (``v1/metrics/loggers.py``,
+from 0.14 on). The formats match the releases from 0.11 to 0.33 (``v1/metrics/loggers.py``,
 ``v1/engine/core.py``, ``entrypoints``). ``tests/incident/test_stats_line_formats.py`` compares them
-with lines written by these wheels.
+with lines of these releases.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def vllm_log_lines(
 
 
 def _access(record: RunRecord) -> Iterator[LogEntry]:
-    """Yield uvicorn's access line of each streamed request; the line has no time."""
+    """Yield uvicorn's access line of each streamed request, which has no time."""
     for life in record.requests.values():
         port = 32768 + life.request.id % 28000
         text = f'INFO:     127.0.0.1:{port} - "POST /v1/completions HTTP/1.1" 200 OK'
@@ -108,7 +108,7 @@ def _start(
 
 
 def _args(config: VllmConfig, wanted: LogOptions, ranks: int) -> dict[str, Any]:
-    """Return the non-default start options under the names of their flags."""
+    """Return the start options that are not defaults, by flag."""
     found: dict[str, Any] = {"model": "simulated"}
     if ranks > 1:
         found["data_parallel_size"] = ranks
@@ -126,9 +126,7 @@ def _args(config: VllmConfig, wanted: LogOptions, ranks: int) -> dict[str, Any]:
 
 
 def _stats(record: RunRecord, version: str, rank: int) -> Iterator[LogEntry]:
-    """Yield a line every ``STATS_INTERVAL_S`` s, unless this interval and the previous one were
-    idle.
-    """
+    """Yield a line every ``STATS_INTERVAL_S`` s, unless two successive intervals were idle."""
     log = record.steps
     prompts, outputs = _prompts(record), _outputs(record)
     recent: deque[tuple[int, int]] = deque(maxlen=HIT_RATE_REQUESTS)
@@ -176,7 +174,7 @@ def stats_line(
     """Return the statistics line of an engine.
 
     ``prompt`` and ``output`` are in tokens per second. ``usage`` and ``hits`` are fractions from 0
-    to 1. A negative ``engine`` means that the line covers -``engine`` engines together.
+    to 1. A negative ``engine`` means that the line covers -``engine`` engines.
     """
     more = f", Preemptions: {preempted}" if preempted else ""
     whose = f"Engine {engine:03d}" if engine >= 0 else f"{-engine} Engines Aggregated"
@@ -189,9 +187,7 @@ def stats_line(
 
 
 def _prompts(record: RunRecord) -> list[tuple[float, int, int, int]]:
-    """Return, for each prompt that was computed, the end time (s) and the numbers of computed
-    tokens, cached tokens and all tokens.
-    """
+    """Return the end time (s) and the computed, cached and total tokens of each computed prompt."""
     found = []
     for life in record.requests.values():
         if life.first_token is not None:

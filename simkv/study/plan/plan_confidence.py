@@ -45,8 +45,8 @@ def coverage_of_range(repeats: int) -> float:
 def bound_violated_share(repeats: int, confidence: float = 0.95) -> float:
     """Return an upper bound on the fraction of seeds that violate an objective.
 
-    All ``repeats`` simulated seeds met the objective. The bound is the one-sided Clopper-Pearson
-    interval.
+    All ``repeats`` simulated seeds met the objective. The bound is the upper end of the
+    one-sided Clopper-Pearson interval.
     """
     return float(1.0 - (1.0 - confidence) ** (1.0 / repeats))
 
