@@ -2,8 +2,8 @@
 
 read_benchmark(Path("result.json")) # vllm bench serve, guidellm, aiperf, SGLang, ...
 
-Files that contain single requests are replayed as traces. Files that contain only metrics, such as
-the block that ``vllm bench serve`` prints, are replayed with requests of equal lengths.
+Files with single requests are replayed as traces. Files with only metrics, such as the block that
+``vllm bench serve`` prints, are replayed with requests of equal lengths.
 """
 
 from __future__ import annotations
@@ -57,8 +57,7 @@ class BenchmarkResult:
     """Result of a load generator.
 
     ``figures`` are the metrics, named as in ``summary.json``. ``load`` has fields of
-    ``ScenarioOptions``. ``model`` is the model's name if the file states it. ``notes`` list missing
-    information. ``part`` describes the load if the file has results of several loads.
+    ``ScenarioOptions``. ``model`` is the model's name, or None. ``notes`` list missing information.
     """
 
     path: Path
@@ -118,7 +117,7 @@ def _of_load(path: Path, load: GuidellmLoad) -> BenchmarkResult:
 def read_benchmark(path: Path) -> BenchmarkResult:
     """Read the result of a load generator.
 
-    Raises InputError that names the file and the fault.
+    Raises InputError with the name of the file if the file cannot be used.
     """
     if not path.exists():
         raise InputError(f"{path}: does not exist; expected the result of a load generator")
@@ -150,7 +149,7 @@ def _text(path: Path) -> str:
 def _summary(text: str) -> dict[str, Any] | None:
     """Return the values of a result as a dictionary, or None.
 
-    The file contains a JSON object, several objects (the last is used), or a printed block.
+    The text is a JSON object, several objects (the last is used), or a printed block.
     """
     for part in (text, *reversed(text.strip().splitlines()[-1:])):
         try:
@@ -175,7 +174,7 @@ def _summary(text: str) -> dict[str, Any] | None:
 
 
 def _flatten(result: dict[str, Any]) -> dict[str, Any]:
-    """Convert a summary of inference-perf, aiperf or genai-perf to the flat names of vLLM."""
+    """Return a summary of inference-perf, aiperf or genai-perf with the flat names of vLLM."""
     # inference-perf, with latencies in seconds
     if isinstance(good := result.get("successes"), dict):
         load = result.get("load_summary") or {}
@@ -215,7 +214,7 @@ def _flatten(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def _find(tree: Any, name: str) -> float | None:
-    """Return the first number with this key in nested objects."""
+    """Return the first number with the given key in nested objects."""
     if not isinstance(tree, dict):
         return None
     if (value := _positive(tree, name)) is not None:
@@ -244,7 +243,7 @@ def _figures(summary: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _positive(summary: Mapping[str, Any], name: str) -> float | None:
-    """Return a value if it is a finite number above 0."""
+    """Return a value if it is a finite number above 0, or None."""
     value = summary.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
@@ -277,7 +276,7 @@ def _model(summary: Mapping[str, Any]) -> str | None:
 
 
 def _with_requests(path: Path, summary: Mapping[str, Any]) -> BenchmarkResult:
-    """Read a benchmark result that has latencies of single requests, in any supported format."""
+    """Read a benchmark result with latencies of single requests, in any supported format."""
     table = read_measured_latencies(path)
     served = table[table["output_tokens"] > 0]
     if served.empty:

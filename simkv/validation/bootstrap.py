@@ -1,7 +1,7 @@
 """Confidence intervals of errors, computed by bootstrap.
 
-Consecutive steps are correlated, so blocks of steps are resampled instead of single steps. If a run
-has only a few repeats, all possible samples of the repeats are enumerated.
+Consecutive steps are correlated, so blocks of steps are resampled. With few repeats of a run, all
+possible samples of the repeats are enumerated.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ BOOTSTRAP_SAMPLES, MIN_BLOCKS, CONFIDENCE = 200, 4, 0.95
 def step_error_intervals(
     errors: npt.NDArray[np.float64], seed: int = 0
 ) -> dict[str, ConfidenceInterval]:
-    """Return confidence intervals of the median and the P95 of the absolute errors, and of the
-    bias.
+    """Return confidence intervals of the median and P95 of the absolute errors, and of the bias.
 
     ``errors`` contains the relative errors in the order of the steps. Blocks of steps are resampled
     by circular bootstrap (Politis and Romano 1992). The result is empty for a single step. With few
@@ -44,11 +43,10 @@ def step_error_intervals(
 
 
 def _below(blocks: int) -> float:
-    """Return the fraction of samples to exclude at each end of an interval.
+    """Return the fraction of samples to exclude at each end of an interval of ``blocks`` blocks.
 
-    The fraction is less than (1 - CONFIDENCE) / 2 for two reasons: the spread of samples of few
-    blocks is only sqrt((blocks - 1) / blocks) times the true spread, and Student's t has longer
-    tails than a normal distribution. This is the expanded percentile interval of Hesterberg (2015).
+    This is the expanded percentile interval of Hesterberg (2015). It corrects for the small spread
+    of samples of few blocks, and for the long tails of Student's t distribution.
     """
     from scipy.special import ndtr, stdtrit
 
@@ -62,7 +60,9 @@ def _between(values: npt.NDArray[np.float64], below: float) -> ConfidenceInterva
 
 
 def mean_interval(values: Sequence[float]) -> ConfidenceInterval | None:
-    """Return the confidence interval of the mean over several repeats; None for a single repeat."""
+    """Return the confidence interval of the mean over several repeats, or None for a single
+    repeat.
+    """
     count = len(values)
     if count < 2:
         return None
@@ -79,7 +79,7 @@ def mean_interval(values: Sequence[float]) -> ConfidenceInterval | None:
 def _ways(drawn: Sequence[int]) -> float:
     """Return the number of different orders of a sample of repeats.
 
-    A sample may contain the same repeat several times.
+    A sample may contain a repeat several times.
     """
     counts = [drawn.count(one) for one in set(drawn)]
     return factorial(len(drawn)) / prod(map(factorial, counts))

@@ -32,37 +32,36 @@ class FigureComparison:
 
     @property
     def statistic(self) -> str:
-        """Statistic of a metric; empty if the metric has no statistics."""
+        """Statistic of a metric, or "" if the metric has no statistics."""
         return self.name.partition(".")[2]
 
     @property
     def predicted(self) -> float:
-        """Value simulated with the profile that is being evaluated."""
+        """Value simulated with the evaluated profile."""
         return self.simulated[JUDGED_MODEL]
 
     @property
     def held(self) -> bool | None:
-        """Whether ``interval`` contains the real value; None if there is no interval."""
+        """Whether ``interval`` contains the real value, or None without an interval."""
         if self.interval is None:
             return None
         return self.interval[0] <= self.real <= self.interval[1]
 
     @property
     def noise(self) -> float | None:
-        """Largest relative difference between two repeats of the run; None without repeats."""
+        """Largest relative difference between two repeats of the run, or None without repeats."""
         if len(self.repeats) < 2:
             return None
         difference = relative_error(max(self.repeats), min(self.repeats))
         return float("inf") if difference is None else difference
 
     def error(self, model: str = JUDGED_MODEL) -> float | None:
-        """Return the relative error of a cost model; None if the real value is 0 and the simulated
-        value is not.
-        """
+        """Return the relative error of a cost model, or None if only the real value is 0."""
         return relative_error(self.simulated[model], self.real)
 
     def error_interval(self, model: str = JUDGED_MODEL) -> tuple[float, float] | None:
-        """Return the 95 % interval of a cost model's relative error, resampled over the repeats.
+        """Return the 95 % confidence interval of a cost model's relative error, resampled over the
+        repeats.
 
         Returns None with fewer than two runs, or if a measured value is 0.
         """
@@ -74,17 +73,14 @@ class FigureComparison:
 
     @property
     def error_pct(self) -> float:
-        """Error of the evaluated profile in percent; infinite if the real value is 0 and the
-        simulated value is not.
-        """
+        """Error of the evaluated profile in percent, or infinity if only the real value is 0."""
         error = self.error()
         return float("inf") if error is None else 100 * error
 
 
 def relative_error(found: float, real: float) -> float | None:
-    """Return the relative error of ``found``.
-
-    The result is 0 if both values are 0, and None if only ``real`` is 0.
+    """Return the relative error of ``found``; 0 if both values are 0, and None if only ``real`` is
+    0.
     """
     if real == 0.0:
         return 0.0 if found == 0.0 else None
@@ -92,14 +88,14 @@ def relative_error(found: float, real: float) -> float | None:
 
 
 def format_error(error: float | None) -> str:
-    """Format a relative error as a percentage with its sign."""
+    """Return a relative error as a percentage with its sign."""
     return "-" if error is None else f"{100 * error:+.1f} %"
 
 
 def markdown(
     head: Sequence[str], rows: Iterable[Sequence[str]], texts: int | None = None
 ) -> Iterator[str]:
-    """Yield lines of a Markdown table; columns after the first ``texts`` are right-aligned."""
+    """Yield lines of a Markdown table. Columns after the first ``texts`` are right-aligned."""
     rules = ["---" if texts is None or i < texts else "---:" for i in range(len(head))]
     for row in (head, rules, *rows):
         yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |"

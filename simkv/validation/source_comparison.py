@@ -1,9 +1,9 @@
-"""Compare simkv's port of a release with an engine's own code, on the packaged incidents (the
+"""Compare simkv's model of a release with an engine's own code, on the packaged incidents (the
 "zoo").
 
-Each variant of an incident that the code can run is simulated twice with the same workload and
-settings: with the port of a release (by default the newest), and with the engine's code in a source
-(a checkout or a wheel).
+Each variant of an incident is simulated twice with the same workload and settings: with the model
+of a release (by default the newest), and with the engine's code in a source (a checkout or a
+wheel).
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ Judgement = Literal["better", "worse", "mixed", "unchanged", "not run"]
 
 @dataclass(frozen=True)
 class FigureDifference:
-    """Values of a metric with the newest release (``before``) and with the engine's own code
-    (``after``).
+    """Values of a metric with simkv's model of a release (``before``) and with the engine's own
+    code.
 
     A value is NaN if the run has no such metric.
     """
@@ -56,8 +56,8 @@ class FigureDifference:
 
     @property
     def change(self) -> float:
-        """Relative change from the first to the second value; infinite if only the first value is
-        0.
+        """Relative change from the first to the second value, or infinity if only the first value
+        is 0.
         """
         if self.before == self.after:
             return 0.0
@@ -70,10 +70,11 @@ class FigureDifference:
 
 @dataclass(frozen=True)
 class SourceComparison:
-    """Results of a variant of an incident with the newest release and with the engine's own code.
+    """Results of a variant of an incident with simkv's model of a release and the engine's own
+    code.
 
-    ``differences`` are metrics whose change exceeds the tolerance. ``refused`` is the reason if
-    there is no result.
+    ``differences`` are metrics whose change exceeds the tolerance. ``refused`` is the reason for a
+    missing result.
     """
 
     incident: str
@@ -130,12 +131,11 @@ def compare_incidents(
     advance: Callable[[int, int], None] | None = None,
     release: str | None = None,
 ) -> list[SourceComparison]:
-    """Compare each variant of ``incidents``; the incidents must use the engine of the compared
-    code.
+    """Compare each variant of ``incidents``, which must use the engine of the compared code.
 
-    ``jobs`` is the maximum number of processes; None means one per core. ``advance`` is called with
-    the number of finished runs and the total number of runs. ``release`` is the release whose port
-    is used; None means the newest.
+    ``jobs`` is the maximum number of processes, by default one per core. ``advance`` is called with
+    the number of finished runs and the total number of runs. ``release`` is the compared release,
+    by default the newest.
     """
     pairs: list[tuple[PackagedIncident, str, SimulationJob | str, SimulationJob | str]] = []
     for incident in incidents:
@@ -188,8 +188,9 @@ def _compared(
 
 
 def find_source_engine(source: str) -> str:
-    """Return the name of the engine whose code is in ``source``. Raises InputError if there is
-    none.
+    """Return the name of the engine whose code is in ``source``.
+
+    Raises InputError if there is none.
     """
     for name in NATIVE_ENGINES:
         try:
@@ -207,9 +208,7 @@ def find_source_engine(source: str) -> str:
 
 
 def find_release(engine: str, source: str) -> str:
-    """Return the release whose port has the rules nearest to the version of the code in
-    ``source``.
-    """
+    """Return the modelled release nearest to the version of the code in ``source``."""
     version = find_source(engine, source, Path()).version
     return NATIVE_ENGINES[engine].variant_of(version)
 
@@ -254,7 +253,7 @@ def render_comparisons(
 ) -> Iterator[RenderableType]:
     """Yield the table of the comparisons, the reasons for missing results, and a summary.
 
-    ``release`` is the release whose port was used; None means the newest.
+    ``release`` is the compared release, or None for the newest.
     """
     port = f"port of {release}" if release else "newest release"
     ran = [row for row in rows if row.before and row.after]

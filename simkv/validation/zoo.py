@@ -16,7 +16,7 @@ from simkv.scenario.packaged_scenarios import PackagedIncident
 def replay_incident(
     incident: PackagedIncident, resolved: Callable[[], None] | None = None
 ) -> list[ExpectationCheck]:
-    """Run all variants of an incident and check its expectations.
+    """Run all variants of an incident and check its expected results.
 
     ``resolved`` is called whenever a request ends.
     """

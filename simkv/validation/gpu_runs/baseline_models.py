@@ -3,8 +3,8 @@
     models = fit_baselines(training, profile)
     models["tokens only"].seconds(loads)
 
-All models in this table are fitted to steps of the same measurement campaign as the profile and
-evaluated on the same runs:
+The models in this table are fitted to steps of the same calibration as the profile and evaluated on
+the same runs:
 
 constant step   the same time for every step
 tokens only     a linear function of the number of tokens of a step
@@ -63,9 +63,7 @@ TREES, DEPTH = 250, 16
 
 
 class TrainingStep(NamedTuple):
-    """A measured step with its duration in seconds; the simple cost models are fitted to such
-    steps.
-    """
+    """A measured step with its duration in seconds, to which the simple cost models are fitted."""
 
     load: StepLoad
     seconds: float
@@ -75,7 +73,7 @@ class TrainingStep(NamedTuple):
 class CostModel:
     """A function that predicts the durations of steps in seconds.
 
-    ``profile`` is the same cost model as a profile, or None if it cannot be used in a simulation.
+    ``profile`` is the cost model as a profile, or None if it cannot be used in a simulation.
     """
 
     seconds: Callable[[Sequence[StepLoad]], Sequence[float]]
@@ -89,9 +87,9 @@ def profile_model(profile: CostProfile) -> CostModel:
 
 
 def fit_baselines(steps: Sequence[TrainingStep], profile: CostProfile) -> dict[str, CostModel]:
-    """Fit the cost models to ``steps`` by least squares of relative errors; return them by name.
+    """Return cost models by name, fitted to ``steps`` by least squares of relative errors.
 
-    The result is empty if there are no steps. Without scikit-learn, it lacks the random forest.
+    The result is empty without steps, and has no random forest without scikit-learn.
     """
     if not steps:
         return {}
@@ -149,9 +147,9 @@ def _columns(loads: Iterable[StepLoad], features: Sequence[Feature]) -> Floats:
 
 
 def read_training(folder: Path, profile: CostProfile) -> list[TrainingStep]:
-    """Return the measured steps of the calibration campaign that ``profile`` was fitted to.
+    """Return the measured steps of the calibration of ``profile``.
 
-    The result is empty if the folder contains no campaign. Raises InputError if its files are
+    The result is empty if the directory contains no calibration. Raises InputError if its files are
     damaged.
     """
     paths = folder / "passes.csv", folder / "samples.csv"
@@ -177,7 +175,7 @@ def read_training(folder: Path, profile: CostProfile) -> list[TrainingStep]:
 
 
 def with_host(steps: Sequence[TrainingStep], profile: CostProfile) -> list[TrainingStep]:
-    """Return the steps, measured without host time, with the host time of the profile included."""
+    """Return the steps with the host time of the profile included."""
     host = profile.floor or [term for term in profile.terms if term.name.startswith("host")]
     nothing = CostTerm(name="nothing", feature="steps", seconds=1e-9)
     cost = ProfileCost(profile.model_copy(update={"terms": [*host, nothing], "floor": None}))
@@ -202,10 +200,9 @@ def roofline(
     bytes_per_s: float,
     flops_per_s: float,
 ) -> CostProfile:
-    """Return the step costs of a device that reaches its peak bytes/s and FLOP/s, without overhead.
+    """Return the step costs of a device that reaches its peak bytes/s and FLOP/s.
 
-    The time of a step is the sum of the times of the weights, of the KV reads and of prefill
-    attention.
+    The time of a step is the sum of the times of the weights, the KV reads and prefill attention.
     """
     weights = shape.step_weights * itemsize / bytes_per_s
     multiplied = shape.step_weights - shape.vocab * shape.hidden  # without the output head
@@ -240,7 +237,7 @@ SAME_SHAPE = {"llama-3-8b": "Llama-3.1-8B"}
 def composed(gpu: str, model: str) -> CostProfile | None:
     """Return the cost profile that a scenario with ``hardware: {gpu, model}`` uses.
 
-    The result is None if the catalog lacks the GPU or the model.
+    Returns None if the catalog does not contain the GPU or the model.
     """
     from simkv.costs.hardware.model_gpu_catalog import known_gpu
     from simkv.scenario.hardware_section import HardwareSection

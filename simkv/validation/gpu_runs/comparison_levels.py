@@ -6,11 +6,10 @@ L1  The step times of the profile are compared with the measured ones, for the d
 L2  The simulation uses the step times of the profile and makes its own decisions. Its metrics are
     compared with the metrics of the run.
 
-Other cost models (see baseline_models.py) and repeats of the scenario are compared as well, because
-an error below the difference between two real runs is not significant. Every error has a 95 %
-interval over resampled steps or runs. The predicted interval of a metric is the interval that every
-simulation with the profile prints. It is scored by its width and by whether it contains the value
-of the run.
+Other cost models (see baseline_models.py) and repeats of the run are compared as well. An error
+below the difference between two real runs is not significant. Every error has a 95 % confidence
+interval over resampled steps or runs. The predicted interval of a metric is scored by its width and
+by whether it contains the value of the run.
 """
 
 from __future__ import annotations
@@ -63,12 +62,14 @@ FIGURES = (
 
 @dataclass(frozen=True)
 class Validation:
-    """Results of a comparison: L0 in ``verdict``, L1 in ``steps`` and L2 in ``figures``.
+    """Results of a comparison at three levels.
 
-    ``step_ends`` are the 95 % intervals of the L1 errors. ``stalls`` are the unusually long steps
-    of each run, which L1 excludes. ``same_victims`` is the Jaccard index of the requests preempted
-    in the run and in the simulation, by cost model. ``over_composed`` has P10, median and P90 of
-    the measured step times divided by the composed step times, by kind of step.
+    ``verdict`` compares decisions, ``steps`` compares step times, and ``figures`` compares metrics.
+    ``step_ends`` are the 95 % confidence intervals of the step time errors. ``stalls`` are the
+    unusually long steps of each run, which are excluded from ``steps``. ``same_victims`` is the
+    Jaccard index of the requests preempted in the run and in the simulation, by cost model.
+    ``over_composed`` has P10, median and P90 of the measured step times divided by the composed
+    step times, by kind of step.
     """
 
     verdict: Agreement
@@ -88,7 +89,7 @@ def validate_run(
 ) -> Validation:
     """Compare ``profile`` and ``baselines`` with a run and its repeats (``again``).
 
-    The comparison uses all steps of the runs except stalled steps, and the means of the metrics.
+    All steps except stalled steps are compared, and the means of the metrics.
     """
     runs = [run, *again]
     models = {
@@ -128,9 +129,7 @@ def validate_run(
 
 
 def _unfitted_models(run: GpuRun, profile: CostProfile) -> dict[str, CostModel]:
-    """Return the roofline, if the peak rates of the device were measured, and the composed costs,
-    if they are known.
-    """
+    """Return the cost models that need no fit: the roofline and the composed costs, if known."""
     found = {}
     if packaged := composed(profile.gpu, profile.model):
         found["composed"] = profile_model(packaged)
@@ -146,10 +145,9 @@ def _unfitted_models(run: GpuRun, profile: CostProfile) -> dict[str, CostModel]:
 def measured_over_composed(
     steps: Sequence[tuple[StepLoad, float]], gpu: str, model: str
 ) -> dict[str, tuple[float, float, float]]:
-    """Return P10, median and P90 of the measured step times divided by the composed step times, by
-    kind of step.
+    """Return P10, median and P90 of measured / composed step times, by kind of step.
 
-    The result is empty if the catalog lacks the GPU or the model.
+    The result is empty if the catalog does not contain the GPU or the model.
     """
     packaged = composed(gpu, model)
     if packaged is None or not steps:
@@ -168,9 +166,9 @@ def measured_over_composed(
 def figure_intervals(
     scenario: Scenario, profile: CostProfile, nominal: RunRecord
 ) -> dict[str, tuple[float, float]]:
-    """Return the interval of each metric that results from the profile's error on held-out steps.
+    """Return the interval of each metric from the profile's error on held-out steps.
 
-    The result is empty if the error is unknown, and lacks metrics without finite bounds.
+    Metrics without finite bounds are left out. The result is empty if the error is unknown.
     """
     if not profile.fit.held_out:
         return {}
@@ -192,12 +190,12 @@ def figure_intervals(
 
 @dataclass(frozen=True)
 class IntervalScore:
-    """Score of the intervals of several metrics; it combines coverage and width.
+    """Score of the intervals of several metrics, from their coverage and width.
 
     ``figures`` is the number of metrics. ``held`` is the number of intervals that contain the real
-    value. ``useful`` is the number of intervals that contain the real value and have a relative
-    width of at most ``USEFUL_WIDTH``. ``score`` is the mean interval score of Gneiting and Raftery
-    (2007); lower scores are better.
+    value. ``useful`` is the number of these intervals with a relative width of at most
+    ``USEFUL_WIDTH``. ``score`` is the mean interval score of Gneiting and Raftery (2007); lower is
+    better.
     """
 
     figures: int
@@ -213,7 +211,7 @@ USEFUL_WIDTH, LEVEL = 0.2, 0.95
 
 
 def score_intervals(figures: Sequence[FigureComparison]) -> IntervalScore | None:
-    """Score the intervals of all metrics whose real value is not 0; None if there are none."""
+    """Return the score of all metrics with a nonzero real value, or None without such metrics."""
     found = [(f.interval, f.real) for f in figures if f.interval and f.real]
     if not found:
         return None
@@ -227,7 +225,7 @@ def score_intervals(figures: Sequence[FigureComparison]) -> IntervalScore | None
 
 
 def figures_of(record: RunRecord) -> dict[str, float]:
-    """Return the metrics of a run that are compared; NaN for a latency without a sample."""
+    """Return the compared metrics of a run. A latency without a sample is NaN."""
     found: dict[str, Any] = summarize(record)
     found["peak_blocks"] = _peak_blocks(record)
     values = {name: figure(found, name) for name in FIGURES}
@@ -265,7 +263,7 @@ def steady_steps(runs: Sequence[GpuRun]) -> list[SteadyStep]:
 def _step_errors(steps: Sequence[SteadyStep], model: CostModel) -> list[tuple[str, float]]:
     """Return the relative errors of predicted step times by kind of step.
 
-    A step that belongs to several kinds is counted once for each.
+    A step counts for each kind to which it belongs.
     """
     found = []
     predicted = model.seconds([step.load for step in steps]) if steps else []

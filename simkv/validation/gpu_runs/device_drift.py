@@ -17,8 +17,8 @@ MAX_DRIFT = 0.02
 
 
 class Sentinel(NamedTuple):
-    """A measurement of the fixed step: its duration in seconds, its Unix time, and the name of the
-    run that follows it.
+    """A measurement of the fixed step: its duration in seconds, its Unix time, and the next run's
+    name.
     """
 
     unix_s: float
@@ -38,7 +38,7 @@ def note_sentinel(folder: Path, before: str, seconds: float) -> None:
 
 
 def read_sentinels(folder: Path) -> list[Sentinel]:
-    """Return all measurements of the fixed step in order; an empty list if there is no file.
+    """Return all measurements of the fixed step in order; empty if there is no file.
 
     Raises InputError for a damaged file.
     """
@@ -56,9 +56,7 @@ def read_sentinels(folder: Path) -> list[Sentinel]:
 
 
 def drift_lines(sentinels: Sequence[Sentinel]) -> Iterator[str]:
-    """Yield one or two sentences about the drift; nothing if there are fewer than two
-    measurements.
-    """
+    """Yield one or two sentences about the drift, or nothing with fewer than two measurements."""
     if len(sentinels) < 2:
         return
     first = sentinels[0].seconds

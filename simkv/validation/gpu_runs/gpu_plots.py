@@ -33,9 +33,7 @@ PLOTTED_FIGURES = (
 
 
 def draw_steps(judged: Sequence[JudgedTrial], profiles: Mapping[str, CostProfile]) -> Figure:
-    """Plot measured against predicted times of all steps, with a plot for each case and kind of
-    step.
-    """
+    """Plot measured against predicted times of all steps, for each trial and kind of step."""
     columns = min(len(judged), 3)
     rows = -(-len(judged) // columns)
     figure = Figure(figsize=(WIDTH, 0.8 + 2.8 * rows))
@@ -72,8 +70,8 @@ def draw_steps(judged: Sequence[JudgedTrial], profiles: Mapping[str, CostProfile
 
 
 def draw_figures(judged: Sequence[JudgedTrial]) -> Figure:
-    """Plot the relative error of each metric in each trial, together with the difference between
-    repeated runs.
+    """Plot the relative error of each metric in each trial, and the difference between repeated
+    runs.
     """
     figure = Figure(figsize=(WIDTH, 1.6 + 1.4 * len(judged)))
     grid = figure.subplots(len(judged), 1, squeeze=False, sharex=True)[:, 0]

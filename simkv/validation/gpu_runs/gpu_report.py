@@ -1,4 +1,4 @@
-"""Results of a validation: all levels of all cases as JSON, Markdown tables and plots."""
+"""Results of a validation as JSON, Markdown tables and plots."""
 
 from __future__ import annotations
 
@@ -89,8 +89,8 @@ class ModelScore:
     """Step errors of a cost model over all trials.
 
     ``median`` and ``p95`` are the median and P95 of the relative step errors of a trial, averaged
-    over the trials. ``wins`` is the number of trials in which the profile has a smaller median
-    error than the model.
+    over the trials. ``wins`` is the number of trials in which the profile has the smaller median
+    error.
     """
 
     median: float
@@ -274,7 +274,7 @@ def _between(ends: ConfidenceInterval | None) -> str:
 
 
 def _stall_lines(judged: Sequence[JudgedTrial]) -> Iterator[str]:
-    """Yield the lines about stalled steps, which the comparison of step times excludes."""
+    """Yield the lines about stalled steps, which are excluded from the comparison of step times."""
     found = [
         (one.trial.name, number, stall)
         for one in judged

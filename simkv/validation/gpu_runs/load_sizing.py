@@ -34,7 +34,7 @@ SHORTEST_PROMPT = 24
 
 @dataclass(frozen=True)
 class PlanScale:
-    """Limits on the sizes of all validation cases.
+    """Limits on the sizes of all validation runs.
 
     ``rows`` is the largest number of decodes in a step. In tokens, ``kv_tokens`` is the size of the
     KV pool, ``context`` the length of the longest request, ``budget`` the size of the largest step,
@@ -52,7 +52,7 @@ class PlanScale:
 
 
 def scale_of(profile: CostProfile, kv_tokens: int | None = None) -> PlanScale:
-    """Return the sizes that the calibration campaign of ``profile`` covered.
+    """Return the sizes that the calibration of ``profile`` covered.
 
     ``kv_tokens`` limits the size of the KV pool. Raises InputError if the profile has no calibrated
     range, or if the pool is larger than the range.
@@ -102,7 +102,9 @@ class Trial:
 
 @dataclass(frozen=True)
 class LoadSizer:
-    """Choose arrival rates and numbers of requests by simulation with the costs of a data sheet."""
+    """Choice of arrival rates and numbers of requests by simulation with the costs of a data
+    sheet.
+    """
 
     profile: CostProfile
     seconds: float
@@ -111,8 +113,7 @@ class LoadSizer:
     def closed_loop(self, name: str, engine: JsonDict, rows: int, shape: JsonDict) -> Scenario:
         """Return a scenario with ``rows`` clients that send a request when their previous one ends.
 
-        ``shape`` contains the lengths, which are reduced if one request per client would take too
-        long.
+        ``shape`` contains the lengths, which are reduced if the run would take too long.
         """
         while True:
 
@@ -128,9 +129,8 @@ class LoadSizer:
             shape = shortened(shape)
 
     def burst(self, name: str, engine: JsonDict) -> Scenario:
-        """Return a scenario in which all requests arrive at once.
-
-        Their number is at least twice the maximum batch size.
+        """Return a scenario in which all requests arrive at once, at least twice the maximum batch
+        size.
         """
         context = min(512, self.scale.mean_context // 4, self.scale.kv_tokens // self.scale.rows)
 
@@ -276,7 +276,7 @@ def predict_figures(scenario: Scenario, profile: CostProfile) -> dict[str, Any]:
 def with_prediction(case: Trial, profile: CostProfile) -> Trial:
     """Return the trial with the metrics that the profile predicts.
 
-    The scenario's time limit (``horizon``) is derived from the predicted duration.
+    The predicted duration determines the scenario's time limit (``horizon``).
     """
     predicted = predict_figures(case.scenario, profile)
     horizon = round(HORIZON_FACTOR * predicted["makespan_s"] + 10.0, 3)
@@ -321,15 +321,13 @@ def scenario_of(name: str, engine: Mapping[str, Any], workload: JsonDict) -> Sce
 
 
 def with_engine(scenario: Scenario, name: str, **knobs: Any) -> Scenario:
-    """Return the scenario with another name and with other settings of its engine."""
+    """Return the scenario with another name and other settings of its engine."""
     engine = replace(scenario.engine, **knobs)
     return scenario.model_copy(update={"name": name, "engine": engine})
 
 
 def with_seed(scenario: Scenario, seed: int) -> Scenario:
-    """Return the scenario with another random seed; requests that the scenario lists do not
-    change.
-    """
+    """Return the scenario with another random seed. Listed requests do not change."""
     arrivals = scenario.workload.arrivals
     if arrivals is None:
         return scenario

@@ -1,6 +1,6 @@
-"""Nominal step costs from a data sheet, used to size validation cases.
+"""Nominal step costs from a data sheet, used to size validation runs.
 
-These costs are independent of the evaluated profile, which could otherwise select favorable cases.
+The costs do not depend on the evaluated profile, which could otherwise select favorable runs.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ SHEET_SHARES, MEASURED_SHARES, HOST_S = (0.8, 0.6), (0.9, 0.8), 1e-3
 def nominal_profile(profile: CostProfile, campaign: Path | None = None) -> CostProfile:
     """Return the data-sheet costs of the profile's model on its GPU.
 
-    ``campaign`` is a directory of `simkv gpu calibrate` with measured peak rates, for GPUs that the
-    catalog lacks. Raises InputError if the model's shape or the GPU's peak rates are unknown.
+    ``campaign`` is a directory of `simkv gpu calibrate` with measured peak rates, for GPUs that are
+    not in the catalog. Raises InputError if the model's shape or the GPU's peak rates are unknown.
     """
     shape = MODEL_SHAPES.get(profile.model)
     if shape is None:
@@ -46,7 +46,7 @@ def nominal_profile(profile: CostProfile, campaign: Path | None = None) -> CostP
 def _measured_ceilings(
     profile: CostProfile, campaign: Path | None
 ) -> tuple[tuple[float, float], int]:
-    """Return the peak bytes/s and FLOP/s measured in the campaign, and the bytes per number."""
+    """Return the measured peak bytes/s and FLOP/s, and the bytes per number."""
     path = (campaign or Path()) / "campaign.json"
     try:
         about = json.loads(path.read_text(encoding="utf-8"))

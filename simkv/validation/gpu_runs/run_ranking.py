@@ -35,9 +35,7 @@ class JudgedTrial:
 
     @property
     def score(self) -> IntervalScore | None:
-        """Score of the predicted intervals of the trial's metrics; None if no metric has an
-        interval.
-        """
+        """Score of the predicted intervals of the trial's metrics, or None without intervals."""
         return score_intervals(self.found.figures)
 
     def figure(self, name: str) -> FigureComparison:
@@ -49,8 +47,8 @@ class JudgedTrial:
 class Ranking:
     """Measured and simulated ratio of a metric between two trials, ``case`` and ``beside``.
 
-    ``right`` is True if the measured and the simulated ratio are both above 1 or both below 1. It
-    is None if the measured ratio differs from 1 by at most twice the noise.
+    ``right`` is true if both ratios are above 1 or both are below 1. ``right`` is None if the
+    measured ratio differs from 1 by at most twice the noise.
     """
 
     case: str
@@ -68,7 +66,7 @@ class Ranking:
 
 
 def judge_trials(trials: Sequence[Trial], plan: Plan, folder: Path) -> list[JudgedTrial]:
-    """Compare the predictions with all runs in ``folder/runs``; trials without a run are
+    """Compare the predictions with all runs in ``folder/runs``. Trials without a run are
     skipped.
     """
     judged = []

@@ -1,8 +1,6 @@
-"""Find steps that took far longer than other steps of the same size because the machine was
-disturbed.
+"""Find steps that took far longer than other steps of the same size because of disturbances.
 
-These steps are listed and excluded from the errors of step times. The metrics of the run still
-include them.
+Stalled steps are excluded from the errors of step times, but not from the metrics of the run.
 """
 
 from __future__ import annotations
@@ -20,10 +18,10 @@ MIN_STEPS = 5
 
 @dataclass(frozen=True)
 class Stall:
-    """A step that took far longer than usual: step ``number`` of a run took ``seconds`` instead of
-    ``usual_s``.
+    """A step that took far longer than usual: ``seconds`` instead of ``usual_s``.
 
-    ``side`` is where most of the additional time was spent: ``device`` or ``host``.
+    ``number`` is the number of the step in its run. ``side`` is ``device`` or ``host``, where most
+    of the additional time was spent.
     """
 
     number: int

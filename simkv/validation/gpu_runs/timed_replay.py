@@ -1,7 +1,8 @@
-"""L0: a simulation with the recorded step times of a run must make the same decisions as the run.
+"""Check that a simulation with the recorded step times of a run makes the same decisions as the
+run.
 
-The step times are the same in both, so they cannot cause a difference. A difference therefore means
-a bug in the loop, in a scheduler, or in the recording. This module does not need torch.
+A difference means a bug in the loop, in a scheduler, or in the recording. This module does not need
+torch.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ class Agreement:
     """Comparison of the decisions of a run and its replay.
 
     ``decisions`` is the number of decisions in the run. ``step`` is the number of the first
-    decision that differs, or None if all are equal. ``recorded`` and ``replayed`` are the two
-    versions of this decision.
+    decision that differs, or None. ``recorded`` and ``replayed`` are the two versions of this
+    decision.
     """
 
     decisions: int
@@ -60,8 +61,7 @@ def replay_timed(
 ) -> tuple[RunRecord, Recorder, str]:
     """Simulate a scenario with recorded durations (s) of steps and idle passes.
 
-    Returns the record of the simulation, its decisions, and a reason if the replay had to stop
-    early.
+    Returns the record of the simulation, its decisions, and the reason for an early stop.
     """
     recorder = Recorder(build_scheduler(scenario.engine), scenario.engine)
     executor = RecordedExecutor(steps, idles)
@@ -100,8 +100,8 @@ def check_agreement(scenario: Scenario, passes: Iterable[Timed], recorder: Recor
 class GpuRun:
     """A stored run of one variant.
 
-    ``steps`` are pairs (load, seconds). ``record`` is the record of the replay. ``verdict`` states
-    whether run and replay made equal decisions. ``about`` is the content of ``summary.json``.
+    ``steps`` are pairs (load, seconds). ``record`` is the record of the replay. ``verdict``
+    compares the decisions of the run and the replay. ``about`` is the content of ``summary.json``.
     ``stalls`` are the unusually long steps.
     """
 
@@ -115,8 +115,9 @@ class GpuRun:
 
 
 def read_runs(folder: Path) -> dict[str, GpuRun]:
-    """Read the output of `simkv gpu run` in ``folder``, and replay each variant. Raises
-    InputError.
+    """Read the output of `simkv gpu run` in ``folder``, and replay each variant.
+
+    Raises InputError if the output cannot be used.
     """
     try:
         with (folder / "passes.csv").open(newline="", encoding="utf-8") as file:

@@ -1,8 +1,8 @@
 """Store a validation plan on disk, so that predictions are recorded before any run.
 
 ``plan/plan.json`` has the predictions and the hashes of the profiles. ``plan/<trial>.yaml`` has the
-scenarios, ``plan/profile*.json`` the profiles, and ``plan/training*.csv`` the steps that train the
-other cost models.
+scenarios, and ``plan/profile*.json`` has the profiles. ``plan/training*.csv`` has the measured
+steps to which the other cost models are fitted.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from simkv.validation.gpu_runs.validation_suite import OVERLAPPED, SYNCHRONOUS
 
 @dataclass(frozen=True)
 class Plan:
-    """Validation plan: the trials in the order in which they run, the profiles by name, and the
-    measured steps to which the other cost models are fitted.
+    """Validation plan: the trials in the order in which they run, and the profiles by name.
+
+    The plan also contains the measured steps to which the other cost models are fitted.
     """
 
     trials: list[Trial]
@@ -37,11 +38,10 @@ class Plan:
 
 
 def read_profiles(path: Path) -> tuple[dict[str, CostProfile], Path]:
-    """Return the profiles at ``path``, the profile with overlapped host time first, and their
-    directory.
+    """Return the profiles at ``path``, the one for overlapped host time first, and their directory.
 
-    ``path`` is a profile, or a directory of `simkv gpu calibrate`, which may have two profiles.
-    Raises InputError if there is no profile.
+    ``path`` is a profile, or a directory of `simkv gpu calibrate`. Raises InputError if there is no
+    profile.
     """
     if not path.is_dir():
         profile = load_profile(path.name, path.parent)
@@ -58,14 +58,14 @@ def read_profiles(path: Path) -> tuple[dict[str, CostProfile], Path]:
 def read_campaign_training(
     profiles: Mapping[str, CostProfile], folder: Path
 ) -> dict[str, list[TrainingStep]]:
-    """Return the training steps of each profile from the campaign in ``folder``; empty if there is
+    """Return the measured steps of the calibration in ``folder``, by profile; empty if there are
     none.
     """
     return {name: read_training(folder, profile) for name, profile in profiles.items()}
 
 
 def write_plan(folder: Path, plan: Plan) -> None:
-    """Write a plan to ``folder/plan``, atomically; it must not exist yet."""
+    """Write a plan to ``folder/plan``, completely or not at all. The directory must not exist."""
     if (folder / "plan").exists():
         raise InputError(f"{folder / 'plan'}: exists already; use it, or choose another directory")
     with atomic_folder(folder / "plan") as new:
@@ -95,8 +95,7 @@ def write_plan(folder: Path, plan: Plan) -> None:
 def read_plan(folder: Path, profiles: Mapping[str, CostProfile] | None = None) -> Plan | None:
     """Return the plan in ``folder/plan``, or None if there is none.
 
-    Raises InputError for a damaged plan, or if ``profiles`` are given and the plan was made with
-    other profiles.
+    Raises InputError for a damaged plan, or if ``profiles`` differ from those of the plan.
     """
     path = folder / "plan" / "plan.json"
     if not path.is_file():

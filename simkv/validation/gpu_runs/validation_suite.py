@@ -3,11 +3,9 @@
     plan = plan_trials(profiles, scale_of(profile), 540.0, sized_by=nominal_profile(profile))
     [(trial.name, trial.predicted["rows_mean"], trial.predicted_s) for trial in plan]
 
-Each case has a given concurrency. Decode steps with few sequences all take about the same time, so
-any cost model would look accurate in cases with a low concurrency. Lengths are derived from a data
-sheet (load_sizing.py, nominal_costs.py), before any run and independently of the evaluated profile.
-The plan and the predictions of the profile can therefore be recorded first, and a profile cannot
-select favorable cases.
+Each scenario has a given concurrency, because any cost model looks accurate with few concurrent
+requests. Lengths are derived from a data sheet (load_sizing.py, nominal_costs.py), independently of
+the evaluated profile. A profile therefore cannot select favorable scenarios.
 """
 
 from __future__ import annotations
@@ -43,9 +41,9 @@ UNIT_STEPS = 1200
 
 @dataclass(frozen=True)
 class Case:
-    """A kind of load; the duration of its run is proportional to ``weight``.
+    """A kind of load. The duration of its run is proportional to ``weight``.
 
-    ``stresses`` describes what the case tests.
+    ``stresses`` describes what the load tests.
     """
 
     name: str
@@ -69,7 +67,7 @@ SYNCHRONOUS_CASES = ("rows-half", "memory-pressure")
 
 @dataclass(frozen=True)
 class TrialRun:
-    """A run of a trial; ``number`` counts the runs of the trial from 1."""
+    """A run of a trial. ``number`` counts the runs of the trial from 1."""
 
     trial: Trial
     number: int
@@ -91,9 +89,9 @@ def plan_trials(
 ) -> list[Trial]:
     """Return all trials in the order in which they run, with the predictions of ``profiles``.
 
-    Each case has two trials with different seeds. All runs together take at most ``budget_s``
-    seconds, by the costs of ``sized_by`` and by the predictions. Raises InputError if ``budget_s``
-    is too short.
+    Each kind of load has two trials with different seeds. All runs together take at most
+    ``budget_s`` seconds, by the costs of ``sized_by`` and by the predictions. Raises InputError if
+    ``budget_s`` is too short.
     """
     count = len(list(_trials(profiles)))
     units = sum(weight for _, _, weight in _trials(profiles))
@@ -115,9 +113,7 @@ def plan_trials(
 
 
 def predicted_duration(trials: Sequence[Trial], start_s: float = START_S) -> float:
-    """Return the predicted duration in seconds of serving all trials, including the start-up and
-    the pauses between trials.
-    """
+    """Return the predicted duration in seconds of serving all trials, with start-up and pauses."""
     runs = order_trial_runs(trials, 2)
     return start_s + sum(run.trial.predicted_s + PAUSE_S for run in runs)
 
@@ -132,9 +128,7 @@ def order_trial_runs(trials: Sequence[Trial], repeats: int) -> list[TrialRun]:
 
 
 def _trials(profiles: Mapping[str, CostProfile]) -> Iterator[tuple[str, int, float]]:
-    """Yield (case, seed, weight) of each trial; the name of a case with a synchronous scheduler
-    ends in -sync.
-    """
+    """Yield (load, seed, weight) of each trial. Names with a synchronous scheduler end in -sync."""
     for number in (0, 1):
         yield from ((case.name, number, case.weight) for case in CASES)
         if len(profiles) > 1:
@@ -149,7 +143,7 @@ def _sized(
     seed: int,
     sized_by: CostProfile,
 ) -> list[Trial]:
-    """Return all trials; each case takes its weight times ``unit`` seconds."""
+    """Return all trials. Each takes its weight times ``unit`` seconds."""
     pipelined = OVERLAPPED in profiles
     vllm = _vllm(scale, pipelined=pipelined)
     weights = {case.name: case.weight for case in CASES}
@@ -196,15 +190,15 @@ def _build(name: str, sized: LoadSizer, vllm: JsonDict) -> Scenario:
 
 
 def _typical_step(profile: CostProfile, scale: PlanScale) -> float:
-    """Return the duration in seconds of a decode step with half the maximum batch size and half
-    the KV cache.
+    """Return the duration in seconds of a decode step at half the maximum batch size and KV
+    cache.
     """
     rows = max(scale.rows // 2, 1)
     return StepCost(profile)(StepLoad(0, 0, 0, rows, scale.kv_tokens // 2))
 
 
 def _vllm(scale: PlanScale, *, pipelined: bool) -> JsonDict:
-    """Return the engine settings of most cases.
+    """Return the engine settings of most trials.
 
     ``pipelined`` turns on asynchronous scheduling.
     """

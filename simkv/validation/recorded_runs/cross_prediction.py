@@ -24,8 +24,8 @@ def cross_predict(
 ) -> Iterator[CrossPrediction]:
     """Yield a prediction for each ordered pair of runs, with costs fitted to isolated requests.
 
-    The two runs of a pair have the same model, GPU, tensor-parallel size and engine version.
-    ``costs`` maps the name of a run to its cost profile.
+    Both runs have the same model, GPU, tensor-parallel size and engine version. ``costs`` contains
+    cost profiles by name of the run.
     """
     fitted = [
         s.case
@@ -48,8 +48,8 @@ def _same(one: RecordedRun, other: RecordedRun) -> bool:
 
 
 def cross_prediction_rows(found: Sequence[CrossPrediction]) -> Iterator[list[str]]:
-    """Yield a table row per prediction: the errors of the mean latencies, and the number of metrics
-    within their interval.
+    """Yield a table row per prediction: the errors of the mean latencies, and the coverage of
+    intervals.
     """
     for one in found:
         means = [one.score.figure(m, "mean") for m in ("ttft_ms", "tpot_ms", "e2e_ms")]

@@ -1,14 +1,13 @@
 """Host time per step, estimated from a recorded run as step time minus kernel time.
 
-A recorded run is replayed at its own pace (``replay_paced``). The replay shows which steps ran
-between two recorded outputs of tokens. Their total time is recorded, and the profile gives the time
-of their kernels. Least squares divides the difference among the kinds of steps:
+The recorded run is replayed at its own pace (``replay_paced``), which shows the steps between two
+recorded outputs of tokens. Their total time is recorded, and the profile gives the time of their
+kernels. Least squares divides the difference among the kinds of steps:
 
 recorded - kernels = sum over kinds of (number of steps of the kind) x (host time of the kind)
 
 An interval between two outputs is excluded if its error exceeds ``MAX_INTERVAL_ERROR`` times its
-shortest step. In such an interval, the replay made other decisions than the recorded engine, so a
-step is missing or redundant.
+shortest step. The replay then made other decisions than the recorded engine.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ DECODE_LIMITS = (8, 32, 128)
 class StepKindTimes:
     """Mean times in seconds of the steps of one kind.
 
-    ``kernels`` is the mean kernel time, ``host`` the mean host time, and ``uncertainty`` the
+    ``kernels`` is the mean kernel time, ``host`` is the mean host time, and ``uncertainty`` is the
     standard error of ``host``. ``steps`` is the number of counted steps.
     """
 
@@ -69,8 +68,8 @@ class StepKindTimes:
 class HostTimes:
     """Host times of a recorded run by kind of step.
 
-    ``intervals`` is the number of intervals between recorded token outputs. In ``counted`` of these
-    intervals, the replayed steps agree with the record.
+    ``intervals`` is the number of intervals between recorded token outputs. ``counted`` is the
+    number of intervals in which the replayed steps agree with the record.
     """
 
     case: str
@@ -102,7 +101,7 @@ class TokenInterval:
 
 
 def host_times(case: RecordedRun, profile: CostProfile) -> HostTimes:
-    """Estimate the host times of a recorded run. Raises InputError if data is missing."""
+    """Return the host times of a recorded run. Raises InputError if data is missing."""
     config, _ = engine_of(case)
     steps = replay_paced(case, without_host(profile), config)
     largest = max(profile.graph_sizes or graph_sizes(config.max_num_seqs))
@@ -130,8 +129,8 @@ def intervals(steps: Sequence[PacedStep]) -> Iterator[TokenInterval]:
 
 
 def fit_host_times(every: Sequence[TokenInterval], largest: int) -> tuple[list[StepKindTimes], int]:
-    """Return the host times of each kind of step, and the number of intervals in which the replay
-    agrees with the record.
+    """Return the host times by kind of step, and the number of intervals that agree with the
+    record.
 
     ``largest`` is the size of the largest CUDA graph in tokens.
     """
@@ -160,8 +159,8 @@ def fit_host_times(every: Sequence[TokenInterval], largest: int) -> tuple[list[S
 
 
 def _fitted(counts: Floats, over: Floats) -> tuple[Floats, Floats]:
-    """Return the seconds per step of each kind, estimated by robust least squares, and their
-    standard errors.
+    """Return the seconds per step of each kind by robust least squares, and their standard
+    errors.
     """
     weights = 1 / np.sqrt(np.maximum(counts.sum(1), 1))
 
@@ -182,7 +181,7 @@ def kind_of(load: StepLoad, largest: int) -> str:
     """Return the kind of a step as text.
 
     Decode steps are grouped by their number of decodes. Steps with prefills are grouped by whether
-    they fit into the largest CUDA graph, which has ``largest`` tokens.
+    they fit into the largest CUDA graph of ``largest`` tokens.
     """
     if load.prefill_seqs:
         what = "mixed" if load.decode_seqs else "prefill"
@@ -199,7 +198,7 @@ def kind_of(load: StepLoad, largest: int) -> str:
 
 
 def step_rows(found: Sequence[HostTimes]) -> pd.DataFrame:
-    """Return one row per case and kind of step, with times in ms."""
+    """Return one row per recorded run and kind of step, with times in ms."""
     return pd.DataFrame(
         [
             {
@@ -237,7 +236,7 @@ def step_cells(found: Sequence[HostTimes]) -> Iterator[list[str]]:
 
 
 def describe_host_times(one: HostTimes) -> str:
-    """Return a text about the kinds of steps whose host time is significant."""
+    """Return a text about the kinds of steps with significant host time."""
     enough = [kind for kind in one.kinds if kind.steps >= MIN_REPORTED_STEPS]
     sure = [kind for kind in enough if abs(kind.host) > max(3 * kind.uncertainty, MIN_REPORTED_S)]
     told = [

@@ -1,6 +1,4 @@
-"""Coverage of intervals: the fraction of measured metrics that lie inside the predicted intervals,
-and the widths of the intervals.
-"""
+"""Coverage of intervals: the fraction of measured metrics inside the predicted intervals."""
 
 from __future__ import annotations
 
@@ -20,11 +18,11 @@ STATED_COVERAGE = 90
 
 @dataclass(frozen=True)
 class Coverage:
-    """Number of measured metrics, and how many of them lie in the predicted interval.
+    """Number of measured metrics, and number of metrics inside the predicted interval.
 
-    Of ``figures`` metrics with an interval, ``held`` lie in it. ``half`` is half the width of an
-    interval relative to the prediction (median over the metrics), or None. ``refused`` is the
-    number of metrics without an interval.
+    ``figures`` is the number of metrics with an interval, and ``held`` is the number inside it.
+    ``half`` is half the width of an interval relative to the prediction (median), or None.
+    ``refused`` is the number of metrics without an interval.
     """
 
     figures: int
@@ -34,15 +32,16 @@ class Coverage:
 
 
 def is_in_range(s: Score) -> bool:
-    """Return whether at most ``MAX_UNKNOWN_SHARE`` of the run's time is spent in steps outside the
-    profile's range.
+    """Return whether the run is in the profile's range, except for ``MAX_UNKNOWN_SHARE`` of its
+    time.
     """
     return s.replayed.outside <= MAX_UNKNOWN_SHARE
 
 
 def coverage(scores: Sequence[Score]) -> Coverage:
-    """Return the interval coverage over the metrics of the given runs; values up to ``MIN_FIGURE``
-    are ignored.
+    """Return the interval coverage over the metrics of the given runs.
+
+    Values up to ``MIN_FIGURE`` are ignored.
     """
     figures = [f for s in scores for f in s.figures if f.real > MIN_FIGURE]
     given = [f for f in figures if f.interval]
@@ -60,8 +59,8 @@ def _half(f: FigureComparison) -> float:
 
 
 def coverage_rows(scores: Sequence[Score]) -> Iterator[list[str]]:
-    """Yield table rows for all runs within the profile's range, for all runs outside it, and for
-    each run.
+    """Yield table rows for all runs within the profile's range, for all runs outside it, and per
+    run.
     """
     parts = {
         "in range": [s for s in scores if is_in_range(s)],
@@ -76,7 +75,7 @@ def coverage_rows(scores: Sequence[Score]) -> Iterator[list[str]]:
 
 
 def refused_runs(scores: Sequence[Score]) -> list[str]:
-    """Return one text for each run without intervals: its name and the reason."""
+    """Return the name of each run without intervals, and the reason."""
     return [
         f"{s.case.name}: {100 * s.replayed.unknown:.0f} % of the busy time outside the known range"
         if s.replayed.unknown > MAX_UNKNOWN_SHARE

@@ -1,9 +1,8 @@
 """Replay a recorded run step by step at the pace of the record.
 
-The scheduler's rules decide the batches. A request becomes visible to the scheduler at the time at
-which it was first scheduled according to the record. A step that emits the first or last token of a
-request ends at the recorded time of that token. The record therefore gives the total time of the
-batches between two such tokens, and the cost profile gives the time of their kernels.
+The scheduler's rules decide the batches. The scheduler sees a request from the recorded time of its
+first scheduling on. A step with the first or last token of a request ends at the recorded time of
+this token. The cost profile gives the time of the kernels between two such tokens.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class RequestEvents:
 
 @dataclass(frozen=True)
 class PacedStep:
-    """A step with its ``load``; its kernels take ``kernels`` seconds according to the profile.
+    """A step with its ``load``. Its kernels take ``kernels`` seconds according to the profile.
 
     ``came`` is the recorded time in seconds of the step's tokens, or None. ``sure`` is false if the
     record has different times for the tokens. ``after_idle`` is true if the engine was idle before
@@ -98,8 +97,8 @@ def read_events(case: RecordedRun, requests: list[Request]) -> RequestEvents:
 def replay_paced(case: RecordedRun, profile: CostProfile, config: VllmConfig) -> list[PacedStep]:
     """Return all steps of a recorded run, replayed at the pace of the record.
 
-    Raises InputError for a run of several data-parallel ranks, because the rank of each request is
-    not recorded. Also raises InputError for a run whose times are not on the engine's clock.
+    Raises InputError for a run of several data-parallel ranks, or if the recorded times are not on
+    the engine's clock.
     """
     ranks = case.facts.engine.data_parallel
     if ranks > 1:
@@ -117,9 +116,7 @@ def replay_paced(case: RecordedRun, profile: CostProfile, config: VllmConfig) ->
 
 
 class PacedEngine(Engine):
-    """An engine whose steps take the time in the record, or the kernel time if no time is
-    recorded.
-    """
+    """An engine whose steps take the recorded time, or else the kernel time."""
 
     def __init__(
         self, env: simpy.Environment, scheduler: object, profile: CostProfile, events: RequestEvents
@@ -133,7 +130,7 @@ class PacedEngine(Engine):
         self._decided = sorted(events.scheduled.values())
 
     def submit(self, request: Request) -> None:
-        """Submit a request; the engine receives it at its recorded scheduling time."""
+        """Submit a request. The engine receives it at its recorded scheduling time."""
         super().submit(request)
         due = self.env.timeout(max(self._events.scheduled[request.id] - self.env.now, 0.0))
         due.callbacks.append(lambda _: self.notify())
@@ -153,8 +150,8 @@ class PacedEngine(Engine):
     ) -> float:
         """Run a batch until the recorded time of its tokens.
 
-        Without a recorded time, the end of the batch is estimated from recorded scheduling times of
-        requests or from the kernel time.
+        An unknown time is estimated from recorded scheduling times of requests or from the kernel
+        time.
         """
         if not batch:
             return super().launch(batch, load, start, seconds)
@@ -169,9 +166,9 @@ class PacedEngine(Engine):
         return self._free
 
     def _near(self, end: float, within: float) -> float:
-        """Return the recorded scheduling time that is nearest to ``end``.
+        """Return the recorded scheduling time that is nearest to ``end``, or ``end``.
 
-        If none is within ``within`` seconds, return ``end``.
+        The time must be within ``within`` seconds of ``end``.
         """
         place = bisect_left(self._decided, end - within)
         near = self._decided[place : place + 8]

@@ -27,8 +27,7 @@ _LEFT_OUT = ("min", "max", "std", "p75", "p25")
 def read_statistics(measured: Mapping[str, Any], path: Path) -> dict[str, float]:
     """Return the statistics by metric name (``ttft_ms.p99``).
 
-    Raises InputError that names file and field if a statistic is invalid or if there is no
-    statistic.
+    Raises InputError with file and field if a statistic is invalid or if there is no statistic.
     """
     found = {}
     for metric, statistics in measured.items():

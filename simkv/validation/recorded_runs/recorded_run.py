@@ -1,10 +1,10 @@
 """A recorded run: its engine, its requests and their measured times.
 
-A recorded run is a folder. ``case.json`` describes engine, model, GPU and origin. ``requests.csv``
-has one row per request in order of arrival, with times in ms; LLMServingSim's ``requests.jsonl`` or
-aiperf's ``profile_export.jsonl`` can replace it. If prompts share prefixes, another file lists
-their blocks (see ``workload.formats.recorded_case``). Values that were not recorded are null. If
-only statistics are public, they are in case.json (see ``read_statistics``).
+A recorded run is a directory. ``case.json`` describes engine, model, GPU and origin.
+``requests.csv`` has one row per request in order of arrival, with times in ms. LLMServingSim's
+``requests.jsonl`` or aiperf's ``profile_export.jsonl`` can replace it. If prompts share prefixes,
+another file lists their blocks (see ``workload.formats.recorded_case``). Values that were not
+recorded are null. If only statistics are public, they are in case.json (see ``read_statistics``).
 """
 
 from __future__ import annotations
@@ -106,8 +106,9 @@ class EngineFacts(_Facts):
 
     @property
     def host_link(self) -> HostLink | None:
-        """Link between the GPUs, or None if no link was recorded. Raises InputError for an unknown
-        name.
+        """Link between the GPUs, or None if no link was recorded.
+
+        Raises InputError for an unknown name.
         """
         if self.link is None or isinstance(self.link, str):
             return find_link(self.link) if self.link else None
@@ -121,19 +122,17 @@ class EngineFacts(_Facts):
 
     @property
     def caches(self) -> bool:
-        """Whether prefix caching is on; True unless the record states that it is off."""
+        """Whether prefix caching is on. True unless the record states that it is off."""
         return self.enable_prefix_caching is not False
 
     @property
     def expert_ranks(self) -> int:
-        """Number of GPUs that the experts of a mixture of experts are distributed over."""
+        """Number of GPUs over which the experts of a mixture of experts are distributed."""
         return self.tensor_parallel * self.data_parallel if self.expert_parallel else 1
 
 
 class Origin(_Facts):
-    """The simulator of the project that published the record, with the errors of that simulator
-    (percent).
-    """
+    """The simulator of the project that published the record, with its errors in percent."""
 
     simulator: str = "origin"
     published: dict[str, Any] = {}
@@ -143,9 +142,9 @@ class Origin(_Facts):
 class RunFacts(_Facts):
     """Contents of ``case.json``.
 
-    ``max_concurrency`` is the maximum number of requests in flight in a closed loop, or None if
-    requests are sent at their recorded arrivals. ``measured`` contains published statistics, and
-    ``arrivals`` describes the requests, if no data on single requests are public.
+    ``max_concurrency`` is the maximum number of requests in flight in a closed loop, or None for
+    recorded arrivals. ``measured`` contains published statistics, and ``arrivals`` describes the
+    requests, if no data on single requests are public.
     """
 
     name: str
@@ -166,10 +165,9 @@ class RunFacts(_Facts):
 class RecordedRun:
     """A recorded run.
 
-    ``requests`` has one row per request, with its measured times (ms), read from the file
-    ``table``. With ``from_queue``, TTFT and E2E start when the engine core receives a request
-    instead of at its arrival. ``scored`` selects the requests to compare. ``told`` contains the
-    published statistics (ms) by metric name.
+    ``requests`` has one row per request of the file ``table``, with its measured times (ms).
+    ``from_queue`` is true if TTFT and E2E start when the engine core receives a request. ``scored``
+    selects the requests to compare. ``told`` contains the published statistics (ms) by metric name.
     """
 
     folder: Path
@@ -200,7 +198,7 @@ class RecordedRun:
 
     @property
     def makespan_s(self) -> float | None:
-        """Seconds from the first arrival to the last token; None if unknown."""
+        """Seconds from the first arrival to the last token, or None if unknown."""
         if self.facts.makespan_s is not None or self.told:
             return self.facts.makespan_s
         ends = self.requests["arrival_s"] + self.requests["e2e_ms"] / 1e3
@@ -208,7 +206,7 @@ class RecordedRun:
 
 
 def read_recorded_run(folder: Path) -> RecordedRun:
-    """Read a recorded run. Raises InputError that names file and field if the run is invalid."""
+    """Read a recorded run. Raises InputError with file and field if the run is invalid."""
     path = folder / "case.json"
     try:
         facts = RunFacts.model_validate(json.loads(path.read_text(encoding="utf-8-sig")))
@@ -246,8 +244,8 @@ def read_recorded_run(folder: Path) -> RecordedRun:
 def _requests(folder: Path, facts: RunFacts) -> tuple[Path, pd.DataFrame]:
     """Return the file with a run's requests, and its rows in order of arrival.
 
-    The file is ``requests.csv`` or the output of a benchmark client in a supported trace format.
-    Without such a file, requests are sampled and the file is case.json.
+    The file is ``requests.csv``, or the output of a benchmark client in a supported trace format,
+    or case.json if the requests are sampled.
     """
     raw = [
         folder / name for name in (*BENCHMARK_FILES, *(f"{name}.gz" for name in BENCHMARK_FILES))
@@ -273,9 +271,9 @@ def _filled(name: str) -> RowPredicate:
 
 
 def find_recorded_runs(folder: Path) -> list[Path]:
-    """Return the folders of recorded runs in ``folder``, sorted by name.
+    """Return the directories of recorded runs in ``folder``, sorted by name.
 
-    If ``folder`` itself is a recorded run, return only this folder.
+    If ``folder`` itself is a recorded run, return only this directory.
     """
     if (folder / "case.json").is_file():
         return [folder]

@@ -6,8 +6,7 @@
    as the run, or in a folder given by the user.
 3. The isolated requests of the run (stage ``sync``), which are then not scored.
 
-No other part of the record is used for the costs, so data used for calibration is never used for
-validation.
+Data used for calibration is never used for validation.
 """
 
 from __future__ import annotations
@@ -35,8 +34,7 @@ from simkv.validation.recorded_runs.recorded_run import RecordedRun
 def calibrate_run(
     case: RecordedRun, given: Path | None = None, tables: Path | None = None
 ) -> CostProfile:
-    """Return the cost profile of a recorded run: ``given``, or the profile selected by the rule of
-    this module.
+    """Return the cost profile of a recorded run: ``given``, or selected by the rule of this module.
 
     Bundles are also searched for in ``tables``. Raises InputError if there is no source of costs.
     """
@@ -96,7 +94,7 @@ def _link(case: RecordedRun) -> HostLink | None:
 
 
 def find_bundle(case: RecordedRun, tables: Path | None = None) -> Path | None:
-    """Return the folder of LLMServingSim's tables for the model and GPU of a run, or None."""
+    """Return the directory of LLMServingSim's tables for the model and GPU of a run, or None."""
     return next((folder for folder in _bundles(case, tables) if _belongs(folder, case)), None)
 
 
@@ -117,10 +115,7 @@ def _belongs(folder: Path, case: RecordedRun) -> bool:
 
 
 def is_same_model(one: str, other: str) -> bool:
-    """Return whether two names mean the same model.
-
-    They do if they mean the same weights or, for models that simkv knows, the same shape.
-    """
+    """Return whether two names mean the same model: the same weights, or the same known shape."""
     first, second = known_model(one), known_model(other)
     if first is not None and second is not None:
         return first.name == second.name
@@ -130,7 +125,7 @@ def is_same_model(one: str, other: str) -> bool:
 def _same_gpu(one: str, other: str) -> bool:
     """Return whether two names mean the same GPU.
 
-    The names are compared by simkv's catalog or, for unknown GPUs, by the numbers in them.
+    Unknown GPUs are compared by the numbers in their names.
     """
     first, second = known_gpu(one), known_gpu(other)
     if first is not None and second is not None:

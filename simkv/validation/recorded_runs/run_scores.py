@@ -42,11 +42,11 @@ class RequestErrors:
 
 @dataclass(frozen=True)
 class Score:
-    """Comparison of a recorded run with its simulation, for all scored requests and by stage of the
-    run.
+    """Comparison of a recorded run with its simulation.
 
-    ``published`` contains the errors (percent) that the authors of the record published for their
-    own simulator. ``fitted_to_itself`` means that the costs come from isolated requests of the run.
+    Errors are given for all scored requests and by stage of the run. ``published`` contains the
+    errors (percent) that the authors of the record published for their own simulator.
+    ``fitted_to_itself`` is true if the costs come from isolated requests of the run.
     """
 
     case: RecordedRun
@@ -59,9 +59,7 @@ class Score:
     fitted_to_itself: bool = False
 
     def has(self, metric: str) -> bool:
-        """Return whether a metric was compared, which requires a recorded value of at least one
-        request.
-        """
+        """Return whether a metric was compared, which requires recorded values."""
         return any(f.metric == metric for f in self.figures)
 
     def figure(self, metric: str, statistic: str) -> FigureComparison:
@@ -69,7 +67,7 @@ class Score:
         return next(f for f in self.figures if f.name == f"{metric}.{statistic}")
 
     def errors(self, metric: str, *statistics: str) -> list[str]:
-        """Return the signed errors of some statistics of a metric in percent.
+        """Return the signed errors of some statistics of a metric in percent, as texts.
 
         The text is empty for statistics that were not compared.
         """
@@ -83,8 +81,8 @@ def simulate_and_score(
 ) -> Score:
     """Simulate a recorded run and compare the result with the record.
 
-    Each metric gets an interval from simulations with the profile's error, unless the error is
-    unknown for more than ``MAX_UNKNOWN_SHARE`` of the run.
+    Each metric gets an interval from the profile's error, unless the error is unknown for more than
+    ``MAX_UNKNOWN_SHARE`` of the run.
     """
     replayed = simulate_run(case, profile, config, notes)
     own = case.has_isolated_requests and profile.name.startswith(case.name)
@@ -105,13 +103,15 @@ def simulate_and_score(
 
 
 def _ends(values: Sequence[float | None]) -> tuple[float, float] | None:
-    """Return the smallest and the largest value of a metric; None if a run has no sample of it."""
+    """Return the smallest and the largest value of a metric, or None if a run has no sample of
+    it.
+    """
     known = [value for value in values if value is not None]
     return (min(known), max(known)) if len(known) == len(values) else None
 
 
 def score(case: RecordedRun, replayed: SimulatedRun, profile: str) -> Score:
-    """Compare a simulation with the record, using only the requests that are scored."""
+    """Compare a simulation with the record, for the scored requests."""
     kept = case.scored.to_numpy()
     figures = _figures_told(case, replayed) if case.told else _figures(case, replayed, kept)
     if case.makespan_s is not None:
@@ -139,11 +139,7 @@ def _figure(name: str, measured: float, predicted: float) -> FigureComparison:
 def _figures(
     case: RecordedRun, replayed: SimulatedRun, kept: npt.NDArray[np.bool_]
 ) -> list[FigureComparison]:
-    """Return all statistics of all metrics that were recorded for at least one of the selected
-    requests.
-
-    ``kept`` marks the selected requests.
-    """
+    """Return all statistics of the recorded metrics over the requests in the mask ``kept``."""
     found = []
     for metric in METRICS:
         both = _both(case, replayed, metric, kept)
@@ -198,8 +194,8 @@ def _per_request(
 
 
 def _published(origin: Origin) -> dict[str, float]:
-    """Return the errors that the authors of the record published for their own simulator, by
-    simkv's metric names.
+    """Return the errors that the authors of the record published for their simulator, by metric
+    name.
     """
     named = {
         f"{metric}.{statistic}": _number(origin.published.get(f"{theirs} {_ORIGIN[statistic]}"))

@@ -1,7 +1,6 @@
 """Simulate a recorded run from its arrivals, lengths and engine configuration.
 
-Settings that were not recorded have the defaults of the engine's release, and the result lists
-these settings.
+Settings that were not recorded have the defaults of the engine's release. The result lists them.
 """
 
 from __future__ import annotations
@@ -54,8 +53,8 @@ BALANCER_S = 0.1
 class SimulatedRun:
     """A simulated run: times (ms) per request in the order of the record, and totals of the run.
 
-    ``outside`` is the fraction of busy time in steps outside the profile's range; ``unknown`` is
-    the fraction of busy time for which the profile's error is unknown.
+    ``outside`` is the fraction of busy time in steps outside the profile's range. ``unknown`` is
+    the fraction of busy time with an unknown error.
     """
 
     requests: pd.DataFrame
@@ -75,7 +74,7 @@ def simulate_run(
     notes: list[str],
     changed: Callable[[Executor], Executor] | None = None,
 ) -> SimulatedRun:
-    """Simulate ``case`` on an engine with this ``config``.
+    """Simulate ``case`` on an engine with the given ``config``.
 
     ``notes`` are added to the notes of the result. ``changed`` may wrap the executor. Raises
     InputError if the engine would reject a request.
@@ -199,9 +198,9 @@ def _not_recorded(case: RecordedRun) -> list[str]:
 
 
 def _variant(version: str) -> tuple[Any, list[str]]:
-    """Return the newest supported version that is not newer than ``version``.
+    """Return the newest supported version up to ``version``, or else the oldest supported version.
 
-    If there is none, return the oldest supported version. Raises ValueError for an invalid version.
+    Raises ValueError for an invalid version.
     """
     if find_version(version) is None:
         raise ValueError(f"should be a release such as 0.19.0; found {version!r}")
@@ -217,8 +216,8 @@ def _variant(version: str) -> tuple[Any, list[str]]:
 def _blocks(case: RecordedRun) -> tuple[int, list[str]]:
     """Return the number of KV blocks of a recorded run, and notes.
 
-    If the number was not recorded, vLLM's number is estimated from model and GPU. If these are
-    unknown, the number is large enough for all requests at once.
+    An unrecorded number is estimated from model and GPU. If these are unknown, the number is large
+    enough for all requests at once.
     """
     setup = case.facts.engine
     if setup.num_gpu_blocks is not None:
@@ -266,7 +265,7 @@ def requests_of(case: RecordedRun) -> list[Request]:
 
 
 def _check(case: RecordedRun, lives: list[RequestRecord]) -> None:
-    """Check that every request that finished in the record also finished in the simulation."""
+    """Raise InputError if a request finished in the record but not in the simulation."""
     for life in lives:
         if life.outcome is not Outcome.FINISHED:
             raise InputError(

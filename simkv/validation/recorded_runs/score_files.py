@@ -50,7 +50,7 @@ def write_scores(
     sensitivity: dict[str, list[SensitivityScore]],
     above: Sequence[HostTimes] = (),
 ) -> list[str]:
-    """Write all tables to ``folder`` (which must exist) and return the file names."""
+    """Write all tables to the existing directory ``folder``, and return the file names."""
     tables = {
         "figures.csv": figure_rows(scores),
         "requests.csv": pd.concat([request_rows(s) for s in scores], ignore_index=True),
@@ -69,9 +69,7 @@ def write_scores(
 
 
 def figure_rows(scores: Sequence[Score]) -> pd.DataFrame:
-    """Return one row per run and metric; ``stage`` is empty for the comparison over all scored
-    requests.
-    """
+    """Return one row per run and metric. ``stage`` is empty for all scored requests together."""
     rows: list[dict[str, Any]] = []
     for s in scores:
         for stage, figures in {"": s.figures, **s.stages}.items():
@@ -132,7 +130,7 @@ def request_rows(s: Score) -> pd.DataFrame:
 
 
 def showdown_rows(scores: Sequence[Score]) -> pd.DataFrame:
-    """Return the rows of ``error_records.csv``; ``stage_index`` -1 means all requests."""
+    """Return the rows of ``error_records.csv``. ``stage_index`` -1 means all requests."""
     rows: list[dict[str, Any]] = []
     for s in scores:
         facts, setup = s.case.facts, s.case.facts.engine
@@ -169,7 +167,7 @@ def showdown_rows(scores: Sequence[Score]) -> pd.DataFrame:
 
 
 def sensitivity_rows(sensitivity: dict[str, list[SensitivityScore]]) -> pd.DataFrame:
-    """Return one row per run, change and metric, with the error (%) when one setting is changed."""
+    """Return one row per run, changed setting and metric, with the error (%)."""
     rows = [
         {"case": name, "change": found.change, **_figure(f, None)}
         for name, all_of in sensitivity.items()

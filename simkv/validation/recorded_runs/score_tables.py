@@ -36,8 +36,7 @@ TITLES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "E2E", "queue_ms": "qu
 def render_run(found: Score, changed: Sequence[SensitivityScore]) -> Iterator[RenderableType]:
     """Yield the tables of one run: measured and predicted values, and errors.
 
-    The tables also contain the errors that the authors of the record published for their own
-    simulator.
+    The errors that the authors of the record published for their own simulator are included.
     """
     yield ""
     yield Text.assemble((found.case.name, "bold"), f": {found.case.facts.model}")
@@ -95,8 +94,7 @@ def render_all_runs(
     """Yield three tables about all runs: the errors, the interval coverage, and the cross
     predictions.
 
-    Below the errors of simkv, the first table has the errors of the simulators of the projects that
-    published the runs.
+    The first table includes the errors that other projects published for their simulators.
     """
     yield Text("\nErrors of all cases, %", "bold")
     head = ("case", "simulator", "metric", *STATISTICS, "per request")
@@ -114,8 +112,8 @@ def render_all_runs(
 
 
 def case_rows(s: Score) -> list[list[str]]:
-    """Return one row per metric with the errors of simkv, and one row with the errors of the
-    simulator of the record's authors.
+    """Return one row per metric with the errors of simkv, and one row for the authors'
+    simulator.
     """
     rows = []
     origin = s.case.facts.origin_simulator.simulator

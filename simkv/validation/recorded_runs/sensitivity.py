@@ -21,18 +21,14 @@ COLLECTIVES_SLOWDOWN = 2.0
 
 @dataclass(frozen=True)
 class SensitivityScore:
-    """The score of a simulation in which one setting was changed; ``change`` describes the
-    change.
-    """
+    """The score of a simulation with one changed setting. ``change`` describes the change."""
 
     change: str
     score: Score
 
 
 def score_sensitivity(case: RecordedRun, profile: CostProfile) -> list[SensitivityScore]:
-    """Simulate a recorded run again, each time with one changed setting, and return the score of
-    each simulation.
-    """
+    """Simulate a recorded run again, each time with one changed setting, and return the scores."""
     found = []
     for change, fields, costs in _changes(case, profile):
         config, notes = engine_of(case, **fields)

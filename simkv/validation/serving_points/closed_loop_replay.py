@@ -1,8 +1,7 @@
 """Replay a measured point: closed-loop clients on the scheduler of its engine.
 
 The client sends ``concurrency`` requests at once, and another request whenever one finishes. The
-warm-up of the engine affects the results only if prefixes are cached, so it is simulated only in
-this case (``warm_up``).
+warm-up of the engine is simulated only if prefixes are cached (``warm_up``).
 """
 
 from __future__ import annotations
@@ -50,14 +49,14 @@ class ClosedLoop:
     cold_s: float = 0.0
 
     def warm_up_requests(self) -> list[Request]:
-        """Return the warm-up requests, which all have the same prompt and precede the counted
+        """Return the warm-up requests, which have equal prompts and precede the counted
         requests.
         """
         prompt = int(self.isl * self.shares[1])
         return [_request(number, prompt, self.osl, "cached") for number in range(self.warm_up)]
 
     def counted(self, first: int) -> list[Request]:
-        """Return the requests whose latency is counted; their ids start at ``first``."""
+        """Return the requests whose latency is counted. Their ids start at ``first``."""
         lengths = sample_lengths(self.prompts, self.isl, self.osl, self.shares)
         return [
             _request(first + i, prompt, output, "cached" if i % self.fresh else "")
@@ -68,8 +67,7 @@ class ClosedLoop:
 def _request(number: int, prompt: int, output: int, stream: str) -> Request:
     """Return a request that arrives at 0 s.
 
-    Requests with the same ``stream`` share their prompt prefix; with an empty ``stream``, a request
-    shares nothing.
+    Requests with the same ``stream`` share their prompt prefix, unless it is empty.
     """
     return Request(
         id=number,
@@ -83,7 +81,7 @@ def _request(number: int, prompt: int, output: int, stream: str) -> Request:
 
 @dataclass(frozen=True)
 class PointReplay:
-    """Mean latencies of a simulated run, or the reason (``why``) why there are none.
+    """Mean latencies of a simulated run, or the reason (``why``) for missing latencies.
 
     ``moved`` has the derivatives of mean TTFT and mean TPOT with respect to each constant in
     ``FITTED_CONSTANTS``, in ms per unit of the constant. ``sources`` are the sources of error of
@@ -101,11 +99,10 @@ class PointReplay:
 def replay_point(
     engine: Any, profile: CostProfile, load: ClosedLoop, ranks: int = 1, *, leaping: bool = True
 ) -> PointReplay:
-    """Simulate the workload ``load`` with the given engine configuration and the step costs of
-    ``profile``.
+    """Simulate the workload ``load`` on an engine with the step costs of ``profile``.
 
-    ``ranks`` is the number of data-parallel ranks that run their steps in lockstep. Each rank
-    serves the requests that are routed to it.
+    ``ranks`` is the number of data-parallel ranks in lockstep. Each rank serves the requests that
+    are routed to it.
     """
     env = simpy.Environment()
 

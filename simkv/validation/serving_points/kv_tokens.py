@@ -8,7 +8,7 @@ from simkv.costs.hardware.replica_hardware import Hardware
 
 
 def kv_tokens(hardware: Hardware, setting: ExecutionSettings) -> int:
-    """Return the number of tokens whose KV fits on each GPU; 0 if the weights do not fit.
+    """Return the number of tokens whose KV fits on each GPU, or 0 if the weights do not fit.
 
     The memory fraction of SGLang covers weights and KV only. The fraction of vLLM also covers the
     activations of the largest step.

@@ -1,8 +1,7 @@
-"""Derivatives of a run's latencies with respect to the constants of its cost model, computed from a
-single run.
+"""Derivatives of a run's latencies with respect to the constants of its cost model.
 
-As long as the engine runs the same steps, each request waits for the same steps, and its latencies
-are sums of their costs. The effects of all constants can therefore be computed from one run.
+As long as the engine runs the same steps, the latencies are sums of step costs. The effects of all
+constants can therefore be computed from a single run.
 """
 
 from __future__ import annotations
@@ -22,11 +21,10 @@ Floats = npt.NDArray[np.float64]
 
 
 def slopes(logs: Sequence[StepLog], lives: Sequence[RequestRecord], profile: CostProfile) -> Floats:
-    """Return the derivatives of mean TTFT (row 0) and mean TPOT (row 1) with respect to each fitted
-    constant (columns).
+    """Return the derivatives of mean TTFT (row 0) and mean TPOT (row 1) by fitted constant
+    (columns).
 
-    The unit is milliseconds per unit of the constant. If there are several ``logs``, their engines
-    run in lockstep.
+    The unit is milliseconds per unit of the constant. Several ``logs`` are engines in lockstep.
     """
     found = np.empty((2, len(FITTED_CONSTANTS)))
     steps = _joined(logs)

@@ -54,11 +54,11 @@ class Recipe:
     """Configuration of the server of a measured point.
 
     None means the default of the release. ``mixed`` is true if requests decode in steps with
-    prefills, and ``radix`` is true if prefixes are cached. ``memory_share`` is the fraction of GPU
-    memory that the engine uses. ``ep`` is set if the data state another value. ``rounds`` is the
-    number of prompts divided by the concurrency. ``shares`` are the fractions of the stated lengths
-    between which lengths lie. One in ``fresh`` prompts is not in the prefix cache. ``kernels`` are
-    selected with options of the server. ``assumed`` contains undocumented facts.
+    prefills. ``radix`` is true if prefixes are cached. ``memory_share`` is the fraction of GPU
+    memory that the engine uses. ``ep`` replaces the expert parallel size in the data. ``rounds`` is
+    the number of prompts divided by the concurrency. ``shares`` are the smallest and largest length
+    as fractions of the stated length. One in ``fresh`` prompts is not in the prefix cache.
+    ``kernels`` are selected with options of the server. ``assumed`` contains undocumented facts.
     """
 
     weights: FormatName
@@ -87,14 +87,14 @@ class Recipe:
 
 
 def is_blackwell(row: MeasuredRow) -> bool:
-    """Return whether the GPU is a Blackwell GPU; all other GPUs in the data are Hopper GPUs."""
+    """Return whether the GPU is a Blackwell GPU. All other GPUs in the data are Hopper GPUs."""
     return row.system.lower().startswith(("b200", "b300", "gb200", "gb300"))
 
 
 def recipe_of(row: MeasuredRow) -> Recipe:
     """Return the launch configuration of a measured point.
 
-    Raises InputError for a model or precision whose launch configuration is unknown.
+    Raises InputError if it is unknown for the model or the precision.
     """
     name = row.model.lower().rsplit("/", 1)[-1]
     for key, find in _RECIPES.items():
@@ -107,7 +107,7 @@ def recipe_of(row: MeasuredRow) -> Recipe:
 
 
 def _nvidia(row: MeasuredRow, recipe: Recipe) -> Recipe:
-    """Return ``recipe`` with the settings that NVIDIA's benchmark generator uses."""
+    """Return ``recipe`` with the settings of NVIDIA's benchmark generator."""
     how = "10 x concurrency prompts in a closed loop, all with the stated lengths"
     if row.backend == "vllm" and recipe.fresh > 1:
         how = "10 x concurrency prompts in a closed loop, lengths within 1.5 % of the stated ones"
@@ -127,9 +127,7 @@ def _nvidia(row: MeasuredRow, recipe: Recipe) -> Recipe:
 
 
 def count_warm_up_requests(row: MeasuredRow) -> int:
-    """Return the number of warm-up requests that the benchmark sends before the counted
-    requests.
-    """
+    """Return the number of warm-up requests before the counted requests."""
     if row.protocol != INFERENCEMAX_PROTOCOL:
         return 0
     if row.warmup.startswith("1 ") or (row.measured_on and row.measured_on < WARM_UP_SINCE):
@@ -138,10 +136,9 @@ def count_warm_up_requests(row: MeasuredRow) -> int:
 
 
 def cold_start_s(row: MeasuredRow, recipe: Recipe) -> float:
-    """Return the duration in seconds for which the engine pauses after the first requests arrive.
+    """Return the seconds for which the engine pauses after the first requests arrive.
 
-    In the measurements, SGLang pauses on Blackwell GPUs if the warm-up had only one request. For
-    other rows, the result is 0.
+    In the measurements, SGLang pauses on Blackwell GPUs if the warm-up had only one request.
     """
     chunk = recipe.chunked_prefill_size
     if row.backend != "sglang" or not row.warmup.startswith("1 ") or not is_blackwell(row):
@@ -153,7 +150,7 @@ def cold_start_s(row: MeasuredRow, recipe: Recipe) -> float:
 
 
 def _fp(row: MeasuredRow, **known: FormatName) -> FormatName:
-    """Return the number format of a model that corresponds to the precision in ``row``."""
+    """Return the number format of a model for the precision in ``row``."""
     if row.precision not in known:
         raise InputError(
             f"line {row.line}: precision: no launch recipe for {row.model} with precision "
@@ -244,8 +241,9 @@ def _kimi(row: MeasuredRow) -> Recipe:
 
 
 def _deepseek(row: MeasuredRow) -> Recipe:
-    """Return the SGLang recipe of DeepSeek; fp4 means nvidia/DeepSeek-R1-0528-FP4-V2, with
-    attention in 16 bits.
+    """Return the SGLang recipe of DeepSeek.
+
+    fp4 means nvidia/DeepSeek-R1-0528-FP4-V2, with attention in 16 bits.
     """
     weights = _fp(row, fp8="fp8_block", fp4="nvfp4")
     found = Recipe(

@@ -2,9 +2,9 @@
 
 Required columns: id, backend, backend_version, model, system, precision, isl, osl, concurrency, tp,
 dp, ep. Optional columns: measurement, engine_found, precision_note, parallel_note, measured_on,
-image, source, protocol, warmup, suspect. The columns ttft_ms and tpot_ms are optional too, but only
-together. For each tool to compare with, such as ``aic``, the file may have columns ``aic_ttft_ms``
-and ``aic_tpot_ms``.
+image, source, protocol, warmup, suspect. The columns ttft_ms and tpot_ms are also optional, but
+only together. Predictions of another tool, such as ``aic``, are in ``aic_ttft_ms`` and
+``aic_tpot_ms``.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class MeasuredRow:
     def configuration(self) -> tuple[str | int, ...]:
         """Requested configuration without the engine version.
 
-        If a fit excludes a row, it also excludes all rows with an equal configuration.
+        Rows with equal configurations are held out together.
         """
         return (
             *(self.backend, self.model, self.system, self.precision),
@@ -124,7 +124,7 @@ def _check_columns(path: Path, found: list[str]) -> None:
 
 
 class _Fields:
-    """Parser for the fields of one CSV line; errors name the line and the field."""
+    """Parser for the fields of one CSV line. Errors name the line and the field."""
 
     def __init__(self, path: Path, line: int, record: Mapping[str | None, str | None]) -> None:
         self._where = f"{path}: line {line}"
@@ -220,8 +220,6 @@ class _Fields:
 
 
 def _digits(text: str) -> str:
-    """Return the digits and dots of a version: ``0.5.9`` for ``0.5.9.post1``; empty if there are
-    none.
-    """
+    """Return the digits and dots of a version, such as ``0.5.9`` for ``0.5.9.post1``."""
     found = re.match(r"v?(\d+(?:\.\d+)+)", text)
     return found.group(1) if found else ""

@@ -1,4 +1,4 @@
-"""Predict the rows of a file; each distinct configuration is simulated once."""
+"""Predict the rows of a file. Each distinct configuration is simulated once."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Prediction:
 class PointJob:
     """A measured configuration to simulate.
 
-    If ``constants`` is None, simkv's own cost constants are used.
+    ``constants`` are the cost constants, or None for simkv's own constants.
     """
 
     point: ServingPoint
@@ -57,7 +57,7 @@ class PointJob:
 
     @property
     def key(self) -> str:
-        """Key of the job; jobs with the same key have the same result."""
+        """Key of the job. Jobs with the same key have the same result."""
         return f"{self.point.key} {self.constants}"
 
 
@@ -81,8 +81,8 @@ def predict(
 ) -> list[Prediction]:
     """Return a prediction for each row, in the order of ``rows``.
 
-    ``constants`` returns the cost constants for a configuration, or None to use simkv's own
-    constants. ``jobs`` is the number of processes; ``advance`` is called after each simulation.
+    ``constants`` returns the cost constants for a configuration, or None for simkv's own constants.
+    ``jobs`` is the number of processes. ``advance`` is called after each simulation.
     """
     points = points_of(rows)
     wanted = [None if isinstance(p, str) else PointJob(p, constants(p.kind)) for p in points]
@@ -101,7 +101,7 @@ def run_all(
     jobs: int | None = None,
     advance: Callable[[], object] = lambda: None,
 ) -> dict[str, PointReplay]:
-    """Return the result of each job by its key; jobs with equal keys run once."""
+    """Return the result of each job by its key. Jobs with equal keys run once."""
     # Jobs with the same costs are sent to one worker, the longest first.
     parts: dict[str, list[PointJob]] = {}
     for job in {job.key: job for job in wanted}.values():

@@ -31,13 +31,12 @@ OUTSIDE = 0.1
 class LatencyErrors:
     """Errors of one metric in a group of predictions.
 
-    ``mape`` is the mean absolute error of all rows that have a prediction. ``strict`` is the mean
-    over all rows, where a row without a prediction counts as an error of 1. ``bias`` is the median
-    of the signed error. ``coverage`` is the fraction of intervals that contain the measurement.
-    ``width`` is half the width of an interval relative to the prediction (median).
-    ``interval_score`` is the mean score of the intervals (see ``interval_scores``). These three
-    values are None without intervals. ``anchors`` has ``mape`` and ``strict`` of each other tool on
-    the same rows.
+    ``mape`` is the mean absolute error of all rows with a prediction. ``strict`` is the mean over
+    all rows; a missing prediction counts as an error of 1. ``bias`` is the median of the signed
+    error. ``coverage`` is the fraction of intervals that contain the measurement. ``width`` is half
+    the width of an interval relative to the prediction (median). ``interval_score`` is the mean
+    score of the intervals (see ``interval_scores``). Without intervals, the last three values are
+    None. ``anchors`` has ``mape`` and ``strict`` of each other tool on the same rows.
     """
 
     mape: float
@@ -51,7 +50,7 @@ class LatencyErrors:
 
 @dataclass(frozen=True)
 class GroupScore:
-    """Scores of a group of ``rows`` rows, which contain ``measurements`` distinct measurements.
+    """Scores of a group of ``rows`` rows with ``measurements`` distinct measurements.
 
     ``answered`` is the fraction of measurements with a prediction. ``errors`` contains the errors
     by metric.
@@ -65,14 +64,14 @@ class GroupScore:
 
 
 def is_trusted(prediction: Prediction) -> bool:
-    """Return whether the configuration that a row states is not marked as suspect."""
+    """Return whether the configuration in a row is not marked as suspect."""
     return not prediction.row.suspect
 
 
 def score_groups(predictions: Sequence[Prediction]) -> dict[str, list[GroupScore]]:
-    """Return the scores of groups of predictions, for each way to form groups.
+    """Return the scores of groups of predictions, by name of the grouping.
 
-    Rows whose stated configuration is suspect have separate groups.
+    Rows with a suspect configuration have separate groups.
     """
     measured = [p for p in predictions if p.row.measured]
     trusted = [p for p in measured if is_trusted(p)]
@@ -92,10 +91,7 @@ def score_groups(predictions: Sequence[Prediction]) -> dict[str, list[GroupScore
 
 
 def class_of(row: MeasuredRow) -> str:
-    """Return the class of a row: the engine and the kind of model.
-
-    Accuracy targets are set for each class.
-    """
+    """Return the class of a row, for accuracy targets: the engine and the kind of model."""
     if row.backend == "sglang":
         return "SGLang"
     try:
@@ -114,9 +110,7 @@ def _grouped(
 
 
 def score_group(name: str, predictions: Sequence[Prediction]) -> GroupScore:
-    """Return the scores of a group of predictions. Every row must have a measurement to compare
-    with.
-    """
+    """Return the scores of a group of predictions. Every row must have a measurement."""
     weights = weigh([p.row for p in predictions])
     answered = np.array([p.latency is not None for p in predictions])
     return GroupScore(
@@ -167,7 +161,7 @@ def _errors(predictions: Sequence[Prediction], weights: np.ndarray, index: int) 
 
 
 def interval_scores(low: np.ndarray, high: np.ndarray, real: np.ndarray) -> np.ndarray:
-    """Return the score of each interval, divided by the measured value; smaller scores are better.
+    """Return the score of each interval, divided by the measured value. Lower is better.
 
     Source: Gneiting and Raftery 2007, section 6.2, with the level ``OUTSIDE``.
     """
@@ -185,7 +179,7 @@ def _value(row: MeasuredRow, latency: Latency | None, index: int) -> float:
 
 
 def _mape(signed: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
-    """Return two mean absolute errors: over rows with a prediction, and over all rows.
+    """Return the mean absolute error over rows with a prediction, and over all rows.
 
     In the second mean, a row without a prediction counts as an error of 1.
     """
@@ -198,7 +192,7 @@ def _mape(signed: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
 
 
 def weighted_quantile(values: np.ndarray, weights: np.ndarray, share: float) -> float:
-    """Return the quantile ``share`` (0 to 1) of weighted ``values``; NaN values are ignored."""
+    """Return the quantile ``share`` (0 to 1) of weighted ``values``. NaN values are ignored."""
     there = ~np.isnan(values)
     if not there.any():
         return math.nan
@@ -210,8 +204,9 @@ def weighted_quantile(values: np.ndarray, weights: np.ndarray, share: float) -> 
 
 @dataclass(frozen=True)
 class Noise:
-    """Relative difference between two measurements of the same configuration (median over ``pairs``
-    pairs).
+    """Relative difference between two measurements of the same configuration.
+
+    The difference is the median over ``pairs`` pairs.
     """
 
     name: str
@@ -221,8 +216,8 @@ class Noise:
 
 
 def noise(rows: Iterable[MeasuredRow]) -> list[Noise]:
-    """Return the measurement noise by engine, separately for pairs of the same release and of
-    different releases.
+    """Return the measurement noise by engine, for pairs of the same release and of different
+    releases.
     """
     once = {row.measurement: row for row in rows if row.measured and not row.suspect}
     groups: dict[tuple[str | int, ...], list[MeasuredRow]] = {}

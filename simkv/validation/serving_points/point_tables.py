@@ -24,7 +24,7 @@ HEAD = (
 
 
 def score_rows(scores: Sequence[GroupScore]) -> Iterator[list[str]]:
-    """Yield a table row for each metric of each group; all values except counts are in percent."""
+    """Yield a table row for each metric of each group. All values except counts are in percent."""
     for s in scores:
         for name in METRIC_NAMES:
             first = name == METRIC_NAMES[0]
@@ -44,17 +44,17 @@ def _cells(e: LatencyErrors) -> list[str]:
 
 
 def percent(value: float | None) -> str:
-    """Format a fraction in percent with one digit; "-" if unknown."""
+    """Return a fraction as a percentage with one digit, or "-" if unknown."""
     return "-" if value is None or value != value else f"{100 * value:.1f}"
 
 
 def signed(value: float) -> str:
-    """Format a fraction in percent with sign and one digit; "-" if unknown."""
+    """Return a fraction as a percentage with sign and one digit, or "-" if unknown."""
     return "-" if value != value else f"{100 * value:+.1f}"
 
 
 def score_table(title: str, scores: Sequence[GroupScore]) -> Group:
-    """Return a console table of group scores, with each metric of a group in a separate row."""
+    """Return a console table of group scores, with one row per group and metric."""
     moved = [0, 4, 5, 7, 8, 9, 10, 1, 2, 3, 6, *range(11, len(HEAD))]
     rows = ([row[i] for i in moved] for row in score_rows(scores))
     return titled(title, make_adaptive_table([HEAD[i] for i in moved], rows, left=2, kept=3))

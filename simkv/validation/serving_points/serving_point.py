@@ -58,12 +58,12 @@ class ServingPoint:
 
     @property
     def key(self) -> str:
-        """Key of the point; points with the same key have the same result."""
+        """Key of the point. Points with the same key have the same result."""
         return repr((self.costs_key, self.engine, self.load))
 
     @property
     def costs_key(self) -> str:
-        """Key of the step costs; points with the same key have the same step costs."""
+        """Key of the step costs. Points with the same key have the same step costs."""
         return repr((self.hardware, self.setting))
 
 
@@ -126,8 +126,8 @@ def point_of(row: MeasuredRow) -> ServingPoint:
 def nearest_variant(backend: str, version: str) -> tuple[str, int]:
     """Return the simulated release nearest to ``version``, and its distance in releases.
 
-    The older of two equally near releases is returned. Without a version, the oldest release is
-    returned, and the distance is the number of all releases.
+    Ties go to the older release. Without a version, the oldest release is returned, and the
+    distance is the number of all releases.
     """
     spec = ENGINES[backend]
     released = [name for name in spec.variants if plain_release(name) == name]
@@ -168,9 +168,9 @@ def _async(row: MeasuredRow) -> bool:
 
 
 def graph_sizes(largest: int) -> tuple[int, ...]:
-    """Return the batch sizes that have a CUDA graph.
+    """Return the batch sizes that have a CUDA graph, up to ``largest``.
 
-    These are 1, 2, 4, then multiples of 8 up to 256, then multiples of 16.
+    The sizes are 1, 2, 4, then multiples of 8 up to 256, then multiples of 16.
     """
     sizes = (1, 2, 4, *range(8, 257, 8), *range(272, 1 << 14, 16))
     return tuple(size for size in sizes if size <= largest)
