@@ -30,7 +30,8 @@ Count = Annotated[int, Field(ge=0)]
 
 
 class AttentionRow(FrozenModel):
-    """Measured times in seconds after ``prefill_context`` cached tokens.
+    """Measured times in seconds of batches with ``prefill_context`` cached tokens before the
+    prefill.
 
     ``seconds`` has one value per ``decode_context``, the context in tokens of each decode.
     """

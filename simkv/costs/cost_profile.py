@@ -253,8 +253,9 @@ class StepCost:
         return max(seconds, self._host(load)) if self._floor else seconds
 
     def head(self, load: StepLoad) -> float:
-        """Return the time (s) of the output head and the sampler; 0 if the profile does not
-        separate it.
+        """Return the time (s) of the output head and the sampler.
+
+        Returns 0 if the profile has no separate time for them.
         """
         return sum_terms(self._head, load, self._graph_sizes)
 

@@ -134,9 +134,10 @@ def doublings(value: float, low: float, high: float) -> float:
 
 
 def unknown_share(profile: CostProfile, outside: Mapping[Feature, float], busy: float) -> float:
-    """Return the fraction of busy time in steps outside the range with an unknown error.
+    """Return the fraction of busy time in steps whose error is unknown.
 
-    ``outside`` contains the seconds of steps outside the range, by feature. ``busy`` is in seconds.
+    ``outside`` contains the seconds in steps outside the profile's range, by feature. ``busy`` is
+    in seconds.
     """
     unknown = [s for feature, s in outside.items() if feature not in profile.fit.beyond]
     return max(unknown, default=0.0) / busy if busy else 0.0

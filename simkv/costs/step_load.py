@@ -17,11 +17,11 @@ Floats = npt.NDArray[np.float64]
 class StepLoad(NamedTuple):
     """Work of a step. All token counts are totals over the sequences.
 
-    ``prefill_context`` is the number of tokens before the prefills with computed KV.
-    ``decode_context`` is the number of KV tokens that decodes read. ``prefill_pairs`` is the number
-    of attention pairs (prefill token, attended token). ``emits`` is the number of sampled tokens.
-    ``shortest`` and ``longest`` are the smallest and largest KV length of a decode, or 0 if not
-    needed.
+    ``prefill_context`` is the number of tokens before the prefills, with KV that was computed
+    earlier. ``decode_context`` is the number of KV tokens that decodes read. ``prefill_pairs`` is
+    the number of attention pairs (prefill token, attended token). ``emits`` is the number of
+    sampled tokens. ``shortest`` and ``longest`` are the smallest and largest KV length of a decode,
+    or 0 if not needed.
 
     ``group_ranks`` is the number of data-parallel ranks in lockstep, or 0 for a single engine.
     ``group_tokens`` is the number of tokens of all ranks, and ``group_most`` is the number of the

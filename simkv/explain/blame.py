@@ -44,7 +44,8 @@ class Overtake(NamedTuple):
     """The request ``victim`` was overtaken by ``others`` requests that arrived later but started
     earlier.
 
-    ``by`` is the first request that overtook it, ``seconds`` before the start or end of ``victim``.
+    ``by`` is the request that started first. ``seconds`` is the time between the starts of ``by``
+    and of ``victim``. If ``victim`` never started, its end counts as its start.
     """
 
     victim: int

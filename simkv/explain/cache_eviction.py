@@ -55,7 +55,8 @@ def find_evictors(record: RunRecord, lost: Sequence[LostPrefix]) -> list[tuple[i
     """Return the requests that evicted the prefixes ``lost``, with their numbers of evicted tokens.
 
     The tokens of a lost prefix are divided among the requests that computed tokens between the two
-    turns, in proportion to these tokens. The request with the most tokens comes first.
+    turns, in proportion to the computed tokens. The request with the most evicted tokens comes
+    first.
     """
     if not lost:
         return []

@@ -98,7 +98,8 @@ class RunTable(NamedTuple):
     recomputed: Ints
 
     def bounds(self, owners: int) -> Ints:
-        """Return the index of the first run of each request, followed by the total number of runs.
+        """Return, for each request, the index of its first run. The last value is the total number
+        of runs.
 
         ``owners`` is the number of requests.
         """

@@ -65,10 +65,11 @@ def fit_members(
     steps: pd.DataFrame | None = None,
     tell: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> tuple[pd.DataFrame, dict[int, CostProfile]]:
-    """Return the likely sampled workloads, the likeliest first, and their cost profiles by seed.
+    """Return a table of the likely sampled workloads, and their cost profiles by seed.
 
-    The table has the seed and the metrics (s) of each workload. ``tell`` receives the number of
-    finished workloads and the total. Raises UndeterminedError if no workload can be simulated.
+    The table has the seed and the metrics (s) of each workload, the likeliest first. ``tell``
+    receives the number of finished workloads and the total. Raises UndeterminedError if no workload
+    can be simulated.
     """
     rows, profiles = [], {}
     for seed in range(MEMBERS):

@@ -27,11 +27,11 @@ Ints = npt.NDArray[np.int64]
 class FixedSchedule:
     """The contents of each step, and the range of steps of each request.
 
-    ``first`` is the step in which a request is first scheduled, ``token`` is the step of its first
-    token, and ``last`` is its last step; -1 if the request did not get that far. ``came`` is the
-    step in progress at its arrival, and ``left`` is the fraction of this step after the arrival.
-    ``slowed`` is the factor on step durations from waiting for other data-parallel ranks in
-    lockstep.
+    ``first`` is the step in which a request is first scheduled. ``token`` is the step of its first
+    token, and ``last`` is its last step. A step is -1 if the request did not get that far. ``came``
+    is the step in progress at its arrival, and ``left`` is the fraction of this step after the
+    arrival. ``slowed`` is the factor on step durations from waiting for other data-parallel ranks
+    in lockstep.
     """
 
     prefill_tokens: Floats

@@ -186,8 +186,8 @@ def calibrate_incident(
 def choose_fitted_rows(count: int) -> tuple[Ints, npt.NDArray[np.bool_]]:
     """Return the rows of the requests to simulate, and a mask of warm-up requests.
 
-    Warm-up requests are simulated but not fitted. Of more than ``MAX_FITTED_REQUESTS`` requests,
-    groups of successive requests are simulated.
+    Warm-up requests are simulated but not fitted. If there are more than ``MAX_FITTED_REQUESTS``
+    requests, only some groups of successive requests are simulated.
     """
     if count <= MAX_FITTED_REQUESTS:
         return np.arange(count), np.zeros(count, bool)

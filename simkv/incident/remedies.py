@@ -136,7 +136,8 @@ def find_remedies(
 def scenarios_within_error(scenario: Scenario, profile: CostProfile) -> list[list[Scenario]]:
     """Return a list of scenarios with faster steps and a list of scenarios with slower steps.
 
-    The deviation decreases within a list, from the whole error of the profile.
+    Each list begins with the whole error of the profile, and continues with smaller fractions of
+    the error.
     """
     sides: tuple[ErrorSide, ...] = ("faster", "slower")
     return [

@@ -232,7 +232,7 @@ def is_from_lines(evidence: Evidence) -> bool:
 def is_hybrid(evidence: Evidence, capacity: int) -> bool:
     """Return whether the logged capacity in tokens differs from blocks times block size.
 
-    This is so for vLLM models with several kinds of attention layers.
+    vLLM logs a different capacity for models with several kinds of attention layers.
     """
     logged = evidence.settings.get("kv_tokens")
     if logged is None or "num_gpu_blocks" not in evidence.settings:

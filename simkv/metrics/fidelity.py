@@ -84,9 +84,8 @@ class Fidelity:
     ``outside`` is the fraction of busy time in steps outside the range of the profile's data.
     ``errors`` contains the error of step durations by kind of step. ``intervals`` contains the
     interval of each metric, and is empty if the errors are unknown. ``reasons`` says why intervals
-    have no upper bound. ``saturated`` names the run in which a queue grows, by latency; the upper
-    bound of the latency then depends on the length of the run. ``note`` summarizes the errors in a
-    sentence.
+    have no upper bound. ``saturated`` contains the latencies whose upper bound depends on the
+    length of the run, because a queue grows. ``note`` summarizes the errors in a sentence.
     """
 
     profile: str
@@ -163,9 +162,9 @@ def estimate_fidelity(
 
 
 def scaled_executors(profile: CostProfile) -> list[Callable[[Executor], Executor]]:
-    """Return two functions that change an executor: to faster steps, and to slower steps.
+    """Return two functions that wrap an executor, with faster and with slower steps.
 
-    The change of the step times is the error of the profile.
+    The step times change by the error of the profile.
     """
     return [make_scaled_executor(profile, side) for side in RERUNS]
 

@@ -338,7 +338,7 @@ def request_rows(
 def step_rows(variant: str, record: RunRecord) -> list[dict[str, Any]]:
     """Return the rows of ``steps.csv``, one per step.
 
-    The numbers of requests and of free blocks are those after scheduling.
+    The numbers of requests and of free blocks are taken after scheduling.
     """
     log = record.steps
     columns = zip(

@@ -17,7 +17,7 @@ from simkv.workload.clients import Clients, Dependency, find_sessions
 
 @dataclass(frozen=True, slots=True)
 class SessionTurn:
-    """A request of a session. Times are in seconds, and None if the request did not get so far.
+    """A request of a session. Times are in seconds, and None if the request did not get that far.
 
     ``turn`` is the number of the turn, from 1. ``before`` contains the requests that it waited for.
     ``arrived`` is the arrival at the client, after ``tool_time`` and ``think_time``. ``waited`` is
@@ -42,7 +42,7 @@ class SessionTurn:
 def list_sessions(record: RunRecord, clients: Clients) -> list[list[RequestRecord]]:
     """Return the requests of every session, in order of the first arrival at a client.
 
-    A request without dependencies is a session.
+    A request without dependencies forms its own session.
     """
     of = find_sessions(clients.after)
     sessions: dict[int, list[RequestRecord]] = {}

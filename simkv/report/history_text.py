@@ -22,7 +22,8 @@ def render_bisection(
     name: Callable[[Revision], str],
     describe: Callable[[Revision], Iterator[str]],
 ) -> Iterator[str]:
-    """Yield lines with the change of the result, its revision, and the number of runs.
+    """Yield lines with the change of the result, the revision that caused it, and the number of
+    runs.
 
     ``kind`` is the plural noun for revisions, such as commits. ``name`` returns the name of a
     revision, and ``describe`` returns further information about a revision.

@@ -94,7 +94,7 @@ def build_bars(
     intervals: Iterable[LedgerSegment],
     paused: Sequence[int] | None = None,
 ) -> list[Bar]:
-    """Return the lane of one request, including work of the engine after its end.
+    """Return the lane of one request, including work of the engine after the request has ended.
 
     ``intervals`` contains the request's time by cause, and ``paused`` is the result of
     ``find_pauses(record)``. The waiting time of a failed request is labeled by its outcome, unless
@@ -122,8 +122,8 @@ def build_lanes(record: RunRecord, shown: Sequence[RequestRecord]) -> list[list[
 def sample_lanes(lives: Sequence[RequestRecord], most: int = MAX_LANES) -> list[RequestRecord]:
     """Return at most ``most`` of ``lives``, evenly spaced in the order of ``lives``.
 
-    The share of failed requests is at least their share of all requests, and up to half if they are
-    few.
+    The share of failed requests is at least their share of all requests. A small number of failed
+    requests gets up to half of the lanes.
     """
     if len(lives) <= most:
         return list(lives)

@@ -116,10 +116,10 @@ def describe_ending(result: RunResult) -> str:
 
 
 def describe_affected(result: RunResult, most: int = 8) -> list[str]:
-    """Return one phrase per kind of failure, or a phrase about the slowest request without
-    failures.
+    """Return one phrase per kind of failure, the most severe first.
 
-    The most severe failure comes first. A phrase lists at most ``most`` ranges of ids.
+    Without failures, return a phrase about the slowest request. A phrase lists at most ``most``
+    ranges of ids.
     """
     lives = result.record.requests.values()
     said = []
@@ -362,9 +362,9 @@ def _blockers(record: RunRecord, found: Diagnosis, failed: int) -> list[tuple[in
 
 
 def select_variant(results: Mapping[str, RunResult]) -> str:
-    """Return the name of the main variant of the report.
+    """Return the name of the main variant of the report: the first variant with unserved requests.
 
-    This is the first variant with unserved requests, or else with a verdict, or else the first
+    If all variants serve all requests, it is the first variant with a verdict, or the first
     variant.
     """
     unserved = (name for name, result in results.items() if result.summary["verdict"] != "served")

@@ -207,11 +207,11 @@ _DRAW: dict[str, Callable[[Records, str], Figure]] = {
 def write_plots(
     records: Records, title: str, folder: Path, names: Collection[str] = tuple(_DRAW)
 ) -> list[Path]:
-    """Write the plots ``names`` of ``lanes``, ``latency`` and ``pressure`` to ``folder`` as PNG
-    files.
+    """Write ``lanes.png``, ``latency.png`` and ``pressure.png`` to ``folder``, and return their
+    paths.
 
-    ``records`` are the variants of one scenario by name. Equal records give equal bytes. Returns
-    the paths.
+    ``names`` selects some of the plots. ``records`` are the variants of one scenario by name. Equal
+    records give equal bytes.
     """
     with plot_settings():
         return [

@@ -49,9 +49,10 @@ class ReplicaCosts:
             _on_one_node(self.hardware)
 
     def count_draft_layers(self) -> int:
-        """Return the number of layers of a model with an additional layer for draft tokens, or 0.
+        """Return the number of layers of the model if an additional layer proposes draft tokens, or
+        else 0.
 
-        The number is unknown, and thus 0, if the costs come from a profile.
+        The number is also 0 if the costs come from a profile, which does not state it.
         """
         if self.profile is not None or self.hardware is None:
             return 0

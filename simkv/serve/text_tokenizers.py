@@ -121,7 +121,7 @@ class FileTokenizer:
 
 
 def load_tokenizer(path: Path | None) -> TextTokenizer:
-    """Load a tokenizer file, or return the four-byte tokenizer without a ``path``.
+    """Return the tokenizer in a file, or the four-byte tokenizer if ``path`` is None.
 
     Raises InputError if the file or the package ``tokenizers`` cannot be used.
     """

@@ -257,8 +257,8 @@ def block_bytes(hardware: Hardware, setting: ExecutionSettings) -> int:
 def block_size(hardware: Hardware, setting: ExecutionSettings) -> int:
     """Return the number of tokens per block.
 
-    Larger than configured if the recurrent state of a layer needs a larger block, as in vLLM 0.33
-    (``vllm/platforms/interface.py``).
+    The number is larger than configured if the recurrent state of a layer needs a larger block, as
+    in vLLM 0.33 (``vllm/platforms/interface.py``).
     """
     layers = hardware.architecture.layers
     state = max(state_bytes(part.attention, hardware) for part in layers)

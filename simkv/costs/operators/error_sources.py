@@ -109,9 +109,10 @@ def applicable_sources(
 
 
 def new_model_factor(measured: Measured, kind: Configuration) -> float:
-    """Return the factor for the squares of all widths: 1 + 1 / n for an unmeasured model, or 1.
+    """Return the factor for the squares of all widths.
 
-    n is the number of measured models.
+    The factor is 1 + 1 / n for a model that is not among the n measured models, and 1 for a
+    measured model.
     """
     if kind in measured.pairs:
         return 1.0

@@ -45,9 +45,9 @@ class Kernel(FrozenModel):
 class KernelRule(FrozenModel):
     """Conditions under which an engine runs a kernel. A condition that is None always holds.
 
-    ``releases`` and ``capability`` (compute capability) are ranges without their ends. ``model`` is
-    a part of the model's name. ``switch`` is one of ``Hardware.kernels``. ``source`` is the source
-    of the rule.
+    ``releases`` and ``capability`` (compute capability) are ranges that exclude their upper end.
+    ``model`` is a part of the model's name. ``switch`` is one of ``Hardware.kernels``. ``source``
+    is the source of the rule.
     """
 
     operator: Operator

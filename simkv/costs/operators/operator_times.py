@@ -58,56 +58,67 @@ class OperatorTimes(Protocol):
         """
 
     def prefill(self, attention: Gqa, kv: str) -> Lookup:
-        """Return the duration of one layer's attention for prompts, by number and length."""
+        """Return the duration of one layer's attention for prompts.
+
+        The result is a function of the number of prompts and their length.
+        """
 
     def decode(self, attention: Gqa, kv: str) -> Lookup:
-        """Return the duration of one layer's attention for decodes, by number and context."""
+        """Return the duration of one layer's attention for decodes.
+
+        The result is a function of the number of decodes and their context.
+        """
 
     def mla_prefill(self, attention: Mla, hidden: int, form: str, kv: str) -> Lookup:
-        """Return the duration of one layer's multi-head latent attention for prompts, by number and
-        length.
+        """Return the duration of one layer's multi-head latent attention for prompts.
 
-        For sparse attention, the duration includes the projections.
+        The result is a function of the number of prompts and their length. For sparse attention,
+        the duration includes the projections.
         """
 
     def mla_decode(self, attention: Mla, hidden: int, form: str, kv: str) -> Lookup:
-        """Return the duration of one layer's multi-head latent attention for decodes, by number and
-        context.
+        """Return the duration of one layer's multi-head latent attention for decodes.
 
-        For sparse attention, the duration includes the projections.
+        The result is a function of the number of decodes and their context. For sparse attention,
+        the duration includes the projections.
         """
 
     def absorbed(self, attention: Mla) -> Curve:
-        """Return the duration of the absorbed projections of MLA decodes, by number of tokens.
+        """Return the duration of the absorbed projections of MLA decodes.
 
-        The absorbed projections convert queries to latents, and the output of the attention back.
+        The result is a function of the number of tokens. The absorbed projections convert queries
+        to latents, and the output of the attention back.
         """
 
     def experts(self, shape: MoeShape, form: str) -> Curve:
-        """Return the duration of a layer's routed experts, by number of tokens of all GPUs with the
-        experts.
+        """Return the duration of a layer's routed experts.
+
+        The result is a function of the total number of tokens of all GPUs that share the experts.
         """
 
     def delta(self, shape: DeltaNetShape, phase: Literal["context", "generation"]) -> Curve:
-        """Return the duration of a gated delta net's convolution and recurrence, by number of
-        tokens.
+        """Return the duration of a gated delta net's convolution and recurrence.
+
+        The result is a function of the number of tokens.
         """
 
     def all_reduce(self, gpus: int, numbers: int, *, graph: bool) -> Curve:
-        """Return the duration of an all-reduce over ``gpus`` GPUs, by number of tokens.
+        """Return the duration of an all-reduce over ``gpus`` GPUs as a function of the number of
+        tokens.
 
         ``numbers`` is the number of 16-bit values per token. With ``graph``, the all-reduce is part
         of a CUDA graph.
         """
 
     def collective(self, name: Collective, gpus: int, numbers: int) -> Curve:
-        """Return the duration of the collective ``name`` over ``gpus`` GPUs, by number of tokens of
-        all GPUs.
+        """Return the duration of the collective ``name`` over ``gpus`` GPUs.
 
-        ``numbers`` is the number of 16-bit values per token.
+        The result is a function of the number of tokens of all GPUs. ``numbers`` is the number of
+        16-bit values per token.
         """
 
     def elementwise(self, nbytes: float) -> Curve:
-        """Return the duration of a kernel that moves ``nbytes`` bytes per token, by number of
-        tokens.
+        """Return the duration of a kernel that moves ``nbytes`` bytes per token.
+
+        The result is a function of the number of tokens.
         """

@@ -83,7 +83,7 @@ def efficiency() -> Efficiency:
 def estimate_errors() -> dict[str, StepError]:
     """Return the errors of data-sheet estimates for the measured GPUs, by kind of step.
 
-    Each GPU is estimated with the fractions of the other GPUs.
+    The estimate for a GPU uses the efficiency of the other GPUs.
     """
     return _seen().left_out
 

@@ -203,8 +203,9 @@ def _wanted(layout: Sharding) -> list[tuple[str, int, int, int]]:
 
 
 def scale_collectives(profile: CostProfile, times: float) -> CostProfile | None:
-    """Return the profile with the times of its collectives multiplied by ``times``, or None without
-    collectives.
+    """Return the profile with the times of its collectives multiplied by ``times``.
+
+    Returns None if the profile has no collectives.
     """
     named = [term.name.partition(" ")[0] in COLLECTIVES for term in profile.terms]
     if not any(named):

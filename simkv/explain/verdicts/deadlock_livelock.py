@@ -71,9 +71,9 @@ class Deadlock(Verdict):
     """No request can ever run again.
 
     ``stuck`` contains the ids of all affected requests. ``holds`` contains the number of blocks
-    that each request holds. ``lacks`` contains the number of blocks that each request needs for its
-    next token. ``free`` is the number of free blocks. ``head`` is the first request in the queue,
-    and ``kind`` is the resource that it waits for.
+    that each request holds. ``lacks`` contains the number of additional blocks that each request
+    needs for its next token. ``free`` is the number of free blocks. ``head`` is the first request
+    in the queue, and ``kind`` is the resource that it waits for.
     """
 
     name = "deadlock"

@@ -106,7 +106,7 @@ def find_rejected(record: RunRecord) -> RejectedRequests | None:
 def rejection(lives: Sequence[RequestRecord]) -> str:
     """Return the reasons for the rejection of requests as a phrase.
 
-    The phrase has one reason per exceeded engine limit: the one of the longest prompt.
+    For each exceeded engine limit, the phrase has the reason given for the longest prompt.
     """
     longest: dict[str, RequestRecord] = {}
     for life in lives:
@@ -166,7 +166,7 @@ def find_starvation(
 ) -> Starvation | None:
     """Return the verdict on starved requests, or None if no request starved.
 
-    The example is the request with the longest wait.
+    The verdict describes the request with the longest wait.
     """
     ids = tuple(life.request.id for life in requests_with_outcome(record, Outcome.STARVED))
     if not ids:
@@ -201,9 +201,9 @@ class TimedOutRequests(Verdict):
     """Clients gave up on requests that could not have finished in time.
 
     ``all`` contains the ids of the requests. The other fields describe the request that needed the
-    most additional time. ``lacked`` is the additional time (s). ``alone`` is its duration in
-    isolation (s). Both are None above ten times ``timeout``. ``company`` is the delay (s) by other
-    requests.
+    most additional time. ``lacked`` is the additional time (s), and ``alone`` is its duration in
+    isolation (s). Both are None if the duration exceeds ten times ``timeout``. ``company`` is the
+    delay (s) by other requests.
     """
 
     name = "timed_out"
@@ -225,7 +225,7 @@ class TimedOutRequests(Verdict):
 def find_timed_out(record: RunRecord) -> TimedOutRequests | None:
     """Return the verdict on timed-out requests, or None if the needed time is unknown.
 
-    The example is the request that needed the most additional time.
+    The verdict describes the request that needed the most additional time.
     """
     lives = requests_with_outcome(record, Outcome.TIMED_OUT)
     ids = tuple(life.request.id for life in lives)

@@ -28,7 +28,7 @@ class Bisection(Generic[Revision]):
     """Result of a bisection.
 
     ``revisions`` are in order of history. ``good`` and ``bad`` are the results of the first and the
-    last revision. ``criterion`` is their difference, or None.
+    last revision. ``criterion`` is the property in which they differ, or None.
     """
 
     revisions: Sequence[Revision]

@@ -164,7 +164,8 @@ def select_variants(
 def with_failure(scenario: Scenario, peak: Mapping[str, Any]) -> Scenario:
     """Return the scenario in which one replica fails permanently at the ``peak`` of an earlier run.
 
-    The replica with the most requests in flight fails at the time with the most requests in flight.
+    ``peak`` contains the time with the most requests in flight, and the replica with the most
+    requests at that time.
     """
     fleet = scenario.fleet
     assert fleet is not None

@@ -29,7 +29,7 @@ NOTHING_SHARED: dict[str, Any] = {
 def list_requests(scenario: Scenario, folder: Path) -> dict[int, ListedRequest]:
     """Return the requests of a scenario by id, as rows of a listed workload with fixed arrivals.
 
-    Arrival times are those of a run if they depend on how requests are served.
+    If arrivals depend on how requests are served, the scenario is run to determine them.
     """
     workload, timeout = scenario.workload, scenario.timeout
     sent = build_clients(workload, timeout)

@@ -129,8 +129,9 @@ class LoadSizer:
             shape = shortened(shape)
 
     def burst(self, name: str, engine: JsonDict) -> Scenario:
-        """Return a scenario in which all requests arrive at once, at least twice the maximum batch
-        size.
+        """Return a scenario in which all requests arrive at once.
+
+        The number of requests is at least twice the maximum batch size.
         """
         context = min(512, self.scale.mean_context // 4, self.scale.kv_tokens // self.scale.rows)
 

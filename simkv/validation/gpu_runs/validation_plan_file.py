@@ -29,7 +29,8 @@ from simkv.validation.gpu_runs.validation_suite import OVERLAPPED, SYNCHRONOUS
 class Plan:
     """Validation plan: the trials in the order in which they run, and the profiles by name.
 
-    The plan also contains the measured steps to which the other cost models are fitted.
+    The plan also contains the measured steps to which the simple cost models (``baseline_models``)
+    are fitted.
     """
 
     trials: list[Trial]

@@ -20,9 +20,9 @@ STATED_COVERAGE = 90
 class Coverage:
     """Number of measured metrics, and number of metrics inside the predicted interval.
 
-    ``figures`` is the number of metrics with an interval, and ``held`` is the number inside it.
-    ``half`` is half the width of an interval relative to the prediction (median), or None.
-    ``refused`` is the number of metrics without an interval.
+    ``figures`` is the number of metrics with an interval. ``held`` is the number of metrics inside
+    their interval. ``half`` is half the width of an interval relative to the prediction (median),
+    or None. ``refused`` is the number of metrics without an interval.
     """
 
     figures: int
@@ -32,8 +32,9 @@ class Coverage:
 
 
 def is_in_range(s: Score) -> bool:
-    """Return whether the run is in the profile's range, except for ``MAX_UNKNOWN_SHARE`` of its
-    time.
+    """Return whether a run is in the profile's range for almost all of its time.
+
+    At most the fraction ``MAX_UNKNOWN_SHARE`` of its time may be outside the range.
     """
     return s.replayed.outside <= MAX_UNKNOWN_SHARE
 

@@ -32,11 +32,12 @@ class LatencyErrors:
     """Errors of one metric in a group of predictions.
 
     ``mape`` is the mean absolute error of all rows with a prediction. ``strict`` is the mean over
-    all rows; a missing prediction counts as an error of 1. ``bias`` is the median of the signed
+    all rows, with an error of 1 for a missing prediction. ``bias`` is the median of the signed
     error. ``coverage`` is the fraction of intervals that contain the measurement. ``width`` is half
     the width of an interval relative to the prediction (median). ``interval_score`` is the mean
-    score of the intervals (see ``interval_scores``). Without intervals, the last three values are
-    None. ``anchors`` has ``mape`` and ``strict`` of each other tool on the same rows.
+    score of the intervals (see ``interval_scores``). ``coverage``, ``width`` and ``interval_score``
+    are None without intervals. ``anchors`` has ``mape`` and ``strict`` of each other tool on the
+    same rows.
     """
 
     mape: float

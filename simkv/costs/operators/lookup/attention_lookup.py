@@ -39,10 +39,10 @@ def prompt_pairs(length: float, window: int = 0) -> float:
 def lookup_prefill(
     store: TableStore, shape: Gqa, kv: str, flops: float, kernel: Kernel | None = None
 ) -> tuple[Lookup, str, bool] | None:
-    """Return the attention time of prompts by number and length, a note, and whether it is exact.
+    """Return the attention time of prompts as a function of their number and length.
 
-    The note is about substituted measurements. The time is exact if it was measured with
-    ``kernel``. Returns None if no time was measured.
+    The second value is a note about substituted measurements. The third value is true if the time
+    was measured with ``kernel``. Returns None if no time was measured.
     """
     found = _nearest(store, "context_attention", shape, kv, kernel)
     if found is None:
@@ -72,10 +72,10 @@ def _windowed_prefill(plane: Lookup, window: int) -> Lookup:
 def lookup_decode(
     store: TableStore, shape: Gqa, kv: str, bandwidth: float, kernel: Kernel | None = None
 ) -> tuple[Lookup, str, bool] | None:
-    """Return the attention time of decodes by number and context, a note, and whether it is exact.
+    """Return the attention time of decodes as a function of their number and context.
 
-    The note is about substituted measurements. The time is exact if it was measured with
-    ``kernel``. Returns None if no time was measured.
+    The second value is a note about substituted measurements. The third value is true if the time
+    was measured with ``kernel``. Returns None if no time was measured.
     """
     found = _nearest(store, "generation_attention", shape, kv, kernel)
     if found is None:

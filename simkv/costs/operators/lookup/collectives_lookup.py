@@ -12,9 +12,9 @@ from simkv.costs.operators.piecewise_curve import Curve, make_curve, make_nondec
 
 
 def lookup_all_reduce(store: TableStore, gpus: int, *, graph: bool) -> Curve | None:
-    """Return the time (s) of an all-reduce by number of 16-bit values, or None if not measured.
+    """Return the time (s) of an all-reduce as a function of the number of 16-bit values.
 
-    ``graph`` selects launches in a CUDA graph.
+    ``graph`` selects launches in a CUDA graph. Returns None if no all-reduce was measured.
     """
     own = _curves(store, gpus, graph=graph, anyone=False)
     if not own:
@@ -42,8 +42,9 @@ def _curves(store: TableStore, gpus: int, *, graph: bool, anyone: bool) -> list[
 
 
 def lookup_nccl(store: TableStore, name: str, gpus: int) -> Curve | None:
-    """Return the time (s) of an NCCL collective by number of 16-bit values, or None if not
-    measured.
+    """Return the time (s) of an NCCL collective as a function of the number of 16-bit values.
+
+    Returns None if it was not measured.
     """
     rows = store.rows("nccl", {"op_name": name, "num_gpus": gpus, "nccl_dtype": "half"})
     if rows is None:

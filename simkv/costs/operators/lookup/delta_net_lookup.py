@@ -15,10 +15,10 @@ from simkv.costs.operators.piecewise_curve import (
 def lookup_delta_net(
     store: TableStore, shape: DeltaNetShape, phase: str
 ) -> tuple[Curve, str] | None:
-    """Return the time (s) by number of tokens and a note about substituted measurements, or None.
+    """Return the time (s) as a function of the number of tokens, and a note.
 
-    In the phase ``context``, the tokens belong to one prompt. In ``generation``, each decode has
-    one token.
+    The note is about substituted measurements. In the phase ``context``, the tokens belong to one
+    prompt. In ``generation``, each decode has one token. Returns None if no time was measured.
     """
     rows = store.rows("gdn", {"phase": phase})
     if rows is None:

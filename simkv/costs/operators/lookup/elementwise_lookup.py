@@ -9,8 +9,9 @@ from simkv.costs.operators.piecewise_curve import Curve, make_curve, make_nondec
 
 
 def lookup_elementwise(store: TableStore) -> Curve | None:
-    """Return the time (s) of a memory-bound kernel by number of moved bytes, or None if not
-    measured.
+    """Return the time (s) of a memory-bound kernel as a function of the moved bytes.
+
+    Returns None if it was not measured.
     """
     parts = [store.rows("scale_matrix", {}, anyone=anyone) for anyone in (False, True)]
     found: dict[float, float] = {}

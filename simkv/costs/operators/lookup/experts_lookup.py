@@ -51,10 +51,10 @@ def name_expert_distribution(experts: int) -> str:
 def lookup_experts(
     store: TableStore, shape: MoeShape, form: str, flops: float, kernel: Kernel | None = None
 ) -> tuple[Curve, str, bool] | None:
-    """Return the time (s) of routed experts by number of tokens, a note, and whether it is exact.
+    """Return the time (s) of routed experts as a function of the number of tokens.
 
-    The note is about substituted measurements. The time is exact if it was measured with
-    ``kernel``, or if ``kernel`` is None. Returns None if no time was measured.
+    The second value is a note about substituted measurements. The third value is true if the time
+    was measured with ``kernel``, or if ``kernel`` is None. Returns None if no time was measured.
     """
     distribution = name_expert_distribution(shape.experts)
     of_kernel = []

@@ -24,10 +24,10 @@ DTYPES = {"bf16": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_block", "nvfp4": "
 def lookup_gemm(
     store: TableStore, form: str, n: int, k: int, flops: float, kernel: Kernel | None = None
 ) -> tuple[Curve, bool] | None:
-    """Return the time (s) of a matrix product by number of tokens, and whether it is exact.
+    """Return the time (s) of a matrix product as a function of the number of tokens.
 
-    The time is exact if it was measured with ``kernel``, or if ``kernel`` is None. ``flops`` is the
-    peak rate of the format. Returns None if the number format was not measured.
+    The second value is true if the time was measured with ``kernel``, or if ``kernel`` is None.
+    ``flops`` is the peak rate of the format. Returns None if the number format was not measured.
     """
     for table in kernel.tables if kernel else ():
         of_kernel = select_kernel(

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 
 def lookup_mla_core(store: TableStore, shape: Mla, kv: str, *, context: bool) -> Lookup | None:
-    """Return the attention time by number and length, or None if not measured.
+    """Return the attention time as a function of batch size and length, or None if not measured.
 
-    The time is for prompts with ``context``, and for decodes otherwise.
+    ``context`` selects prompts instead of decodes.
     """
     table = "context_mla" if context else "generation_mla"
     for dtype in ("bfloat16",) if kv == "bf16" else ("fp8", "bfloat16"):
@@ -47,7 +47,10 @@ def lookup_mla_core(store: TableStore, shape: Mla, kv: str, *, context: bool) ->
 
 
 def lookup_absorbed_projections(store: TableStore, heads: int) -> Curve | None:
-    """Return the time of the two absorbed projections of decodes by number of tokens, or None."""
+    """Return the time of the two absorbed projections of decodes, or None if not measured.
+
+    The time is a function of the number of tokens.
+    """
     found: list[Curve] = []
     for name in ("mla_gen_pre", "mla_gen_post"):
         rows = store.rows("mla_bmm", {"op_name": name})
@@ -67,10 +70,10 @@ def lookup_absorbed_projections(store: TableStore, heads: int) -> Curve | None:
 def lookup_sparse_mla(
     store: TableStore, shape: Mla, hidden: int, form: str, kv: str, *, context: bool
 ) -> tuple[Lookup, str] | None:
-    """Return the time of a layer's sparse attention with its projections, and a note, or None.
+    """Return the time of a layer's sparse attention with its projections, and a note.
 
     The time is a function of the batch size and the length. The note is about substituted
-    measurements.
+    measurements. Returns None if no time was measured.
     """
     assert shape.sparse
     table = "dsa_context_module" if context else "dsa_generation_module"

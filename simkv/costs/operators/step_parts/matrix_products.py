@@ -26,7 +26,7 @@ Product = tuple[int, int]
 
 
 def product_curve(operators: OperatorTimes, hardware: Hardware, form: str, shape: Product) -> Curve:
-    """Return the time (s) of a matrix product by number of tokens.
+    """Return the time (s) of a matrix product as a function of the number of tokens.
 
     The time is at least the time to read the weights once.
     """
