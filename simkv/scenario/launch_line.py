@@ -1,11 +1,11 @@
 """Read a server's launch line: the scenario fields that it sets, and the use of each option.
 
 line = read_launch_line("vllm serve Qwen/Qwen3-32B -tp 2 --max-num-seqs 512 --port 8001")
-line.fields # {"engine.max_num_seqs": 512, "hardware.model": ..., "hardware.tp": 2} line.options #
-one entry per option: used, ignored, not modelled or unknown
+line.fields   # {"engine.max_num_seqs": 512, "hardware.model": ..., "hardware.tp": 2}
+line.options  # one entry per option: used, ignored, not modelled or unknown
 
-No option is dropped silently: each option sets a field, has no effect on scheduling (``ignored``),
-or is ``not modelled`` with a reason.
+Each option sets a field, has no effect on scheduling (``ignored``), or is ``not modelled`` with a
+reason.
 """
 
 from __future__ import annotations

@@ -212,13 +212,11 @@ class Explainer:
             raise RequestError(503, "the explaining process was killed; try again") from None
 
     def close(self) -> None:
-        """Stop the explaining process and reject further questions.
-
-        The pool's thread must be joined here, because its pipe may already be closed at interpreter
-        exit, which would print a traceback.
-        """
+        """Stop the explaining process and reject further questions."""
         if self._pool is not None:
             for child in active_children():
                 child.terminate()
+            # At interpreter exit, the pool's pipe may already be closed; joining its thread then
+            # would print a traceback.
             self._pool.shutdown(wait=True, cancel_futures=True)
             self._pool = None

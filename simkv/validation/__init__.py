@@ -1,7 +1,7 @@
 """Compare simulations with measured runs.
 
-figure_comparison.py  a figure of a run beside its simulated values, and tables of them
-recorded_runs/        runs recorded by others, with times by request of an engine
+figure_comparison.py  a metric of a run and its simulated values
+recorded_runs/        runs of real engines that others recorded, with times by request
 serving_points/       measured serving points of public benchmarks
 gpu_runs/             runs of simkv's own GPU runner, compared at three levels
 
