@@ -1,9 +1,9 @@
 """Predict the results of load generators, and calibrate step times with them.
 
 Predictions use the launch line of the server and the GPU's name. A calibration fits four numbers:
-two factors on decode and prefill step times, the latency of the API server, and its time per
-request. The error of a calibration is estimated by predicting each file with a calibration to all
-other files.
+the factors that decode and prefill step times are multiplied by, the latency of the API server, and
+its time per request. To estimate the error of a calibration, each file is predicted with a
+calibration to all other files.
 """
 
 from __future__ import annotations
@@ -54,8 +54,10 @@ LATENCY_UNIT_S, REQUEST_UNIT_S = 0.05, 0.01
 
 
 class ComparedFigure(NamedTuple):
-    """A metric of a benchmark: the measured value, the predicted value, and its interval (or
-    None).
+    """A metric of a benchmark: the measured value, the predicted value, and the interval of the
+    prediction (None if unknown).
+
+    ``reason`` states why the interval has no upper bound, or that a queue grows.
     """
 
     name: str
@@ -71,7 +73,7 @@ class ComparedFigure(NamedTuple):
 
     @property
     def inside(self) -> bool | None:
-        """Whether the interval contains the measured value, or None without an interval."""
+        """Whether the interval contains the measured value; None without an interval."""
         if self.interval is None or self.interval.low is None:
             return None
         high = self.interval.high
@@ -95,10 +97,16 @@ class CheckedBenchmark:
 def build_benchmark_scenario(
     benchmark: BenchmarkResult, options: ScenarioOptions, overrides: Sequence[str] = ()
 ) -> tuple[Scenario, BuiltScenario]:
-    """Return the scenario of a server under the load of a benchmark result.
+    """Return the scenario of a server under the load of a benchmark result. Raises InputError."""
+    return _build(benchmark, options, overrides, {})
 
-    Raises InputError if an option is missing or invalid.
-    """
+
+def _build(
+    benchmark: BenchmarkResult,
+    options: ScenarioOptions,
+    overrides: Sequence[str],
+    changes: Mapping[str, Any],
+) -> tuple[Scenario, BuiltScenario]:
     model = options.model or (None if options.from_command else benchmark.model)
     built = build_scenario(replace(options, model=model, **{**benchmark.load, **changes}))
     return resolve_variants(built.document, overrides)["run"], built
@@ -125,7 +133,7 @@ def check_benchmark(
     notes: Sequence[str] = (),
     protocols: Sequence[Scenario] = (),
 ) -> CheckedBenchmark:
-    """Return the predicted metrics of a benchmark result.
+    """Predict the metrics of a benchmark result.
 
     ``notes`` are the options of the launch line that the scenario does not include. ``protocols``
     are scenarios with other loads that the benchmark result also allows. Their metrics determine
@@ -177,7 +185,7 @@ def _widen(
 
 
 def _causes(result: RunResult, benchmark: BenchmarkResult, notes: Sequence[str]) -> list[str]:
-    """Return likely reasons for the errors, the most likely first."""
+    """Return likely reasons for the errors; the most likely reason comes first."""
     unfinished = result.summary["requests"] - result.summary["finished"]
     found = [result.fidelity.note] if result.fidelity.note else []
     if unfinished:
@@ -189,7 +197,9 @@ def _causes(result: RunResult, benchmark: BenchmarkResult, notes: Sequence[str])
 
 
 class Calibration(NamedTuple):
-    """Fitted numbers: factors on step times, and two times of the API server in seconds."""
+    """Fitted numbers: the factors that step times are multiplied by, and two times of the API
+    server in seconds.
+    """
 
     decode: float
     prefill: float
@@ -197,7 +207,7 @@ class Calibration(NamedTuple):
     request_s: float
 
     def apply(self, scenario: Scenario) -> Scenario:
-        """Return the scenario with the fitted numbers."""
+        """Return the scenario with these fitted numbers."""
         given = scenario.front_end if isinstance(scenario.front_end, FrontEndSection) else None
         front_end = (given or FrontEndSection()).model_copy(
             update={"latency_ms": 1e3 * self.latency_s, "request_ms": 1e3 * self.request_s}
@@ -214,7 +224,7 @@ class CalibrationCase(NamedTuple):
 
 
 class _CloseFit(Exception):
-    """Raised if a calibration reproduces all latencies closely."""
+    """Signal that a calibration reproduces all latencies closely."""
 
     def __init__(self, found: Calibration) -> None:
         super().__init__()
@@ -224,10 +234,9 @@ class _CloseFit(Exception):
 def fit_calibration(
     cases: Sequence[CalibrationCase], advance: Callable[[], Any] = lambda: None
 ) -> Calibration:
-    """Return the calibration with the smallest errors of the mean latencies over all benchmark
-    results.
+    """Return the calibration with the smallest errors of the mean latencies over all cases.
 
-    With one result, only the factors are fitted. ``advance`` is called after each simulation.
+    With one case, only the factors are fitted. ``advance`` is called after each simulation.
     """
     from scipy.optimize import least_squares
 
@@ -291,9 +300,11 @@ def _first_guess(
     calibration: Callable[[np.ndarray[Any, Any]], Calibration],
     advance: Callable[[], Any],
 ) -> np.ndarray[Any, Any]:
-    """Return start values of the factors: the median ratios of measured to predicted TPOT and TTFT.
+    """Return start values for the fit of the factors.
 
-    The ratios are computed a second time with the corrected factors.
+    The decode factor is multiplied by the median ratio of measured to predicted TPOT, and the
+    prefill factor by the median ratio of measured to predicted TTFT. This is repeated once with the
+    corrected factors.
     """
     values = np.ones(4)
     for _ in range(2):
@@ -311,9 +322,8 @@ def _first_guess(
 def predict_figures(
     case: CalibrationCase, calibration: Calibration | None = None
 ) -> list[ComparedFigure]:
-    """Return the metrics to which a calibration is fitted, as predicted for a benchmark result.
-
-    Without ``calibration``, the packaged costs are used.
+    """Predict the metrics that a calibration is fitted to, for a case with the given calibration
+    (None: packaged costs).
     """
     scenario = calibration.apply(case.scenario) if calibration else case.scenario
     summary = _simulate(scenario)
@@ -333,9 +343,7 @@ def predict_figures(
 def leave_one_out(
     cases: Sequence[CalibrationCase], advance: Callable[[], Any] = lambda: None
 ) -> list[tuple[CalibrationCase, list[ComparedFigure]]]:
-    """Return each benchmark result with its metrics, predicted by a calibration to all other
-    results.
-    """
+    """Return each case with its metrics as predicted by a calibration to all other cases."""
     found = []
     for case in cases if len(cases) > 1 else ():
         others = [other for other in cases if other is not case]

@@ -1,5 +1,5 @@
-"""Generate the changes that a what-if analysis tries: one scheduling rule, setting or variant
-each.
+"""Generate the changes that a what-if analysis tries: one scheduling rule, setting or variant at a
+time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CHOSEN_SHARE_CANDIDATES = (0.8, 0.9, 0.95)
 
 @dataclass(frozen=True)
 class Change:
-    """Change of one field (``field``) from the value ``before`` to the value ``after``.
+    """A change of one field (``field``) from the value ``before`` to the value ``after``.
 
     ``kind`` is ``rule`` for a scheduling rule, ``knob`` for a setting of the engine, and ``memory``
     for the size of the KV cache.
@@ -50,8 +50,9 @@ class Change:
 
     @property
     def limits(self) -> bool:
-        """Whether the change sets a limit that the scenario does not set."""
-        among = type(self.after) is int and self.after in LIMIT_CANDIDATES
+        """Whether the change sets a limit that has no value in the scenario."""
+        candidates = (*LIMIT_CANDIDATES, *TOKEN_LIMIT_CANDIDATES)
+        among = type(self.after) is int and self.after in candidates
         return among and not self.before and self.kind != "rule"
 
     def __str__(self) -> str:
@@ -64,7 +65,7 @@ def generate_changes(
 ) -> Iterator[tuple[Change, SimulationJob | InputError]]:
     """Yield every change for which ``wanted`` returns true, with its job or its error.
 
-    Paths are relative to ``folder``.
+    All changes affect the engine. Paths are relative to ``folder``.
     """
     for change, rules in _rules(scenario.engine):
         if wanted(change):
@@ -77,7 +78,7 @@ def generate_changes(
 
 
 def apply_change(scenario: Scenario, folder: Path, change: Change) -> Scenario:
-    """Return the scenario with a change applied. A change of the kind ``rule`` is not supported.
+    """Return the scenario with a change applied, except a change of the kind ``rule``.
 
     Raises InputError if the engine rejects the change.
     """
@@ -120,9 +121,9 @@ def length_cause(scenario: Scenario) -> str | None:
 
 
 def _admitting(scenario: Scenario) -> Iterator[int]:
-    """Yield the smallest length limit that admits all requests with prompts that are too long.
+    """Yield the smallest length limit that admits all requests whose prompts are too long.
 
-    The limit is bounded by the model and the KV cache.
+    The limit includes the outputs of these requests. It is bounded by the model and the KV cache.
     """
     engine, spec = scenario.engine, find_engine_spec(scenario.engine)
     hold = spec.launch.longest
@@ -160,8 +161,8 @@ def _rules(engine: EngineConfig) -> Iterator[tuple[Change, Any]]:
 def _given(scenario: Scenario) -> Iterator[str | None]:
     """Yield settings that must not be changed, because the workload requires them.
 
-    Examples are adapter support for LoRA requests, and speculative decoding without an acceptance
-    rate.
+    Requests with LoRA adapters need adapter support, and speculative decoding cannot be enabled
+    unless the workload states an acceptance rate.
     """
     spec, workload = find_engine_spec(scenario.engine), scenario.workload
     yield spec.lora
@@ -173,7 +174,9 @@ def _given(scenario: Scenario) -> Iterator[str | None]:
 def _knobs(
     engine: EngineConfig, kept: Collection[str | None]
 ) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """Yield the settings of an engine except those in ``kept``, each with other values to try."""
+    """Yield the settings of an engine except those in ``kept``, each with other values that are
+    worth trying.
+    """
     hints, named = get_type_hints(type(engine)), sources(type(engine))
     for knob in fields(engine):
         if knob.name not in kept:
@@ -248,9 +251,10 @@ def _values_of_unset(kinds: Sequence[Any], limits: tuple[int, ...]) -> tuple[Any
 
 
 def _same_memory(engine: EngineConfig, knob: str, value: int) -> dict[str, int]:
-    """Return the number of blocks that preserves the cache size if ``knob`` is the block size.
+    """If the setting ``knob`` is the block size, return the number of blocks that keeps the
+    capacity of the cache in tokens.
 
-    The result is a mapping of setting names to values, and empty for any other setting.
+    The result is a mapping of setting names to values; it is empty for any other setting.
     """
     spec = find_engine_spec(engine)
     if knob != spec.block or spec.memory_in_tokens:
