@@ -42,7 +42,7 @@ TimeLimit = Annotated[
 
 def _names(driven: EngineDriver, version: str, cases: int, seed: int) -> list[str]:
     """Return the names of the random cases of a seed; different seeds have different cases."""
-    return driven.case_names(version, cases * (seed + 1))[cases * seed :]
+    return driven.form.names(version, cases * (seed + 1))[cases * seed :]
 
 
 def _write(out: Path, traces: Collection[DecisionTrace]) -> None:

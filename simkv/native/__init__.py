@@ -1,5 +1,1 @@
-"""Native engine: run the engines' own scheduler code, with stubs for its imports.
-
-The code of an engine (its *source*: a checkout, a wheel or an installed package) runs in a separate
-process.
-"""
+"""Native engine: run an engine's own scheduler code (its source) in a separate process."""

@@ -8,11 +8,7 @@ from pathlib import Path
 
 
 def read_options(files: Sequence[Path], classes: Collection[str] | None) -> dict[str, str]:
-    """Return a mapping from each field of these config classes (None: all classes) to the name of
-    its class.
-
-    Missing files and files with syntax errors count as declaring no options.
-    """
+    """Return the class that declares each field of these config classes (None: all classes)."""
     found: dict[str, str] = {}
     for path in files:
         try:

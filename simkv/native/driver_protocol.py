@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from simkv.core.engine_version import find_version, parse_version
 from simkv.core.request import Prompt
 from simkv.core.scheduler_protocol import Batch, Completion
 
@@ -17,9 +19,7 @@ Counts = tuple[int, int, int]
 
 
 class NativeDriver(Protocol):
-    """Adapter that runs the real scheduler of an engine; its methods are similar to
-    ``Scheduler``.
-    """
+    """Adapter that runs the real scheduler of an engine, similar to ``Scheduler``."""
 
     @property
     def num_blocks(self) -> int:
@@ -74,22 +74,44 @@ class NativeDriver(Protocol):
 class NativeEngine:
     """An engine whose own scheduler code can be run.
 
-    ``package`` is its Python package, in one of the ``subfolders`` of a checkout. ``stub_imports``
-    returns a context in which the engine is imported, ``load`` imports its scheduler, and ``build``
-    builds a driver. ``files`` lists the files that affect decisions. ``options`` maps each option
-    to the class that declares it. ``refused`` returns the name of an unsupported setting, or None.
+    ``package`` is its Python package, in one of the ``subfolders`` of a checkout. The modules and
+    packages ``deciding`` affect decisions. ``stub_imports`` returns a context in which the modules
+    ``loaded`` are imported, and ``build`` builds a driver. ``options`` maps each option to the
+    class that declares it. ``refused`` returns the name of an unsupported setting, or None.
     ``variant_of`` returns the simulated release with the nearest rules. ``stubbed`` describes the
     stubs that affect decisions.
     """
 
     title: str
     package: str
+    deciding: Sequence[str]
+    loaded: Sequence[str]
     stub_imports: Callable[[Path], AbstractContextManager[None]]
-    load: Callable[[], None]
     build: Callable[[Mapping[str, Any], Mapping[str, Mapping[str, Any]]], NativeDriver]
-    files: Callable[[Path], Sequence[Path]]
-    options: Callable[[Path], Mapping[str, str]]
-    refused: Callable[[Any], str | None]
     variant_of: Callable[[str | None], str]
+    refused: Callable[[Any], str | None] = lambda _: None
+    options: Callable[[Path], Mapping[str, str]] = lambda _: {}
     subfolders: tuple[str, ...] = (".",)
     stubbed: str = ""
+
+    def load(self) -> None:
+        """Import the scheduler; must be called in the context of ``stub_imports``."""
+        for module in self.loaded:
+            importlib.import_module(module)
+
+    def files(self, folder: Path) -> list[Path]:
+        """Return the files of a source that affect decisions."""
+        paths = [folder.joinpath(*module.split(".")) for module in self.deciding]
+        found = {file for path in paths for file in (*path.rglob("*.py"), path.with_suffix(".py"))}
+        return sorted(file for file in found if file.is_file())
+
+
+def newest_before(version: str | None, releases: Sequence[str]) -> str:
+    """Return the first of ``releases`` (newest first) that is not newer than ``version``.
+
+    Returns the oldest release if all are newer, and the newest one if the version is unknown.
+    """
+    found = find_version(version or "")
+    if found is None:
+        return releases[0]
+    return next((name for name in releases if parse_version(name) <= found), releases[-1])

@@ -16,6 +16,7 @@ import sys
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 
@@ -24,9 +25,7 @@ class MissingImport(Exception):
 
 
 class AutoStub:
-    """Stub of an attribute of ``module``, which has no stub; raises MissingImport with the ``fix``
-    if a decision depends on its value.
-    """
+    """Stub of an attribute of ``module``; raises MissingImport if a decision depends on it."""
 
     def __init__(self, module: str, attribute: str, fix: str) -> None:
         self.__dict__["_stubbed"] = module, attribute, fix
@@ -98,6 +97,15 @@ class ConfigStub:
             raise AttributeError(name)
 
 
+class OneRank(ConfigStub):
+    """Settings of parallelism with one rank: sizes are 1, and ranks and indexes are 0."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.endswith(("rank", "index")):
+            return 0
+        return 1 if name.endswith("_size") else super().__getattr__(name)
+
+
 class StubType(type):
     """Metaclass of stub classes, which can be subclassed, subscripted and called."""
 
@@ -158,28 +166,33 @@ class StubModule(types.ModuleType):
 
 
 class SourceFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Import hook that loads decision modules of ``packages`` from ``source`` and stubs all others.
+    """Import hook for ``packages`` that loads modules from ``source`` or replaces them by stubs.
 
-    ``is_real`` selects the modules to load. ``attributes`` maps the name of a stub module to its
-    attributes. If a decision depends on a module that ``is_known`` does not select, the run fails.
+    ``real`` and ``stubbed`` list modules and packages; the longest name that contains a module
+    applies. ``attributes`` maps the name of a stub module to its attributes. With ``strict``, a
+    decision that depends on a module in neither list fails.
     """
 
     def __init__(
         self,
         source: Path,
         packages: Collection[str],
-        is_real: Callable[[str], bool],
-        attributes: Mapping[str, Mapping[str, Any]],
-        is_known: Callable[[str], bool] = lambda _: True,
+        real: Collection[str] = (),
+        stubbed: Collection[str] = (),
+        attributes: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+        *,
+        strict: bool = False,
     ) -> None:
-        self.source, self.packages = source, packages
-        self.is_real, self.attributes, self.is_known = is_real, attributes, is_known
+        self.source, self.packages, self.attributes = source, packages, attributes
+        self.real, self.stubbed, self.strict = real, stubbed, strict
 
     def find_spec(self, name: str, _path: object, _target: object = None) -> Any:
         if name.split(".")[0] not in self.packages:
             return None
+        if name.endswith("_C"):  # compiled, and replaced by Python code where it is missing
+            raise ModuleNotFoundError(name)
         path = self.source.joinpath(*name.split("."))
-        if self.is_real(name):  # a release may lack some of these modules
+        if _match(name, self.real) > _match(name, self.stubbed):  # some releases lack some modules
             if (init := path / "__init__.py").exists():
                 places = [str(path)]
                 return importlib.util.spec_from_file_location(
@@ -190,11 +203,14 @@ class SourceFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
-        if self.is_known(spec.name):
-            return StubModule(spec.name)
-        file = type(self).__module__.replace(".", "/") + ".py"
+        name, modules = spec.name, (*self.real, *self.stubbed)
+        contains = any(module.startswith(f"{name}.") for module in modules)
+        if contains or _match(name, modules) or not self.strict:
+            return StubModule(name)
+        package = name.partition(".")[0]
         fix = "simkv does not load this module; add it to REAL_MODULES, or a stub of it"
-        return AutoStubModule(spec.name, f"{fix} to STUB_ATTRIBUTES, in {file}")
+        fix += f" to STUB_ATTRIBUTES, in simkv/native/{package}/{package}_stubs.py"
+        return AutoStubModule(name, fix)
 
     def exec_module(self, module: types.ModuleType) -> None:
         """Set the attributes of a stub module that need a real implementation."""
@@ -202,10 +218,13 @@ class SourceFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         module.__dict__.update(self.attributes.get(module.__name__, {}))
 
 
+def _match(name: str, modules: Collection[str]) -> int:
+    """Return the length of the longest name in ``modules`` that contains a module, or 0."""
+    return max((len(m) for m in modules if f"{name}.".startswith(f"{m}.")), default=0)
+
+
 class AutoStubFinder(SourceFinder):
-    """Import hook that replaces missing packages by stubs, for imports in the files of
-    ``source``.
-    """
+    """Import hook that replaces missing packages by stubs in the files of ``source``."""
 
     def find_spec(self, name: str, _path: object, _target: object = None) -> Any:
         frame: types.FrameType | None = sys._getframe(1)
@@ -223,16 +242,13 @@ class AutoStubFinder(SourceFinder):
 
 @contextlib.contextmanager
 def stub_imports(finder: SourceFinder) -> Iterator[None]:
-    """Return a context in which modules are imported with ``finder``.
-
-    Packages that are not installed become stubs. At its end, the context restores the modules.
-    """
+    """Return a context that imports with ``finder`` and stubs, and restores modules at its end."""
 
     def theirs() -> dict[str, types.ModuleType]:
         return {k: m for k, m in sys.modules.items() if k.split(".")[0] in finder.packages}
 
     before = theirs()
-    last = AutoStubFinder(finder.source, (), lambda _: False, {})
+    last = AutoStubFinder(finder.source, ())
     for name in before:
         del sys.modules[name]
     sys.meta_path.insert(0, finder)
@@ -254,9 +270,7 @@ def name_of(number: int) -> str:
 
 
 def accepted_fields(kind: type, **arguments: Any) -> dict[str, Any]:
-    """Return the entries of ``arguments`` that the constructor of ``kind`` accepts in this
-    release.
-    """
+    """Return the entries of ``arguments`` that the constructor of ``kind`` accepts."""
     known = {
         name
         for cls in kind.__mro__

@@ -24,9 +24,7 @@ NOT_RUN: Mapping[str, str] = {
 
 
 def describe_unsupported(engine: str) -> str:
-    """Return a message that states why the code of an engine cannot be run, and lists the engines
-    whose code can be run.
-    """
+    """State why the code of an engine cannot be run, and list the engines whose code can be run."""
     why = f": {NOT_RUN[engine]}" if engine in NOT_RUN else ""
     engines = ", ".join(NATIVE_ENGINES)
     return f"the code of {engine} cannot be run{why}; expected an engine of {engines}"

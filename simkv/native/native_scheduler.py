@@ -1,6 +1,4 @@
-"""The real scheduler of an engine as a ``Scheduler``: a client of the process that runs the
-engine's code.
-"""
+"""The real scheduler of an engine as a ``Scheduler``: a client of a ``SourceProcess``."""
 
 from __future__ import annotations
 
@@ -41,6 +39,8 @@ class NativeScheduler:
     Raises InputError if the code cannot be imported.
     """
 
+    has_pending_copies = False  # only writes to disk can be pending without a batch that lists them
+
     def __init__(
         self,
         engine: str,
@@ -61,18 +61,8 @@ class NativeScheduler:
         started = self._exchange("start", knobs, native, _debugged)
         if self.failure:
             raise InputError(f"{folder}: {self.failure}")
-        self._num_blocks, self._depth = started
-        self._counts = (0, 0, self._num_blocks)
-
-    @property
-    def pipeline_depth(self) -> int:
-        """Maximum number of batches in flight."""
-        return int(self._depth)
-
-    @property
-    def num_blocks(self) -> int:
-        """Number of blocks that requests can use."""
-        return int(self._num_blocks)
+        self.num_blocks, self.pipeline_depth = started
+        self._counts = (0, 0, self.num_blocks)
 
     @property
     def free_blocks(self) -> int:
@@ -132,22 +122,13 @@ class NativeScheduler:
         return completion
 
     def moved(self, jobs: Sequence[int]) -> None:
-        """Record finished copies, which the real scheduler receives with the next completed
-        batch.
-        """
+        """Record finished copies, which the engine receives with the next completed batch."""
         self._reported += [job for job in jobs if job in self._copies]
 
     @property
     def awaits_kv(self) -> bool:
         """Whether copies are in flight."""
         return bool(self._copies) and not self._has_news
-
-    @property
-    def has_pending_copies(self) -> bool:
-        """Always False, because only writes to disk can be pending without being listed in
-        a batch.
-        """
-        return False
 
     def leap(self, most: int) -> int:  # noqa: ARG002
         """Return 1, because the real scheduler decides every step."""
@@ -206,9 +187,7 @@ class NativeScheduler:
 
 
 class SourceProcess:
-    """Process that runs the scheduler code of an engine from ``folder``. Raises InputError if the
-    code cannot be imported.
-    """
+    """Process that runs an engine's code; raises InputError if the code cannot be imported."""
 
     def __init__(self, engine: str, folder: Path) -> None:
         self._control, child = Pipe()

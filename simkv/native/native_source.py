@@ -1,6 +1,4 @@
-"""The source of a native engine, which contains the engine's code: a checkout, an unpacked wheel, a
-wheel, or the installed package.
-"""
+"""The source of an engine: a checkout, an unpacked wheel, a wheel or the installed package."""
 
 from __future__ import annotations
 
@@ -72,9 +70,7 @@ def find_source(engine: str, path: str, folder: Path) -> NativeSource:
 
 
 def locate(engine: str, path: str) -> Path:
-    """Return the folder that contains the engine's package; ``path`` is the absolute path of a
-    checkout or wheel.
-    """
+    """Return the folder with the engine's package; ``path`` is a checkout or wheel (absolute)."""
     return _locate(NATIVE_ENGINES[engine], path)[0]
 
 
@@ -117,9 +113,7 @@ def _version_of(folder: Path, package: str) -> str | None:
 
 
 def _describe_commit(folder: Path) -> tuple[str | None, bool]:
-    """Return the commit of a checkout (None outside a repository), and whether files differ from
-    it.
-    """
+    """Return the commit of a checkout or None, and whether files differ from it."""
     described = _git(folder, "describe", "--tags", "--always", "--long", "--match", "v*")
     if described is None:
         return None, False

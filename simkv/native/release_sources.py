@@ -1,7 +1,4 @@
-"""Locate the Python sources of a release: in a folder, a wheel, the environment or a package index.
-
-This module imports no code of a release, and downloaded files are deleted after recording.
-"""
+"""Locate the Python files of a release in a folder, wheel, environment or package index."""
 
 from __future__ import annotations
 
@@ -85,9 +82,7 @@ def version_of_wheel(wheel: Path) -> str:
 
 
 def unpack_wheel(wheel: Path, package: str, room: Path) -> Path:
-    """Extract the Python files of the package from a wheel and return their folder; compiled files
-    are skipped.
-    """
+    """Extract the package's Python files from a wheel and return their folder."""
     folder = room / "sources"
     try:
         with ZipFile(wheel) as archive:

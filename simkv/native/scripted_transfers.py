@@ -1,75 +1,63 @@
-"""KV copies and transfers in a replay; the header of the recording gives their durations in
-steps.
-"""
+"""KV copies and transfers in a replay, whose durations (steps) are in the header."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count
 from typing import Protocol
 
 from simkv.core.recording_format import RecordingLine
 from simkv.core.scheduler_protocol import Batch, DiskTransfers, KvCopies
 
 
-def _take_due(due: dict[int, int], step: int) -> list[int]:
-    """Remove the keys whose value is at most ``step`` and return them sorted."""
-    numbers = sorted(number for number, last in due.items() if last <= step)
-    for number in numbers:
-        del due[number]
-    return numbers
-
-
-class ScriptedCopies:
-    """KV copies between GPU and host memory; copy ``n`` takes ``steps[n % len(steps)]`` steps.
-
-    A copy to the GPU can finish in the step that starts it, and a copy to host memory in the next
-    step.
-    """
+class StepTimer:
+    """Work in progress by key; the work with number ``n`` takes ``steps[n % len(steps)]`` steps."""
 
     def __init__(self, steps: Sequence[int]) -> None:
         self._steps = steps or [0]
-        self._due: dict[int, int] = {}
+        self.due: dict[int, int] = {}
 
-    def begin(self, moves: KvCopies, step: int) -> None:
-        """Start the copies that a batch requests, and finish the copies that it requires to be
-        finished.
-        """
-        for first, jobs in ((step, moves.loads), (step + 1, moves.stores)):
-            for number, *_ in jobs:
-                self._due[number] = first + self._steps[number % len(self._steps)]
-        for number in moves.flush:
-            self._due[number] = min(self._due[number], step)
+    def start(self, key: int, step: int, number: int | None = None) -> None:
+        """Start work in a step; its number is ``key`` if no number is given."""
+        number = key if number is None else number
+        self.due[key] = step + self._steps[number % len(self._steps)]
 
     def done(self, step: int) -> list[int]:
-        """Return the sorted numbers of the copies that finish by ``step``."""
-        return _take_due(self._due, step)
+        """Return the sorted keys of the work that finishes by ``step``, and forget it."""
+        keys = sorted(key for key, last in self.due.items() if last <= step)
+        for key in keys:
+            del self.due[key]
+        return keys
+
+
+class ScriptedCopies(StepTimer):
+    """KV copies; those to the GPU can finish in the step that starts them, others in the next."""
+
+    def begin(self, moves: KvCopies, step: int) -> None:
+        """Start the copies of a batch, and finish the copies that it requires to be finished."""
+        for first, jobs in ((step, moves.loads), (step + 1, moves.stores)):
+            for number, *_ in jobs:
+                self.start(number, first)
+        for number in moves.flush:
+            self.due[number] = min(self.due[number], step)
 
 
 class ScriptedDisk:
-    """KV transfers to and from a disk; transfer number ``n`` takes ``steps[n % len(steps)]`` steps.
-
-    Lookup number ``n`` takes ``looks[n % len(looks)]`` steps. In a step, transfers finish before
-    lookups.
-    """
+    """KV transfers to and from a disk, and lookups; transfers finish before lookups."""
 
     def __init__(self, steps: Sequence[int], looks: Sequence[int]) -> None:
-        self._steps, self._delays = steps or [0], looks or [0]
-        self._due: dict[int, int] = {}
-        self._looks: dict[int, int] = {}
+        self._moves, self._looks = StepTimer(steps), StepTimer(looks)
 
     def begin(self, moves: DiskTransfers, step: int) -> None:
         """Start the disk transfers and the lookup that a batch requests."""
         for move in (*moves.reads, *moves.writes):
-            self._due[move.job] = step + self._steps[move.job % len(self._steps)]
+            self._moves.start(move.job, step)
         if moves.look:
-            number = moves.look[0]
-            self._looks[number] = step + self._delays[number % len(self._delays)]
+            self._looks.start(moves.look[0], step)
 
     def done(self, step: int) -> tuple[list[int], list[int]]:
-        """Return the numbers of the transfers and of the lookups that finish before the next
-        decision.
-        """
-        return _take_due(self._due, step), _take_due(self._looks, step)
+        """Return the transfers and the lookups that finish before the next decision."""
+        return self._moves.done(step), self._looks.done(step)
 
 
 class KvTransferHooks(Protocol):
@@ -84,44 +72,33 @@ class KvTransferHooks(Protocol):
 
 
 class ScriptedTransfers:
-    """KV transfers between replicas; transfer ``n`` takes ``steps[n % len(steps)]`` steps.
-
-    Transfers are numbered in the order of their start. A transfer can finish in the step that
-    starts it.
-    """
+    """KV transfers between replicas, which can finish in the step that starts them."""
 
     def __init__(self, steps: Sequence[int]) -> None:
-        self._steps = steps or [0]
-        self._count = 0
-        self._loads: dict[int, int] = {}
-        self._sends: dict[int, int] = {}
+        self._loads, self._sends = StepTimer(steps), StepTimer(steps)
+        self._count = count()
 
     def begin(self, loads: Sequence[tuple[int, int]], sends: Sequence[int], step: int) -> None:
         """Start loads, given as (request id, number of blocks), and sends, given as request ids."""
-        loading = [i for i, much in loads if much]
-        for due, ids in ((self._loads, loading), (self._sends, sends)):
-            for i in ids:
-                due[i] = step + self._steps[self._count % len(self._steps)]
-                self._count += 1
+        for i in (i for i, much in loads if much):
+            self._loads.start(i, step, next(self._count))
+        for i in sends:
+            self._sends.start(i, step, next(self._count))
 
     def done(self, step: int) -> tuple[list[int], list[int]]:
         """Return the request ids of the loads and of the sends that finish by ``step``."""
-        return _take_due(self._loads, step), _take_due(self._sends, step)
+        return self._loads.done(step), self._sends.done(step)
 
 
 class ReplayedTransfers:
-    """KV transfers between replicas during a replay; if ``steps`` is None, there are no
-    transfers.
-    """
+    """KV transfers between replicas during a replay; none if ``steps`` is None."""
 
     def __init__(self, scheduler: KvTransferHooks, steps: Sequence[int] | None) -> None:
         self._scheduler = scheduler
         self._script = None if steps is None else ScriptedTransfers(steps)
 
     def announce(self, request: RecordingLine) -> None:
-        """Report to the scheduler, before a request is added, that its KV will be sent or
-        loaded.
-        """
+        """Report, before a request is added, that its KV will be sent or loaded."""
         if kv := request.get("kv"):
             tell = {"send": self._scheduler.keep, "load": self._scheduler.fetch}[kv]
             tell(request["id"])
@@ -132,9 +109,7 @@ class ReplayedTransfers:
             self._script.begin(batch.loads, self._scheduler.sends, step)
 
     def deliver(self, step: int) -> bool:
-        """Report the transfers that finish by ``step`` to the scheduler; return whether any
-        finished.
-        """
+        """Report the transfers that finish by ``step``; return whether any finished."""
         if not self._script:
             return False
         loads, sends = self._script.done(step)

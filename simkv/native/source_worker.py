@@ -16,7 +16,8 @@ import sys
 import time
 import traceback
 import uuid
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
@@ -36,6 +37,22 @@ CPU_SECONDS = 10.0
 
 class CpuLimitExceeded(BaseException):
     """Raised if a call exceeds its time limit."""
+
+
+@contextmanager
+def cpu_limit(seconds: float) -> Iterator[None]:
+    """Return a context that raises CpuLimitExceeded after this CPU time (s); 0 means no limit."""
+
+    def stop(*_: object) -> None:
+        raise CpuLimitExceeded
+
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 class SimulatedWorld:
@@ -79,15 +96,15 @@ class DriverServer:
         while True:
             name, *given = self.to.recv()
             try:
-                signal.setitimer(signal.ITIMER_PROF, 0 if self.debugged else CPU_SECONDS)
-                answer = calls[name](*given)
-                signal.setitimer(signal.ITIMER_PROF, 0)
+                with cpu_limit(0 if self.debugged else CPU_SECONDS):
+                    answer = calls[name](*given)
             except CpuLimitExceeded as late:
                 what = f"used more than {CPU_SECONDS:g} s of CPU time"
-                self.to.send(("failed", f"{self._place(late)}: {name}: {what}"))
+                self.to.send(("failed", f"{place_of(late, self.folder)}: {name}: {what}"))
             except (Exception, SystemExit) as error:
-                signal.setitimer(signal.ITIMER_PROF, 0)
-                self.to.send(("failed", f"{self._place(error)}: {name}: {describe(error)}"))
+                self.to.send(
+                    ("failed", f"{place_of(error, self.folder)}: {name}: {describe(error)}")
+                )
             else:
                 self.to.send(("done", answer))
 
@@ -106,9 +123,6 @@ class DriverServer:
         batch: Batch = decide()
         self.step += 1
         return batch, driver.counts()
-
-    def _place(self, error: BaseException) -> str:
-        return place_of(error, self.folder)
 
 
 def place_of(error: BaseException, folder: Path) -> str:
@@ -132,24 +146,18 @@ def _short(file: str, folder: Path) -> str:
     return str(path.relative_to(folder) if path.is_relative_to(folder) else path)
 
 
-def _late(*_: object) -> None:
-    raise CpuLimitExceeded
-
-
 def main() -> None:
     """Import the source, and fork a child for each socket that is received."""
     control = Connection(int(sys.argv[1]))
     engine, folder = sys.argv[2], Path(sys.argv[3])
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGPROF, _late)
     world = SimulatedWorld()
     with ExitStack() as stack:
         try:
-            signal.setitimer(signal.ITIMER_PROF, 3 * CPU_SECONDS)
-            stack.enter_context(NATIVE_ENGINES[engine].stub_imports(folder))
-            NATIVE_ENGINES[engine].load()
-            signal.setitimer(signal.ITIMER_PROF, 0)
+            with cpu_limit(3 * CPU_SECONDS):
+                stack.enter_context(NATIVE_ENGINES[engine].stub_imports(folder))
+                NATIVE_ENGINES[engine].load()
         except (InputError, MissingImport) as error:
             control.send(f"{place_of(error, folder)}: {error}")
             return

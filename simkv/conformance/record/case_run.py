@@ -10,11 +10,14 @@ from simkv.conformance.decision_recorder import ended_requests
 from simkv.conformance.decision_trace import FORMAT, DecisionTrace
 from simkv.conformance.record.recording_case import RecordingCase
 from simkv.core.recording_format import RecordingLine
+from simkv.native.source_worker import CpuLimitExceeded, cpu_limit
 
 #: Minimum number of consecutive steps without a new token after which a case counts as stalled. The
 #: number of tokens of the longest sequence is used if it is larger, because a step may compute a
 #: single token.
 MAX_BARREN_STEPS = 400
+#: CPU time (s) after which a step counts as a livelock, because schedulers may loop forever.
+STEP_SECONDS = 2.0
 
 
 class CaseRun(ABC):
@@ -45,8 +48,7 @@ class CaseRun(ABC):
 
     @abstractmethod
     def iterate(self, gone: list[int]) -> tuple[RecordingLine, int]:
-        """Run one step; return its line for the recording and the number of requests that received
-        tokens.
+        """Run a step; return its line and the number of requests that received tokens.
 
         Ids of requests that are aborted during the step are added to ``gone``.
         """
@@ -60,9 +62,7 @@ class CaseRun(ABC):
         return False
 
     def leave(self, phase: int) -> list[int]:
-        """Abort the requests whose clients leave in the phase, and return the ids of aborted
-        requests.
-        """
+        """Abort the requests whose clients leave in the phase, and return their ids."""
         ids = [i for at, when, i in self.case.aborts if (at, when) == (self.step, phase)]
         there = [i for i in dict.fromkeys(ids) if i in self.alive & self._arrived]
         self.alive.difference_update(there)
@@ -83,7 +83,13 @@ class CaseRun(ABC):
                 self._arrived.add(request["id"])
                 self.arrive(request)
             gone += self.leave(1)
-            line, tokens = self.iterate(gone)
+            try:
+                with cpu_limit(STEP_SECONDS):
+                    line, tokens = self.iterate(gone)
+            except CpuLimitExceeded:
+                why = f"livelock: a step used more than {STEP_SECONDS:g} s of CPU time"
+                yield {"truncated": True, "why": why}
+                return
             line = {"step": self.step, **line} | ({"aborted": gone} if gone else {})
             self.alive -= ended_requests(line)
             yield line

@@ -67,10 +67,7 @@ def sample_requests(
 
 
 def add_follow_ups(draw: Random, requests: Sequence[Request], longest: int) -> list[Request]:
-    """Add later requests that continue the prompt and output of some requests.
-
-    Prompts of follow-up requests have at most ``longest`` tokens.
-    """
+    """Add requests that continue others, with prompts of at most ``longest`` tokens."""
     found = [*requests]
     for r in draw.sample(requests, draw.randint(0, len(requests))):
         i, whole = len(found), r.prompt_tokens + r.output_tokens
@@ -111,10 +108,7 @@ def add_adapters(draw: Random, requests: Sequence[Request], names: Sequence[str]
 def sample_aborts(
     draw: Random, requests: Sequence[Request], phases: int = 3
 ) -> list[tuple[int, int, int]]:
-    """Return aborts of about half of the requests, as tuples (step, phase, request id).
-
-    Phases have numbers below ``phases``.
-    """
+    """Return (step, phase, request id) of the aborts of about half of the requests."""
     return sorted(
         (
             max(int(r.arrival) + draw.randint(-1, 3 * r.output_tokens), 0),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 from simkv.conformance.record.case_sampling import cut_segments
-from simkv.conformance.record.recording_case import CaseSchema, RecordingCase
+from simkv.conformance.record.recording_case import CaseSchema, RecordingCase, default_settings
 from simkv.core.recording_format import RecordingFormat, RecordingLine
 from simkv.schedulers.engine_registry import ENGINES
 
@@ -18,10 +19,7 @@ MAX_TRIES = 600
 def shrink_case(
     case: RecordingCase, form: CaseSchema, holds: Callable[[RecordingCase], bool]
 ) -> RecordingCase:
-    """Return a smaller case for which ``holds`` is still true.
-
-    ``holds`` must be true for ``case``. At most ``MAX_TRIES`` smaller cases are tried.
-    """
+    """Return a smaller case for which ``holds`` is true, after at most ``MAX_TRIES`` tries."""
     left = MAX_TRIES
     found = True
     while found and left:
@@ -37,9 +35,7 @@ def shrink_case(
 
 
 def _smaller(case: RecordingCase, form: CaseSchema) -> Iterator[RecordingCase]:
-    """Yield variants of a case with one element removed or simplified, the largest reductions
-    first.
-    """
+    """Yield variants with one element removed or simplified, the largest reductions first."""
     requests, aborts = case.requests, case.aborts
     for request in reversed(requests):
         i = request["id"]
@@ -84,10 +80,7 @@ def _simpler(line: RecordingLine, recording: RecordingFormat) -> Iterator[Record
 
 def _plainer(config: Any, form: CaseSchema) -> Iterator[Any]:
     """Yield variants of a configuration, each with one setting reset to its default."""
-    plain: dict[str, Any] = {field.name: field.default for field in fields(config)}
-    for knob, default in {**plain, **form.plain}.items():
+    for knob, default in {**default_settings(config), **form.plain}.items():
         if knob not in form.kept and getattr(config, knob) != default:
-            try:
+            with contextlib.suppress(ValueError):  # rejected by the engine at start-up
                 yield replace(config, **{knob: default})
-            except ValueError:  # the engine rejects this configuration at start-up
-                continue

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 from simkv.conformance.decision_trace import DecisionTrace, pack_traces
-from simkv.conformance.record.rule_inference import find_mismatch, with_changes
+from simkv.conformance.record.recording_case import changed_settings, default_settings
+from simkv.conformance.record.rule_inference import find_mismatch
 from simkv.core.errors import InputError
 from simkv.schedulers.engine_registry import ENGINES
 
@@ -20,16 +21,12 @@ RECORDINGS_SEARCHED = 300
 def recordings_by_rule(
     rules: Any, seen: Collection[str], traces: Mapping[str, DecisionTrace]
 ) -> dict[str, list[str]]:
-    """Return the names of the recordings that show a rule, for each rule in ``seen``.
-
-    A recording shows a rule if simkv does not reproduce it when the rule is inverted. Names keep
-    the order of ``traces``.
-    """
+    """Return, for each rule in ``seen``, the recordings that differ if the rule is inverted."""
     return {
         rule: [
             name
             for name, trace in traces.items()
-            if find_mismatch(trace, with_changes(rules, {rule: not getattr(rules, rule)}))
+            if find_mismatch(trace, replace(rules, **{rule: not getattr(rules, rule)}))
         ]
         for rule in seen
     }
@@ -38,18 +35,14 @@ def recordings_by_rule(
 def recordings_by_knob(
     rules: Any, knobs: Collection[str], traces: Mapping[str, DecisionTrace]
 ) -> dict[str, list[str]]:
-    """Return the names of the recordings that depend on a setting, for each setting in ``knobs``.
-
-    A recording depends on a setting if simkv does not reproduce it with the default of the setting.
-    """
+    """Return, for each setting, the recordings that differ with the default of the setting."""
     shown: dict[str, list[str]] = {}
     for name, trace in traces.items():
         recording = ENGINES[trace.header["engine"]].recording
         config = recording.config(trace.header)
-        plain = {field.name: field.default for field in fields(config)}
-        for knob in knobs:
-            value = getattr(config, knob)
-            if value == plain[knob]:
+        plain = default_settings(config)
+        for knob, value in changed_settings(config).items():
+            if knob not in knobs:
                 continue
             try:
                 without = recording.knobs(replace(config, **{knob: plain[knob]}))
@@ -96,7 +89,5 @@ def choose(
 
 
 def _has(trace: DecisionTrace, *fields: str) -> bool:
-    """Return whether a recording has a step for each of ``fields`` in which the field is
-    not empty.
-    """
+    """Return whether each of ``fields`` is not empty in some step of a recording."""
     return all(any(line.get(field) for line in trace.steps) for field in fields)

@@ -36,10 +36,7 @@ COMBINATIONS_TRIED = 8
 
 @dataclass(frozen=True)
 class UnexplainedCase:
-    """A shrunk case that no known rules reproduce.
-
-    ``difference`` is its first difference from the release ``nearest``.
-    """
+    """A shrunk case that no rules reproduce, with its first difference from ``nearest``."""
 
     name: str
     trace: DecisionTrace
@@ -168,20 +165,14 @@ def _lasting(
     *,
     mixed: bool = False,
 ) -> list[str]:
-    """Return the names of at most ``COMBINATIONS_TRIED`` entries of ``rules`` that reproduce all
-    traces before ``missed``.
-    """
+    """Return at most ``COMBINATIONS_TRIED`` rules that reproduce all traces before ``missed``."""
     before = list(traces)[: list(traces).index(missed)]
     left, _ = _all_through({name: traces[name] for name in before}, rules, mixed=mixed)
     return list(left)[:COMBINATIONS_TRIED]
 
 
 def _nearest(name: str, trace: DecisionTrace, known: Mapping[str, Any]) -> UnexplainedCase:
-    """Return the known release that reproduces the most steps of a recording, as an unexplained
-    case.
-
-    The result contains the first difference between the recording and this release.
-    """
+    """Return a recording as an unexplained case, with the release that reproduces most steps."""
     found = {key: find_mismatch(trace, rules) for key, rules in known.items()}
     steps = [str(line["step"]) for line in trace.steps]
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from itertools import combinations
-from typing import Any, TypeVar, cast
+from typing import Any
 
 from simkv.conformance.decision_replay import Mismatch, compare, replay_decisions
 from simkv.conformance.decision_trace import DecisionTrace
+from simkv.conformance.record.recording_case import changed_settings
 from simkv.core.engine_version import is_since
 from simkv.schedulers.engine_registry import ENGINES
 from simkv.schedulers.rule_fields import Rule, described_rules
@@ -46,8 +47,6 @@ RELEASED_RULES: Mapping[str, Mapping[str, Any]] = {
 #: Maximum number of rules that may differ from the newest release.
 MAX_CHANGED_RULES = 4
 
-Rules = TypeVar("Rules")
-
 
 def can_show(version: str, rule: str) -> bool:
     """Return whether recordings of a release of vLLM can show a rule."""
@@ -65,14 +64,13 @@ def observable_rules(trace: DecisionTrace) -> list[str]:
     """Return the rules in ``OBSERVABLE_RULES`` that a recording can show with its settings."""
     engine = trace.header["engine"]
     config = ENGINES[engine].recording.config(trace.header)
-    plain = {field.name for field in fields(config) if getattr(config, field.name) == field.default}
+    changed = changed_settings(config).keys()
     needed = {name: rule.knobs for name, rule in SHOWN_BY_VLLM.items()} if engine == "vllm" else {}
-    return [rule for rule in OBSERVABLE_RULES[engine] if not plain & {*needed.get(rule, ())}]
+    return [rule for rule in OBSERVABLE_RULES[engine] if {*needed.get(rule, ())} <= changed]
 
 
 def find_mismatch(trace: DecisionTrace, rules: Any) -> Mismatch | None:
-    """Return the first difference between a recording and its engine's scheduler with ``rules``, or
-    None.
+    """Return the first difference between a recording and a scheduler with ``rules``, or None.
 
     If ``rules`` is None, the rules of the recording's variant apply.
     """
@@ -86,10 +84,7 @@ def find_mismatch(trace: DecisionTrace, rules: Any) -> Mismatch | None:
 
 
 def distinct_releases(engine: str) -> dict[str, Any]:
-    """Return a mapping from releases to rules.
-
-    If several releases have equal rules, only the newest of them is included.
-    """
+    """Return the rules by release; of releases with equal rules, only the newest."""
     newest: dict[tuple[bool, ...], str] = {}
     seen = (*OBSERVABLE_RULES[engine], *(FEATURE_RULES if engine == "vllm" else ()))
     for name, rules in RELEASED_RULES[engine].items():
@@ -98,17 +93,8 @@ def distinct_releases(engine: str) -> dict[str, Any]:
 
 
 def rule_combinations(engine: str, rules: Any) -> Iterator[tuple[Mapping[str, bool], Any]]:
-    """Yield combinations of rules, as pairs of at most ``MAX_CHANGED_RULES`` changes and the rules.
-
-    Combinations with fewer changes come first.
-    """
+    """Yield pairs of at most ``MAX_CHANGED_RULES`` changes and rules, the fewest changes first."""
     for count in range(1, min(len(OBSERVABLE_RULES[engine]), MAX_CHANGED_RULES) + 1):
         for names in combinations(OBSERVABLE_RULES[engine], count):
             changes = {name: not getattr(rules, name) for name in names}
-            yield changes, with_changes(rules, changes)
-
-
-def with_changes(rules: Rules, changes: Mapping[str, Any]) -> Rules:
-    """Return a copy of ``rules`` with ``changes`` applied."""
-    changed: Rules = replace(cast(Any, rules), **changes)
-    return changed
+            yield changes, replace(rules, **changes)

@@ -195,11 +195,7 @@ def _config(draw: Random, release: str, kind: str) -> SglangConfig:
 
 
 def _decorated(draw: Random, request: Request, config: SglangConfig, *, whole: bool) -> Request:
-    """Return the request with a priority and a routing key, if the config uses them.
-
-    With ``whole``, some requests have log probabilities, and some prompts are longer than the KV
-    cache.
-    """
+    """Return the request with a priority and a routing key, or other fields with ``whole``."""
     if config.enable_priority_scheduling:
         request = replace(request, priority=draw.randint(0, 4))
     if config.schedule_policy == "routing-key":
@@ -218,6 +214,8 @@ def _decorated(draw: Random, request: Request, config: SglangConfig, *, whole: b
 
 
 CASE_SCHEMA = CaseSchema(
+    case_names,
+    make_case,
     kept={"name", "variant", "page_size", "max_total_num_tokens"},
     plain={"disable_radix_cache": True, "disable_overlap_schedule": True},
     shown=SHOWN_KNOBS,

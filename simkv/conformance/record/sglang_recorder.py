@@ -1,8 +1,4 @@
-"""Record the unmodified scheduler of a released SGLang package on small workloads, step by step.
-
-The driver and its stubs are in ``simkv/native/sglang``. Releases 0.5.15, 0.5.20, 0.5.22 and 0.5.23
-are supported. Only the decisions are recorded.
-"""
+"""Record the decisions of a released SGLang scheduler (``simkv/native/sglang``)."""
 
 from __future__ import annotations
 

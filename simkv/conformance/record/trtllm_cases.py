@@ -86,6 +86,8 @@ def _config(draw: Random, version: str, kind: str, *, tight: bool, reuse: bool) 
 
 
 CASE_SCHEMA = CaseSchema(
+    case_names,
+    make_case,
     kept=(
         "variant",
         "tokens_per_block",

@@ -1,7 +1,4 @@
-"""Record the unmodified Python scheduler of TensorRT-LLM on small workloads, step by step.
-
-The driver and its stubs are in ``simkv/native/trtllm``; the model is a fake.
-"""
+"""Record the decisions of TensorRT-LLM's Python scheduler (``simkv/native/trtllm``)."""
 
 from __future__ import annotations
 

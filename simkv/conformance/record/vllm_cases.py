@@ -62,9 +62,7 @@ FAMILIES = (
 
 
 def case_names(version: str, count: int) -> list[str]:
-    """Return the names of ``count`` basic random cases of a release, and of cases for its
-    features.
-    """
+    """Return ``count`` names of basic cases of a release, and names of cases for its features."""
     variant = NATIVE_VLLM.variant_of(version)
     rules = find_rules(variant)
     dies_of_ties = not rules.breaks_ties_by_id and "policy" not in rules.fixed
@@ -127,10 +125,7 @@ def _config(draw: Random, variant: str) -> VllmConfig:
 
 
 def _layers(draw: Random, config: VllmConfig, kind: str) -> VllmConfig:
-    """Return the config with layer groups and a scaled KV cache.
-
-    At least one group has a sliding window, chunked attention or recurrent states.
-    """
+    """Return the config with layer groups, of which one is special, and a scaled KV cache."""
     size = config.block_size
     windows = [draw.randint(2, 6 * size) for _ in range(2)]
     chunk = f"{CHUNKED}{size * draw.randint(1, 6)}"
@@ -338,6 +333,8 @@ def _transfer(draw: Random, line: RecordingLine, kv: str) -> None:
 
 
 CASE_SCHEMA = CaseSchema(
+    case_names,
+    make_case,
     kept={"name", "variant", "block_size", "num_gpu_blocks", "max_model_len"}
     # without these fields, requests cannot name the destination of their KV
     | {"kv_connector", "kv_role"},

@@ -1,8 +1,7 @@
-"""Record decisions of the unmodified scheduler of a released vLLM package on small workloads.
+"""Record the decisions of a released vLLM scheduler (``simkv/native/vllm``).
 
-The driver and its stubs are in ``simkv/native/vllm``. The model is a fake: when the last known
-token of a request is computed, the request emits one token, and one more for each draft that it
-accepts. Releases from 0.9.0 to 0.33.0 are supported. Only the decisions are recorded.
+The model is a fake: when the last known token of a request is computed, the request emits one
+token, and one more for each draft that it accepts.
 """
 
 from __future__ import annotations
@@ -23,11 +22,7 @@ from simkv.schedulers.vllm.versions import VARIANTS, find_rules, find_variant
 
 
 class VllmRun(CaseRun):
-    """The run of vLLM's scheduler on a recorded workload.
-
-    ``instead`` is a function that returns the class to record, such as a subclass, for the class of
-    the scheduler.
-    """
+    """The run of vLLM's scheduler; ``instead`` replaces the scheduler's class, for example."""
 
     def __init__(
         self, case: RecordingCase, instead: Callable[[type], type] = lambda kind: kind
@@ -91,10 +86,7 @@ class VllmRun(CaseRun):
         return line, launched
 
     def _deliver(self, step: int, launched: Launched, alive: set[int]) -> tuple[int, list[int]]:
-        """Deliver the batch's tokens.
-
-        Returns the number of requests that received tokens, and the ids of the requests that ended.
-        """
+        """Deliver tokens; return the number of requests with new tokens, and the ended requests."""
         engine = self.engine
         had = {i: engine.outputs(i) for i in launched.emits if int(i) in alive}
         counts = {i: self._emitted(i, launched.drafts.get(i, 0)) for i in launched.emits}
@@ -105,9 +97,7 @@ class VllmRun(CaseRun):
         return counted, [int(i) for i in ids if int(i) in alive and engine.is_over(i)]
 
     def _emitted(self, i: str, drafts: int) -> int:
-        """Return the number of tokens that a request emits after its newest token and ``drafts``
-        drafts.
-        """
+        """Return the number of tokens that a request emits if ``drafts`` drafts were verified."""
         outputs, accepts = self.engine.outputs(i), self.accepts[int(i)]
         accepted = min(accepts[outputs % len(accepts)], drafts) if drafts and accepts else 0
         # vLLM may have discarded tokens of a preempted request, which the model emits again

@@ -1,12 +1,7 @@
-"""Driver of SGLang's own scheduler for the native engine.
-
-Reasons for waiting are inferred from observable data: rows in use, the tokens of the last prefill,
-free pages and preemptions.
-"""
+"""Driver of SGLang's own scheduler; reasons for waiting are inferred from its state."""
 
 from __future__ import annotations
 
-import importlib
 import time
 from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
@@ -14,11 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from simkv.core.engine_version import find_version
 from simkv.core.request import Prompt, Segment
 from simkv.core.scheduler_protocol import Batch, Completion, Held, WaitReason
 from simkv.native.declared_options import read_options
-from simkv.native.driver_protocol import Counts, NativeEngine
+from simkv.native.driver_protocol import Counts, NativeEngine, newest_before
 from simkv.native.sglang.sglang_engine import SglangEngine, computed_prefix
 from simkv.native.sglang.sglang_stubs import REAL_MODULES, SETTINGS, stub_sglang_imports
 from simkv.schedulers.sglang.config import SglangConfig
@@ -197,29 +191,10 @@ class NativeSglang:
 
 
 def _counters(component: Any) -> Hashable:
-    """Return the counters that make a component, such as the prefill delayer, wait for a number of
-    steps.
-    """
+    """Return the counters that make a component wait, such as the prefill delayer."""
     state = getattr(component, "_curr_state", None)  # counters of the prefill delayer
     left = getattr(component, "_prefill_decode_interval_remaining", None)
     return left, getattr(component, "_counter", None), getattr(state, "delayed_count", None)
-
-
-def _build(knobs: Mapping[str, Any], native: Mapping[str, Mapping[str, Any]]) -> NativeSglang:
-    return NativeSglang(SglangConfig(**knobs), native)
-
-
-def _load() -> None:
-    for module in ("scheduler", "schedule_policy", "prefill_delayer"):
-        importlib.import_module("sglang.srt.managers." + module)
-
-
-def _files(folder: Path) -> list[Path]:
-    found: list[Path] = []
-    for name in REAL_MODULES:
-        path = folder.joinpath("sglang", "srt", *name.split("."))
-        found += [*path.rglob("*.py"), path.with_suffix(".py")]
-    return sorted({path for path in found if path.is_file()})
 
 
 def _options(folder: Path) -> dict[str, str]:
@@ -235,22 +210,17 @@ def _refused(config: SglangConfig) -> str | None:
     return "schedule_policy" if config.schedule_policy == "vtc" else None
 
 
-def _variant_of(version: str | None) -> str:
-    """Return the newest release with known rules that is not newer than ``version``."""
-    found = version and find_version(version)
-    older = [r for r in RELEASES if found and find_version(r) <= found]  # type: ignore[operator]
-    return older[0] if older else RELEASES[-1 if found else 0]
-
-
 NATIVE_SGLANG = NativeEngine(
     title="SGLang",
     package="sglang",
+    deciding=REAL_MODULES,
+    loaded=[
+        f"sglang.srt.managers.{n}" for n in ("scheduler", "schedule_policy", "prefill_delayer")
+    ],
     stub_imports=stub_sglang_imports,
-    load=_load,
-    build=_build,
-    files=_files,
-    options=_options,
+    build=lambda knobs, native: NativeSglang(SglangConfig(**knobs), native),
+    variant_of=lambda version: newest_before(version, RELEASES),
     refused=_refused,
-    variant_of=_variant_of,
+    options=_options,
     subfolders=(".", "python"),
 )

@@ -97,9 +97,7 @@ class SglangEngine:
         self.unread.clear()
 
     def next_batch(self) -> Any:
-        """Choose the next batch, as ``event_loop_normal`` and ``event_loop_overlap`` do before the
-        launch.
-        """
+        """Choose the next batch, as SGLang's event loops do before the launch."""
         scheduler = self.scheduler
         held = {"running_batch": scheduler.running_batch, "last_batch": scheduler.last_batch}
         batch = scheduler.get_next_batch_to_run(
@@ -115,9 +113,7 @@ class SglangEngine:
         return batch
 
     def rows(self, batch: Any) -> LaunchedRows:
-        """Return the requests of a launched batch with their token counts; ``batch`` may be
-        None.
-        """
+        """Return the rows of a launched batch, which may be None."""
         rows: list[tuple[int, int]] = []
         contexts: list[int] = []
         kind = "idle"
@@ -133,10 +129,7 @@ class SglangEngine:
         return LaunchedRows(rows, contexts, kind)
 
     def process(self, batch: Any, ends: Callable[[int], bool]) -> list[Any]:
-        """Deliver the batch's tokens; return the requests that finish, in the order of the batch.
-
-        ``ends`` returns whether a token is the last of its request.
-        """
+        """Deliver tokens and return the requests that finish; ``ends`` detects a last token."""
         import torch
 
         scheduler, emitted = self.scheduler, []
@@ -177,9 +170,7 @@ class SglangEngine:
 
 @contextlib.contextmanager
 def _no_logprobs(batch: Any) -> Iterator[None]:
-    """Context in which the log probabilities of a batch are disabled, because the fake model has
-    none.
-    """
+    """Disable the log probabilities of a batch, because the fake model has none."""
     asking = [x for x in (batch, *batch.reqs) if x.return_logprob]
     for x in asking:
         x.return_logprob = False

@@ -11,9 +11,7 @@ from simkv.native.import_stubs import ConfigStub, ImportStub, name_of
 
 
 class RequestTimesStub:
-    """Timestamps of a request in steps; only the time at which it entered the queue affects
-    decisions.
-    """
+    """Timestamps of a request; only the time of queue entry affects decisions."""
 
     def __init__(self, scheduler: Any) -> None:
         self.scheduler, self.wait_queue_entry_time = scheduler, 0.0

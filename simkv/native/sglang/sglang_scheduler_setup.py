@@ -1,8 +1,4 @@
-"""Set up the scheduler of a released SGLang package for one case, without its constructor.
-
-Prefix cache, allocators, row table, policies and result processor are SGLang's released code. The
-prefix cache uses the core that is written in Python.
-"""
+"""Set up a released SGLang scheduler, without its constructor, with its own components."""
 
 from __future__ import annotations
 
@@ -24,15 +20,12 @@ from simkv.native.import_stubs import (
     accepted_arguments,
     accepted_fields,
 )
-from simkv.native.sglang.sglang_stubs import PARALLEL_SETTINGS, SETTINGS, DisaggregationMode
+from simkv.native.sglang.sglang_stubs import PARALLEL_SETTINGS, SETTINGS
 from simkv.schedulers.sglang.config import SglangConfig
 
 
 class OrderedPreemption:
-    """Mixin for SGLang's prefill adder that preempts requests in the order of their ids.
-
-    SGLang itself iterates over a set, whose order is random.
-    """
+    """Mixin that preempts requests by id; SGLang iterates over a set, whose order is random."""
 
     def preempt_to_schedule(self: Any, *given: Any) -> bool:
         before = len(self.preempt_list)
@@ -42,9 +35,7 @@ class OrderedPreemption:
 
 
 class SglangReleaseMemory:
-    """SGLang's own request table, token pool and prefix cache, with the sizes that a test case
-    specifies.
-    """
+    """SGLang's own request table, token pool and prefix cache, with the sizes of a case."""
 
     def __init__(self, config: SglangConfig) -> None:
         import torch
@@ -160,10 +151,7 @@ def _bare(
 
 
 def recv_skipper() -> Callable[[Any], bool] | None:
-    """Return SGLang's function that decides whether its loop receives requests after a batch.
-
-    The result is None if the loop always receives requests.
-    """
+    """Return SGLang's check for receiving requests after a batch; None if it always receives."""
     managers, name = "sglang.srt.managers.", "SchedulerRecvSkipper"
     kind: Any = _real(managers + "scheduler_components.recv_skipper", name)
     kind = kind or _real(managers + "scheduler_recv_skipper", name)  # module in 0.5.15
@@ -219,6 +207,7 @@ def _parts(
     gave_up: Callable[[Any, Any], None],
 ) -> dict[str, Any]:
     """Return the attributes of the scheduler; some of them do not affect its decisions."""
+    modes: Any = importlib.import_module("sglang.srt.disaggregation.utils")
     return {
         **{knob.name: getattr(config, knob.name) for knob in fields(config)},
         "server_args": SETTINGS,
@@ -229,8 +218,6 @@ def _parts(
         "max_req_len": config.max_total_num_tokens - 1,
         "max_running_requests": config.rows,
         "enable_overlap": not config.disable_overlap_schedule,
-        "enable_overlap_mlx": False,
-        "enable_metrics": False,
         "kv_shard_widening": 1,
         "processed_tokens_counter": 0,
         "max_prefill_bs": 0,
@@ -239,8 +226,7 @@ def _parts(
         "min_free_slots_delayer": _free_slots(config),
         "lora_drainer": _drainer(config, clock),
         "is_generation": True,
-        "device": "cpu",
-        "disaggregation_mode": DisaggregationMode.NULL,
+        "disaggregation_mode": modes.DisaggregationMode.NULL,
         "spec_algorithm": SimpleNamespace(is_none=lambda: True),
         "model_config": ConfigStub(is_encoder_decoder=False, vocab_size=1 << 40),
         "beam_coordinator": ConfigStub(
@@ -259,15 +245,12 @@ def _parts(
         "load_inquirer": ConfigStub(_get_num_pending_tokens=lambda **_: 0),
         "tp_worker": ConfigStub(
             model_runner=ConfigStub(
-                attn_backend=object(),
-                prefill_aware_swa=False,
                 lora_manager=ConfigStub(
                     validate_lora_batch=lambda ids: len(ids) <= config.max_loras_per_batch
                 ),
             )
         ),
         "output_streamer": ImportStub(),
-        "logprob_result_processor": ImportStub(),
         "tp_group": ConfigStub(),
         "max_req_input_len": config.max_total_num_tokens - 6,
         "ipc_channels": ConfigStub(send_to_tokenizer=ConfigStub(send_output=gave_up)),
@@ -298,8 +281,6 @@ def _set(config: SglangConfig) -> None:
 
 
 def _real(module: str, name: str) -> Any:
-    """Return the class with this name in SGLang's released code; None if the release does not have
-    it.
-    """
+    """Return the class with this name in SGLang's code, or None if the release lacks it."""
     found = getattr(importlib.import_module(module), name, None)
     return found if isinstance(found, type) and not issubclass(found, ImportStub) else None

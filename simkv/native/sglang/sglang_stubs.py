@@ -8,7 +8,6 @@ settings are stubs. They support one rank, without speculative decoding and gram
 from __future__ import annotations
 
 import contextlib
-import enum
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,90 +16,32 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from simkv.core.errors import InputError
-from simkv.native.import_stubs import ConfigStub, SourceFinder, stub_imports
+from simkv.native.import_stubs import ConfigStub, OneRank, SourceFinder, stub_imports
 
-#: Packages and modules of ``sglang.srt`` that are loaded from the release; all others are stubs.
-REAL_MODULES = ("managers", "mem_cache", "environ", "sampling", "lora.lora_drainer")
+#: Modules and packages that are loaded from the release; all others are stubs.
+REAL_MODULES = tuple(
+    f"sglang.srt.{name}"
+    for name in (
+        "beam_search.batch_tail",
+        "disaggregation.decode_schedule_batch_mixin",
+        "disaggregation.utils",
+        "dllm.mixin.req",
+        "environ",
+        "lora.lora_drainer",
+        "managers",
+        "mem_cache",
+        "model_executor.forward_batch_info",
+        "sampling",
+        "utils.torch_memory_saver_adapter",
+    )
+)
 #: Modules in these packages that are replaced by stubs nevertheless.
 STUBBED_MODULES = (
     "managers.io_struct",
-    "managers.mm_utils",
-    "managers.multimodal_processor",
-    "managers.cache_controller",
-    "managers.tokenizer_manager",
     "mem_cache.triton_ops.allocator",
     "sampling.sampling_batch_info",
 )
-STUBBED_PACKAGES = [
-    "IPython",
-    "aiohttp",
-    "compressed_tensors",
-    "dill",
-    "fastapi",
-    "gguf",
-    "huggingface_hub",
-    "interegular",
-    "msgpack",
-    "orjson",
-    "PIL",
-    "psutil",
-    "pybase64",
-    "requests",
-    "setproctitle",
-    "sgl_kernel",
-    "torchvision",
-    "tqdm",
-    "transformers",
-    "uvloop",
-    "xgrammar",
-    "xxhash",
-    "zmq",
-]
-
-
-class ForwardMode(enum.IntEnum):
-    """Kind of a forward pass."""
-
-    EXTEND = 1
-    DECODE = 2
-    MIXED = 3
-    IDLE = 4
-    TARGET_VERIFY = 5
-
-    def is_extend(self, **_: Any) -> bool:
-        return self in (ForwardMode.EXTEND, ForwardMode.MIXED)
-
-    is_extend_without_speculative = is_prefill = is_extend
-
-    def is_decode(self) -> bool:
-        return self is ForwardMode.DECODE
-
-    def is_mixed(self) -> bool:
-        return self is ForwardMode.MIXED
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("is_"):
-            return lambda *_, **__: False
-        raise AttributeError(name)
-
-
-class CaptureHiddenMode(enum.IntEnum):
-    """Stub of the setting for hidden states, which are never captured."""
-
-    NULL = 0
-
-    def need_capture(self) -> bool:
-        return False
-
-
-class DisaggregationMode(enum.Enum):
-    """Stub of the disaggregation mode, which is always a single server that prefills and
-    decodes.
-    """
-
-    NULL = "null"
-    PREFILL = "prefill"
-    DECODE = "decode"
+STUBBED_PACKAGES = ("sglang", "sgl_kernel", "torchvision", "transformers", "xgrammar")
 
 
 class SamplingBatchInfo:
@@ -118,19 +59,6 @@ class SamplingBatchInfo:
         return lambda *_, **__: None
 
 
-class ReqDllmMixin:
-    """Stub of a mixin for requests of diffusion models; no request is of this kind."""
-
-    dllm_config = None
-
-    def is_dllm(self) -> bool:
-        return False
-
-    def init_diffusion_llm(self, *_: Any) -> None: ...
-
-    _init_fill_ids_for_dllm = init_diffusion_llm
-
-
 #: Settings of SGLang; the recorder adds the settings of a case. Missing settings are off, as by
 #: default.
 SETTINGS: Any = ConfigStub(
@@ -144,14 +72,7 @@ SETTINGS: Any = ConfigStub(
 )
 
 
-class OneRank(ConfigStub):
-    """Settings of parallelism with one rank: all sizes are 1."""
-
-    def __getattr__(self, name: str) -> Any:
-        return 1 if name.endswith("_size") else super().__getattr__(name)
-
-
-PARALLEL_SETTINGS: Any = OneRank(num_dp_ranks=1, tp_rank=0, attn_tp_rank=0, tp_group=ConfigStub())
+PARALLEL_SETTINGS: Any = OneRank(num_dp_ranks=1, tp_group=ConfigStub())
 
 
 class PrefillRange(NamedTuple):
@@ -193,21 +114,12 @@ class KernelStub:
 def _places(
     prefix_lens: Any, seq_lens: Any, last: Any, free: Any, out: Any, _: int, size: int
 ) -> None:
-    """Assign memory slots to the new tokens of requests and write them to ``out``.
-
-    Tokens first fill the rest of the request's last page, then pages from ``free``; if no free page
-    is left, page 0 is used.
-    """
+    """Assign slots to new tokens, first in a request's last page, then in pages from ``free``."""
     pages, at = iter(free.tolist()), 0
     for start, end, place in zip(prefix_lens, seq_lens, last, strict=True):
         for position in range(int(start), int(end)):
             place = next(pages, 0) * size if position % size == 0 else place + 1
             out[at], at = place, at + 1
-
-
-def _give_up(request: Any, *_: Any) -> None:
-    """Mark a request whose client left during its prefill as finished."""
-    request.finished_reason = ConfigStub()
 
 
 def _no(*_: Any, **__: Any) -> bool:
@@ -234,22 +146,6 @@ STUB_ATTRIBUTES: dict[str, dict[str, Any]] = {
         "attention_backends": lambda: ("torch_native", "torch_native"),
     },
     "server_args": {"get_global_server_args": lambda: SETTINGS},  # older releases read this setting
-    "model_executor.forward_batch_info": {
-        "ForwardMode": ForwardMode,
-        "CaptureHiddenMode": CaptureHiddenMode,
-        "get_server_return_hidden_states_mode": lambda: CaptureHiddenMode.NULL,
-    },
-    "disaggregation.utils": {"DisaggregationMode": DisaggregationMode, "prepare_abort": _give_up},
-    "disaggregation.decode_schedule_batch_mixin": {
-        "ScheduleBatchDisaggregationDecodeMixin": type("NoDisaggregation", (), {})
-    },
-    "dllm.mixin.req": {"ReqDllmMixin": ReqDllmMixin},
-    "beam_search.batch_tail": {
-        "strip_beam_tail": lambda _: None,
-        "append_beam_tail": lambda _: None,
-        "beam_retraction_order": lambda order, _: order,
-        "num_beam_member_rows": lambda _: 0,
-    },
     "sampling.sampling_batch_info": {"SamplingBatchInfo": SamplingBatchInfo},
     "mem_cache.triton_ops.allocator": {
         "alloc_extend_kernel": KernelStub(_places),
@@ -257,18 +153,7 @@ STUB_ATTRIBUTES: dict[str, dict[str, Any]] = {
     },
     "utils": UTILITIES,
     "utils.common": UTILITIES,
-    "utils.torch_memory_saver_adapter": {
-        "TorchMemorySaverAdapter": SimpleNamespace(
-            create=lambda **_: SimpleNamespace(region=lambda *_, **__: contextlib.nullcontext())
-        )
-    },
 }
-
-
-def _is_real(name: str) -> bool:
-    inner = name.removeprefix("sglang.srt.")
-    within = inner.split(".")[0] in REAL_MODULES and inner not in STUBBED_MODULES
-    return inner in REAL_MODULES or within
 
 
 def _no_compile(function: Any = None, **_: Any) -> Any:
@@ -278,9 +163,7 @@ def _no_compile(function: Any = None, **_: Any) -> Any:
 
 @contextlib.contextmanager
 def stub_sglang_imports(source: Path) -> Iterator[None]:
-    """Context in which SGLang is imported from ``source``; at its end, the previous imports are
-    restored.
-    """
+    """Return a context in which SGLang is imported from ``source``."""
     try:
         import torch  # before its own packages are hidden
     except ImportError as error:
@@ -288,14 +171,14 @@ def stub_sglang_imports(source: Path) -> Iterator[None]:
             "SGLang's scheduler needs torch, also without a GPU: pip install 'simkv[sglang]'"
         ) from error
     attributes = {f"sglang.srt.{name}": given for name, given in STUB_ATTRIBUTES.items()}
-    packages = ("sglang", *STUBBED_PACKAGES)
+    stubbed = [f"sglang.srt.{name}" for name in STUBBED_MODULES]
     logger = logging.getLogger("sglang")
     level = logger.level
     logger.setLevel(logging.CRITICAL + 1)
     try:
         with (
             patch.object(torch, "compile", _no_compile),
-            stub_imports(SourceFinder(source, packages, _is_real, attributes)),
+            stub_imports(SourceFinder(source, STUBBED_PACKAGES, REAL_MODULES, stubbed, attributes)),
         ):
             yield
     finally:

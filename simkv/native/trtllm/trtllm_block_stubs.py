@@ -108,22 +108,19 @@ class ReusingKvCacheStub(KvCacheStub):
         self.tokens[i], self.held[i], self.allocated[i] = length, 0, []
         self.valid_for_store[i] = True
         keys = self._chop(r.get_unique_tokens(0), length - 1, partial=True)
-        if length % self.size == 1:
-            keys.append(())
-        r.set_prepopulated_prompt_len(self._load_or_allocate(r, keys), self.size)
+        keys += [()] * (self._blocks(length) - len(keys))
+        r.set_prepopulated_prompt_len(self._load_or_allocate(i, keys), self.size)
 
     def store_context_blocks(self, r: LlmRequestStub) -> None:
         if r.request_id in self.allocated:
-            tokens = r.get_unique_tokens(0)
-            self._store(r, self._chop(tokens, len(tokens) - 1, partial=False))
+            self._store(r, partial=False)
 
     def remove_sequence(self, r: LlmRequestStub) -> None:
         i = r.request_id
         if i not in self.allocated:
             return
         if self.valid_for_store.pop(i):
-            tokens = r.get_unique_tokens(0)
-            self._store(r, self._chop(tokens, len(tokens) - 1, partial=True))
+            self._store(r, partial=True)
         for block in reversed(self.allocated.pop(i)):
             block.refs -= 1
             if not block.refs:
@@ -137,35 +134,22 @@ class ReusingKvCacheStub(KvCacheStub):
 
     # ------------------------------------------------------------------ blocks
 
-    def _load_or_allocate(self, r: LlmRequestStub, keys: list[BlockKey]) -> int:
+    def _load_or_allocate(self, request_id: int, keys: list[BlockKey]) -> int:
         node: BlockStub | None = self.root
-        matched, left = 0, deque(keys)
-        for _ in range(self._blocks(r.prompt_len)):
-            found = (
-                node.find_matching_block(left[0], partial=True) if node and left else BlockMatch()
-            )
+        matched = 0
+        for key in keys:
+            found = node.find_matching_block(key, partial=True) if node else BlockMatch()
             block = found.block
-            if block is None:
-                block = self._get_free_block(r.request_id)
-                node = None
-                if left:
-                    block.key, block.is_full = left[0], len(left[0]) == self.size
+            matched += found.tokens
+            node = None if found.partial else block
+            if block is None or (found.partial and (block.refs or block.next)):
+                block = self._get_free_block(request_id)
+                block.key, block.is_full = key, len(key) == self.size
             else:
-                matched += found.tokens
-                if not found.partial:
-                    self._claim(block)
-                    node = block
-                else:
-                    node = None
-                    if block.refs or block.next:
-                        block = self._get_free_block(r.request_id)
-                        block.key, block.is_full = left[0], len(left[0]) == self.size
-                    else:
-                        block.free_leaf_block()
-                        self._claim(block)
-            if left:
-                left.popleft()
-            self._add_block(r.request_id, block)
+                if found.partial:
+                    block.free_leaf_block()
+                self._claim(block)
+            self._add_block(request_id, block)
         return matched
 
     def _get_free_block(self, request_id: int) -> BlockStub:
@@ -189,9 +173,9 @@ class ReusingKvCacheStub(KvCacheStub):
         self.held[request_id] += 1
         self.free = len(self.free_queue)
 
-    def _store(self, r: LlmRequestStub, keys: list[BlockKey]) -> None:
-        node, need_match = self.root, True
-        for at, key in enumerate(keys):
+    def _store(self, r: LlmRequestStub, *, partial: bool) -> None:
+        tokens, node, need_match = r.get_unique_tokens(0), self.root, True
+        for at, key in enumerate(self._chop(tokens, len(tokens) - 1, partial=partial)):
             match = node.find_matching_block(key, partial=False).block if need_match else None
             if match is None:
                 need_match = False

@@ -1,14 +1,8 @@
-"""Driver of TensorRT-LLM's own Python scheduler for the native engine.
-
-Requests and KV blocks are C++ objects in TensorRT-LLM; here, they are stubs. Reasons for waiting
-are inferred from the remaining token budget and the capacity policy.
-"""
+"""Driver of TensorRT-LLM's own Python scheduler; requests and KV blocks are stubs."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Hashable, Mapping, Sequence
-from pathlib import Path
 
 from simkv.core.request import Prompt
 from simkv.core.scheduler_protocol import Batch, Completion, Held, Refusal, WaitReason
@@ -25,6 +19,7 @@ class NativeTrtllm:
         self.config = config
         self.engine = TrtllmEngine(config)
         self.scheduler = self.engine.scheduler
+        self.waiting_ids, self.running_ids = self.engine.waiting_ids, self.engine.running_ids
         self.num_blocks = config.num_blocks
         self.pipeline_depth = 2 if self.engine.overlap else 1
         self._refused: dict[int, Refusal] = {}
@@ -96,12 +91,6 @@ class NativeTrtllm:
         waiting = len(self.engine.active) - running + len(self.engine.waiting_queue)
         return waiting, running, self.engine.cache.free
 
-    def waiting_ids(self) -> list[int]:
-        return self.engine.waiting_ids()
-
-    def running_ids(self) -> list[int]:
-        return self.engine.running_ids()
-
     def blocks_held(self) -> dict[int, int]:
         held = self.engine.cache.held
         return {i: held[i] for i in self.running_ids()}
@@ -120,28 +109,13 @@ class NativeTrtllm:
         return tuple(requests), tuple(engine.waiting_ids()), held, engine.cache.free
 
 
-def _load() -> None:
-    importlib.import_module(SCHEDULER)
-
-
-def _no_options(_: Path) -> Mapping[str, str]:
-    """Return no options, because the constructor of the scheduler has explicit arguments."""
-    return {}
-
-
-def _refused(_: TrtllmConfig) -> str | None:
-    return None
-
-
 NATIVE_TRTLLM = NativeEngine(
     title="TensorRT-LLM",
     package=ROOT,
+    deciding=(SCHEDULER,),
+    loaded=(SCHEDULER,),
     stub_imports=stub_trtllm_imports,
-    load=_load,
     build=lambda knobs, _: NativeTrtllm(TrtllmConfig(**knobs)),
-    files=lambda folder: [folder.joinpath(*SCHEDULER.split(".")).with_suffix(".py")],
-    options=_no_options,
-    refused=_refused,
     variant_of=lambda _: next(iter(VARIANTS)),
     stubbed="requests and KV blocks, C++ objects in TensorRT-LLM, are stubs of simkv",
 )

@@ -26,9 +26,7 @@ from simkv.schedulers.trtllm.config import TrtllmConfig
 
 
 class LaunchedIteration(NamedTuple):
-    """The requests of an iteration: requests that compute their prompt, requests that decode, and
-    paused requests.
-    """
+    """The requests of an iteration that compute their prompt, decode, and are paused."""
 
     contexts: list[LlmRequestStub]
     generations: list[LlmRequestStub]
@@ -49,10 +47,7 @@ class Delivered(NamedTuple):
 
 
 class TrtllmEngine:
-    """TensorRT-LLM's scheduler with the given settings, and the received requests.
-
-    ``heard`` are the requests whose clients left after the last iteration.
-    """
+    """TensorRT-LLM's scheduler and its requests; the clients of those in ``heard`` have left."""
 
     def __init__(self, config: TrtllmConfig) -> None:
         self.config = config
@@ -138,10 +133,7 @@ class TrtllmEngine:
         return Delivered([r.request_id for r in emitted if r not in reset], finished)
 
     def _respond(self) -> list[int]:
-        """Run ``_handle_canceled_requests`` and ``_handle_responses``.
-
-        Returns the ids of the requests that ended with their last token.
-        """
+        """Run ``_handle_canceled_requests`` and ``_handle_responses``; return finished requests."""
         finished = [r.request_id for r in self.active if r.is_finished]
         self.waiting_queue = deque(
             r for r in self.waiting_queue if r.request_id not in self._canceled
@@ -157,9 +149,7 @@ class TrtllmEngine:
         return finished
 
     def waiting_ids(self) -> list[int]:
-        """Return the ids of requests without blocks, followed by the ids of requests that were not
-        fetched yet.
-        """
+        """Return the ids of requests without blocks, then of requests that were not fetched yet."""
         without = [r.request_id for r in self.active if r.request_id not in self.cache.held]
         return without + [r.request_id for r in self.waiting_queue]
 

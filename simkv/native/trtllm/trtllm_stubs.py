@@ -45,11 +45,7 @@ StreamToken = tuple[str, int]
 
 
 class LlmRequestStub:
-    """A request with the fields that the scheduler reads.
-
-    ``left`` is the number of tokens that the model will still emit. ``prompt`` contains the tokens
-    of the prompt; by default, they are unique to the request.
-    """
+    """A request with the fields that the scheduler reads; the model still emits ``left`` tokens."""
 
     num_draft_tokens = 0
     has_draft_tokens = False
@@ -132,10 +128,7 @@ class LlmRequestStub:
         self._chunk = 0
 
     def set_prepopulated_prompt_len(self, tokens: int, tokens_per_block: int) -> None:
-        """Set the number of cached prompt tokens, at which the first chunk starts.
-
-        The chunk is shortened so that it ends at the end of a block or of the prompt.
-        """
+        """Set the number of cached tokens; the first chunk ends at the end of a block or prompt."""
         assert tokens < self.prompt_len
         self.prepopulated_prompt_len = tokens
         if tokens > 0:
@@ -161,9 +154,7 @@ class LlmRequestStub:
             self.state = LlmRequestState.GENERATION_COMPLETE
 
     def pause(self) -> None:
-        """Return the request to the start of its prefill; emitted tokens become part of the
-        prompt.
-        """
+        """Return the request to its start; emitted tokens become part of the prompt."""
         self.max_new_tokens -= self.num_tokens - self.prompt_len
         self.prompt_len = self.num_tokens
         self.state = LlmRequestState.CONTEXT_INIT
@@ -172,10 +163,7 @@ class LlmRequestStub:
 
 
 class KvCacheStub:
-    """Stub of TensorRT-LLM's cache manager, which counts the KV blocks of each request.
-
-    ``window`` is the maximum sequence length.
-    """
+    """Stub of the cache manager that counts blocks; ``window`` is the longest sequence."""
 
     is_variable_window = False
     enable_block_reuse = False
@@ -271,5 +259,4 @@ def stub_trtllm_imports(source: Path) -> AbstractContextManager[None]:
         raise InputError(
             f"{file}: missing; expected the sources of TensorRT-LLM's Python scheduler"
         )
-    packages = (ROOT, "strenum")
-    return stub_imports(SourceFinder(source, packages, SCHEDULER.__eq__, STUB_ATTRIBUTES))
+    return stub_imports(SourceFinder(source, (ROOT,), (SCHEDULER,), (), STUB_ATTRIBUTES))

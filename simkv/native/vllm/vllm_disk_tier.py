@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import mmap
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from queue import Empty
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -25,49 +25,30 @@ BLOCK_BYTES = mmap.PAGESIZE
 TIERING_PACKAGE = "vllm.v1.kv_offload.tiering."
 
 
-class ThreadStub:
-    """A thread that never starts."""
+class IdleThread(threading.Thread):
+    """A thread that never starts; ``SteppedDiskTier`` runs its work."""
 
-    def __init__(self, **_: object) -> None: ...
-
-    def start(self) -> None:
-        """Start no thread; ``SteppedDiskTier`` runs the work."""
+    def start(self) -> None: ...
 
 
 class ThreadWouldWait(Exception):
     """Raised if a thread would wait for work."""
 
 
-class ConditionStub:
-    """Stub of a condition on which no thread waits."""
+class UnmetCondition(threading.Condition):
+    """A condition that raises ThreadWouldWait instead of waiting."""
 
-    def __init__(self, _: object = None) -> None: ...
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def notify(self, _: int = 1) -> None:
-        """Notify no thread, because no thread waits."""
-
-    notify_all = notify
-
-    def wait_for(self, holds: Callable[[], object]) -> None:
-        """Raise ThreadWouldWait if the condition does not hold."""
-        if not holds():
-            raise ThreadWouldWait
+    def wait(self, timeout: float | None = None) -> bool:  # noqa: ARG002
+        raise ThreadWouldWait
 
 
 class SteppedDiskTier:
-    """A disk tier in a temporary folder, below vLLM's manager of host memory.
-
-    ``given`` is the tier's configuration for vLLM; ``attach`` connects the tier to the manager.
-    """
+    """A disk tier in a temporary folder; ``given`` is its configuration for vLLM."""
 
     def __init__(self, steps: Sequence[int], looks: Sequence[int]) -> None:
         self._folder = TemporaryDirectory(prefix="simkv-")
         for module in ("async_lookup", "fs.thread_pool"):
-            still = ConfigStub(Thread=ThreadStub, Condition=ConditionStub, Lock=threading.Lock)
+            still = ConfigStub(Thread=IdleThread, Condition=UnmetCondition, Lock=threading.Lock)
             importlib.import_module(TIERING_PACKAGE + module).__dict__["threading"] = still
         tier = {"type": "fs", "root_dir": self._folder.name}
         self.given = {"spec_name": "TieringOffloadingSpec", "secondary_tiers": [tier]}
@@ -81,10 +62,7 @@ class SteppedDiskTier:
         self._manager, (self._tier,) = manager, manager.secondary_tiers
 
     def begin(self, step: int) -> RecordingLine:
-        """Collect new transfers and lookups, and run all that are due.
-
-        Returns the fields to record for the step.
-        """
+        """Collect new transfers and lookups, run those that are due, and return a line's fields."""
         pool = self._tier._pool
         tasks = [*pool._load_q, *pool._store_q]
         pool._load_q.clear()
@@ -120,9 +98,7 @@ class SteppedDiskTier:
         return sum(source.lower().endswith("disk") for source in sources)
 
     def _look(self) -> tuple[int, int] | None:
-        """Return the number of the lookup that a step requests and the number of blocks in it, or
-        None.
-        """
+        """Return the number of a new lookup and the number of its blocks, or None."""
         try:
             batch = self._tier._lookup_manager._lookup_queue.get_nowait()
         except Empty:

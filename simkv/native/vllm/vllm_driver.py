@@ -1,18 +1,14 @@
-"""Driver of vLLM's own scheduler for the native engine.
-
-Reasons for waiting are inferred from observable data: failed allocations, free slots, the remaining
-token budget, the order of the queue, and preemptions.
-"""
+"""Driver of vLLM's own scheduler; reasons for waiting are inferred from its state."""
 
 from __future__ import annotations
 
-import importlib
+import contextlib
 from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
-from simkv.core.engine_version import find_version
+from simkv.core.engine_version import plain_release
 from simkv.core.request import Prompt
 from simkv.core.scheduler_protocol import (
     Batch,
@@ -25,7 +21,7 @@ from simkv.core.scheduler_protocol import (
     WaitReason,
 )
 from simkv.native.declared_options import read_options
-from simkv.native.driver_protocol import Counts, NativeEngine
+from simkv.native.driver_protocol import Counts, NativeEngine, newest_before
 from simkv.native.import_stubs import name_of
 from simkv.native.vllm.vllm_engine import Launched, VllmEngine
 from simkv.native.vllm.vllm_stubs import CORE, REAL_MODULES, stub_vllm_imports
@@ -65,9 +61,7 @@ class NativeVllm:
         self._asks = 0  # the request that last asked for blocks
 
     def _observe(self, request: Any, *given: Any, **named: Any) -> Any:
-        """Call vLLM's ``allocate_slots``, and record a failure and the preemptions that it
-        causes.
-        """
+        """Call ``allocate_slots``, and record a failure and the preemptions that it causes."""
         for victim in self._freed[len(self._causes) :]:
             self._causes.setdefault(victim, self._asks)
         found = self._allocate(request, *given, **named)
@@ -135,9 +129,7 @@ class NativeVllm:
         return KvCopies(loads, stores, line["flush"]) if any(line.values()) else None
 
     def _explain(self, batch: Batch, launched: Launched) -> None:
-        """Infer why requests were not scheduled and which adapters are copied, and record both in
-        ``batch``.
-        """
+        """Infer why requests were not scheduled and which adapters are copied."""
         scheduler, rows = self.scheduler, launched.rows
         limit = getattr(scheduler, "max_num_scheduled_tokens", self.config.max_num_batched_tokens)
         spent = sum(rows.values()) >= limit
@@ -182,9 +174,7 @@ class NativeVllm:
         return {self._lora(i) for i in self._running} - {None}
 
     def _explain_adapters(self, batch: Batch, waiting: Any, used: set[str | None]) -> None:
-        """Record the waiting requests whose adapter has no slot, up to the first request without
-        blocks.
-        """
+        """Record the requests whose adapter has no slot, up to the first one without blocks."""
         for request in waiting:
             i = request.request_id
             if i in self._failed:
@@ -262,14 +252,8 @@ class NativeVllm:
         return self._delivered, requests, order, tables
 
 
-def _build(knobs: Mapping[str, Any], native: Mapping[str, Mapping[str, Any]]) -> NativeVllm:
-    return NativeVllm(resolved(VllmConfig(**knobs)), native)
-
-
 def resolved(config: VllmConfig) -> VllmConfig:
     """Return a config whose unset settings have the defaults of its release."""
-    from dataclasses import replace
-
     rules = find_rules(config.variant)
     knobs = ("async_scheduling", "scheduler_reserve_full_isl")
     return replace(
@@ -277,17 +261,6 @@ def resolved(config: VllmConfig) -> VllmConfig:
         enable_prefix_caching=config.caches(rules),
         **{knob: getattr(rules, knob) for knob in knobs if getattr(config, knob) is None},
     )
-
-
-def _load() -> None:
-    for module in ("scheduler", "async_scheduler"):
-        importlib.import_module(CORE + "sched." + module)
-
-
-def _files(folder: Path) -> list[Path]:
-    real = [folder.joinpath(*name.split(".")).with_suffix(".py") for name in sorted(REAL_MODULES)]
-    core = [*folder.joinpath("vllm", "v1", "core").rglob("*.py")]
-    return sorted({path for path in [*real, *core] if path.is_file()})
 
 
 def _refused(config: VllmConfig) -> str | None:
@@ -300,29 +273,22 @@ def _refused(config: VllmConfig) -> str | None:
 
 
 def _variant_of(version: str | None) -> str:
-    """Return ``version`` if its rules are known, otherwise the newest known release that is not
-    newer.
-    """
-    found = version and find_version(version)
-    if not version or not found:
-        return RELEASED[0]
-    release = ".".join(map(str, found.release))
-    try:
+    """Return ``version`` if its rules are known, otherwise the newest known release before it."""
+    release = plain_release(version or "") or ""
+    with contextlib.suppress(ValueError):
         find_variant(release)
-    except ValueError:
-        older = [known for known in RELEASED if find_version(known) <= found]  # type: ignore[operator]
-        return older[0] if older else RELEASED[-1]
-    return release
+        return release
+    return newest_before(version, RELEASED)
 
 
 NATIVE_VLLM = NativeEngine(
     title="vLLM",
     package="vllm",
+    deciding=REAL_MODULES,
+    loaded=(CORE + "sched.scheduler", CORE + "sched.async_scheduler"),
     stub_imports=stub_vllm_imports,
-    load=_load,
-    build=_build,
-    files=_files,
-    options=lambda folder: read_options([folder / name for name in OPTION_FILES], OPTION_CLASSES),
-    refused=_refused,
+    build=lambda knobs, native: NativeVllm(resolved(VllmConfig(**knobs)), native),
     variant_of=_variant_of,
+    refused=_refused,
+    options=lambda folder: read_options([folder / name for name in OPTION_FILES], OPTION_CLASSES),
 )

@@ -14,11 +14,11 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
 
 from simkv.core.request import Prompt, Segment
-from simkv.native.import_stubs import ConfigStub, ImportStub, accepted_fields, name_of
+from simkv.native.import_stubs import ConfigStub, ImportStub, OneRank, accepted_fields, name_of
 from simkv.native.vllm.vllm_disk_tier import BLOCK_BYTES
 from simkv.native.vllm.vllm_nixl_worker import NixlWorker, sampling_extra_args
 from simkv.native.vllm.vllm_offloading_worker import FakeOffloadingWorker
-from simkv.native.vllm.vllm_speculation import Speculation
+from simkv.native.vllm.vllm_speculation import speculation_fields
 from simkv.native.vllm.vllm_stubs import CORE
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.layer_group_parser import LayerKind
@@ -76,7 +76,7 @@ class VllmEngine:
         self.numbers: dict[Any, int] = {}
         self.loras: dict[str, int] = {}
         self.stops: dict[str, list[int]] = {}
-        self.speculation = Speculation(config)
+        self.speculation = speculation_fields(config)
         self.scheduler = self._scheduler()
         self.worker.attach(self.scheduler)
         self.pool = self.scheduler.kv_cache_manager.block_pool
@@ -180,9 +180,7 @@ class VllmEngine:
         return request.num_output_tokens if request else 0
 
     def blocks(self, i: str) -> list[int]:
-        """Return the ids of a request's blocks, one layer group after another, without freed
-        blocks.
-        """
+        """Return the ids of a request's blocks in all layer groups, without freed blocks."""
         manager = self.scheduler.kv_cache_manager
         coordinator = getattr(manager, "coordinator", None)  # 0.9.0 has only one layer group
         managers = (
@@ -193,15 +191,13 @@ class VllmEngine:
         return [block.block_id for table in tables for block in table if block is not null]
 
     def number(self, *what: object) -> int:
-        """Return the id of the token that the arguments identify; equal arguments give
-        equal ids.
-        """
+        """Return the id of a token; equal arguments give equal ids."""
         return self.numbers.setdefault(what, len(self.numbers) + 1)
 
     def _hashes(self, request: Any) -> list[bytes]:
         """Return the keys of full blocks of ``request`` that have no key yet."""
         size, keys = self.config.block_size, list(request.block_hashes)
-        known, ahead = len(keys), self.speculation.hash_lookahead
+        known, ahead = len(keys), self.speculation["num_hash_lookahead_tokens"]
         lora = request.lora_request.lora_name if request.lora_request else ""
         for index in range(known, (request.num_tokens - ahead) // size):
             tokens = tuple(request.all_token_ids[index * size : (index + 1) * size + ahead])
@@ -215,9 +211,7 @@ class VllmEngine:
         return [self.number(stream, outputs + n) for n in range(count)]
 
     def _propose(self, ids: list[str], emits: list[str]) -> None:
-        """Propose drafts for the requests of a step; with n-grams, only for requests that emit a
-        token.
-        """
+        """Propose drafts; with n-grams, only for requests that emit a token."""
         ngrams = self.config.speculative_method == "ngram"
         drafts = [-2] * self.config.num_speculative_tokens
         proposed = [[] if ngrams and i not in emits else drafts[:] for i in ids]
@@ -239,11 +233,7 @@ class VllmEngine:
             ignore_eos=False,
             # A proxy requests this number of tokens from the prefill replica.
             stop_token_ids=() if line.get("kv") == "send" else stops,
-            structured_outputs=None,
             extra_args=sampling_extra_args(line, self.config.block_size),
-            prompt_logprobs=None,
-            logprobs=None,
-            repetition_detection=None,
             skip_reading_prefix_cache=False,
         )
         kind = importlib.import_module("vllm.v1.request").Request
@@ -322,22 +312,12 @@ class VllmEngine:
                     model="any", max_model_len=config.max_model_len, get_total_num_kv_heads=int
                 ),
                 lora_config=ConfigStub(max_loras=config.max_loras) if config.enable_lora else None,
-                parallel_config=ConfigStub(
-                    decode_context_parallel_size=1,
-                    prefill_context_parallel_size=1,
-                    pipeline_parallel_size=1,
-                    data_parallel_size=1,
-                    data_parallel_rank=0,
-                    data_parallel_index=0,
-                    tensor_parallel_size=1,
-                    world_size=1,
-                    rank=0,
-                ),
+                parallel_config=OneRank(),
                 observability_config=ConfigStub(per_request_spec_decode_metrics="none"),
                 aux_output_config=ConfigStub(),
                 ec_manager_config=ConfigStub(get_encoder_cache_manager_obj=lambda: None),
                 max_in_flight_tokens=config.depth * config.max_num_batched_tokens,
-                **self.speculation.given,
+                **self.speculation,
                 **self.worker.given,
             ),
             kv_cache_config=cache,

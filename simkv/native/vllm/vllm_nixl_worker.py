@@ -1,8 +1,4 @@
-"""A worker for vLLM's NIXL connector that transfers no data.
-
-The connector, including its scheduler side, is the released vLLM code, unmodified. There is no
-other replica: ``ScriptedTransfers`` determines when each transfer finishes.
-"""
+"""A worker for vLLM's released NIXL connector that transfers no data."""
 
 from __future__ import annotations
 
@@ -46,9 +42,7 @@ class Platform(ImportStub):
 
 
 class NixlWorker:
-    """Worker that reports transfers as finished; ``given`` is vLLM's configuration of the
-    worker.
-    """
+    """Worker that reports transfers as finished; ``given`` is its configuration for vLLM."""
 
     works = False  # an attribute of workers that copy KV to host memory
 
@@ -60,9 +54,7 @@ class NixlWorker:
         """Do nothing, because this worker does not need the scheduler."""
 
     def begin(self, _: Any, output: Any, step: int) -> RecordingLine:
-        """Start the loads of a batch and the sends of ended requests; return the fields to
-        record.
-        """
+        """Start the loads of a batch and the sends of ended requests; return the line's fields."""
         meta = output.kv_connector_metadata
         loads = [(int(i), _blocks(m.local_block_ids)) for i, m in meta.reqs_to_recv.items()]
         sends = sorted(map(int, meta.reqs_to_send))
@@ -90,9 +82,7 @@ def sampling_extra_args(request: Mapping[str, Any], block_size: int) -> Any:
 
 
 def _blocks(ids: Any) -> int:
-    """Return the number of blocks in ``ids``, which is one list or, since about 0.20, one list per
-    layer group.
-    """
+    """Return the number of blocks in one list or, since about 0.20, one list per layer group."""
     return sum(map(len, ids)) if ids and not isinstance(ids[0], int) else len(ids)
 
 

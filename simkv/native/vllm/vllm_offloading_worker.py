@@ -21,10 +21,7 @@ from simkv.schedulers.vllm.config import VllmConfig
 
 
 class FakeOffloadingWorker:
-    """Worker that reports each copy as finished when ``ScriptedCopies`` finishes it.
-
-    ``given`` is the worker's configuration for vLLM.
-    """
+    """Worker that reports copies as finished; ``given`` is its configuration for vLLM."""
 
     def __init__(self, config: VllmConfig, copying: Mapping[str, Sequence[int]]) -> None:
         self.works = config.offloads

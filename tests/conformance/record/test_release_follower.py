@@ -15,10 +15,16 @@ from typing import Any
 import pytest
 
 from simkv.conformance.decision_replay import check_trace, replay_decisions
-from simkv.conformance.decision_trace import DecisionTrace, pack_traces, read_trace
-from simkv.conformance.record import case_shrinking
+from simkv.conformance.decision_trace import (
+    DecisionTrace,
+    ending_kind,
+    pack_traces,
+    read_trace,
+)
+from simkv.conformance.record import case_run, case_shrinking
 from simkv.conformance.record import release_follower as following
 from simkv.conformance.record import rule_inference as known
+from simkv.conformance.record.case_run import CaseRun
 from simkv.conformance.record.engine_drivers import (
     ENGINE_DRIVERS,
     interleave_kinds,
@@ -38,6 +44,7 @@ from simkv.conformance.record.rule_inference import (
 )
 from simkv.conformance.record.vllm_cases import CASE_SCHEMA, case_names, make_case
 from simkv.core.errors import InputError
+from simkv.core.recording_format import RecordingLine
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.request_state import FcfsQueue, RequestState
 from simkv.schedulers.vllm.scheduler import VllmScheduler
@@ -281,3 +288,21 @@ def test_selected_recordings_show_every_rule() -> None:
 
 def _seen(rules: Any) -> list[bool]:
     return [getattr(rules, rule) for rule in known.OBSERVABLE_RULES["vllm"]]
+
+
+class Endless(CaseRun):
+    """A scheduler whose first step never ends."""
+
+    def arrive(self, request: RecordingLine) -> None: ...
+
+    def abort(self, number: int) -> None: ...
+
+    def iterate(self, gone: list[int]) -> tuple[RecordingLine, int]:
+        while True:
+            gone.clear()
+
+
+def test_a_step_that_never_ends_is_a_livelock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(case_run, "STEP_SECONDS", 0.05)
+    (closing,) = Endless(make_case("0.33.0", "rand-000")).lines()
+    assert ending_kind(closing) == "livelock"

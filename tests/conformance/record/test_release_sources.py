@@ -77,8 +77,12 @@ PLANTED = {
     ),
 }
 #: Packages that are copied before a change is planted in them.
-SRT = ("managers", "mem_cache", "sampling", "environ.py")
-COPIED = {"vllm": ("vllm/v1", "vllm/distributed"), "sglang": [f"sglang/srt/{part}" for part in SRT]}
+SRT = ("beam_search", "disaggregation", "dllm", "environ.py", "managers", "mem_cache")
+SRT += ("model_executor", "sampling", "utils")
+COPIED = {
+    "vllm": ("vllm/v1", "vllm/distributed", "vllm/utils"),
+    "sglang": [f"sglang/srt/{part}" for part in SRT],
+}
 
 
 def wheel_of(engine: str, version: str) -> Path:
