@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,3 +116,19 @@ def newest_before(version: str | None, releases: Sequence[str]) -> str:
     if found is None:
         return releases[0]
     return next((name for name in releases if parse_version(name) <= found), releases[-1])
+
+
+def read_options(files: Sequence[Path], classes: Collection[str] | None) -> dict[str, str]:
+    """Return the class that declares each field of these config classes (None: all classes)."""
+    found: dict[str, str] = {}
+    for path in files:
+        try:
+            tree = ast.parse(path.read_bytes())
+        except (OSError, SyntaxError):
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and (classes is None or node.name in classes):
+                for line in node.body:
+                    if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
+                        found.setdefault(line.target.id, node.name)
+    return found

@@ -269,6 +269,12 @@ def name_of(number: int) -> str:
     return f"{number:08}"
 
 
+def numbering() -> Callable[..., int]:
+    """Return a function that numbers its arguments from 1; equal arguments have equal numbers."""
+    known: dict[Any, int] = {}
+    return lambda *what: known.setdefault(what, len(known) + 1)
+
+
 def accepted_fields(kind: type, **arguments: Any) -> dict[str, Any]:
     """Return the entries of ``arguments`` that the constructor of ``kind`` accepts."""
     known = {

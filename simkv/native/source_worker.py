@@ -158,14 +158,11 @@ def main() -> None:
             with cpu_limit(3 * CPU_SECONDS):
                 stack.enter_context(NATIVE_ENGINES[engine].stub_imports(folder))
                 NATIVE_ENGINES[engine].load()
-        except (InputError, MissingImport) as error:
-            control.send(f"{place_of(error, folder)}: {error}")
-            return
-        except CpuLimitExceeded as late:
-            control.send(f"{place_of(late, folder)}: its import does not end")
-            return
         except BaseException as error:
-            control.send(f"{place_of(error, folder)}: cannot be imported: {describe(error)}")
+            why = f"cannot be imported: {describe(error)}"
+            why = str(error) if isinstance(error, InputError | MissingImport) else why
+            why = "its import does not end" if isinstance(error, CpuLimitExceeded) else why
+            control.send(f"{place_of(error, folder)}: {why}")
             return
         control.send(None)
         while True:

@@ -82,26 +82,28 @@ def follow(
     """
     traces: dict[str, DecisionTrace] = {}
     end = time.monotonic() + time_limit
+
+    def result(**found: Any) -> FollowResult:
+        return FollowResult(len(traces), sum(len(t.steps) for t in traces.values()), **found)
+
     for name, case in cases.items():
         if traces and time.monotonic() > end:
             break
         try:
             traces[name] = record(case, name)
         except Exception as error:  # a new release may have changed in any way
-            return FollowResult(len(traces), _steps(traces), broken=describe_crash(name, error))
-    done = len(traces), _steps(traces)
+            return result(broken=describe_crash(name, error))
     known = distinct_releases(engine)
     like, last = _all_through(traces, known)
     if like:
-        return FollowResult(*done, like=list(like))
-    base = next(iter(known.values()))
-    mixed = {str(i): rules for i, (_, rules) in enumerate(rule_combinations(engine, base))}
-    changes = {str(i): changed for i, (changed, _) in enumerate(rule_combinations(engine, base))}
+        return result(like=list(like))
+    combinations = list(rule_combinations(engine, next(iter(known.values()))))
+    mixed = {str(i): rules for i, (_, rules) in enumerate(combinations)}
     fitting, missed = _all_through({last: traces[last], **traces}, mixed, mixed=True)
     if fitting:
-        fewest = min(len(changes[key]) for key in fitting)
-        found = [changes[key] for key in fitting if len(changes[key]) == fewest]
-        return FollowResult(*done, changed=found)
+        changes = [combinations[int(key)][0] for key in fitting]
+        fewest = min(map(len, changes))
+        return result(changed=[changed for changed in changes if len(changed) == fewest])
     asked = known
     rivals = known | {key: mixed[key] for key in _lasting(missed, traces, mixed, mixed=True)}
     names = (name for name in (missed, *traces) if _unmade(traces[name], rivals))
@@ -120,7 +122,7 @@ def follow(
         return _unmade(trace, rivals)
 
     small = record(shrink_case(cases[missed], form, unlike_all), missed)
-    return FollowResult(*done, unexplained=_nearest(missed, small, asked))
+    return result(unexplained=_nearest(missed, small, asked))
 
 
 def describe_crash(name: str, error: Exception) -> str:
@@ -173,19 +175,14 @@ def _lasting(
 
 def _nearest(name: str, trace: DecisionTrace, known: Mapping[str, Any]) -> UnexplainedCase:
     """Return a recording as an unexplained case, with the release that reproduces most steps."""
-    found = {key: find_mismatch(trace, rules) for key, rules in known.items()}
-    steps = [str(line["step"]) for line in trace.steps]
+    found = {
+        key: mismatch for key, each in known.items() if (mismatch := find_mismatch(trace, each))
+    }
+    steps = [*(str(line["step"]) for line in trace.steps), "end"]
 
     def how_far(key: str) -> int:
-        mismatch = found[key]
-        at = mismatch.step if mismatch else "end"
-        return steps.index(at) if at in steps else len(steps) * (at == "end")
+        at = found[key].step
+        return steps.index(at) if at in steps else 0
 
     best = max(found, key=how_far)
-    mismatch = found[best]
-    assert mismatch is not None
-    return UnexplainedCase(name, trace, best, mismatch)
-
-
-def _steps(traces: Mapping[str, DecisionTrace]) -> int:
-    return sum(len(trace.steps) for trace in traces.values())
+    return UnexplainedCase(name, trace, best, found[best])

@@ -260,20 +260,13 @@ FEATURES: Mapping[str, Callable[[Random, VllmConfig], VllmConfig]] = {
 def make_case(version: str, name: str) -> RecordingCase:
     """Build the case with this name: a handmade case, or a kind and a number.
 
-    - ``rand-``: plain; ``gone-``: with aborts; ``lora-``: with LoRA adapters.
-    - ``win-``: with layer groups; ``mamba-``: with groups that have recurrent states.
-    - ``chunk-``: with chunked attention; ``size-``: with blocks of several sizes.
-    - ``spec-``: with draft tokens; ``winspec-``, ``mambaspec-`` and so on also have layer groups.
-    - ``tier-``: with blocks in host memory; ``disk-``: also with a disk.
-    - ``pdsend-``, ``pdload-``: on a replica that only prefills or only decodes.
-
-    If the kind in a name ends with ``gone``, such as ``wingone-``, the case has aborts. A kind
-    exists only if the release supports it. Some releases do not order requests of equal priority
-    and arrival; for these releases, only ``tied-`` cases contain such requests.
+    The kind consists of keys of ``FEATURES``; cases whose kind ends with ``gone`` have aborts. Some
+    releases do not order requests of equal priority and arrival; for these releases, only ``tied-``
+    cases contain such requests.
     """
     base = NATIVE_VLLM.variant_of(version)
-    if name in HANDMADE_CASES:
-        return HANDMADE_CASES[name].make(base)
+    if made := HANDMADE_CASES.get(name):
+        return RecordingCase(VllmConfig(variant=base, **made.settings), [*made.requests])
     draw, kind = Random(f"{version} {name}"), name.split("-")[0]
     config = _config(draw, base)
     for word, add in FEATURES.items():

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from simkv.conformance.record.recording_case import RecordingCase
 from simkv.core.recording_format import RecordingLine
-from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.release_rules import VllmRules
 
 
@@ -17,10 +15,6 @@ class HandmadeCase(NamedTuple):
     settings: Mapping[str, Any]
     requests: Sequence[RecordingLine]
     exists: Callable[[VllmRules], bool]
-
-    def make(self, version: str) -> RecordingCase:
-        """Build the case for a release."""
-        return RecordingCase(VllmConfig(variant=version, **self.settings), [*self.requests])
 
 
 def _asks(*rows: tuple[int, int, int, int], stream: str = "", **more: Any) -> list[RecordingLine]:

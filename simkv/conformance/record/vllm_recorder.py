@@ -6,15 +6,16 @@ token, and one more for each draft that it accepts.
 
 from __future__ import annotations
 
-import dataclasses
 from collections import deque
 from collections.abc import Callable
+from dataclasses import asdict
 from traceback import extract_tb
 from typing import Any
 
 from simkv.conformance.decision_trace import DecisionTrace
 from simkv.conformance.record.case_run import CaseRun, record_run
 from simkv.conformance.record.recording_case import RecordingCase
+from simkv.native.vllm.vllm_driver import resolved
 from simkv.native.vllm.vllm_engine import Launched, VllmEngine
 from simkv.schedulers.vllm.recording import RECORDING
 from simkv.schedulers.vllm.release_rules import VllmRules
@@ -31,7 +32,6 @@ class VllmRun(CaseRun):
         self.engine = VllmEngine(self.config, instead, case.header_fields)
         self.scheduler, self.pool = self.engine.scheduler, self.engine.pool
         self.accepts = {r["id"]: r.get("accepts", ()) for r in case.requests}
-        self._depth = 2 if self.config.async_scheduling else 1
         self._in_flight: deque[tuple[int, Launched]] = deque()
 
     def arrive(self, request: dict[str, Any]) -> None:
@@ -48,7 +48,7 @@ class VllmRun(CaseRun):
     def iterate(self, gone: list[int]) -> tuple[dict[str, Any], int]:
         line, launched = self._schedule(self.step)
         self._in_flight.append((self.step, launched))
-        line |= {"delivered": int(len(self._in_flight) == self._depth), "finished": []}
+        line |= {"delivered": int(len(self._in_flight) == self.config.depth), "finished": []}
         gone += self.leave(2)
         tokens = 0
         if line["delivered"]:
@@ -118,16 +118,13 @@ def record(
     the scheduler.
     """
     rules = find_rules(case.config.variant)
-    knobs = dataclasses.asdict(case.config)
-    for knob in ("async_scheduling", "scheduler_reserve_full_isl", "enable_prefix_caching"):
-        if knobs[knob] is None:
-            knobs[knob] = getattr(rules, knob)
-    run = VllmRun(case._replace(config=dataclasses.replace(case.config, **knobs)), instead)
+    config = resolved(case.config)
+    run = VllmRun(case._replace(config=config), instead)
 
     def reason(error: Exception) -> str | None:
         return f"raised {error!r}" if _dies(rules, error) else None
 
-    return record_run(run, name, describe_source(version), knobs, reason)
+    return record_run(run, name, describe_source(version), asdict(config), reason)
 
 
 def _dies(rules: VllmRules, error: Exception) -> bool:

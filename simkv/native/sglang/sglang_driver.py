@@ -11,8 +11,7 @@ from typing import Any
 
 from simkv.core.request import Prompt, Segment
 from simkv.core.scheduler_protocol import Batch, Completion, Held, WaitReason
-from simkv.native.declared_options import read_options
-from simkv.native.driver_protocol import Counts, NativeEngine, newest_before
+from simkv.native.driver_protocol import Counts, NativeEngine, newest_before, read_options
 from simkv.native.sglang.sglang_engine import SglangEngine, computed_prefix
 from simkv.native.sglang.sglang_stubs import REAL_MODULES, SETTINGS, stub_sglang_imports
 from simkv.schedulers.sglang.config import SglangConfig

@@ -8,13 +8,14 @@ native engine share this code. The scheduler is set up in ``sglang_scheduler_set
 from __future__ import annotations
 
 import contextlib
+import importlib
+from array import array
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
 
 from simkv.core.recording_format import RecordingLine
 from simkv.core.request import Prompt
-from simkv.native.import_stubs import ConfigStub, accepted_arguments, name_of
-from simkv.native.sglang.sglang_request_factory import SglangRequestFactory
+from simkv.native.import_stubs import ConfigStub, ImportStub, accepted_arguments, name_of, numbering
 from simkv.native.sglang.sglang_scheduler_setup import (
     SglangReleaseMemory,
     build_sglang_scheduler,
@@ -22,6 +23,70 @@ from simkv.native.sglang.sglang_scheduler_setup import (
 )
 from simkv.schedulers.sglang.config import SglangConfig
 from simkv.schedulers.sglang.recording import RECORDING
+
+
+class RequestTimesStub:
+    """Timestamps of a request; only the time of queue entry affects decisions."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self.scheduler, self.wait_queue_entry_time = scheduler, 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return ImportStub()
+
+    def set_wait_queue_entry_time(self) -> None:
+        """Set the time of queue entry to the current step plus a small unique number."""
+        self.scheduler.entries += 1
+        self.wait_queue_entry_time = self.scheduler.clock() + self.scheduler.entries / 1e6
+
+
+def make_request(number: Callable[..., int], line: RecordingLine, scheduler: Any) -> Any:
+    """Build a text request, as ``handle_generate_request`` does."""
+    batches = importlib.import_module("sglang.srt.managers.schedule_batch")
+    tokens = array(
+        "q",
+        [number(s, start + i) for s, start, count in line["segments"] for i in range(count)],
+    )
+    sampling = ConfigStub(
+        max_new_tokens=line["max_tokens_requested"],
+        min_new_tokens=0,
+        ignore_eos=line["ignore_eos"],
+        stop_strs=[],
+        stop_regex_strs=[],
+    )
+    request = batches.Req(
+        name_of(line["id"]),
+        "",
+        tokens,
+        sampling,
+        eos_token_ids=set(),  # the last token is added when it is emitted
+        vocab_size=1 << 40,
+        lora_id=line.get("lora"),
+        priority=line.get("priority", 0),
+        routing_key=line.get("routing_key"),
+        return_logprob=line.get("logprobs_from") is not None,
+        top_logprobs_num=0,
+    )
+    request.time_stats, request.tokenizer = RequestTimesStub(scheduler), None
+    scheduler.init_req_max_new_tokens(request)
+    _validate(request, line.get("logprobs_from"), scheduler)
+    return request
+
+
+def _validate(request: Any, since: int | None, scheduler: Any) -> None:
+    """Truncate a prompt that is too long, or mark the request as rejected, as SGLang does."""
+    checks: Any = importlib.import_module("sglang.srt.managers.utils")
+    limit, cuts = scheduler.max_req_input_len, scheduler.allow_auto_truncate
+    if why := checks.validate_input_length(request, limit, cuts):
+        request.set_finish_with_abort(why)
+        return
+    if since is not None:
+        request.logprob_start_len = len(request.origin_input_ids) if since == -1 else since
+    if request.logprob_start_len > len(request.origin_input_ids):
+        request.logprob_start_len = -1
+        request.set_finish_with_abort("logprob_start_len is higher than the number of tokens")
 
 
 class LaunchedRows(NamedTuple):
@@ -44,7 +109,7 @@ class SglangEngine:
     def __init__(self, config: SglangConfig, clock: Callable[[], float]) -> None:
         self.config = config
         self.overlap = not config.disable_overlap_schedule
-        self.made = SglangRequestFactory()
+        self.number = numbering()
         self.received: dict[int, Any] = {}
         self.refused: set[int] = set()
         self.left_early: set[int] = set()
@@ -89,7 +154,7 @@ class SglangEngine:
                 self.left_early.add(message)
                 self.scheduler.abort_request(ConfigStub(rid=name_of(message)))
             else:
-                request = self.made.make(message, self.scheduler)
+                request = make_request(self.number, message, self.scheduler)
                 self.received[message["id"]] = request
                 if request.to_finish:
                     self.refused.add(message["id"])
@@ -136,7 +201,7 @@ class SglangEngine:
         going = [r for r in batch.reqs if not r.finished()]
         for r in batch.reqs:
             i = int(r.rid)
-            token = self.made.number(f"o{i}", len(r.output_ids))
+            token = self.number(f"o{i}", len(r.output_ids))
             if not (r.finished() or r.is_retracted or r.inflight_middle_chunks > 0) and ends(i):
                 r.eos_token_ids.add(token)
             emitted.append(token)

@@ -122,10 +122,6 @@ def _places(
             out[at], at = place, at + 1
 
 
-def _no(*_: Any, **__: Any) -> bool:
-    return False
-
-
 UTILITIES: dict[str, Any] = {
     "flatten_arrays_to_pinned_cpu": _flat,
     "flatten_arrays_to_int64_tensor": _flat,
@@ -134,9 +130,7 @@ UTILITIES: dict[str, Any] = {
     "next_power_of_2": lambda n: 1 << max(n - 1, 0).bit_length(),
     "get_num_new_pages": _pages,
     "Range": PrefillRange,
-    "get_bool_env_var": _no,
-    **dict.fromkeys(("is_pin_memory_available", "support_triton"), _no),
-    **dict.fromkeys((f"is_{kind}" for kind in ("cuda", "cpu", "hip", "npu", "xpu")), _no),
+    "is_pin_memory_available": lambda *_, **__: False,
 }
 STUB_ATTRIBUTES: dict[str, dict[str, Any]] = {
     "runtime_context": {

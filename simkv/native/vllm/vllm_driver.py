@@ -20,8 +20,7 @@ from simkv.core.scheduler_protocol import (
     PreemptionCause,
     WaitReason,
 )
-from simkv.native.declared_options import read_options
-from simkv.native.driver_protocol import Counts, NativeEngine, newest_before
+from simkv.native.driver_protocol import Counts, NativeEngine, newest_before, read_options
 from simkv.native.import_stubs import name_of
 from simkv.native.vllm.vllm_engine import Launched, VllmEngine
 from simkv.native.vllm.vllm_stubs import CORE, REAL_MODULES, stub_vllm_imports

@@ -14,10 +14,20 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
 
 from simkv.core.request import Prompt, Segment
-from simkv.native.import_stubs import ConfigStub, ImportStub, OneRank, accepted_fields, name_of
+from simkv.native.import_stubs import (
+    ConfigStub,
+    ImportStub,
+    OneRank,
+    accepted_fields,
+    name_of,
+    numbering,
+)
 from simkv.native.vllm.vllm_disk_tier import BLOCK_BYTES
-from simkv.native.vllm.vllm_nixl_worker import NixlWorker, sampling_extra_args
-from simkv.native.vllm.vllm_offloading_worker import FakeOffloadingWorker
+from simkv.native.vllm.vllm_kv_workers import (
+    FakeOffloadingWorker,
+    NixlWorker,
+    sampling_extra_args,
+)
 from simkv.native.vllm.vllm_speculation import speculation_fields
 from simkv.native.vllm.vllm_stubs import CORE
 from simkv.schedulers.vllm.config import VllmConfig
@@ -73,7 +83,7 @@ class VllmEngine:
         self.config, self.instead, self.native = config, instead, native
         worker = NixlWorker if config.kv_connector else FakeOffloadingWorker
         self.worker: Any = worker(config, copying)
-        self.numbers: dict[Any, int] = {}
+        self.number = numbering()
         self.loras: dict[str, int] = {}
         self.stops: dict[str, list[int]] = {}
         self.speculation = speculation_fields(config)
@@ -120,7 +130,8 @@ class VllmEngine:
         for i, n in rows.items():
             request, drafts = live[i], verified[i]
             start[i] = before = request.num_computed_tokens - n
-            if before + n >= lengths[i] + max(_placeholders(request) - 1 - drafts, 0):
+            ahead = getattr(request, "num_output_placeholders", 0)  # tokens in flight
+            if before + n >= lengths[i] + max(ahead - 1 - drafts, 0):
                 emits.append(i)
                 # The next token and its drafts follow the newest emitted token.
                 decodes += n - drafts == 1 and before >= request.num_prompt_tokens
@@ -142,7 +153,10 @@ class VllmEngine:
         receive a stop token.
         """
         ids = list(launched.rows)
-        tokens = {i: self._new_tokens(i, n) for i, n in counts.items()}
+        tokens = {
+            i: [self.number(f"o{int(i)}", self.outputs(i) + k) for k in range(n)]
+            for i, n in counts.items()
+        }
         for i in ended:
             if tokens.get(i):
                 self.stops[i].append(tokens[i][-1])
@@ -157,7 +171,10 @@ class VllmEngine:
             ),
         )
         if self.config.num_speculative_tokens and self.config.depth == 1:
-            self._propose(ids, launched.emits)
+            ngrams = self.config.speculative_method == "ngram"  # proposes only after a token
+            drafts = [-2] * self.config.num_speculative_tokens
+            proposed = [[] if ngrams and i not in launched.emits else drafts[:] for i in ids]
+            self.scheduler.update_draft_token_ids(ConfigStub(req_ids=ids, draft_token_ids=proposed))
 
     def waiting(self) -> list[Any]:
         """Return the waiting requests in the order in which vLLM considers them."""
@@ -190,10 +207,6 @@ class VllmEngine:
         null = self.pool.null_block
         return [block.block_id for table in tables for block in table if block is not null]
 
-    def number(self, *what: object) -> int:
-        """Return the id of a token; equal arguments give equal ids."""
-        return self.numbers.setdefault(what, len(self.numbers) + 1)
-
     def _hashes(self, request: Any) -> list[bytes]:
         """Return the keys of full blocks of ``request`` that have no key yet."""
         size, keys = self.config.block_size, list(request.block_hashes)
@@ -204,18 +217,6 @@ class VllmEngine:
             number = self.number(keys[-1] if keys else b"", tokens, lora)
             keys.append(number.to_bytes(8, "big"))
         return keys[known:]
-
-    def _new_tokens(self, i: str, count: int) -> list[int]:
-        """Return the next tokens of a request's output."""
-        stream, outputs = f"o{int(i)}", self.outputs(i)
-        return [self.number(stream, outputs + n) for n in range(count)]
-
-    def _propose(self, ids: list[str], emits: list[str]) -> None:
-        """Propose drafts; with n-grams, only for requests that emit a token."""
-        ngrams = self.config.speculative_method == "ngram"
-        drafts = [-2] * self.config.num_speculative_tokens
-        proposed = [[] if ngrams and i not in emits else drafts[:] for i in ids]
-        self.scheduler.update_draft_token_ids(ConfigStub(req_ids=ids, draft_token_ids=proposed))
 
     def add(self, prompt: Prompt, line: Mapping[str, Any] = MappingProxyType({})) -> None:
         """Add a request; ``line`` describes its KV transfer, if any."""
@@ -360,8 +361,3 @@ def _layers(interface: Any, config: VllmConfig, group: LayerKind) -> Any:
     for name, value in given.items():
         object.__setattr__(spec, name, value)
     return spec
-
-
-def _placeholders(request: Any) -> int:
-    """Return the number of tokens in flight; 0 in releases without asynchronous scheduling."""
-    return getattr(request, "num_output_placeholders", 0)
