@@ -20,19 +20,15 @@ Counts = tuple[int, int, int]
 
 
 class NativeDriver(Protocol):
-    """Adapter that runs the real scheduler of an engine, similar to ``Scheduler``."""
+    """Adapter that runs the real scheduler of an engine, similar to ``Scheduler``.
 
-    @property
-    def num_blocks(self) -> int:
-        """Number of blocks that requests can use."""
+    ``num_blocks`` are the blocks that requests can use. ``pipeline_depth`` is the maximum number of
+    batches in flight. ``scheduler`` is the engine's own object, for the debugger.
+    """
 
-    @property
-    def pipeline_depth(self) -> int:
-        """Maximum number of batches in flight."""
-
-    @property
-    def scheduler(self) -> Any:
-        """The engine's scheduler object, for the debugger."""
+    num_blocks: int
+    pipeline_depth: int
+    scheduler: Any
 
     def add(self, prompt: Prompt) -> None:
         """Add a request."""

@@ -24,15 +24,25 @@ class MissingImport(Exception):
     """Raised if a decision uses a name from a package that is not installed and has no stub."""
 
 
-class AutoStub:
+class Stub:
+    """An object whose missing attributes are the results of ``_missing``, except special ones."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return type(self)._missing(self, name)
+
+    def _missing(self, _: str) -> Any:
+        return None
+
+
+class AutoStub(Stub):
     """Stub of an attribute of ``module``; raises MissingImport if a decision depends on it."""
 
     def __init__(self, module: str, attribute: str, fix: str) -> None:
         self.__dict__["_stubbed"] = module, attribute, fix
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
+    def _missing(self, name: str) -> Any:
         return self._more(f".{name}")
 
     def _more(self, text: str) -> AutoStub:
@@ -72,41 +82,35 @@ class AutoStub:
     __hash__ = object.__hash__
 
 
-class AutoStubModule(types.ModuleType):
+class AutoStubModule(Stub, types.ModuleType):
     """Stub of a module that is not installed, or that simkv does not know."""
 
     def __init__(self, name: str, fix: str) -> None:
         super().__init__(name)
         self._fix = fix
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
+    def _missing(self, name: str) -> Any:
         return AutoStub(self.__name__, name, self._fix)
 
 
-class ConfigStub:
+class ConfigStub(Stub):
     """A configuration object whose unset attributes are None."""
 
     def __init__(self, given: dict[str, Any] | None = None, **more: Any) -> None:
         self.__dict__.update(given or {})
         self.__dict__.update(more)
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-
 
 class OneRank(ConfigStub):
     """Settings of parallelism with one rank: sizes are 1, and ranks and indexes are 0."""
 
-    def __getattr__(self, name: str) -> Any:
+    def _missing(self, name: str) -> Any:
         if name.endswith(("rank", "index")):
             return 0
-        return 1 if name.endswith("_size") else super().__getattr__(name)
+        return 1 if name.endswith("_size") else None
 
 
-class StubType(type):
+class StubType(Stub, type):
     """Metaclass of stub classes, which can be subclassed, subscripted and called."""
 
     def __new__(cls, name: str, bases: Any, space: Any, **_: object) -> Any:
@@ -115,9 +119,7 @@ class StubType(type):
     def __init__(cls, name: str, bases: Any, space: Any, **_: object) -> None:
         super().__init__(name, bases, space)
 
-    def __getattr__(cls, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
+    def _missing(cls, name: str) -> Any:
         return StubType(name, (ImportStub,), {})
 
     def __getitem__(cls, key: object) -> type:
@@ -137,14 +139,12 @@ class StubType(type):
     __ror__ = __or__
 
 
-class ImportStub(metaclass=StubType):
+class ImportStub(Stub, metaclass=StubType):
     """An object whose attributes are stubs and whose calls return None."""
 
     def __init__(self, *args: object, **kwargs: object) -> None: ...
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
+    def _missing(self, _: str) -> Any:
         return ImportStub()
 
     def __call__(self, *args: Any, **_: object) -> Any:
@@ -157,10 +157,8 @@ class ImportStub(metaclass=StubType):
         return iter(())
 
 
-class StubModule(types.ModuleType):
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
+class StubModule(Stub, types.ModuleType):
+    def _missing(self, name: str) -> Any:
         setattr(self, name, StubType(name, (ImportStub,), {}))
         return self.__dict__[name]
 

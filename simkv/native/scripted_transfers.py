@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import count
-from typing import Protocol
+from typing import Any
 
 from simkv.core.recording_format import RecordingLine
 from simkv.core.scheduler_protocol import Batch, DiskTransfers, KvCopies
@@ -60,17 +60,6 @@ class ScriptedDisk:
         return self._moves.done(step), self._looks.done(step)
 
 
-class KvTransferHooks(Protocol):
-    """Methods that inform a scheduler about KV transfers; see ``KvConnector``."""
-
-    sends: list[int]
-
-    def keep(self, request_id: int) -> None: ...
-    def fetch(self, request_id: int) -> None: ...
-    def sent(self, request_id: int) -> None: ...
-    def loaded(self, request_id: int) -> None: ...
-
-
 class ScriptedTransfers:
     """KV transfers between replicas, which can finish in the step that starts them."""
 
@@ -93,7 +82,7 @@ class ScriptedTransfers:
 class ReplayedTransfers:
     """KV transfers between replicas during a replay; none if ``steps`` is None."""
 
-    def __init__(self, scheduler: KvTransferHooks, steps: Sequence[int] | None) -> None:
+    def __init__(self, scheduler: Any, steps: Sequence[int] | None) -> None:
         self._scheduler = scheduler
         self._script = None if steps is None else ScriptedTransfers(steps)
 

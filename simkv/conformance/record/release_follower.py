@@ -82,28 +82,24 @@ def follow(
     """
     traces: dict[str, DecisionTrace] = {}
     end = time.monotonic() + time_limit
-
-    def result(**found: Any) -> FollowResult:
-        return FollowResult(len(traces), sum(len(t.steps) for t in traces.values()), **found)
-
     for name, case in cases.items():
         if traces and time.monotonic() > end:
             break
         try:
             traces[name] = record(case, name)
         except Exception as error:  # a new release may have changed in any way
-            return result(broken=describe_crash(name, error))
+            return _result(traces, broken=describe_crash(name, error))
     known = distinct_releases(engine)
     like, last = _all_through(traces, known)
     if like:
-        return result(like=list(like))
+        return _result(traces, like=list(like))
     combinations = list(rule_combinations(engine, next(iter(known.values()))))
     mixed = {str(i): rules for i, (_, rules) in enumerate(combinations)}
     fitting, missed = _all_through({last: traces[last], **traces}, mixed, mixed=True)
     if fitting:
         changes = [combinations[int(key)][0] for key in fitting]
         fewest = min(map(len, changes))
-        return result(changed=[changed for changed in changes if len(changed) == fewest])
+        return _result(traces, changed=[changed for changed in changes if len(changed) == fewest])
     asked = known
     rivals = known | {key: mixed[key] for key in _lasting(missed, traces, mixed, mixed=True)}
     names = (name for name in (missed, *traces) if _unmade(traces[name], rivals))
@@ -122,7 +118,7 @@ def follow(
         return _unmade(trace, rivals)
 
     small = record(shrink_case(cases[missed], form, unlike_all), missed)
-    return result(unexplained=_nearest(missed, small, asked))
+    return _result(traces, unexplained=_nearest(missed, small, asked))
 
 
 def describe_crash(name: str, error: Exception) -> str:
@@ -186,3 +182,7 @@ def _nearest(name: str, trace: DecisionTrace, known: Mapping[str, Any]) -> Unexp
 
     best = max(found, key=how_far)
     return UnexplainedCase(name, trace, best, found[best])
+
+
+def _result(traces: Mapping[str, DecisionTrace], **found: Any) -> FollowResult:
+    return FollowResult(len(traces), sum(len(trace.steps) for trace in traces.values()), **found)

@@ -15,7 +15,14 @@ from typing import Any, NamedTuple
 
 from simkv.core.recording_format import RecordingLine
 from simkv.core.request import Prompt
-from simkv.native.import_stubs import ConfigStub, ImportStub, accepted_arguments, name_of, numbering
+from simkv.native.import_stubs import (
+    ConfigStub,
+    ImportStub,
+    Stub,
+    accepted_arguments,
+    name_of,
+    numbering,
+)
 from simkv.native.sglang.sglang_scheduler_setup import (
     SglangReleaseMemory,
     build_sglang_scheduler,
@@ -25,15 +32,13 @@ from simkv.schedulers.sglang.config import SglangConfig
 from simkv.schedulers.sglang.recording import RECORDING
 
 
-class RequestTimesStub:
+class RequestTimesStub(Stub):
     """Timestamps of a request; only the time of queue entry affects decisions."""
 
     def __init__(self, scheduler: Any) -> None:
         self.scheduler, self.wait_queue_entry_time = scheduler, 0.0
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
+    def _missing(self, _: str) -> Any:
         return ImportStub()
 
     def set_wait_queue_entry_time(self) -> None:

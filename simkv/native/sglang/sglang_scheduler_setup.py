@@ -17,6 +17,7 @@ from unittest.mock import patch
 from simkv.native.import_stubs import (
     ConfigStub,
     ImportStub,
+    Stub,
     accepted_arguments,
     accepted_fields,
 )
@@ -130,14 +131,12 @@ def _bare(
 ) -> Any:
     """Return a scheduler object without attributes."""
 
-    class Bare(module.Scheduler):  # type: ignore[misc]
+    class Bare(module.Scheduler, Stub):  # type: ignore[misc]
         """SGLang's scheduler class; unset attributes are None."""
 
         def __init__(self) -> None: ...
 
-        def __getattr__(self, name: str) -> Any:
-            if name.startswith("__"):
-                raise AttributeError(name)
+        def _missing(self, _: str) -> None: ...
 
         def _add_request_to_queue(self, request: Any, is_retracted: bool = False) -> None:
             if is_retracted or request.is_retracted:

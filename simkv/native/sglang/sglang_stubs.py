@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from simkv.core.errors import InputError
-from simkv.native.import_stubs import ConfigStub, OneRank, SourceFinder, stub_imports
+from simkv.native.import_stubs import ConfigStub, OneRank, SourceFinder, Stub, stub_imports
 
 #: Modules and packages that are loaded from the release; all others are stubs.
 REAL_MODULES = tuple(
@@ -44,7 +44,7 @@ STUBBED_MODULES = (
 STUBBED_PACKAGES = ("sglang", "sgl_kernel", "torchvision", "transformers", "xgrammar")
 
 
-class SamplingBatchInfo:
+class SamplingBatchInfo(Stub):
     """Stub of the sampling parameters of a batch, which have no effect."""
 
     penalizer_orchestrator = SimpleNamespace(is_required=False)
@@ -53,9 +53,7 @@ class SamplingBatchInfo:
     def from_schedule_batch(cls, *_: Any, **__: Any) -> SamplingBatchInfo:
         return cls()
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
+    def _missing(self, _: str) -> Any:
         return lambda *_, **__: None
 
 

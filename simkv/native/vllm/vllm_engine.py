@@ -28,8 +28,7 @@ from simkv.native.vllm.vllm_kv_workers import (
     NixlWorker,
     sampling_extra_args,
 )
-from simkv.native.vllm.vllm_speculation import speculation_fields
-from simkv.native.vllm.vllm_stubs import CORE
+from simkv.native.vllm.vllm_stubs import CORE, speculation_fields
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.layer_group_parser import LayerKind
 from simkv.schedulers.vllm.versions import find_rules
