@@ -289,12 +289,17 @@ def _verdict(run: RunFigures | None) -> str:
 
 
 def _changed(row: SourceComparison) -> str:
-    largest = sorted(row.differences, key=lambda one: -abs(one.change))[:_LISTED]
+    """Return the largest differences; those of a mixed row include one that is better."""
+    ranked = sorted(row.differences, key=lambda one: -abs(one.change))
+    largest, further = ranked[:_LISTED], ranked[_LISTED:]
+    if len({one.is_worse for one in largest}) == 1:
+        largest += [one for one in further if one.is_worse != largest[0].is_worse][:1]
     cells = []
     for one in largest:
         metric = METRICS[one.name]
         values = (
             "none" if isnan(value) else metric.format(value) for value in (one.before, one.after)
         )
-        cells.append(f"{metric.label} {' → '.join(values)}")
+        better = " (better)" if row.judgement == "mixed" and not one.is_worse else ""
+        cells.append(f"{metric.label} {' → '.join(values)}{better}")
     return "\n".join(cells)

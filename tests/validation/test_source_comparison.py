@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from junitparser import JUnitXml
+from rich.console import Console
 from typer.testing import CliRunner
 
 from simkv.cli import app
@@ -16,6 +17,7 @@ from simkv.core.errors import InputError
 from simkv.scenario.custom.code_source import set_trust
 from simkv.scenario.packaged_scenarios import PackagedIncident, find_incidents
 from simkv.scenario.scenario import Scenario
+from simkv.study.change_check import FIGURES
 from simkv.study.field_changes import with_field
 from simkv.validation import source_comparison
 from simkv.validation.source_comparison import (
@@ -23,6 +25,7 @@ from simkv.validation.source_comparison import (
     LoadVariant,
     SourceComparison,
     compare_incidents,
+    render_comparisons,
 )
 
 NAME = "vllm-37307-partial-admission"
@@ -70,7 +73,14 @@ def test_figures_decide_between_equal_verdicts() -> None:
     assert changed["preemptions"] == (0, 61)
     better = FigureDifference("output_throughput", 1.0, 2.0)
     worse = FigureDifference("preemptions", 1.0, 2.0)
-    assert replace(rows["before"], differences=(better, worse)).judgement == "mixed"
+    mixed = replace(rows["before"], differences=(better, worse))
+    assert mixed.judgement == "mixed"
+    larger = [FigureDifference(name, 1.0, 9.0) for name in FIGURES[:3]]
+    assert all(one.is_worse for one in larger)
+    console = Console(width=200)
+    with console.capture() as shown:
+        console.print(*render_comparisons([replace(mixed, differences=(better, *larger))]))
+    assert "(better)" in shown.get()
 
 
 def test_starved_incident_is_regression() -> None:
