@@ -76,7 +76,7 @@ class NativeEngine:
     ``loaded`` are imported, and ``build`` builds a driver. ``options`` maps each option to the
     class that declares it. ``refused`` returns the name of an unsupported setting, or None.
     ``variant_of`` returns the simulated release with the nearest rules. ``stubbed`` describes the
-    stubs that affect decisions.
+    stubs that affect decisions. ``entry`` is the function of the engine that decides a step.
     """
 
     title: str
@@ -90,6 +90,7 @@ class NativeEngine:
     options: Callable[[Path], Mapping[str, str]] = lambda _: {}
     subfolders: tuple[str, ...] = (".",)
     stubbed: str = ""
+    entry: str = "schedule"
 
     def load(self) -> None:
         """Import the scheduler; must be called in the context of ``stub_imports``."""

@@ -22,6 +22,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from simkv.core.errors import InputError
@@ -71,11 +72,26 @@ class SimulatedWorld:
         uuid.uuid4 = lambda: uuid.UUID(int=numbers.getrandbits(128))
 
 
+class EntryDebugger(pdb.Pdb):
+    """Debugger that stops when the function ``entry`` of a file in ``folder`` is called."""
+
+    def __init__(self, folder: Path, entry: str) -> None:
+        super().__init__(nosigint=True)
+        self._folder, self._entry, self._entered = str(folder), entry, False
+
+    def stop_here(self, frame: FrameType) -> bool:
+        """Return whether to stop in ``frame``; False until the function is called."""
+        code = frame.f_code
+        if code.co_name == self._entry and code.co_filename.startswith(self._folder):
+            self._entered = True
+        return self._entered and super().stop_here(frame)
+
+
 class DriverServer:
     """Server for the calls of one ``NativeScheduler``."""
 
     def __init__(self, to: Connection, world: SimulatedWorld, engine: str, folder: Path) -> None:
-        self.to, self.world, self.folder = to, world, folder
+        self.to, self.world, self.folder, self.engine = to, world, folder, engine
         _, knobs, native, self.debugged = to.recv()
         self.step = 0
         self.driver = NATIVE_ENGINES[engine].build(knobs, native)
@@ -119,7 +135,8 @@ class DriverServer:
                 driver.abort(message)
         decide: Any = driver.schedule
         if self.step == self.debugged:
-            decide = partial(pdb.Pdb(nosigint=True).runcall, decide)
+            debugger = EntryDebugger(self.folder, NATIVE_ENGINES[self.engine].entry)
+            decide = partial(debugger.runcall, decide)
         batch: Batch = decide()
         self.step += 1
         return batch, driver.counts()

@@ -131,16 +131,21 @@ class SimpleUnifiedScheduler:
 """
 
 
+TWO = """
+name: two
+engine: {name: trtllm}
+profile: unit-step
+workload: {burst: {num_prompts: 4, prompt_tokens: 10, output_tokens: 5}}
+"""
+
+
 def test_trtllm_source_decides(tmp_path: Path) -> None:
     file = tmp_path / "tensorrt_llm/_torch/pyexecutor/scheduler/scheduler.py"
     file.parent.mkdir(parents=True)
     (tmp_path / "tensorrt_llm/__init__.py").write_text("")
     file.write_text(TWO_AT_A_TIME)
     scenario = tmp_path / "scenario.yaml"
-    scenario.write_text(
-        "name: two\nengine: {name: trtllm}\nprofile: unit-step\n"
-        "workload: {burst: {num_prompts: 4, prompt_tokens: 10, output_tokens: 5}}\n"
-    )
+    scenario.write_text(TWO)
     out = ["--out", str(tmp_path / "out"), "--no-plots"]
     code, text = run_cli("run", str(scenario), "--source", str(tmp_path), "--trust", *out)
     assert code == 0, text
@@ -150,6 +155,26 @@ def test_trtllm_source_decides(tmp_path: Path) -> None:
     assert ended[0] == ended[1] < ended[2] == ended[3]
     code, text = run_cli("run", str(scenario), "--against", str(tmp_path), "--trust")
     assert (code, "first difference at step 1" in text) == (1, True), text
+
+
+def test_debugger_stops_in_the_scheduler_of_the_source(tmp_path: Path) -> None:
+    file = tmp_path / "tensorrt_llm/_torch/pyexecutor/scheduler/scheduler.py"
+    file.parent.mkdir(parents=True)
+    (tmp_path / "tensorrt_llm/__init__.py").write_text("")
+    file.write_text(TWO_AT_A_TIME)
+    scenario = tmp_path / "scenario.yaml"
+    scenario.write_text(TWO)
+    words = ["run", str(scenario), "--source", str(tmp_path), "--trust", "--pdb-at-step", "2"]
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "simkv", *words, "--out", str(tmp_path / "out"), "--no-plots"],
+        input="p self.options\nc\n",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "scheduler.py(14)schedule_request()" in done.stdout
+    assert "(Pdb) {" in done.stdout
+    assert done.returncode == 0, done.stderr
 
 
 def test_native_option_of_a_branch_is_checked(tmp_path: Path) -> None:
@@ -215,10 +240,10 @@ def test_debugger_stops_in_the_real_scheduler(tmp_path: Path) -> None:
     words = ["run", str(path), "--source", str(wheel), "--trust", "--pdb-at-step", "3"]
     done = subprocess.run(
         [sys.executable, "-P", "-m", "simkv", *words, "--out", str(tmp_path / "out"), "--no-plots"],
-        input="p self.step\nc\n",
+        input="p self.__class__.__module__\nc\n",
         capture_output=True,
         text=True,
         check=False,
     )
-    assert "(Pdb)" in done.stdout
+    assert "(Pdb) 'vllm.v1.core.sched." in done.stdout
     assert done.returncode == 0, done.stderr

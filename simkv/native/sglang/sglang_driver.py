@@ -222,4 +222,5 @@ NATIVE_SGLANG = NativeEngine(
     refused=_refused,
     options=_options,
     subfolders=(".", "python"),
+    entry="get_next_batch_to_run",
 )

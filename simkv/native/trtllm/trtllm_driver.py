@@ -118,4 +118,5 @@ NATIVE_TRTLLM = NativeEngine(
     build=lambda knobs, _: NativeTrtllm(TrtllmConfig(**knobs)),
     variant_of=lambda _: next(iter(VARIANTS)),
     stubbed="requests and KV blocks, C++ objects in TensorRT-LLM, are stubs of simkv",
+    entry="schedule_request",
 )
