@@ -42,7 +42,8 @@ TimeLimit = Annotated[
 
 def _names(driven: EngineDriver, version: str, cases: int, seed: int) -> list[str]:
     """Return the names of the random cases of a seed; different seeds have different cases."""
-    return driven.form.names(version, cases * (seed + 1))[cases * seed :]
+    earlier = {*driven.form.names(version, cases * seed)}
+    return [name for name in driven.form.names(version, cases * (seed + 1)) if name not in earlier]
 
 
 def _write(out: Path, traces: Collection[DecisionTrace]) -> None:
