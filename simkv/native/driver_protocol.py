@@ -42,11 +42,7 @@ class NativeDriver(Protocol):
     def complete(
         self, accepted: Mapping[int, int], ended: Sequence[int], copied: Sequence[int]
     ) -> Completion:
-        """Deliver the results of the oldest batch.
-
-        ``accepted`` has the number of accepted drafts by request, ``ended`` the requests that end,
-        and ``copied`` the finished copies to and from host memory.
-        """
+        """Deliver the oldest batch: accepted drafts, requests that end, and finished copies."""
 
     def counts(self) -> Counts:
         """Return the lengths of the queues and the number of free blocks."""
@@ -59,6 +55,7 @@ class NativeDriver(Protocol):
 
     def blocks_held(self) -> dict[int, int]:
         """Return the number of blocks of each running request."""
+        return {i: len(blocks) for i, blocks in self.block_tables().items()}
 
     def block_tables(self) -> dict[int, list[int]]:
         """Return the block ids of each running request."""
@@ -105,10 +102,7 @@ class NativeEngine:
 
 
 def newest_before(version: str | None, releases: Sequence[str]) -> str:
-    """Return the first of ``releases`` (newest first) that is not newer than ``version``.
-
-    Returns the oldest release if all are newer, and the newest one if the version is unknown.
-    """
+    """Return the newest of ``releases`` (newest first) up to ``version``; the first if unknown."""
     found = find_version(version or "")
     if found is None:
         return releases[0]

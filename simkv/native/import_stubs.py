@@ -1,8 +1,6 @@
 """Stubs for the imports of an engine's scheduler that do not affect its decisions.
 
-The modules that make decisions are loaded unmodified from the engine's Python files. All other
-modules of the engine and of the packages that it uses, such as torch and the model runner, are
-stubs. The scheduler can therefore be imported in one second and without a GPU.
+The scheduler can therefore be imported in one second, without a GPU and without torch.
 """
 
 from __future__ import annotations

@@ -33,9 +33,8 @@ def debug_at(step: int | None) -> None:
 
 
 class NativeScheduler:
-    """The real scheduler of an engine, which runs in a separate process (``SourceProcess``).
+    """The real scheduler of an engine in a separate process; ``Batch.fatal`` reports errors.
 
-    If a call fails or exceeds its time limit, the next batch reports the error in ``Batch.fatal``.
     Raises InputError if the code cannot be imported.
     """
 

@@ -28,11 +28,7 @@ class SourceError(InputError):
 
 
 class NativeSource(NamedTuple):
-    """Code of an engine: the ``folder`` with its package, and data that identify the code.
-
-    ``commit`` is the output of ``git describe``. ``dirty`` is true if files differ from the commit.
-    ``digest`` is the SHA-256 of the files that affect decisions.
-    """
+    """Code of an engine, ``git describe`` of its folder, and the SHA-256 of its deciding files."""
 
     path: str
     folder: Path
@@ -51,10 +47,7 @@ class NativeSource(NamedTuple):
 
 
 def find_source(engine: str, path: str, folder: Path) -> NativeSource:
-    """Return the engine's code at ``path`` (a checkout or wheel), which is relative to ``folder``.
-
-    Raises SourceError if the path contains no code of the engine, or if the code cannot be run.
-    """
+    """Return the code at ``path``, relative to ``folder``; raises SourceError if there is none."""
     if engine not in NATIVE_ENGINES:
         raise SourceError(
             f"source: {describe_unsupported(engine)}, or remove source to run simkv's port of "

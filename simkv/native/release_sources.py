@@ -28,9 +28,8 @@ class Sources(NamedTuple):
 
 @contextmanager
 def open_sources(package: str, version: str, given: Path | None = None) -> Iterator[Sources]:
-    """Return a context that provides the sources of a version of ``package``.
+    """Provide a version of ``package`` (None: the installed one, or a download with pip).
 
-    ``given`` is a folder or a wheel; None means the installed package, or a download with pip.
     Raises InputError if there are no sources.
     """
     with TemporaryDirectory() as room:

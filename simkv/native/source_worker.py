@@ -1,9 +1,6 @@
-"""Process that runs the code of an engine: ``python -m simkv.native.source_worker FD ENGINE
-FOLDER``.
+"""Process that runs an engine's code, with a simulated clock, fixed seeds and no environment.
 
-The process imports the engine's scheduler once, with stubs, and forks a child for each new
-scheduler. A run therefore cannot change the module globals of another run. The process has an empty
-environment, its clock is simulated, and its random numbers have a fixed seed.
+It imports the scheduler once and forks a child for each run, so that runs share no globals.
 """
 
 from __future__ import annotations

@@ -21,10 +21,9 @@ STEP_SECONDS = 2.0
 
 
 class CaseRun(ABC):
-    """The run of a recording's workload until no request remains or makes progress.
+    """The run of a workload until no request remains or makes progress.
 
-    ``outputs`` is the number of tokens that the model emits for each request. ``idle_limit`` is the
-    number of consecutive steps without scheduled requests after which the run counts as stalled.
+    ``idle_limit`` is the number of steps in a row without scheduled requests that ends the run.
     """
 
     idle_limit = MAX_BARREN_STEPS
@@ -48,10 +47,7 @@ class CaseRun(ABC):
 
     @abstractmethod
     def iterate(self, gone: list[int]) -> tuple[RecordingLine, int]:
-        """Run a step; return its line and the number of requests that received tokens.
-
-        Ids of requests that are aborted during the step are added to ``gone``.
-        """
+        """Run a step; return its line and the number of requests with tokens; extend ``gone``."""
 
     def lost(self) -> list[int]:
         """Return the unfinished requests that are in no queue."""
@@ -112,11 +108,7 @@ def record_run(
     knobs: RecordingLine,
     reason: Callable[[Exception], str | None],
 ) -> DecisionTrace:
-    """Return the recording of a run.
-
-    ``knobs`` is the recorded config. ``reason`` describes an exception that kills the real engine,
-    and returns None for all other exceptions.
-    """
+    """Return the recording; ``reason`` describes an error that kills the engine, or is None."""
     case = run.case
     header: RecordingLine = {
         "format": FORMAT,

@@ -35,11 +35,7 @@ def sample_requests(
     gaps: Sequence[Any] = GAPS,
     longest_outputs: Sequence[int] = (4, 20, 60),
 ) -> list[Request]:
-    """Return 2 to 14 requests with prompts of at most ``longest`` tokens.
-
-    Some prompts share a prefix. ``gaps`` are the choices for the number of steps between two
-    arrivals, and ``longest_outputs`` the choices for the maximum number of output tokens.
-    """
+    """Return 2 to 14 requests with prompts of up to ``longest`` tokens; some share a prefix."""
     requests: list[Request] = []
     step = 0
     for i in range(draw.randint(2, 14)):

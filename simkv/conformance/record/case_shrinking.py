@@ -20,17 +20,11 @@ def shrink_case(
     case: RecordingCase, form: CaseSchema, holds: Callable[[RecordingCase], bool]
 ) -> RecordingCase:
     """Return a smaller case for which ``holds`` is true, after at most ``MAX_TRIES`` tries."""
-    left = MAX_TRIES
-    found = True
-    while found and left:
-        found = False
-        for smaller in _smaller(case, form):
-            left -= 1
-            if holds(smaller):
-                case, found = smaller, True
-                break
-            if not left:
-                break
+    tries, variants = 0, _smaller(case, form)
+    while tries < MAX_TRIES and (smaller := next(variants, None)):
+        tries += 1
+        if holds(smaller):
+            case, variants = smaller, _smaller(smaller, form)
     return case
 
 

@@ -34,9 +34,7 @@ from simkv.schedulers.vllm.versions import find_rules
 class EngineDriver:
     """Functions that record the released scheduler of an engine.
 
-    ``record`` records a case of ``form`` with the code of ``native``. ``rules_of`` returns the
-    rules of a release, or None if all versions have equal rules. ``seen`` returns the rules that
-    recordings can show.
+    ``rules_of`` returns the rules of a release, and ``seen`` the rules that recordings can show.
     """
 
     native: NativeEngine
@@ -58,11 +56,7 @@ def interleave_kinds(names: Sequence[str]) -> list[str]:
 
 
 def prepare_case(driven: EngineDriver, version: str, name: str, folder: Path) -> RecordingCase:
-    """Return a workload for recording the decisions of a version.
-
-    If the rules of the version are unknown, settings that its code in ``folder`` does not mention
-    have their defaults.
-    """
+    """Build a case; settings that a source of unknown rules does not mention are unset."""
     case = driven.form.make(version, name)
     if driven.native.variant_of(version) == version:
         return case

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 
 from simkv.conformance.record.recording_case import changed_settings
 from simkv.conformance.record.release_follower import FollowResult, UnexplainedCase
@@ -20,7 +20,10 @@ def headline(release: str, newest: str, found: FollowResult) -> str:
         releases = " and ".join([", ".join(more), last] if more else [last])
         return f"{release} uses the rules of {releases}"
     if found.changed:
-        ways = " or with ".join(_changes(changed) for changed in found.changed)
+        ways = " or with ".join(
+            ", ".join(f"`{rule}: {str(value).lower()}`" for rule, value in changed.items())
+            for changed in found.changed
+        )
         return f"{release} uses new rules, namely the rules of {newest} with {ways}"
     return f"{release} differs from every combination of known rules"
 
@@ -33,10 +36,6 @@ def render_follow_report(release: str, newest: str, found: FollowResult) -> str:
     ]
     parts += _describe_case(found.unexplained) if found.unexplained else []
     return "\n\n".join(parts) + "\n"
-
-
-def _changes(changed: Mapping[str, bool]) -> str:
-    return ", ".join(f"`{rule}: {str(value).lower()}`" for rule, value in changed.items())
 
 
 def _describe_case(case: UnexplainedCase) -> Iterator[str]:

@@ -10,12 +10,10 @@ from simkv.core.recording_format import RecordingLine
 
 
 class RecordingCase(NamedTuple):
-    """Configuration, requests and aborts of a recording.
+    """Configuration, requests and aborts (step, phase, request id) of a recording.
 
-    ``aborts`` are tuples (step, phase, request id). The lists of durations in steps are ``copies``
-    for KV copies to and from host memory, ``disk`` for transfers to and from a disk, ``looks`` for
-    lookups on the disk, and ``transfers`` for KV transfers between replicas. Operations use the
-    durations in order and repeatedly.
+    The other fields are durations in steps, used in turn: of KV copies to and from host memory, of
+    disk transfers, of lookups on the disk, and of KV transfers between replicas.
     """
 
     config: Any

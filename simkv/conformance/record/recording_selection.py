@@ -61,10 +61,9 @@ def choose(
     traces: Mapping[str, DecisionTrace],
     knobs: Collection[str] = (),
 ) -> list[str]:
-    """Return the names of the recordings that are stored as test data.
+    """Return the recordings to store: two per rule and setting, and small random ones.
 
-    Two recordings are stored for each rule in ``seen`` and for each setting in ``knobs``, with
-    small random ones in addition. Raises InputError if no recording shows a rule.
+    Raises InputError if no recording shows a rule.
     """
     traces = dict(sorted(traces.items(), key=lambda item: len(pack_traces([item[1]]))))
     apart = recordings_by_rule(rules, seen, dict(list(traces.items())[:RECORDINGS_SEARCHED]))

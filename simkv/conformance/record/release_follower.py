@@ -1,8 +1,4 @@
-"""Determine which known rules a release uses, from the decisions of its scheduler.
-
-The decisions are compared first with all known releases, then with combinations of their rules. If
-no combination reproduces all cases, a case that no combination explains is shrunk and reported.
-"""
+"""Determine which known rules, or combinations of them, a release uses."""
 
 from __future__ import annotations
 
@@ -46,13 +42,10 @@ class UnexplainedCase:
 
 @dataclass(frozen=True)
 class FollowResult:
-    """Result of comparing a release with known rules in ``cases`` cases, with ``steps`` steps in
-    total.
+    """Result of comparing a release with known rules.
 
-    ``like`` are the known releases whose rules reproduce all decisions. ``changed`` lists changes
-    to the rules of the newest release that reproduce all decisions. ``unexplained`` is a
-    counterexample for a release with unknown rules. ``broken`` is the error if the release cannot
-    be recorded.
+    ``like`` are the releases, and ``changed`` the changes to the newest rules, that reproduce all
+    decisions. ``broken`` is the error if the release cannot be recorded.
     """
 
     cases: int
@@ -75,10 +68,9 @@ def follow(
     record: RecordCase,
     time_limit: float = inf,
 ) -> FollowResult:
-    """Record ``cases`` of an engine and find the rules that make the same decisions.
+    """Find the rules that make the same decisions as an engine in ``cases``.
 
-    After ``time_limit`` (s), no further case is recorded, and a case that no rules explain is not
-    shrunk further.
+    After ``time_limit`` (s), no further case is recorded or shrunk.
     """
     traces: dict[str, DecisionTrace] = {}
     end = time.monotonic() + time_limit
@@ -136,11 +128,9 @@ def _unmade(trace: DecisionTrace, rules: Mapping[str, Any]) -> bool:
 def _all_through(
     traces: Mapping[str, DecisionTrace], rules: Mapping[str, Any], *, mixed: bool = False
 ) -> tuple[dict[str, Any], str]:
-    """Return the entries of ``rules`` that reproduce all ``traces``.
+    """Return the ``rules`` that reproduce all ``traces``, and the first trace that none reproduces.
 
-    The second value is the name of the first trace that none of the remaining entries reproduces,
-    or "" if entries remain. With ``mixed``, the entries are combinations of the rules of one
-    release. Combinations that differ only in rules that a trace cannot show are compared only once.
+    With ``mixed``, rules that are equal in all rules that a trace can show are compared once.
     """
     left = dict(rules)
     for name, trace in traces.items():

@@ -70,10 +70,7 @@ def observable_rules(trace: DecisionTrace) -> list[str]:
 
 
 def find_mismatch(trace: DecisionTrace, rules: Any) -> Mismatch | None:
-    """Return the first difference between a recording and a scheduler with ``rules``, or None.
-
-    If ``rules`` is None, the rules of the recording's variant apply.
-    """
+    """Return the first difference from a scheduler with ``rules`` (None: those of the variant)."""
     spec = ENGINES[trace.header["engine"]]
     if rules is not None:
         spec = replace(spec, build=partial(spec.build, rules=rules))

@@ -258,11 +258,10 @@ FEATURES: Mapping[str, Callable[[Random, VllmConfig], VllmConfig]] = {
 
 
 def make_case(version: str, name: str) -> RecordingCase:
-    """Build the case with this name: a handmade case, or a kind and a number.
+    """Build the case with this name: a handmade case, or keys of ``FEATURES`` and a number.
 
-    The kind consists of keys of ``FEATURES``; cases whose kind ends with ``gone`` have aborts. Some
-    releases do not order requests of equal priority and arrival; for these releases, only ``tied-``
-    cases contain such requests.
+    Cases whose kind ends with ``gone`` have aborts. In releases that do not order requests of equal
+    priority and arrival, only ``tied-`` cases contain such requests.
     """
     base = NATIVE_VLLM.variant_of(version)
     if made := HANDMADE_CASES.get(name):

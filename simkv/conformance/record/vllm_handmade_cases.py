@@ -18,11 +18,7 @@ class HandmadeCase(NamedTuple):
 
 
 def _asks(*rows: tuple[int, int, int, int], stream: str = "", **more: Any) -> list[RecordingLine]:
-    """Return requests with the fields in ``more``.
-
-    Each row is (arrival step, prompt, outputs, priority). Prompts consist of the tokens of
-    ``stream``; without it, they share no tokens.
-    """
+    """Return requests with the fields in ``more``; rows are (step, prompt, outputs, priority)."""
     return [
         {
             "id": i,

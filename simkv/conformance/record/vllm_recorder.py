@@ -1,8 +1,4 @@
-"""Record the decisions of a released vLLM scheduler (``simkv/native/vllm``).
-
-The model is a fake: when the last known token of a request is computed, the request emits one
-token, and one more for each draft that it accepts.
-"""
+"""Record the decisions of a released vLLM scheduler (``simkv/native/vllm``) with a fake model."""
 
 from __future__ import annotations
 
@@ -38,11 +34,7 @@ class VllmRun(CaseRun):
         self.engine.add(RECORDING.prompt(request), request)
 
     def abort(self, number: int) -> None:
-        """Abort one request.
-
-        If several requests are aborted together, vLLM 0.33.0 frees their blocks in the order of a
-        set, which is not defined.
-        """
+        """Abort one request; vLLM frees the blocks of several requests in the order of a set."""
         self.engine.abort(number)
 
     def iterate(self, gone: list[int]) -> tuple[dict[str, Any], int]:
@@ -112,11 +104,7 @@ def record(
     name: str,
     instead: Callable[[type], type] = lambda kind: kind,
 ) -> DecisionTrace:
-    """Record the decisions of vLLM's scheduler in a case.
-
-    ``instead`` is a function that returns the class to record, such as a subclass, for the class of
-    the scheduler.
-    """
+    """Record the decisions of vLLM's scheduler in a case; ``instead`` replaces its class."""
     rules = find_rules(case.config.variant)
     config = resolved(case.config)
     run = VllmRun(case._replace(config=config), instead)

@@ -11,7 +11,13 @@ from typing import Any
 
 from simkv.core.request import Prompt, Segment
 from simkv.core.scheduler_protocol import Batch, Completion, Held, WaitReason
-from simkv.native.driver_protocol import Counts, NativeEngine, newest_before, read_options
+from simkv.native.driver_protocol import (
+    Counts,
+    NativeDriver,
+    NativeEngine,
+    newest_before,
+    read_options,
+)
 from simkv.native.sglang.sglang_engine import SglangEngine, computed_prefix
 from simkv.native.sglang.sglang_stubs import REAL_MODULES, SETTINGS, stub_sglang_imports
 from simkv.schedulers.sglang.config import SglangConfig
@@ -20,7 +26,7 @@ from simkv.schedulers.sglang.lora import SglangLoras
 from simkv.schedulers.sglang.versions import RELEASES
 
 
-class NativeSglang:
+class NativeSglang(NativeDriver):
     """SGLang's own scheduler as a ``NativeDriver``."""
 
     def __init__(self, config: SglangConfig, native: Mapping[str, Mapping[str, Any]]) -> None:
@@ -88,7 +94,7 @@ class NativeSglang:
         if scheduler.waiting_queue:
             head = int(scheduler.waiting_queue[0].rid)
             batch.held = Held(head, self._infer_reason(batch, head))
-        elif unread := [line["id"] for line in self.engine.unread if not isinstance(line, int)]:
+        elif unread := self.waiting_ids():
             batch.held = Held(unread[0], "rule")
 
     def _infer_reason(self, batch: Batch, head: int) -> WaitReason:
@@ -155,9 +161,6 @@ class NativeSglang:
         rows += [scheduler.chunked_req] if scheduler.chunked_req else []
         held = {int(r.rid) for r in rows if not (r.finished() or r.is_retracted)}
         return [i for i in self.engine.received if i in held]
-
-    def blocks_held(self) -> dict[int, int]:
-        return {i: len(blocks) for i, blocks in self.block_tables().items()}
 
     def block_tables(self) -> dict[int, list[int]]:
         rows, page = self.engine.memory.rows.req_to_token, self.config.page_size

@@ -1,9 +1,4 @@
-"""Drive the unmodified scheduler of an SGLang release or checkout, step by step, with a fake model.
-
-The driver makes the same calls as SGLang's event loops: receive requests, choose the next batch,
-run it and process the results (with overlap, the results of the previous batch). Recorders and the
-native engine share this code. The scheduler is set up in ``sglang_scheduler_setup.py``.
-"""
+"""Drive the unmodified SGLang scheduler as its event loops do, with a fake model."""
 
 from __future__ import annotations
 

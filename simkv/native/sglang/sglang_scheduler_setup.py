@@ -93,10 +93,7 @@ def build_sglang_scheduler(
     retracted: Callable[[Any], None],
     gave_up: Callable[[Any, Any], None],
 ) -> Any:
-    """Return SGLang's scheduler with ``memory``; ``clock`` returns the simulated time in seconds.
-
-    ``retracted`` is called with each preempted request, and ``gave_up`` for each abort.
-    """
+    """Return the scheduler, which reports preemptions (``retracted``) and aborts (``gave_up``)."""
     _set(config)
     module: Any = importlib.import_module("sglang.srt.managers.scheduler")
     policies: Any = importlib.import_module("sglang.srt.managers.schedule_policy")

@@ -1,8 +1,6 @@
 """Stubs for the imports of SGLang's scheduler that do not affect its decisions.
 
-Scheduler, batches, policies, prefix cache, allocators, row tables and result processor are the
-unmodified code of a release and run on torch's CPU tensors. Models, kernels, devices, sockets and
-settings are stubs. They support one rank, without speculative decoding and grammars.
+They support one rank, without speculative decoding and grammars.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""Stub of TensorRT-LLM's block manager with block reuse.
+"""Stub of TensorRT-LLM's block manager with block reuse, independent of simkv's scheduler.
 
-The stub follows ``WindowBlockManager``, ``KVCacheBlock`` and ``LRUEvictionPolicy`` of
-NVIDIA/TensorRT-LLM@b35ac1b64 method by method and uses their names. Blocks are linked objects, and
-tokens are handled one by one. The stub does not use ``simkv.schedulers.trtllm.block_reuse``, so
-that it is independent of simkv's scheduler.
+It follows ``WindowBlockManager``, ``KVCacheBlock`` and ``LRUEvictionPolicy`` of
+NVIDIA/TensorRT-LLM@b35ac1b64 method by method, with linked blocks and single tokens.
 """
 
 from __future__ import annotations
@@ -75,8 +73,6 @@ class ReusingKvCacheStub(KvCacheStub):
         self.block_to_sequence: dict[BlockStub, int] = {}
         self.valid_for_store: dict[int, bool] = {}
 
-    # ------------------------------------------------------------------ called by the scheduler
-
     def start_scheduling(self) -> None:
         super().start_scheduling()
         for blocks in self.allocated.values():
@@ -100,8 +96,6 @@ class ReusingKvCacheStub(KvCacheStub):
                 return found
             node = block
         return None
-
-    # ------------------------------------------------------------------ called by the loop
 
     def add_sequence(self, r: LlmRequestStub) -> None:
         i, length = r.request_id, r.prompt_len
@@ -131,8 +125,6 @@ class ReusingKvCacheStub(KvCacheStub):
     def _take(self, request_id: int, blocks: int) -> None:
         for _ in range(blocks):
             self._add_block(request_id, self._get_free_block(request_id))
-
-    # ------------------------------------------------------------------ blocks
 
     def _load_or_allocate(self, request_id: int, keys: list[BlockKey]) -> int:
         node: BlockStub | None = self.root

@@ -1,10 +1,7 @@
-"""Drive the unmodified Python scheduler of TensorRT-LLM, iteration by iteration, with a fake model.
+"""Drive TensorRT-LLM's unmodified Python scheduler, iteration by iteration, with a fake model.
 
-``SimpleUnifiedScheduler`` and its parts (the capacity policies, their block counts, the
-micro-batcher and its chunking) are the engine's own code. Requests and the block manager are stubs
-(``trtllm_stubs.py``). The methods in this module do the work of ``_executor_loop`` and
-``_executor_loop_overlap`` of ``py_executor.py`` in the same order, for one rank. Recorders and the
-native engine use this module.
+The methods do the work of ``_executor_loop`` and ``_executor_loop_overlap`` of ``py_executor.py``
+for one rank. Requests and the block manager are stubs.
 """
 
 from __future__ import annotations
@@ -54,7 +51,18 @@ class TrtllmEngine:
         self.overlap = not config.disable_overlap_scheduler
         stand_in = ReusingKvCacheStub if config.enable_block_reuse else KvCacheStub
         self.cache = stand_in(config.num_blocks, config.tokens_per_block, config.longest)
-        self.scheduler = _scheduler(config, self.cache)
+        module: Any = importlib.import_module(SCHEDULER)
+        chunking = (config.context_chunking_policy, config.tokens_per_block)
+        self.scheduler = module.SimpleUnifiedScheduler(  # as in ``create_py_executor_instance``
+            max_batch_size=config.max_batch_size,
+            max_num_tokens=config.max_num_tokens,
+            kv_cache_manager=self.cache,
+            peft_cache_manager=None,
+            scheduler_policy=CapacitySchedulerPolicy[config.capacity_scheduler_policy],
+            ctx_chunk_config=chunking if config.enable_chunked_prefill else None,
+            two_step_lookahead=False,
+            scheduler_capacity=config.max_batch_size,
+        )
         self.waiting_queue: deque[LlmRequestStub] = deque()
         self.active: list[LlmRequestStub] = []
         self.in_flight: deque[LaunchedIteration] = deque()
@@ -156,19 +164,3 @@ class TrtllmEngine:
     def running_ids(self) -> list[int]:
         """Return the ids of requests with blocks, in arrival order."""
         return [r.request_id for r in self.active if r.request_id in self.cache.held]
-
-
-def _scheduler(config: TrtllmConfig, cache: KvCacheStub) -> Any:
-    """Return the real scheduler, built as in ``create_py_executor_instance``."""
-    module: Any = importlib.import_module(SCHEDULER)
-    chunking = (config.context_chunking_policy, config.tokens_per_block)
-    return module.SimpleUnifiedScheduler(
-        max_batch_size=config.max_batch_size,
-        max_num_tokens=config.max_num_tokens,
-        kv_cache_manager=cache,
-        peft_cache_manager=None,
-        scheduler_policy=CapacitySchedulerPolicy[config.capacity_scheduler_policy],
-        ctx_chunk_config=chunking if config.enable_chunked_prefill else None,
-        two_step_lookahead=False,
-        scheduler_capacity=config.max_batch_size,
-    )

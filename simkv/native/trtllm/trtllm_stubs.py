@@ -1,8 +1,7 @@
 """Stubs for the C++ objects that TensorRT-LLM's Python scheduler uses: requests and KV blocks.
 
-The stubs follow ``llmRequest.h`` and ``kvCacheManager.cpp`` method by method, for one attention
-window, a beam width of one and no draft tokens. Block reuse is in ``trtllm_block_stubs.py``. The
-scheduler itself is TensorRT-LLM's code.
+They follow ``llmRequest.h`` and ``kvCacheManager.cpp`` method by method, for one attention window,
+a beam width of one and no draft tokens.
 """
 
 from __future__ import annotations
@@ -177,8 +176,6 @@ class KvCacheStub:
         self.tokens: dict[int, int] = {}
         self._scheduling_free = 0
 
-    # ------------------------------------------------------------------ called by the scheduler
-
     def get_kv_cache_stats(self) -> SimpleNamespace:
         return SimpleNamespace(num_free_blocks_per_window_size={self.window: self.free})
 
@@ -209,8 +206,6 @@ class KvCacheStub:
         if held < context:
             return context - held + total - context
         return total - held
-
-    # ------------------------------------------------------------------ called by the loop
 
     def add_sequence(self, r: LlmRequestStub) -> None:
         self.tokens[r.request_id] = r.prompt_len
@@ -250,10 +245,7 @@ STUB_ATTRIBUTES: Mapping[str, Mapping[str, Any]] = {
 
 
 def stub_trtllm_imports(source: Path) -> AbstractContextManager[None]:
-    """Return a context in which the scheduler of ``tensorrt_llm`` is imported from ``source``.
-
-    Raises InputError if the scheduler is missing.
-    """
+    """Return an import context for the scheduler in ``source``; raises InputError without one."""
     file = source.joinpath(*SCHEDULER.split(".")).with_suffix(".py")
     if not file.is_file():
         raise InputError(

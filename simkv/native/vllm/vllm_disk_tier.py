@@ -1,8 +1,6 @@
-"""vLLM's disk tier without threads; a recording determines the steps in which its work runs.
+"""vLLM's disk tier without threads: transfers and lookups run between steps, when they are due.
 
-The manager, lookups, thread pool and file I/O are the released vLLM code, unmodified. The files are
-real files of ``BLOCK_BYTES`` bytes. Only the timing differs: a transfer or lookup runs between two
-steps, after the number of steps given by ``disk`` or ``looks`` in the header.
+The manager, lookups, thread pool and file I/O are the released code; the files are real.
 """
 
 from __future__ import annotations

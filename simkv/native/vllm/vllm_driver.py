@@ -20,7 +20,13 @@ from simkv.core.scheduler_protocol import (
     PreemptionCause,
     WaitReason,
 )
-from simkv.native.driver_protocol import Counts, NativeEngine, newest_before, read_options
+from simkv.native.driver_protocol import (
+    Counts,
+    NativeDriver,
+    NativeEngine,
+    newest_before,
+    read_options,
+)
 from simkv.native.import_stubs import name_of
 from simkv.native.vllm.vllm_engine import Launched, VllmEngine
 from simkv.native.vllm.vllm_stubs import CORE, REAL_MODULES, stub_vllm_imports
@@ -33,7 +39,7 @@ OPTION_FILES = ("vllm/config/scheduler.py", "vllm/config/cache.py", "vllm/config
 OPTION_CLASSES = ("SchedulerConfig", "CacheConfig")
 
 
-class NativeVllm:
+class NativeVllm(NativeDriver):
     """vLLM's own scheduler as a ``NativeDriver``."""
 
     def __init__(self, config: VllmConfig, native: Mapping[str, Mapping[str, Any]]) -> None:
@@ -234,9 +240,6 @@ class NativeVllm:
 
     def running_ids(self) -> list[int]:
         return [int(r.request_id) for r in self.scheduler.running]
-
-    def blocks_held(self) -> dict[int, int]:
-        return {i: len(blocks) for i, blocks in self.block_tables().items()}
 
     def block_tables(self) -> dict[int, list[int]]:
         return {int(r.request_id): self.engine.blocks(r.request_id) for r in self.scheduler.running}

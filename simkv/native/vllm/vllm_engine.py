@@ -1,8 +1,4 @@
-"""Drive the unmodified scheduler of a vLLM release or checkout, step by step, with a fake model.
-
-``VllmEngine`` builds the scheduler and calls it; recorders and the native engine use this class.
-The stubs for the rest of vLLM are in ``vllm_stubs.py``.
-"""
+"""Drive the unmodified scheduler of a vLLM release or checkout with a fake model."""
 
 from __future__ import annotations
 
@@ -146,11 +142,7 @@ class VllmEngine:
     def deliver(
         self, launched: Launched, counts: Mapping[str, int], ended: Collection[str], report: Any
     ) -> None:
-        """Deliver new tokens and the KV worker's ``report`` to vLLM.
-
-        ``counts`` has the number of new tokens of each request. ``ended`` are the requests that
-        receive a stop token.
-        """
+        """Deliver numbers of new tokens, stop tokens of ``ended``, and the KV worker's report."""
         ids = list(launched.rows)
         tokens = {
             i: [self.number(f"o{int(i)}", self.outputs(i) + k) for k in range(n)]

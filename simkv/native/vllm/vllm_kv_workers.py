@@ -42,10 +42,7 @@ CONNECTOR_MODULES = (
 
 
 def connect(config: VllmConfig, load: Callable[[], Any], **given: Any) -> dict[str, Any]:
-    """Make vLLM's scheduler create the connector whose class ``load`` returns.
-
-    Returns the fields of vLLM's configuration; ``given`` are fields of its ``kv_transfer_config``.
-    """
+    """Make vLLM create the connector of ``load``, and return the fields of its configuration."""
     base = importlib.import_module(CONNECTOR_PACKAGE + ".base")
     names = ("KVConnectorBase_V1", "KVConnectorRole", "SupportsHMA")
     real = {name: getattr(base, name) for name in names if hasattr(base, name)}

@@ -73,10 +73,7 @@ class HostRegion:
 
 
 def speculation_fields(config: VllmConfig) -> dict[str, Any]:
-    """Return the fields of vLLM's configuration that depend on speculative decoding.
-
-    Since 0.33, the hash of a block covers ``num_hash_lookahead_tokens`` tokens after it.
-    """
+    """Return the fields of vLLM's configuration that depend on speculative decoding."""
     drafts, method = config.num_speculative_tokens, config.speculative_method
     eagle = config.drafts_from_states
     covers = find_rules(config.variant).keys_cover_next_token and config.enable_prefix_caching
