@@ -76,7 +76,7 @@ def refuse_explanation(
         for line in likeness.missed[:3]
     )
     asks = [*setup.assumed, *evidence.lacks] or ["the server may use something not modelled"]
-    more = f" (and {len(asks) - 1} more, listed below)" if len(asks) > 1 else ""
+    more = f" (and {len(asks) - 1} more in diagnosis.md)" if len(asks) > 1 else ""
     five = (
         f"Result: no explanation; the simulation does not reproduce {evidence.source}.",
         f"Affected: unknown. The simulation differs: {missed}.",

@@ -20,6 +20,7 @@ from simkv.core.markdown_text import escape_markdown
 from simkv.incident.evidence import Evidence, StatedSetting, UndeterminedError
 from simkv.incident.log_summary import LogSummary
 from simkv.incident.mapped_records import is_mapped, read_mapped
+from simkv.incident.missing_requests import add_missing_requests
 from simkv.incident.source_join import join
 from simkv.incident.source_reader import log_reader, read_sources
 
@@ -90,7 +91,7 @@ def read_inputs(
         )
     parts = [read_mapped(path, columns) for path in mapped if columns]
     parts += read_sources([path for path in inputs if path not in mapped], advance)
-    return join(parts)
+    return add_missing_requests(join(parts))
 
 
 def check_age(evidence: Evidence) -> None:
