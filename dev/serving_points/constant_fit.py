@@ -59,11 +59,16 @@ KERNELS = Level(("backend", "family", "attention", "weights", "experts"), STEPS)
 _OF_A_PAIR = ("backend", "gpu", "model", "weights", "experts")
 PAIR, PAIR_STEPS = Level(_OF_A_PAIR), Level(_OF_A_PAIR, STEPS)
 PAIR_PREFILLS = Level(_OF_A_PAIR, (*STEPS, "prefill_step_s"))
+#: Times of the host and of the API server, without factors on whole steps.
+HOST = ("prefill_step_s", "step_s", "seq_s", "front_s")
+PAIR_HOST, MIXTURE_HOST = Level(_OF_A_PAIR, HOST), Level(("backend", "mlp"), HOST)
 #: Ladders to evaluate, by name.
 LADDERS: dict[str, Ladder] = {
     "none": (),
     "pair, two each": (PAIR_STEPS,),
     "pair, three each": (PAIR_PREFILLS,),
+    "pair, host times": (PAIR_HOST,),
+    "engine, dense or mixture, host times": (MIXTURE_HOST,),
     "engine": (ENGINE,),
     "engine, dense or mixture": (MIXTURE,),
     "and GPU family": (MIXTURE, FAMILY),
