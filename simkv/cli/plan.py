@@ -252,7 +252,7 @@ select_options(all_of_them=False)
 
 
 #: Deployments that a plan without a scenario file tries.
-_REPLICAS = "fleet.replicas=1..16"
+_REPLICAS = "fleet.replicas=1..64"
 
 
 def _document(file: str | None, asked: dict[str, Any]) -> tuple[YamlDocument, LaunchLine | None]:

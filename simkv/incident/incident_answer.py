@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -115,7 +115,11 @@ def explain_incident(
         _describe_result(observed, setup, waits, healthy),
         _describe_affected(observed, waits, healthy, is_sampled(evidence)),
         _describe_cause(result, found, waits, healthy, slow)
-        + ("" if healthy else _describe_order(result, found) + describe_settings(mending))
+        + (
+            ""
+            if healthy
+            else _describe_order(result, found) + describe_settings(mending, setup.sources)
+        )
         + ("" if healthy else describe_inferred(setup))
         + _describe_measured(summary),
         describe_search(mending, healthy, is_sampled(evidence))
@@ -218,18 +222,21 @@ def _describe_order(result: RunResult, found: Sequence[Verdict]) -> str:
     )
 
 
-def describe_settings(search: RemedySearch | None) -> str:
-    """Return a sentence about the settings whose default is better, or ""."""
+def describe_settings(search: RemedySearch | None, sources: Mapping[str, str]) -> str:
+    """Return a sentence about the settings whose default is better; empty if there are none.
+
+    ``sources`` contains the source of each setting. Settings with the default value of the server's
+    GPU are left out.
+    """
     changes = [
         remedy.effect.change
         for remedy in (search.remedies if search else ())
         if remedy.to_default and remedy.means == "flag" and _holds(remedy)
+        if not sources.get(remedy.effect.change.field, "").startswith("default of")
     ]
-    named = [f"{one.field}={one.before} (default {one.after})" for one in changes[:MAX_SETTINGS]]
+    named = [f"{one.field}={one.before} (better: {one.after})" for one in changes[:MAX_SETTINGS]]
     return (
-        f" Settings for which the default value would have been better: {', '.join(named)}."
-        if named
-        else ""
+        f" Settings with a value that is too low or too high: {', '.join(named)}." if named else ""
     )
 
 

@@ -30,6 +30,9 @@ from simkv.scenario.launch_words import LaunchWords, find_launch_words
 from simkv.scenario.yaml_document import read_document
 from simkv.schedulers.engine_registry import ENGINES
 
+#: Options with a secret value, which is not printed, and the variable that replaces it.
+SECRETS = {"api-key": "API_KEY", "hf-token": "HF_TOKEN"}
+
 Effect = Literal["used", "ignored", "not modelled", "unknown"]
 
 
@@ -47,6 +50,13 @@ class OptionUse:
     reason: str = ""
     fields: tuple[str, ...] = ()
     name: str = ""
+
+
+def _without_secret(text: str) -> str:
+    """Return the option with a variable in place of its value if the value is a secret."""
+    flag, between, value = text.partition("=" if "=" in text else " ")
+    variable = SECRETS.get(flag.lstrip("-").replace("_", "-"))
+    return f"{flag}{between}${variable}" if variable and value else text
 
 
 @dataclass(frozen=True)
@@ -240,7 +250,8 @@ class _Reader:
 
     def _use(self, one: _Given, found: Mapping[str, Any], effect: Effect, reason: str = "") -> None:
         self.fields |= found
-        self.uses.append(OptionUse(one.text, effect, reason, tuple(found), one.name))
+        text = _without_secret(one.text)
+        self.uses.append(OptionUse(text, effect, reason, tuple(found), one.name))
 
     def _place_ranks(self, values: Mapping[str, Any], model: str | None) -> None:
         """Set hardware and fleet from the tensor and data parallelism in the launch line."""

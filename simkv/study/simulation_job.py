@@ -16,6 +16,7 @@ from simkv.metrics.fleet_metrics import find_peak_load
 from simkv.metrics.goodput import goodput
 from simkv.metrics.run_metrics import e2e
 from simkv.metrics.scenario_runner import run_scenario
+from simkv.metrics.steady_state import check_steady_state
 from simkv.scenario.scenario import Scenario
 from simkv.schedulers.engine_registry import find_engine_spec
 from simkv.study.run_digest import compute_digest
@@ -35,7 +36,8 @@ class SimulationJob:
     ``rules`` replaces the scheduling rules of the engine variant (see ``EngineSpec``). ``limits``
     are the latency limits (ms) of the goodput, which is added to the summary. ``peak`` adds the
     time with the most requests in flight. ``endings`` adds the id, outcome and E2E latency (s) of
-    each request.
+    each request. ``growth`` adds whether the number of requests in flight kept growing
+    (``saturated``).
     """
 
     scenario: Scenario
@@ -43,6 +45,7 @@ class SimulationJob:
     limits: tuple[tuple[str, float], ...] = ()
     peak: bool = False
     endings: bool = False
+    growth: bool = False
     rules: Any = None
     digest: str = ""
 
@@ -57,6 +60,7 @@ class SimulationJob:
             limits=self.limits,
             peak=self.peak,
             endings=self.endings,
+            growth=self.growth,
             rules=self.rules and asdict(self.rules),
         )
 
@@ -110,6 +114,8 @@ def _summary(job: SimulationJob) -> Summary:
         found |= goodput(result.record, dict(job.limits))
     if job.peak:
         found["peak"] = find_peak_load(result)
+    if job.growth:
+        found["saturated"] = check_steady_state(result.record).grows
     if job.endings:
         lives = sorted(result.record.requests.items())
         found["endings"] = [[i, str(life.outcome), e2e(life)] for i, life in lives]

@@ -234,13 +234,13 @@ def test_cause_names_settings_whose_default_would_have_helped() -> None:
     gain = measure_effect(effect, base, [(base, after)])
     fix = Remedy(effect, "flag", "--max-num-seqs 8", True, measure_side_effects(effect, base), gain)
     search = RemedySearch(base, (fix,), 7, bounds(steps_of(3), {}), 0, ())
-    assert describe_settings(search) == (
-        " Settings for which the default value would have been better: max_num_seqs=4 (default 8)."
-    )
-    assert not describe_settings(replace(search, remedies=(replace(fix, to_default=False),)))
+    told = " Settings with a value that is too low or too high: max_num_seqs=4 (better: 8)."
+    assert describe_settings(search, {"max_num_seqs": "log.txt"}) == told
+    assert not describe_settings(search, {"max_num_seqs": "default of vllm on NVIDIA H100"})
+    assert not describe_settings(replace(search, remedies=(replace(fix, to_default=False),)), {})
     unsure = replace(fix, gain=measure_effect(effect, base, [(base, figures([12.0, 12.0]))]))
-    assert not describe_settings(replace(search, remedies=(unsure,)))
-    assert not describe_settings(None)
+    assert not describe_settings(replace(search, remedies=(unsure,)), {})
+    assert not describe_settings(None, {})
 
 
 def test_cause_names_the_order_of_the_queue() -> None:

@@ -207,3 +207,13 @@ def test_errors_name_the_option_of_the_line() -> None:
 )
 def test_values_of_options(text: str, value: object) -> None:
     assert parse_option_value(text) == value
+
+
+def test_secrets_are_not_printed() -> None:
+    for command in (
+        "vllm serve Qwen/Qwen3-8B --api-key abc123",
+        "vllm serve Qwen/Qwen3-8B --api-key=abc123",
+    ):
+        line = read_launch_line(command)
+        assert "abc123" not in repr(line.options)
+        assert "$API_KEY" in " ".join(line.summary())

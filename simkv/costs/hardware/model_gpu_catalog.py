@@ -266,6 +266,8 @@ def find_gpu(name: str) -> Gpu:
 
     The name may contain additional words, as in ``NVIDIA H100 80GB``.
     """
+    if "," in name:
+        raise InputError(f"expected one GPU, found {name!r}; `simkv plan` accepts several")
     for gpu in gpus():
         if _squeezed(name) in {_squeezed(known) for known in (gpu.name, *gpu.also)}:
             return gpu

@@ -107,7 +107,7 @@ class PlanCandidates:
 
     def job_of(self, scenario: Scenario) -> SimulationJob:
         """Return the job that runs a scenario and computes the metrics of the objectives."""
-        return make_job(scenario, self.folder, self.limits, peak=self.survive)
+        return make_job(scenario, self.folder, self.limits, peak=self.survive, growth=True)
 
     def with_condition(self, scenario: Scenario, condition: PlanCondition) -> Scenario:
         """Return the scenario with the seed and the step durations of ``condition``."""

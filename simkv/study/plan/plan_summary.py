@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from simkv.core.figure_registry import METRICS
 from simkv.metrics.fidelity import warn_mixed_bases
 from simkv.scenario.objectives import Objective
 from simkv.study.plan.capacity_plan import CapacityPlan, ObjectiveStatus
 from simkv.study.plan.plan_candidates import Number, PlanCondition
 from simkv.study.plan.plan_confidence import AnswerRange, bound_violated_share, coverage_of_range
+
+#: Relative difference of values that count as equal.
+SAME_VALUE = 0.02
 
 
 def describe_plan(plan: CapacityPlan) -> list[str]:
@@ -20,7 +24,13 @@ def describe_plan(plan: CapacityPlan) -> list[str]:
     also = ", including with one replica failing" if prepared.request.survive else ""
     lines = [f"{name}: {superlative} {case.knob} that meets {held}{also}"]
     lines.append(_answer(plan))
-    more = (*_sureness(plan), *_binding(plan), *_others(plan), *_fidelity(plan))
+    more = (
+        *_unbounded(plan),
+        *_sureness(plan),
+        *_binding(plan),
+        *_others(plan),
+        *_fidelity(plan),
+    )
     return [*lines, *(f"  {line}" for line in more)]
 
 
@@ -69,7 +79,9 @@ def compare_plans(plans: Sequence[CapacityPlan]) -> list[str]:
 def _answer(plan: CapacityPlan) -> str:
     knob, candidates = plan.prepared.case.knob, plan.prepared.case.candidates
     within = ""
-    if plan.by_error:
+    if plan.by_error and plan.by_error.low is None:
+        within = ", not even with steps faster by the profile's error"
+    elif plan.by_error:
         within = f" ({_range(plan, plan.by_error)} within the profile's error)"
     if plan.answer is None:
         low, high = min(candidates), max(candidates)
@@ -87,6 +99,74 @@ def _range(plan: CapacityPlan, interval: AnswerRange) -> str:
     return first if first == second else f"{first} to {second}"
 
 
+def _unbounded(plan: CapacityPlan) -> list[str]:
+    """Return the reason why the range due to the profile's error has no upper end, if so."""
+    if plan.by_error is None or plan.by_error.high is not None or plan.prepared.request.largest:
+        return []
+    case = plan.prepared.case
+    last = len(case.candidates) - 1
+    conditions = plan.prepared.side_conditions("slower")
+    runs = {i: _worst_values(plan, i, conditions) for i in range(last + 1)}
+    known = [i for i, values in runs.items() if values is not None]
+    if last not in known:
+        return []
+    missed = [
+        f"{one} ({_format(one, value)})"
+        for one in case.objectives
+        if one.slack({one.figure: (value := (runs[last] or {}).get(one.figure))}) < 0
+    ]
+    saturated = any(
+        plan.results.summaries[last, one].get("saturated")
+        for one in conditions
+        if (last, one) in plan.results.summaries
+    )
+    why = ", because the load saturates it: requests arrive faster than they finish"
+    if not saturated:
+        why = _without_gain(plan, runs, [i for i in known if i < last])
+    if not missed:
+        return []
+    end = format_value(case.candidates[last])
+    unmet = f"{end} does not meet {'; '.join(missed)}"
+    return [f"the range has no upper end: with slower steps, {unmet}{why}"]
+
+
+def _without_gain(
+    plan: CapacityPlan, runs: Mapping[int, Mapping[str, float | None] | None], tried: list[int]
+) -> str:
+    """Return a sentence if the last candidate is hardly better than an earlier one."""
+    case = plan.prepared.case
+    last = len(case.candidates) - 1
+    for one in case.objectives:
+        final = (runs[last] or {}).get(one.figure)
+        if final is None or one.slack({one.figure: final}) >= 0:
+            continue
+        for i in tried:
+            value = (runs[i] or {}).get(one.figure)
+            if value is not None and abs(value - final) <= SAME_VALUE * abs(final):
+                start, end = (format_value(case.candidates[k]) for k in (i, last))
+                return f"; it is the same from {start} to {end}, so more would not help"
+    return ""
+
+
+def _worst_values(
+    plan: CapacityPlan, candidate: int, conditions: Sequence[PlanCondition]
+) -> dict[str, float | None] | None:
+    """Return the worst value of each objective's metric in the runs of a candidate under the given
+    conditions; None if there are no runs.
+    """
+    found = [
+        plan.results.values[candidate, one]
+        for one in conditions
+        if (candidate, one) in plan.results.values
+    ]
+    if not found:
+        return None
+    return {
+        one.figure: one.worst(values.get(one.figure) for values in found)
+        for one in plan.prepared.case.objectives
+    }
+
+
 def _sureness(plan: CapacityPlan) -> list[str]:
     prepared = plan.prepared
     lines = []
@@ -96,14 +176,14 @@ def _sureness(plan: CapacityPlan) -> list[str]:
         )
         surely = 100 * coverage_of_range(prepared.repeats)
         lines.append(
-            f"answers of {prepared.repeats} seeds: {answers}; with {surely:.1f} % confidence, "
-            "the median over all possible seeds is in this range (sign test)"
+            f"answers of {prepared.repeats} seeds: {answers} (the median answer of many seeds is "
+            f"in this range with {surely:.1f} % confidence)"
         )
         if plan.answer is not None:
             share = 100 * bound_violated_share(prepared.repeats)
             lines.append(
-                f"the answer meets the objectives with all {prepared.repeats} seeds; with 95 % "
-                f"confidence, it fails for at most {share:.0f} % of all possible seeds"
+                f"the answer meets the objectives with all {prepared.repeats} seeds; of other "
+                f"seeds, at most {share:.0f} % do not meet them (95 % confidence)"
             )
     else:
         lines.append(
@@ -119,13 +199,14 @@ def _binding(plan: CapacityPlan) -> list[str]:
         last = format_value(plan.prepared.case.candidates[-1])
         return [f"at {last}, the run does not meet {_value(held, held.value)}" for held in missed]
     if plan.answer == 0:
-        return ["no objective is limiting: the first candidate meets all objectives"]
-    before = format_value(plan.value(plan.answer - 1))
-    lines = [
-        f"limiting objective: {_value(held, held.value_before)} at "
-        f"{before}{', with one replica failing' if held.by_failure else ''}"
-        for held in plan.binding
-    ]
+        lines = ["no objective is limiting: the first candidate meets all objectives"]
+    else:
+        before = format_value(plan.value(plan.answer - 1))
+        lines = [
+            f"limiting objective: {_value(held, held.value_before)} at "
+            f"{before}{', with one replica failing' if held.by_failure else ''}"
+            for held in plan.binding
+        ]
     for held in plan.objectives:
         room = f", {100 * held.slack:.1f} % slack" if held.objective.limit else ""
         lines.append(f"at the answer: {_value(held, held.value)}{room}")
@@ -133,8 +214,15 @@ def _binding(plan: CapacityPlan) -> list[str]:
 
 
 def _value(held: ObjectiveStatus, value: float | None) -> str:
-    found = "no sample" if value is None else f"{value:.4g}"
-    return f"{held.objective} (value {found})"
+    return f"{held.objective} ({_format(held.objective, value)})"
+
+
+def _format(objective: Objective, value: float | None) -> str:
+    """Format the value of an objective's metric with its unit."""
+    if value is None:
+        return "no sample"
+    metric = METRICS.get(objective.figure)
+    return metric.format(value) if metric else f"value {value:.4g}"
 
 
 def _others(plan: CapacityPlan) -> list[str]:

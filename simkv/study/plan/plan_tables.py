@@ -91,7 +91,9 @@ def _condition(condition: PlanCondition) -> dict[str, Any]:
 
 def _figures(summary: Summary, values: dict[str, float | None] | Any) -> dict[str, Any]:
     plain = {
-        name: value for name, value in summary.items() if name not in ("fidelity", "notes", "peak")
+        name: value
+        for name, value in summary.items()
+        if name not in ("fidelity", "notes", "peak", "saturated")
     }
     derived = {name: values[name] for name in DERIVED if name in values}
     return {**flatten_figures(plain), **derived}

@@ -14,6 +14,7 @@ from statistics import median
 
 import pytest
 
+from simkv.core.errors import InputError
 from simkv.core.execution_settings import ExecutionSettings
 from simkv.costs.hardware.kv_capacity import GIB, compute_kv_capacity
 from simkv.costs.hardware.model_gpu_catalog import find_architecture, find_gpu
@@ -179,3 +180,8 @@ def test_padding_depends_on_the_width_of_experts_on_each_gpu() -> None:
     setting = ExecutionSettings("vllm", "0.11.0", 8192, 256, memory_share=0.9)
     more = compute_kv_capacity(hardware, setting).weights - weight_bytes(hardware)
     assert more == pytest.approx(36 * 128 * 3 * (768 * 3072 - 720 * 2880) * 4.25 / 8, rel=1e-6)
+
+
+def test_several_gpus_are_not_one() -> None:
+    with pytest.raises(InputError, match="expected one GPU, found 'H100,H200'"):
+        find_gpu("H100,H200")

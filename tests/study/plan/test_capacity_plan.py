@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -255,7 +256,24 @@ def test_no_answer_reports_missed_objectives(small: Path) -> None:
     assert plan.answer == {"run": None}
     assert plan.plans["run"].by_error == AnswerRange(None, None)
     assert "No engine.num_gpu_blocks from 64 to 288 meets the objectives" in str(plan)
-    assert "at 288, the run does not meet ttft_ms.p99 <= 1 (value" in str(plan)
+    assert "not even with steps faster by the profile's error" in str(plan)
+    assert "with slower steps, 288 does not meet ttft_ms.p99 <= 1 (" in str(plan)
+    assert "to 288, so more would not help" in str(plan)
+    assert re.search(r"at 288, the run does not meet ttft_ms.p99 <= 1 \([\d.]+ m?s\)", str(plan))
+
+
+def test_range_without_upper_end_names_saturation(small: Path) -> None:
+    """Two slots suffice, but not if steps take more than twice as long."""
+    small.write_text(small.read_text().replace("timeout: 40\n", "").replace(": 30", ": 60"))
+    knob, slo = "engine.max_num_seqs=1..2", ["ttft_ms.p99<=4000"]
+    ask: dict[str, Any] = {"smallest": knob, "objectives": slo, "repeats": 1, "jobs": 1}
+    plan = simkv.plan(small, **ask, profile_error=0.6, cliff=False)
+    assert plan.answer["run"] is not None
+    by_error = plan.plans["run"].by_error
+    assert by_error is not None
+    assert by_error.high is None
+    assert "because the load saturates it: requests arrive faster than they finish" in str(plan)
+    assert "no upper end" not in str(simkv.plan(small, **ask, profile_error=0.0, cliff=False))
 
 
 def test_held_out_scenario(small: Path) -> None:
