@@ -12,10 +12,10 @@ from simkv.cli.scenario_flags import add_scenario_flags, build_from, options_of
 from simkv.core.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from simkv.scenario.scenario import Scenario
-    from simkv.study.change_check import ChangeCheck
+    from simkv.study.change_check import ChangeCheck, FigureChange
 
 #: Number of requests listed.
 LISTED = 5
@@ -46,7 +46,7 @@ def compare(
     Give --from-command twice: first the launch command before a change, then the one after it. The
     output shows the change of each metric, the range of the change over seeds and over the error of
     step times, and the requests that become slower. Exit 1 if a metric worsens by more than the
-    tolerance, 2 for bad input.
+    tolerance in its whole range, 2 for bad input.
     """
     from simkv.study.change_check import check_change
     from simkv.study.random_seeds import find_seed
@@ -94,16 +94,17 @@ def _describe(found: ChangeCheck, tolerance: float) -> Iterator[str]:
 
     over = "errors of step times" if found.with_errors else "no error of step times is known"
     yield f"{found.requests:,} requests, {found.seeds} seeds, {over}; change and its range:"
+    beyond, unsure = found.beyond(tolerance), found.unsure(tolerance)
     for one in found.figures:
         metric = METRICS[one.name]
-        mark = "  WORSE" if one.worse > tolerance else ""
+        mark = "  WORSE" if one in beyond else "  possibly worse" if one in unsure else ""
         yield (
             f"  {metric.label:<28} {metric.format(one.before)} → {metric.format(one.after)}: "
             f"{one.change:+.1%} ({one.low:+.1%} to {one.high:+.1%}){mark}"
         )
     yield (
-        f"Requests that become worse by more than {tolerance:.0%}: {len(found.worse):,}; "
-        f"better: {len(found.better):,}"
+        f"Requests with the first seed whose E2E latency grows by more than {tolerance:.0%}: "
+        f"{len(found.worse):,}; shrinks: {len(found.better):,}"
     )
     for changed in found.worse[:LISTED]:
         if changed.before is None or changed.after is None:
@@ -113,13 +114,24 @@ def _describe(found: ChangeCheck, tolerance: float) -> Iterator[str]:
                 f"  request {changed.id}: {changed.before:.2f} s → {changed.after:.2f} s "
                 f"({changed.seconds:+.2f} s)"
             )
-    beyond = found.beyond(tolerance)
-    names = ", ".join(METRICS[one.name].label for one in beyond)
+    if unsure:
+        yield (
+            f"Possibly worse by more than {tolerance:.0%}: {_names(unsure)}; part of the range is "
+            "within the tolerance"
+        )
     yield (
-        f"Result: worse than before by more than {tolerance:.0%}: {names}"
+        f"Result: worse than before by more than {tolerance:.0%} in the whole range: "
+        f"{_names(beyond)}"
         if beyond
-        else f"Result: no metric is worse than before by more than {tolerance:.0%}"
+        else f"Result: no metric is worse than before by more than {tolerance:.0%} in its whole "
+        "range"
     )
+
+
+def _names(changes: Iterable[FigureChange]) -> str:
+    from simkv.core.figure_registry import METRICS
+
+    return ", ".join(METRICS[one.name].label for one in changes)
 
 
 add_scenario_flags(compare, several=("from_command",))

@@ -17,9 +17,9 @@ def diff(
 ) -> None:
     """Compare the results of two runs.
 
-    The output shows the metrics that differ, the requests whose outcomes differ, and the first
-    decision that differs. simkv simulates both scenarios again to compare their steps. Exit 0 if
-    the runs are equal, 1 if they differ, 2 for bad input.
+    The output shows the settings and the metrics that differ, the requests whose outcomes differ,
+    and the first decision that differs. simkv simulates both scenarios again to compare their
+    steps. Exit 0 if the results are equal, 1 if they differ, 2 for bad input.
     """
     from simkv.report.run_diff import compare_runs, describe_diff
 

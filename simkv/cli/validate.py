@@ -196,15 +196,21 @@ def _benchmark_lines(one: CheckedBenchmark) -> Iterator[str]:
     yield f"{one.benchmark.name}: {one.benchmark.requests:,} requests"
     for row in one.figures:
         metric = METRICS[row.name]
+        written = metric.format_like(min(row.measured, row.predicted))
         interval = ""
         if row.interval is not None:
             mark = {True: "", False: ", outside", None: ""}[row.inside]
-            interval = f"  90 % interval {row.interval.text(metric.format, row.reason)}{mark}"
+            interval = f"  90 % interval {row.interval.text(written, row.reason)}{mark}"
         yield (
-            f"  {metric.label:<24} measured {metric.format(row.measured):>12}  predicted "
-            f"{metric.format(row.predicted):>12}  {row.error:+7.1%}{interval}"
+            f"  {metric.label:<24} measured {written(row.measured):>12}  predicted "
+            f"{written(row.predicted):>12}  {row.error:+7.1%}{interval}"
         )
-    yield f"  Largest error: {METRICS[one.worst.name].label} {one.worst.error:+.1%}. Likely causes:"
+    worst = f"Largest error: {METRICS[one.worst.name].label} {one.worst.error:+.1%}."
+    outside = [f"{METRICS[row.name].label} {row.error:+.1%}" for row in one.outside]
+    if outside:
+        yield f"  {worst} Outside the interval: {', '.join(outside)}. Likely causes:"
+    else:
+        yield f"  {worst} No metric is outside its interval. Sources of error and assumptions:"
     for cause in one.causes:
         yield f"  - {cause}"
 

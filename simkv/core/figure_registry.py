@@ -9,7 +9,7 @@ A name means the same metric wherever it is shown or compared.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,6 +70,18 @@ class Metric:
         if self.per_second:
             return format_seconds(self.to_seconds(value))
         return f"{format_number(value)} {self.unit}".rstrip()
+
+    def format_like(self, other: float) -> Callable[[float], str]:
+        """Return a function that formats values in the unit that ``format`` uses for ``other``."""
+        seconds = self.to_seconds(other) if self.per_second else 0.0
+        if not 0.0 < abs(seconds) < 0.1:
+            return self._format_large
+        return lambda value: f"{format_number(1000.0 * self.to_seconds(value))} ms"
+
+    def _format_large(self, value: float) -> str:
+        if self.per_second:
+            return f"{format_number(self.to_seconds(value))} s"
+        return self.format(value)
 
 
 def _heading(label: str, unit: str) -> str:

@@ -210,7 +210,9 @@ class CompareAnswer(Answer):
     figures: list[FigureChangeAnswer]
     worse: list[Values] = Field(description="Requests that become worse, most affected first.")
     better: list[Values]
-    ok: bool = Field(description="True if no metric worsens by more than the tolerance.")
+    ok: bool = Field(
+        description="True if no metric worsens by more than the tolerance in its whole range."
+    )
 
 
 class DiffAnswer(Answer):
@@ -639,6 +641,9 @@ def build_diff_answer(found: RunDiff) -> DiffAnswer:
             {
                 "before": one.before,
                 "after": one.after,
+                "settings": {
+                    path: [str(value) for value in pair] for path, pair in one.settings.items()
+                },
                 "figures": {name: list(pair) for name, pair in one.figures.items()},
                 "outcomes": {str(id_): list(pair) for id_, pair in one.outcomes.items()},
                 "first_differing_step": one.step

@@ -5,16 +5,19 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from io import StringIO
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from simkv.core.errors import InputError
-from simkv.core.figure_registry import METRICS, figure
+from simkv.core.figure_registry import METRICS, OVER_ALL, figure
 from simkv.core.input_files import read_text
 from simkv.metrics.scenario_runner import run_scenario
+from simkv.scenario.scenario import Scenario
 from simkv.scenario.scenario_loader import load
 
 #: Columns of ``steps.csv`` that are compared as decisions; times are consequences of decisions.
@@ -29,6 +32,17 @@ DECISIONS = (
 )
 #: Maximum number of metrics and of requests that are listed.
 LISTED = 12
+#: Metrics that are listed first; the others follow by decreasing relative change.
+MAIN_FIGURES = (
+    "finished",
+    "output_throughput",
+    "ttft_ms.mean",
+    "ttft_ms.median",
+    "ttft_ms.p99",
+    "tpot_ms.mean",
+    "e2e_ms.mean",
+    "e2e_ms.p99",
+)
 #: Relative difference below which metrics count as equal, because times are equal after rounding to
 #: 1 ns.
 EQUAL = 1e-9
@@ -50,12 +64,14 @@ class StepDifference:
 class VariantDiff:
     """Differences of a variant between two runs.
 
+    ``settings`` contains pairs of scenario fields by path; None means that the field is absent.
     ``figures`` contains pairs of metric values by name. ``outcomes`` contains pairs of outcomes by
     request id; the outcome of a missing request is "absent".
     """
 
     before: str
     after: str
+    settings: Mapping[str, tuple[Any, Any]]
     figures: Mapping[str, tuple[float | None, float | None]]
     outcomes: Mapping[int, tuple[str, str]]
     step: StepDifference | None
@@ -70,7 +86,7 @@ class RunDiff:
 
     @property
     def same(self) -> bool:
-        """Whether there are no differences."""
+        """Whether the results have no differences. The settings may differ."""
         return not self.only and not any(
             one.figures or one.outcomes or one.step for one in self.variants
         )
@@ -90,9 +106,10 @@ def compare_runs(before: Path, after: Path, advance: Callable[[], None] | None =
         pairs = [(name, name) for name in runs[0] if name in runs[1]]
         only = sorted(runs[0].keys() ^ runs[1].keys())
     endings = [_outcomes(folder) for folder in (before, after)]
+    scenarios = [load(folder / "scenario.yaml") for folder in (before, after)]
     steps = []
     for folder, place in ((before, 0), (after, 1)):
-        steps.append(_steps(folder, [pair[place] for pair in pairs]))
+        steps.append(_steps(scenarios[place], folder, [pair[place] for pair in pairs]))
         if advance:
             advance()
     return RunDiff(
@@ -100,6 +117,7 @@ def compare_runs(before: Path, after: Path, advance: Callable[[], None] | None =
             VariantDiff(
                 one,
                 other,
+                _settings(scenarios[0].get(one), scenarios[1].get(other)),
                 _figures(runs[0][one], runs[1][other]),
                 _changed(endings[0].get(one, {}), endings[1].get(other, {})),
                 _first_difference(steps[0][one], steps[1][other]),
@@ -135,14 +153,45 @@ def _outcomes(folder: Path) -> dict[str, dict[int, str]]:
     return found
 
 
-def _steps(folder: Path, names: list[str]) -> dict[str, list[dict[str, Any]]]:
-    """Simulate the scenario of a run again, and return the steps of the variants ``names``."""
-    scenarios = load(folder / "scenario.yaml")
+def _steps(
+    scenarios: Mapping[str, Scenario], folder: Path, names: list[str]
+) -> dict[str, list[dict[str, Any]]]:
+    """Simulate the scenarios of a run again, and return the steps of the variants ``names``."""
     return {
         name: run_scenario(scenarios[name], folder, intervals=False).step_rows(name)
         for name in names
         if name in scenarios
     }
+
+
+def _settings(before: Scenario | None, after: Scenario | None) -> dict[str, tuple[Any, Any]]:
+    """Return the fields of two scenarios that differ, with defaults of the engine."""
+    if before is None or after is None:
+        return {}
+    one, other = (
+        dict(
+            _flat({name: getattr(which, name) for name in Scenario.model_fields if name != "name"})
+        )
+        for which in (before, after)
+    )
+    paths = dict.fromkeys([*one, *other])
+    pairs = {path: (one.get(path), other.get(path)) for path in paths}
+    return {path: pair for path, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def _flat(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the path and the value of each field in nested models and dataclasses."""
+    if isinstance(node, BaseModel):
+        node = {name: getattr(node, name) for name in type(node).model_fields}
+    elif is_dataclass(node) and not isinstance(node, type):
+        node = {one.name: getattr(node, one.name) for one in fields(node)}
+    elif isinstance(node, list | tuple):
+        node = dict(enumerate(node))
+    if not isinstance(node, Mapping):
+        yield path, node
+        return
+    for name, value in node.items():
+        yield from _flat(value, f"{path}.{name}" if path else str(name))
 
 
 def _figures(
@@ -193,21 +242,48 @@ def _first_difference(
 def describe_diff(found: RunDiff) -> Iterator[str]:
     """Yield lines about the differences."""
     if found.same:
+        for one in found.variants:
+            yield from _describe_settings(one)
         yield "No differences: metrics, outcomes and decisions are equal."
         return
     for name in found.only:
         yield f"{name}: only in one of the runs"
     for one in found.variants:
         yield f"{one.before} → {one.after}:" if one.before != one.after else f"{one.before}:"
+        yield from _describe_settings(one)
         yield from _describe_figures(one)
         yield from _describe_outcomes(one)
         yield from _describe_step(one)
 
 
+def _describe_settings(one: VariantDiff) -> Iterator[str]:
+    for path, (before, after) in [*one.settings.items()][:LISTED]:
+        yield f"  setting {path}: {before} → {after}"
+    if len(one.settings) > LISTED:
+        yield f"  and {len(one.settings) - LISTED} more settings"
+
+
+def _listed(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the main metrics and then the others.
+
+    A latency of all requests is omitted if it equals the latency of finished requests.
+    """
+    finished = {all_: key for key, all_ in OVER_ALL.items()}
+    copies = set()
+    for name, pair in figures.items():
+        key, _, statistic = name.partition(".")
+        if key in finished and figures.get(f"{finished[key]}.{statistic}") == pair:
+            copies.add(name)
+    names = [name for name in MAIN_FIGURES if name in figures]
+    names += [name for name in figures if name not in names and name not in copies]
+    return {name: figures[name] for name in names}
+
+
 def _describe_figures(one: VariantDiff) -> Iterator[str]:
     if not one.figures:
-        yield "  figures: equal"
-    for name, (before, after) in [*one.figures.items()][:LISTED]:
+        yield "  metrics: equal"
+    figures = _listed(one.figures)
+    for name, (before, after) in [*figures.items()][:LISTED]:
         metric = METRICS[name]
         shown = ["none" if value is None else metric.format(value) for value in (before, after)]
         size = _size(before, after)
@@ -215,8 +291,8 @@ def _describe_figures(one: VariantDiff) -> Iterator[str]:
         if before is not None and after is not None and size != float("inf"):
             change = f" ({(after - before) / before:+.1%})"
         yield f"  {metric.label:<28} {shown[0]} → {shown[1]}{change}"
-    if len(one.figures) > LISTED:
-        yield f"  and {len(one.figures) - LISTED} more metrics"
+    if len(figures) > LISTED:
+        yield f"  and {len(figures) - LISTED} more metrics"
 
 
 def _describe_outcomes(one: VariantDiff) -> Iterator[str]:

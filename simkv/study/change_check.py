@@ -57,6 +57,11 @@ class FigureChange:
         """Size of the relative change if the metric gets worse; 0 if it improves."""
         return max(-self.change if METRICS[self.name].more_is_better else self.change, 0.0)
 
+    @property
+    def least_worse(self) -> float:
+        """Smallest deterioration in the range of the change; 0 if the range has an improvement."""
+        return max(-self.high if METRICS[self.name].more_is_better else self.low, 0.0)
+
 
 @dataclass(frozen=True)
 class RequestChange:
@@ -100,8 +105,17 @@ class ChangeCheck:
     with_errors: bool
 
     def beyond(self, tolerance: float) -> list[FigureChange]:
-        """Return the metrics that get worse by more than ``tolerance`` (a fraction)."""
-        return [one for one in self.figures if one.worse > tolerance]
+        """Return the metrics that get worse by more than ``tolerance`` in their whole range.
+
+        ``tolerance`` is a fraction.
+        """
+        return [one for one in self.figures if one.least_worse > tolerance]
+
+    def unsure(self, tolerance: float) -> list[FigureChange]:
+        """Return the metrics that get worse by more than ``tolerance``, but not in their whole
+        range.
+        """
+        return [one for one in self.figures if one.worse > tolerance >= one.least_worse]
 
 
 def check_change(

@@ -93,6 +93,11 @@ class CheckedBenchmark:
         """The metric with the largest error."""
         return max(self.figures, key=lambda one: abs(log(one.predicted / one.measured)))
 
+    @property
+    def outside(self) -> list[ComparedFigure]:
+        """Metrics whose measured value is outside the interval of the prediction."""
+        return [one for one in self.figures if one.inside is False]
+
 
 def build_benchmark_scenario(
     benchmark: BenchmarkResult, options: ScenarioOptions, overrides: Sequence[str] = ()

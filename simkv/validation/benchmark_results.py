@@ -126,7 +126,7 @@ def read_benchmark(path: Path) -> BenchmarkResult:
     summary = _summary(_text(path))
     if summary is None or _has_requests(summary):
         return _with_requests(path, summary or {})
-    figures = _figures(summary)
+    figures = _figures(path, summary)
     if not any(name.startswith(("ttft_ms", "tpot_ms", "e2e_ms")) for name in figures):
         raise InputError(f"{path}: contains no latency; expected a field such as mean_ttft_ms")
     completed = _whole(path, summary, "completed")
@@ -228,17 +228,23 @@ def _has_requests(summary: Mapping[str, Any]) -> bool:
     )
 
 
-def _figures(summary: Mapping[str, Any]) -> dict[str, float]:
-    """Return the metrics of a result by their names in ``summary.json``."""
+def _figures(path: Path, summary: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics of a result by their names in ``summary.json``.
+
+    Load generators write 0, null or NaN for a metric without a sample; such metrics are omitted.
+    Raises InputError if a metric is negative or not a number.
+    """
     found: dict[str, float] = {}
-    for name in summary:
-        value = _positive(summary, name)
-        if value is None:
+    for name, raw in summary.items():
+        match = _FIGURE.match(name)
+        latency = _LATENCY_NAMES.get(match[2]) if match else None
+        if name not in _THROUGHPUTS and latency is None:
             continue
-        if name in _THROUGHPUTS:
-            found[name] = value
-        elif (match := _FIGURE.match(name)) and match[2] in _LATENCY_NAMES:
-            found[f"{_LATENCY_NAMES[match[2]]}.{match[1]}"] = value
+        numeric = isinstance(raw, int | float) and not isinstance(raw, bool)
+        if raw is not None and (not numeric or raw < 0):
+            raise InputError(f"{path}: {name}: expected a number of 0 or more, found {raw!r}")
+        if (value := _positive(summary, name)) is not None:
+            found[f"{latency}.{match[1]}" if match and latency else name] = value
     return found
 
 
@@ -301,4 +307,6 @@ def _with_requests(path: Path, summary: Mapping[str, Any]) -> BenchmarkResult:
         load |= {"max_concurrency": arrivals["max_concurrency"], "request_rate": math.inf}
         if "request_rate" in arrivals:
             load |= arrivals
-    return BenchmarkResult(path, len(served), {**found, **_figures(summary)}, load, _model(summary))
+    return BenchmarkResult(
+        path, len(served), {**found, **_figures(path, summary)}, load, _model(summary)
+    )

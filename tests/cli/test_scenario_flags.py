@@ -10,6 +10,7 @@ import pytest
 
 from simkv.scenario.scenario_builder import build_scenario
 from simkv.scenario.scenario_options import ScenarioOptions
+from simkv.study.change_check import ChangeCheck, FigureChange
 from tests.cli.test_cli import Simkv
 
 SERVER = ("--gpu", "L4", "--model", "llama-3.1-8b")
@@ -100,17 +101,37 @@ def test_compare_exits_1_beyond_the_tolerance(simkv: Simkv) -> None:
     worse = simkv("compare", *pair, *words)
     assert worse.code == 1
     assert "WORSE" in worse.out
-    assert re.search(r"Requests that become worse by more than 5%: [1-9]", worse.out)
+    assert re.search(r"whose E2E latency grows by more than 5%: [1-9]", worse.out)
     assert re.search(r"request \d+: \S+ s → \S+ s", worse.out)
     assert simkv("compare", *pair, *words, "--tolerance", 1e9).code == 0
     same = simkv("compare", "--from-command", LINE, "--from-command", f"{LINE} --port 1", *words)
     assert same.code == 0
-    assert "Requests that become worse by more than 5%: 0; better: 0" in same.out
+    assert "whose E2E latency grows by more than 5%: 0; shrinks: 0" in same.out
     one = simkv("compare", "--from-command", LINE, *words)
     assert (one.code, one.err) == (
         2,
         "simkv: --from-command: expected exactly two, before and after the change; found 1\n",
     )
+
+
+def test_change_that_is_within_the_tolerance_in_part_of_its_range_is_no_failure() -> None:
+    sure = FigureChange("ttft_all_ms.p99", 1.0, 1.3, 0.3, 0.06, 0.5)
+    noise = FigureChange("e2e_all_ms.p99", 1.0, 1.3, 0.3, -0.03, 0.5)
+    better = FigureChange("output_throughput", 1.0, 1.3, 0.3, 0.2, 0.5)
+    fewer = FigureChange("output_throughput", 1.0, 0.8, -0.2, -0.3, -0.1)
+    found = ChangeCheck((sure, noise, better, fewer), (), (), 1, 2, True)
+    assert found.beyond(0.05) == [sure, fewer]
+    assert found.unsure(0.05) == [noise]
+
+
+def test_diff_shows_equal_latencies_once(simkv: Simkv) -> None:
+    assert simkv("run", *SERVER, *LOAD, "--out", "a", "--no-plots").code == 0
+    seats = ("--set", "engine.max_num_seqs=2")
+    assert simkv("run", *SERVER, *LOAD, *seats, "--out", "b", "--no-plots").code == 0
+    found = simkv("diff", "a", "b")
+    assert found.code == 1
+    assert "P99 TTFT" in found.out
+    assert "of all requests" not in found.out
 
 
 def test_diff_names_figures_outcomes_and_the_first_decision(simkv: Simkv) -> None:
@@ -119,7 +140,9 @@ def test_diff_names_figures_outcomes_and_the_first_decision(simkv: Simkv) -> Non
     assert simkv("run", *SERVER, *LOAD, *seats, "--out", "b", "--no-plots").code == 0
     found = simkv("diff", "a", "b")
     assert found.code == 1
+    assert re.search(r"setting engine.max_num_seqs: \d+ → 1\n", found.out)
     assert "mean TTFT" in found.out
+    assert "output token throughput" in found.out
     assert re.search(r"request \d+: finished → starved", found.out)
     assert re.search(r"first differing decision: step [1-9]", found.out)
     assert simkv("diff", "a", "a").code == 0

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from simkv.core.errors import InputError
-from simkv.core.figure_registry import figure
+from simkv.core.figure_registry import METRICS, figure
 from simkv.metrics.scenario_runner import run_scenario
 from simkv.scenario.scenario_builder import build_scenario
 from simkv.scenario.scenario_loader import resolve_variants
@@ -241,6 +242,8 @@ def test_nested_summaries_are_read(tmp_path: Path, result: dict[str, Any]) -> No
     [
         ('{"completed": 0, "mean_ttft_ms": 3}', "completed: expected a number of 1 or more"),
         ('{"completed": 5, "duration": 3}', "contains no latency"),
+        ('{"completed": 5, "mean_ttft_ms": 3, "mean_tpot_ms": -1}', "mean_tpot_ms: .*found -1"),
+        ('{"completed": 5, "mean_ttft_ms": 3, "mean_tpot_ms": "x"}', "mean_tpot_ms: .*found 'x'"),
     ],
 )
 def test_unusable_result_is_one_message(tmp_path: Path, text: str, message: str) -> None:
@@ -293,6 +296,25 @@ def test_calibration_finds_the_true_step_times(tmp_path: Path) -> None:
     assert max(errors) < 0.05
 
 
+def test_metrics_outside_their_intervals_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = measured(tmp_path, 8.0)
+    result = json.loads(path.read_text())
+    path.write_text(json.dumps({**result, "output_throughput": 3 * result["output_throughput"]}))
+    simkv = Simkv(tmp_path, monkeypatch, capsys)
+    done = simkv("validate", str(path), "--gpu", "H100", "--server", SERVER.from_command)
+    assert done.code == 0, done.err
+    assert re.search(r"Outside the interval: output token throughput -6\d.\d%\.", done.out)
+
+
+def test_values_are_formatted_in_the_unit_of_another() -> None:
+    metric = METRICS["ttft_ms.mean"]
+    assert metric.format_like(150.0)(76.8) == "0.08 s"
+    assert metric.format_like(76.8)(150.0) == "150 ms"
+    assert METRICS["output_throughput"].format_like(1.0)(2.0) == "2 tok/s"
+
+
 def test_commands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -303,6 +325,8 @@ def test_commands(
     assert done.code == 0, done.err
     assert done.out.count("Largest error: ") == 2
     assert "90 % interval from" in done.out
+    assert "No metric is outside its interval." in done.out
+    assert re.search(r"mean E2E +measured +(\S+) s  predicted +(\S+) s ", done.out)
     done = simkv("calibrate", *files, "--gpu", "H100", "--from-command", words[3], "-o", "own.yaml")
     assert done.code == 0, done.err
     assert "Errors of predictions, each fitted to the other results only:" in done.out
