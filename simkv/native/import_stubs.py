@@ -271,18 +271,9 @@ def numbering() -> Callable[..., int]:
     return lambda *what: known.setdefault(what, len(known) + 1)
 
 
-def accepted_fields(kind: type, **arguments: Any) -> dict[str, Any]:
-    """Return the entries of ``arguments`` that the constructor of ``kind`` accepts."""
-    known = {
-        name
-        for cls in kind.__mro__
-        if "__init__" in vars(cls)
-        for name in inspect.signature(vars(cls)["__init__"]).parameters
-    }
-    return {name: value for name, value in arguments.items() if name in known}
-
-
-def accepted_arguments(function: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the entries of ``arguments`` that ``function`` accepts."""
-    known = inspect.signature(function).parameters
+def accepted_fields(function: Callable[..., Any], /, **arguments: Any) -> dict[str, Any]:
+    """Return the entries of ``arguments`` that a function or the constructor of a class accepts."""
+    bases = [vars(kind) for kind in getattr(function, "__mro__", ())]
+    functions = [base["__init__"] for base in bases if "__init__" in base] or [function]
+    known = {name for each in functions for name in inspect.signature(each).parameters}
     return {name: value for name, value in arguments.items() if name in known}

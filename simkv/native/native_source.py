@@ -56,7 +56,10 @@ def find_source(engine: str, path: str, folder: Path) -> NativeSource:
     spec = NATIVE_ENGINES[engine]
     whole = path if path == INSTALLED else str((folder / path).resolve())
     found, version = _locate(spec, whole)
-    commit, dirty = _describe_commit(found) if path != INSTALLED else (None, False)
+    described = ("describe", "--tags", "--always", "--long", "--match", "v*")
+    commit = _git(found, *described) if path != INSTALLED else None
+    changes = ("status", "--porcelain", "--untracked-files=no", "--", ".")
+    dirty = commit is not None and bool(_git(found, *changes))
     version = version or _version_of(found, spec.package) or (commit and _tag(commit))
     version = version or _tag(found.name.removeprefix(f"{spec.package}-"))
     return NativeSource(whole, found, version, commit, dirty, _digest(spec, found))
@@ -103,15 +106,6 @@ def _version_of(folder: Path, package: str) -> str | None:
     file = folder / package / "_version.py"
     found = _VERSION.search(file.read_text(errors="replace")) if file.is_file() else None
     return found.group(1) if found else None
-
-
-def _describe_commit(folder: Path) -> tuple[str | None, bool]:
-    """Return the commit of a checkout or None, and whether files differ from it."""
-    described = _git(folder, "describe", "--tags", "--always", "--long", "--match", "v*")
-    if described is None:
-        return None, False
-    changed = _git(folder, "status", "--porcelain", "--untracked-files=no", "--", ".")
-    return described, bool(changed)
 
 
 def _git(folder: Path, *words: str) -> str | None:

@@ -14,7 +14,7 @@ from simkv.native.import_stubs import (
     ConfigStub,
     ImportStub,
     Stub,
-    accepted_arguments,
+    accepted_fields,
     name_of,
     numbering,
 )
@@ -100,10 +100,9 @@ class LaunchedRows(NamedTuple):
 class SglangEngine:
     """SGLang's scheduler with the given settings; ``clock`` returns the time in seconds.
 
-    ``received`` has the requests by id. ``refused`` are the requests that are too long. ``ignored``
-    are the requests rejected in the current step, and ``retracted`` the requests preempted in the
-    current step. ``left_early`` are the requests whose clients have left. ``aborted`` are the
-    requests that SGLang removed from its queue.
+    ``received`` has the requests by id; ``refused`` are too long. The current step rejects the
+    requests in ``ignored`` and preempts those in ``retracted``. The clients of ``left_early`` have
+    left, and SGLang removed those in ``aborted`` from its queue.
     """
 
     def __init__(self, config: SglangConfig, clock: Callable[[], float]) -> None:
@@ -166,7 +165,7 @@ class SglangEngine:
         scheduler = self.scheduler
         held = {"running_batch": scheduler.running_batch, "last_batch": scheduler.last_batch}
         batch = scheduler.get_next_batch_to_run(
-            **accepted_arguments(scheduler.get_next_batch_to_run, held)
+            **accepted_fields(scheduler.get_next_batch_to_run, **held)
         )
         if hasattr(batch, "batch_to_run"):  # since 0.5.20; earlier releases set running_batch
             scheduler.running_batch, batch = batch.running_batch, batch.batch_to_run

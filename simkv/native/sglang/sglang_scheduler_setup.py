@@ -14,13 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from simkv.native.import_stubs import (
-    ConfigStub,
-    ImportStub,
-    Stub,
-    accepted_arguments,
-    accepted_fields,
-)
+from simkv.native.import_stubs import ConfigStub, ImportStub, Stub, accepted_fields
 from simkv.native.sglang.sglang_stubs import PARALLEL_SETTINGS, SETTINGS
 from simkv.schedulers.sglang.config import SglangConfig
 
@@ -151,7 +145,7 @@ def recv_skipper() -> Callable[[Any], bool] | None:
     managers, name = "sglang.srt.managers.", "SchedulerRecvSkipper"
     kind: Any = _real(managers + "scheduler_components.recv_skipper", name)
     kind = kind or _real(managers + "scheduler_recv_skipper", name)  # module in 0.5.15
-    skipper = kind.maybe_create(**accepted_arguments(kind.maybe_create, {"server_args": SETTINGS}))
+    skipper = kind.maybe_create(**accepted_fields(kind.maybe_create, server_args=SETTINGS))
     if skipper and "last_forward_mode" in inspect.signature(skipper.handle).parameters:
         return lambda last: bool(skipper.handle(last and last.forward_mode))  # name up to 0.5.15
     receives: Callable[[Any], bool] | None = skipper and skipper.handle

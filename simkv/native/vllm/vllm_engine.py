@@ -19,20 +19,11 @@ from simkv.native.import_stubs import (
     numbering,
 )
 from simkv.native.vllm.vllm_disk_tier import BLOCK_BYTES
-from simkv.native.vllm.vllm_kv_workers import (
-    FakeOffloadingWorker,
-    NixlWorker,
-    sampling_extra_args,
-)
+from simkv.native.vllm.vllm_kv_workers import FakeOffloadingWorker, NixlWorker, sampling_extra_args
 from simkv.native.vllm.vllm_stubs import CORE, speculation_fields
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.layer_group_parser import LayerKind
 from simkv.schedulers.vllm.versions import find_rules
-
-#: Constructor arguments of text requests, for releases that require them.
-NO_IMAGES = dict.fromkeys(
-    f"multi_modal_{what}" for what in ("inputs", "kwargs", "hashes", "placeholders")
-)
 
 
 class Tokens(list[int]):
@@ -46,9 +37,8 @@ class Tokens(list[int]):
 class Launched(NamedTuple):
     """A scheduling decision: vLLM's ``output``, and the work of the step.
 
-    ``rows`` maps request ids to the numbers of scheduled tokens. ``start`` maps request ids to the
-    numbers of tokens that precede the scheduled ones. ``emits`` are the requests that emit a token.
-    ``drafts`` are the drafts that the model may accept.
+    ``rows`` has the numbers of scheduled tokens by request id, and ``start`` those of tokens before
+    them. ``emits`` are the requests that emit a token, and ``drafts`` those that may be accepted.
     """
 
     output: Any
@@ -228,6 +218,7 @@ class VllmEngine:
             extra_args=sampling_extra_args(line, self.config.block_size),
             skip_reading_prefix_cache=False,
         )
+        images = ("inputs", "kwargs", "hashes", "placeholders")  # some releases require them
         kind = importlib.import_module("vllm.v1.request").Request
         name, lora = prompt.lora, None
         if name is not None:  # vLLM numbers adapters from 1
@@ -246,7 +237,7 @@ class VllmEngine:
                     eos_token_id=-1,
                     pooling_params=None,
                     block_hasher=self._hashes,
-                    **NO_IMAGES,
+                    **dict.fromkeys(f"multi_modal_{what}" for what in images),
                 ),
             )
         )
@@ -277,9 +268,8 @@ class VllmEngine:
         ]
         sizes = {group.kv_cache_spec.block_size for group in groups}
         kind = interface.KVCacheConfig
-        default = accepted_fields(
-            kind, prefix_cache_retention_interval=0
-        )  # computed as in vllm/config/cache.py
+        # computed as in vllm/config/cache.py
+        default = accepted_fields(kind, prefix_cache_retention_interval=0)
         tensors = (
             [ConfigStub(size=BLOCK_BYTES * config.num_gpu_blocks)] if self.worker.works else []
         )
@@ -287,10 +277,8 @@ class VllmEngine:
         managers = importlib.import_module(CORE + "single_type_kv_cache_manager")
         if hasattr(managers, "register_all_kvcache_specs"):
             managers.register_all_kvcache_specs(ImportStub())
-        name = (
-            "async_scheduler.AsyncScheduler" if config.async_scheduling else "scheduler.Scheduler"
-        )
-        module, cls = name.split(".")
+        module = "async_scheduler" if config.async_scheduling else "scheduler"
+        cls = "AsyncScheduler" if config.async_scheduling else "Scheduler"
         kind = self.instead(getattr(importlib.import_module(CORE + "sched." + module), cls))
         return kind(
             vllm_config=ConfigStub(

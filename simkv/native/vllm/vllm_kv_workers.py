@@ -1,8 +1,7 @@
 """Workers for vLLM's KV connectors that copy and transfer no data.
 
-The connectors, with their scheduler side, managers and policies, are the released vLLM code. vLLM
-passes ended requests and the blocks of a copy in sets, whose order is random. The workers order
-requests by id, and blocks by their position in the prompt.
+The connectors are the released vLLM code. vLLM passes ended requests and the blocks of a copy in
+sets, whose order is random; here, requests are ordered by id, and blocks by position.
 """
 
 from __future__ import annotations
@@ -183,18 +182,13 @@ class FakeOffloadingWorker:
         if not self.works:
             return {}
         meta = output.kv_connector_metadata
-        loads = [
-            KvCopy(n, int(job.req_id), len(_sides(job)[1].block_ids))
-            for n, job in meta.load_jobs.items()
-        ]
-        stores = [
-            KvCopy(n, int(job.req_id), len(_sides(job)[0].block_ids))
-            for n, job in meta.store_jobs.items()
-        ]
+        loads, stores = (
+            [KvCopy(n, int(job.req_id), len(_sides(job)[k].block_ids)) for n, job in jobs.items()]
+            for k, jobs in ((1, meta.load_jobs), (0, meta.store_jobs))
+        )
         side = connector.connector_scheduler
-        jobs = side._jobs
         for number, *_ in (*loads, *stores):
-            jobs[number].keys = sorted(jobs[number].keys)
+            side._jobs[number].keys = sorted(side._jobs[number].keys)
         moves = KvCopies(loads, stores, sorted(meta.jobs_to_flush))
         self._loads.update((number, job.req_id) for number, job in meta.load_jobs.items())
         self._copies.begin(moves, step)
@@ -205,7 +199,7 @@ class FakeOffloadingWorker:
         }
         if self.disk:
             for load in line["loads"]:
-                job = jobs[load[0]]
+                job = side._jobs[load[0]]
                 load.append(self.disk.read_for(job.req_id, job.keys, side._req_status))
             line |= self.disk.begin(step)
         return line
