@@ -30,6 +30,28 @@ class TokenContent:
         lengths = (segment.end - segment.start for segment in self._segments)
         self._starts = [0, *accumulate(lengths)][:-1]
 
+    @property
+    def output(self) -> str:
+        """Stream of the output."""
+        return self._segments[-1].stream
+
+    def find_answers(self) -> list[str]:
+        """Return the streams of other outputs that the prompt contains, the last one first."""
+        streams = [segment.stream for segment in self._segments[-2::-1]]
+        return [stream for stream in streams if stream.rpartition("/")[2].startswith("o")]
+
+    def count_repeated(self, other: TokenContent) -> int:
+        """Return the number of tokens at the beginning that repeat the whole prompt of ``other``
+        and the beginning of its output; 0 if the prompt does not repeat both.
+        """
+        last = len(other._segments) - 1
+        if last >= len(self._segments) - 1 or self._segments[:last] != other._segments[:last]:
+            return 0
+        answer, (stream, start, _) = self._segments[last], other._segments[last]
+        if answer.stream != stream or answer.start != start:
+            return 0
+        return self._starts[last] + answer.end - answer.start
+
     def slices(self, start: int, end: int) -> tuple[Segment, ...]:
         """Return tokens ``start`` to ``end`` as segments.
 
@@ -72,6 +94,8 @@ def _merged(segments: Iterable[Segment]) -> list[Segment]:
 #: Number of consecutive keys reserved for a run, which is a series of blocks that follow each other
 #: in a stream.
 KEYS_PER_RUN = 32
+#: Number of requests whose keys later turns of their sessions can copy.
+REMEMBERED_REQUESTS = 1024
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
@@ -96,10 +120,14 @@ class BlockKeys:
         # Stream and offset at which each run begins; None for a run of one block that spans several
         # segments.
         self._heads: list[tuple[str, int] | None] = [None]
+        # The latest requests by the stream of their output, with their keys.
+        self._remembered: dict[str, tuple[TokenContent, list[int] | array[int]]] = {}
 
     def extend(self, keys: list[int] | array[int], content: TokenContent, tokens: int) -> None:
         """Append the missing keys of the full blocks in the first ``tokens`` tokens."""
         size = self.block_size
+        if not keys:
+            self._copy(keys, content, tokens)
         position, end = len(keys) * size, tokens // size * size
         if self.ahead:
             for start in range(position, end, size):
@@ -120,6 +148,20 @@ class BlockKeys:
             else:  # the block spans several segments
                 keys.append(self._run(None, parent, content.slices(position, position + size)))
             position = len(keys) * size
+
+    def _copy(self, keys: list[int] | array[int], content: TokenContent, tokens: int) -> None:
+        """Copy the keys of the request whose prompt and answer the prompt repeats, if any, and
+        remember the request.
+        """
+        for stream in content.find_answers():
+            if (found := self._remembered.get(stream)) is not None:
+                repeated = min(content.count_repeated(found[0]) - self.ahead, tokens)
+                if repeated > 0:
+                    keys.extend(found[1][: repeated // self.block_size])
+                break
+        if len(self._remembered) >= REMEMBERED_REQUESTS:
+            del self._remembered[next(iter(self._remembered))]
+        self._remembered[content.output] = content, keys
 
     def run_left(self, keys: array[int], content: TokenContent) -> int:
         """Return the number of following full blocks that have consecutive keys."""

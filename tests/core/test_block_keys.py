@@ -160,3 +160,32 @@ def test_run_does_not_continue_in_another_stream() -> None:
     assert keys.run_left(of, made) == 1
     keys.extend(of, made, 4)
     assert keys.run_left(of, made) == 0
+
+
+@given(st.data(), st.integers(1, 4), st.integers(0, 2))
+def test_equal_keys_mean_equal_tokens_in_sessions(
+    data: st.DataObject, block_size: int, ahead: int
+) -> None:
+    """Keys that later turns copy from earlier ones identify the same tokens as computed keys."""
+    keys = BlockKeys(block_size, ahead)
+    turns: list[tuple[TokenContent, list[int]]] = []
+    prompts: list[tuple[tuple[str, int, int], ...]] = []
+    for turn in range(data.draw(st.integers(2, 6), "turns")):
+        begin: tuple[tuple[str, int, int], ...] = (("g", 0, data.draw(st.integers(1, 9))),)
+        if turn and data.draw(st.booleans(), "continues"):
+            before = data.draw(st.integers(0, turn - 1), "before")
+            answer = data.draw(st.integers(1, 7), "answer")
+            begin = (*prompts[before], (f"o{before}", 0, answer))
+        prompts.append((*begin, (f"u{turn}", 0, data.draw(st.integers(1, 7), "new"))))
+        made = content(turn, *prompts[-1])
+        tokens = sum(end - start for _, start, end in prompts[-1]) + 5
+        named: list[int] = []
+        keys.extend(named, made, data.draw(st.integers(0, tokens), "first"))
+        keys.extend(named, made, tokens)
+        assert len(named) == tokens // block_size
+        turns.append((made, named))
+    for a, of_a in turns:
+        for b, of_b in turns:
+            for i, (x, y) in enumerate(zip(of_a, of_b, strict=False)):
+                end = (i + 1) * block_size + ahead
+                assert (x == y) == (a.slices(0, end) == b.slices(0, end))
