@@ -44,7 +44,7 @@ REQUEST_SCATTER, MEAN_SCATTER = 0.05, 0.01
 HOLDOUT_EVERY = 4
 #: Maximum numbers of fitted requests and of simulations. Requests sampled from log lines contain
 #: less information, so fewer simulations suffice for them.
-MAX_FITTED_REQUESTS, ROUNDS, SAMPLED_ROUNDS = 1000, 8, 2
+MAX_FITTED_REQUESTS, ROUNDS, SAMPLED_ROUNDS = 1000, 8, 3
 #: Number of segments that are fitted if there are more requests, and the fraction of each segment
 #: that only warms up the server.
 SEGMENTS, WARM_UP_SHARE = 5, 0.25
