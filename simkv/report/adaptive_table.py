@@ -5,6 +5,7 @@ AdaptiveTable([Column("variant", names, right=False), Column("P99 TTFT (s)", cel
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from textwrap import wrap
@@ -29,13 +30,15 @@ class Column:
     """A column of a table.
 
     If space is short, columns with the highest ``rank`` are omitted first. Columns of rank 0 are
-    never omitted.
+    never omitted. ``width`` is the maximum width of wrapped text: longer words are split after
+    underscores and hyphens. Without ``width``, words are not split.
     """
 
     heading: str
     cells: Sequence[str]
     rank: int = 0
     right: bool = True
+    width: int | None = None
 
     @property
     def broken_heading(self) -> str:
@@ -49,10 +52,18 @@ class Column:
         """The column with text wrapped at spaces. Numbers are unchanged."""
         if self.right:
             return self
-        cells = [
-            "\n".join(wrap(cell, _WRAPPED, break_long_words=False, break_on_hyphens=False))
-            for cell in self.cells
-        ]
+        cells = []
+        for cell in self.cells:
+            words = cell.split()
+            if self.width:
+                words = [part for word in words for part in _split_word(word, self.width)]
+            lines = wrap(
+                " ".join(words),
+                self.width or _WRAPPED,
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+            cells.append("\n".join(lines))
         return replace(self, cells=cells)
 
 
@@ -120,6 +131,16 @@ def make_adaptive_table(
         for i, (heading, column) in enumerate(zip(headings, cells, strict=True))
     ]
     return AdaptiveTable(columns)
+
+
+def _split_word(word: str, width: int) -> list[str]:
+    """Split a word after underscores and hyphens into parts of at most ``width`` if possible."""
+    parts = [""]
+    for part in re.findall(r"[^_-]*[_-]|[^_-]+", word):
+        if parts[-1] and len(parts[-1]) + len(part) > width:
+            parts.append("")
+        parts[-1] += part
+    return parts
 
 
 def _width(table: Table, console: Console, options: ConsoleOptions) -> int:

@@ -56,7 +56,9 @@ _COLUMNS = (
     "preemptions",
 )
 #: Columns that are omitted last if space is short, the most important first.
-_KEPT = ("finished", "ttft_ms.p99", "output_throughput")
+_KEPT = ("finished", "ttft_ms.p99", "ttft_ms.median", "output_throughput")
+#: Rank of the columns with the numbers of requests that a change helps and hurts.
+_REQUESTS_RANK = 2 + len(_KEPT) + 1
 
 
 def render_flips(found: Flips, when: RunCondition | None = None) -> Iterator[RenderableType]:
@@ -125,22 +127,26 @@ def render_whatif(found: WhatIfResult, everything: bool = False) -> Iterator[Ren
             yield Text(f"Best change without more memory: {others[0].sentence}")
     effects = found.with_judgement("fixes", "helps", "changes little", "hurts")
     shown = effects if everything else _one_per_field(effects)
+    rows = _with_equal_effects(shown)
+    shown = [row[0] for row in rows]
     runs = [found.base, *(effect.figures for effect in shown)]
     endings = [run.verdict for run in runs]
     helped = [str(len(x.newly_finished) + len(x.faster)) for x in shown]
     hurt = [str(len(x.newly_failed) + len(x.slower)) for x in shown]
+    rank = _REQUESTS_RANK - 1 if len(set(endings)) > 1 else _REQUESTS_RANK + 1
+    changes = [_join(row, everything) for row in rows]
     yield AdaptiveTable(
         [
-            Column("", ["", *(x.judgement for x in shown)], right=False),
-            Column("Change", ["none", *(str(x.change) for x in shown)], right=False),
+            Column("", ["", *(x.judgement for x in shown)], right=False, width=7),
+            Column("Change", ["none", *changes], right=False, width=18),
             # The first line states how the runs end if this is the same for all.
-            Column("Ending", endings, 1 if len(set(endings)) > 1 else 5, right=False),
+            Column("Ending", endings, rank, right=False),
             *_columns(runs, found.by),
-            Column("Helped", ["", *helped], 1),
-            Column("Hurt", ["", *hurt], 1),
+            Column("Helped", ["", *helped], _REQUESTS_RANK),
+            Column("Hurt", ["", *hurt], _REQUESTS_RANK),
         ]
     )
-    if more := len(effects) - len(shown):
+    if more := len(effects) - sum(map(len, rows)):
         yield f"{more} more value{'s' * (more > 1)} of these fields: --all, --json"
     if same := found.with_judgement("changes nothing"):
         at_work = {effect.change.field for effect in effects}
@@ -156,6 +162,27 @@ def render_whatif(found: WhatIfResult, everything: bool = False) -> Iterator[Ren
         allowed = {effect.change.field for effect in found.effects}
         refused = (change for change, _ in found.refused)
         yield Text(f"Not allowed: {_fields(refused, allowed, everything)}")
+
+
+def _with_equal_effects(effects: Iterable[Effect]) -> list[list[Effect]]:
+    """Return groups of effects with equal results, in order of their first effect."""
+    groups: list[list[Effect]] = []
+    for effect in effects:
+        same = (group for group in groups if group[0].figures == effect.figures)
+        group = next(same, None)
+        if group is None:
+            groups.append([effect])
+        else:
+            group.append(effect)
+    return groups
+
+
+def _join(row: Sequence[Effect], everything: bool) -> str:
+    """Return changes with equal results as text; only the first one unless ``everything``."""
+    names = [str(effect.change) for effect in row]
+    if everything or len(names) == 1:
+        return "; ".join(names)
+    return f"{names[0]} (and {len(names) - 1} more)"
 
 
 def _one_per_field(effects: Iterable[Effect]) -> list[Effect]:
@@ -202,7 +229,7 @@ def _columns(rows: Sequence[RunFigures | None], figure: str | None) -> list[Colu
         first.insert(0, heading(figure))
     ranks = {head: rank for rank, head in enumerate(first)}
     return [
-        Column(head, list_, 2 + ranks.get(head, len(first) + place))
+        Column(head, list_, 2 + ranks.get(head, _REQUESTS_RANK + place))
         for place, (head, list_) in enumerate(kept)
     ]
 

@@ -139,6 +139,7 @@ class Evaluator:
         self._asked: set[str] = set()
         self._seconds = 0.0
         self._batch: set[str] = set()
+        self._planned: set[str] = set()
 
     def __enter__(self) -> Self:
         return self
@@ -158,10 +159,20 @@ class Evaluator:
 
     @property
     def expected(self) -> int | None:
-        """Total number of different jobs at the end of the current batch, or None outside a
-        batch.
+        """Total number of different jobs at the end of the current batch and of the planned jobs.
+
+        None without a batch and planned jobs.
         """
-        return len(self._asked | self._batch) if self._batch else None
+        later = self._batch | self._planned
+        return len(self._asked | later) if later else None
+
+    def plan_jobs(self, jobs: Iterable[SimulationJob]) -> None:
+        """Add jobs that will be evaluated later to ``expected``."""
+        self._planned |= {job.digest for job in jobs}
+
+    def skip_jobs(self, jobs: Iterable[SimulationJob]) -> None:
+        """Remove planned jobs that will not be evaluated from ``expected``."""
+        self._planned -= {job.digest for job in jobs}
 
     def job(self, scenario: Scenario, rules: Any = None) -> SimulationJob:
         """Return the job that runs a scenario.

@@ -132,8 +132,9 @@ def run_whatif(
         else:
             tried.append((change, job))
     tried += [(change, job) for change, job in also if change not in dict(tried)]
-    tell(f"{len(tried)} changes")
+    tell("changes")
     idle = {change: base for change, _ in tried if has_no_effect(scenario, change)}
+    evaluator.plan_jobs(job for change, job in tried if change not in idle)
     ran = _by_turns([one for one in tried if one[0] not in idle], base, evaluator)
     found = {change: (idle | ran)[change] for change, _ in tried if change in idle or change in ran}
     effects = [evaluate_change(change, base, figures, by) for change, figures in found.items()]
@@ -173,6 +174,7 @@ def _by_turns(
                 *(figures for change, figures in found.items() if change.field == field),
             ]
             if row and _ever_fewer(served[-3:]):
+                evaluator.skip_jobs(job for _, job in row)
                 row.clear()
         turn = []
     return found

@@ -156,3 +156,13 @@ def test_progress_knows_expected_runs() -> None:
     evaluator.evaluate(jobs[0])
     evaluator.evaluate_all(jobs)
     assert seen == [None, 3, 3]
+
+
+def test_planned_runs_count_from_the_start_until_they_are_skipped() -> None:
+    evaluator = Evaluator(Path())
+    jobs = [evaluator.job(overload(timeout)) for timeout in (30.0, 31.0, 32.0)]
+    evaluator.plan_jobs(jobs)
+    evaluator.evaluate(jobs[0])
+    assert evaluator.expected == 3
+    evaluator.skip_jobs(jobs[2:])
+    assert evaluator.expected == 2

@@ -429,7 +429,7 @@ def test_output_fits_80_columns() -> None:
     table = short[short.index("Change") :].splitlines()
     assert max(map(len, table)) <= 80
     heading = short[: short.index("───")]
-    assert all(name in heading for name in ("Finished", "P99", "throughput", "Hurt"))
+    assert all(name in heading for name in ("Finished", "Median", "P99", "throughput"))
     names = " ".join(full.split())
     assert all(e.change.field in names for e in found.with_judgement("changes nothing"))
 
