@@ -42,7 +42,7 @@ from simkv.study.job_runner import open_pooled_runner
 from simkv.study.plan.capacity_plan import CapacityPlan, make_plan
 from simkv.study.plan.plan_preparation import prepare
 from simkv.study.plan.plan_request import PlanRequest, parse_plan_request
-from simkv.study.plan.plan_summary import describe_plan
+from simkv.study.plan.plan_summary import describe_basis, describe_plan
 from simkv.study.plan.plan_tables import cliff_table, evaluations, to_json
 from simkv.study.sweep.sweep import build_sweep, run_sweep
 from simkv.study.sweep.sweep_table import build_sweep_table, flatten_figures, list_knobs
@@ -271,7 +271,9 @@ class Plans:
         return pd.concat([cliff_table(plan) for plan in self.plans.values()], ignore_index=True)
 
     def __str__(self) -> str:
-        return "\n".join(line for plan in self.plans.values() for line in describe_plan(plan))
+        plans = self.plans.values()
+        lines = [line for plan in plans for line in describe_plan(plan)]
+        return "\n".join([*lines, *describe_basis(plans)])
 
     def __repr__(self) -> str:
         knobs = {name: plan.prepared.case.knob for name, plan in self.plans.items()}

@@ -202,7 +202,5 @@ def test_plans_repr_is_one_line() -> None:
     assert repr(plans).startswith("Plans(before: engine.num_gpu_blocks = ")
     assert repr(plans).count("\n") == 0
     assert "&lt;=" in plans._repr_html_()
-    # The fidelity line of `simkv run`, and no other line.
-    name = next(iter(plans.plans))
-    note = simkv.run("mistralrs-six", engine__num_gpu_blocks=plans.answer[name] or 420)
-    assert f"  Fidelity: {note.results[name].summary['fidelity']['note']}" in str(plans)
+    assert len(plans.plans) > 1
+    assert str(plans).count("Step times: ") == 1

@@ -12,6 +12,7 @@ import typer
 
 from simkv.cli.command_support import (
     Address,
+    AdvanceBar,
     AsJson,
     ExecutorOption,
     Jobs,
@@ -22,6 +23,7 @@ from simkv.cli.command_support import (
     open_job_runner,
     print_error,
     print_json,
+    progress,
     show,
     warn_overruled,
 )
@@ -31,6 +33,7 @@ from simkv.core.errors import InputError
 if TYPE_CHECKING:
     from simkv.scenario.launch_line import LaunchLine
     from simkv.scenario.yaml_document import YamlDocument
+    from simkv.study.job_runner import JobRunner, ProgressCallback
     from simkv.study.plan.capacity_plan import CapacityPlan
     from simkv.study.plan.deployment_search import DeploymentSearch
 
@@ -113,8 +116,9 @@ def plan(
         folder = out or Path("runs") / f"{bases[0].prepared.name}-plan"
         check_store(folder, "plan")
         with open_job_runner(folder, jobs, executor, address) as (runner, advance):
+            ticked = count_runs(runner, advance, "runs")
             search = search_deployments(
-                *(bases, tokens, runner, print_error, kv_bandwidth or KV_BANDWIDTH, advance)
+                *(bases, tokens, runner, print_error, kv_bandwidth or KV_BANDWIDTH, ticked)
             )
         _show_search(search, line, folder, as_json)
         return
@@ -123,12 +127,16 @@ def plan(
     folder = out or Path("runs") / f"{prepared[0].name}-plan"
     check_store(folder, "plan")
     with open_job_runner(folder, jobs, executor, address) as (runner, advance):
-        plans = [make_plan(one, runner, advance) for one in prepared]
+        plans = []
+        for number, one in enumerate(prepared, start=1):
+            name = f"plan {number} of {len(prepared)}, runs" if len(prepared) > 1 else "runs"
+            plans.append(make_plan(one, runner, count_runs(runner, advance, name)))
 
     from simkv.report.plan_files import write_plans
-    from simkv.study.plan.plan_summary import compare_plans, describe_plan
+    from simkv.study.plan.plan_summary import compare_plans, describe_basis, describe_plan
 
-    written = write_plans(plans, folder)
+    with progress("writing tables and plots"):
+        written = write_plans(plans, folder)
     if as_json:
         from simkv.report.json_answers import PlanAnswer
         from simkv.study.plan.plan_tables import to_json
@@ -137,13 +145,22 @@ def plan(
         commands = [line.strip() for line in _commands(plans, line)[1::2]]
         print_json(PlanAnswer(plans=found, launch_commands=commands, folder=str(folder)))
     else:
+        show(*compare_plans(plans))
         for one in plans:
             show(*describe_plan(one))
-        show(*compare_plans(plans))
+        show(*describe_basis(plans))
         show(*_copyable(_commands(plans, line)))
         show(f"Written to {folder}: {', '.join(path.name for path in written)}")
     if any(one.answer is None for one in plans):
         raise typer.Exit(1)
+
+
+def count_runs(runner: JobRunner, advance: AdvanceBar, name: str) -> ProgressCallback:
+    """Return a callback that shows the number of all finished runs, without a total.
+
+    The search determines the next runs from the results, so the total is unknown.
+    """
+    return lambda _, __: advance(len(runner.done), now=name)
 
 
 def _tune_replicas(document: YamlDocument, asked: dict[str, Any]) -> None:
@@ -166,7 +183,7 @@ def _show_search(
     written = write_search(search, folder)
     best = deployment_tables.find_best(search)
     lines = []
-    for one in dict.fromkeys(one for _, one in best):
+    for one in dict.fromkeys([*(one for _, one in best), *search.front]):
         scenario = one.layout.prepared.case.scenario(one.candidate)
         lines += describe_launch(scenario, line, deployment_tables.describe_layout(one))
     if as_json:
@@ -187,7 +204,10 @@ def _show_search(
     else:
         show(*deployment_tables.describe_search(search))
         if search.front:
-            show("Pareto front of tok/s per GPU and mean TPOT:", make_front_table(search))
+            show(
+                "Pareto front of tok/s per GPU (of this load, not the capacity) and mean TPOT:",
+                make_front_table(search),
+            )
         show(*deployment_tables.describe_best(search), *_copyable(lines))
         show(f"Written to {folder}: {', '.join(path.name for path in written)}")
     if not search.front:

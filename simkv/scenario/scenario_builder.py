@@ -60,6 +60,12 @@ def build_scenario(options: ScenarioOptions) -> BuiltScenario:
     return BuiltScenario(built.document, tuple(built.notes), built.line)
 
 
+def _after_growth(options: ScenarioOptions, rate: float) -> str:
+    if options.growth is None:
+        return ""
+    return f"; with --growth {options.growth:g}, {options.growth * rate:.3g} per second"
+
+
 class _Builder:
     """Builder of the document; it records the option that set each field."""
 
@@ -201,7 +207,7 @@ class _Builder:
         self._set("workload.duration", seconds, "peak")
         self.notes.append(
             f"busiest {options.peak}: starts at {start:,.0f} s of the trace, {count:,} "
-            f"requests, {count / seconds:.3g} per second"
+            f"requests, {count / seconds:.3g} per second{_after_growth(options, count / seconds)}"
         )
 
     def _synthetic(self) -> None:

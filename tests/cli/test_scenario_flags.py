@@ -177,6 +177,7 @@ def test_busiest_period_of_a_trace(simkv: Simkv) -> None:
     )
     assert done.code == 0, done.err
     assert "busiest 10s: starts at 100 s of the trace, 10 requests" in done.err
+    assert "requests, 1 per second; with --growth 2, 2 per second\n" in done.err
     assert summary(simkv, "a")["requests"] == 10
 
 

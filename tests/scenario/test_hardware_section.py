@@ -28,7 +28,7 @@ from simkv.study.job_runner import open_pooled_runner
 from simkv.study.plan.capacity_plan import count_gpus, make_plan
 from simkv.study.plan.plan_preparation import prepare
 from simkv.study.plan.plan_request import PlanRequest
-from simkv.study.plan.plan_summary import compare_plans
+from simkv.study.plan.plan_summary import compare_plans, describe_basis
 from simkv.study.run_digest import compute_digest
 
 ROOT = Path(__file__).parents[2]
@@ -362,6 +362,11 @@ def test_plan_over_hardware_finds_the_cheapest(tmp_path: Path) -> None:
     assert "(composed ±" in "\n".join(lines)
     assert "Step times have different bases (composed, data sheet)" in "\n".join(lines)
     assert len(lines) == 7
+    basis = describe_basis(plans)
+    assert all("held_out" not in line for line in basis)
+    times = [line for line in basis if line.startswith("Step times: ")]
+    assert 1 < len(times) <= 5
+    assert len({line.partition(" (hardware.gpu=")[0] for line in times}) == len(times)
     with pytest.raises(InputError, match="does not fit"):
         prepare(file(tmp_path), request.model_copy(update={"each": ("hardware.gpu=L4",)}))
 

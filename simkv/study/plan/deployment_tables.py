@@ -83,11 +83,34 @@ def describe_best(search: DeploymentSearch) -> list[str]:
     named = {id(one): one for _, one in best}
     for key, names in by_deployment.items():
         lines.append(f"  {', '.join(names)}: {describe_deployment(named[key])}")
+    lines += _describe_others(search)
     lines += _compare_splits(search)
     marks = [one.layout.prepared.error.mark for one in search.front]
     if len(set(marks)) == 1:
         lines.append(f"Step times: {marks[0]} typically; a smaller difference is not significant.")
     return [*lines, *warn_mixed_bases(marks)]
+
+
+def _describe_others(search: DeploymentSearch) -> list[str]:
+    """Return a line for each GPU that is not on the front, with its smallest deployment."""
+    shown = {one.layout.place for one in search.front}
+    lines = []
+    for place in dict.fromkeys(layout.place for layout in search.layouts):
+        if place in shown:
+            continue
+        meeting = [
+            one
+            for one in search.deployments
+            if one.layout.place == place and one.meets is not False
+        ]
+        least = min(meeting, key=lambda one: one.gpus, default=None)
+        lines.append(
+            f"  {place}: no deployment meets the objectives"
+            if least is None
+            else f"  fewest GPUs with {describe_deployment(least)} ({least.gpus} GPUs); not on the "
+            f"front{'' if least.meets else ', simulated with the first seed only'}"
+        )
+    return lines
 
 
 def describe_deployment(one: PlannedDeployment) -> str:

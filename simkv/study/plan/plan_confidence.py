@@ -86,9 +86,9 @@ def find_profile_error(profile: CostProfile, given: float | None) -> ProfileErro
     scope = "averaged over steps" if profile.basis == "measured" else "equal for all steps"
     return ProfileError(
         factors,
-        f"{mark} is the typical error of profile {profile.name}: 95 % of step times are within "
-        f"{known} ({scope}), plus {100 * RUN_VARIATION:g} % between runs and hosts; the error "
-        "is larger outside the calibrated range",
+        f"{mark} typically; the error is at most {known} for 95 % of steps ({scope}), plus "
+        f"{100 * RUN_VARIATION:g} % between runs and hosts; it is larger outside the calibrated "
+        "range",
         own=True,
         mark=mark,
     )

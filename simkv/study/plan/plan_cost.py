@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from simkv.core.errors import InputError, spelling_hint
+from simkv.core.figure_registry import format_seconds
 from simkv.core.input_files import read_text
 from simkv.costs.hardware.model_gpu_catalog import known_gpu
 from simkv.scenario.yaml_document import YamlDocument, read_document
@@ -26,8 +27,9 @@ from simkv.scenario.yaml_document import YamlDocument, read_document
 class PlanCost:
     """Cost of ``gpus`` GPUs, in the currency of the price table.
 
-    ``per_hour`` is the cost per hour. The other fields are costs per million tokens, or None if no
-    request was served.
+    ``per_hour`` is the cost per hour. Costs per million tokens are None if no request was served.
+    They are for the tokens of ``seconds``, the makespan of the runs, which includes the time after
+    the last arrival.
     """
 
     gpu: str
@@ -35,6 +37,7 @@ class PlanCost:
     per_hour: float
     per_million_output_tokens: float | None
     per_million_tokens: float | None
+    seconds: float = 0.0
 
     def describe(self) -> str:
         """Return the cost as text: GPUs, price per hour, and price per million tokens."""
@@ -42,7 +45,8 @@ class PlanCost:
         if self.per_million_output_tokens is not None and self.per_million_tokens is not None:
             tokens = (
                 f"{self.per_million_output_tokens:.4g} per million output tokens, "
-                f"{self.per_million_tokens:.4g} per million prompt and output tokens"
+                f"{self.per_million_tokens:.4g} per million prompt and output tokens (over the "
+                f"makespan of {format_seconds(self.seconds)}, with the time after the last arrival)"
             )
         return f"{self.gpus} x {self.gpu}: {self.per_hour:.4g} per hour, {tokens}"
 
@@ -176,4 +180,4 @@ def compute_cost(
     def per_million(tokens: int) -> float | None:
         return 1e6 * spent / tokens if tokens else None
 
-    return PlanCost(gpu, gpus, per_hour, per_million(output), per_million(prompt + output))
+    return PlanCost(gpu, gpus, per_hour, per_million(output), per_million(prompt + output), seconds)

@@ -29,7 +29,6 @@ def describe_plan(plan: CapacityPlan) -> list[str]:
         *_sureness(plan),
         *_binding(plan),
         *_others(plan),
-        *_fidelity(plan),
     )
     return [*lines, *(f"  {line}" for line in more)]
 
@@ -39,14 +38,27 @@ def describe_objectives(objectives: Iterable[Objective]) -> str:
     return "; ".join(f"{one}{' (default)' if one.assumed else ''}" for one in objectives)
 
 
-def _fidelity(plan: CapacityPlan) -> list[str]:
-    """Return the notes and the accuracy that ``simkv run`` would report for the answer."""
-    last = len(plan.prepared.case.candidates) - 1
-    tried = last if plan.answer is None else plan.answer
-    summary = plan.results.summaries.get((tried, PlanCondition()))
-    if summary is None:
-        return []
-    return [*summary["notes"], f"Fidelity: {summary['fidelity']['note']}"]
+def describe_basis(plans: Iterable[CapacityPlan]) -> list[str]:
+    """Return the notes and the errors of step times of the plans, each distinct text once."""
+    found: dict[str, list[str]] = {}
+    for plan in plans:
+        last = len(plan.prepared.case.candidates) - 1
+        tried = last if plan.answer is None else plan.answer
+        summary = plan.results.summaries.get((tried, PlanCondition()))
+        notes = [] if summary is None else [f"Note: {note}" for note in summary["notes"]]
+        outside = 0.0 if summary is None else summary["fidelity"]["outside_range_share"]
+        beyond = (
+            f"; {100 * outside:.1f} % of the busy time was outside the profile's range"
+            if outside
+            else ""
+        )
+        for text in (*notes, f"Step times: {plan.prepared.error.note}{beyond}"):
+            found.setdefault(text, []).append(plan.prepared.label)
+    several = len({label for labels in found.values() for label in labels}) > 1
+    return [
+        f"{text} ({', '.join(dict.fromkeys(labels))})" if several else text
+        for text, labels in found.items()
+    ]
 
 
 def compare_plans(plans: Sequence[CapacityPlan]) -> list[str]:
@@ -189,7 +201,6 @@ def _sureness(plan: CapacityPlan) -> list[str]:
         lines.append(
             "no interval over seeds: only one seed was run, or the workload has no random part"
         )
-    lines.append(f"step costs: {prepared.error.note}")
     return lines
 
 

@@ -14,6 +14,8 @@ import pandas as pd
 import pytest
 
 from simkv.cli import main
+from simkv.cli.plan import count_runs
+from simkv.study.job_runner import JobRunner, ResultFile
 from simkv.study.plan.plan_request import PlanRequest, find_option
 
 ASK = [
@@ -106,6 +108,21 @@ def test_prints_and_writes_plan(small: Path, tmp_path: Path, plan: Plan) -> None
     assert low <= answer <= high
     cliff = pd.read_csv(out / "cliff.csv", keep_default_na=False)
     assert set(cliff["side"]) == {"", "faster", "slower"}
+
+
+def test_progress_counts_all_runs_of_all_plans() -> None:
+    shown: list[tuple[int | None, str | None]] = []
+
+    def advance(done: int | None = None, total: int | None = None, now: str | None = None) -> None:
+        assert total is None
+        shown.append((done, now))
+
+    store = ResultFile()
+    runner = JobRunner(lambda function, jobs: [], store)
+    for number in (1, 2):
+        store.done |= {f"job {number}": {}}
+        count_runs(runner, advance, f"plan {number} of 2, runs")(0, 5)
+    assert shown == [(1, "plan 1 of 2, runs"), (2, "plan 2 of 2, runs")]
 
 
 def test_no_answer_exits_with_1(small: Path, tmp_path: Path, plan: Plan) -> None:

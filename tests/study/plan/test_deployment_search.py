@@ -19,6 +19,7 @@ from simkv.study.plan.deployment_search import (
     find_front,
     search_deployments,
 )
+from simkv.study.plan.deployment_tables import describe_best
 from simkv.study.plan.plan_request import PlanRequest
 from tests.cli.test_cli import Simkv
 
@@ -166,6 +167,21 @@ def test_layouts_that_do_not_fit_are_left_out_with_a_line(many: Path, tmp_path: 
     found, left_out = search(other, "hardware.tp=1")
     assert not [one for one in found.layouts if one.prefill]
     assert [line for line in left_out if "prefill/decode split: skipped: " in line]
+
+
+def test_gpu_that_is_not_on_the_front_has_a_line_with_its_fewest_gpus(
+    found: DeploymentSearch,
+) -> None:
+    front = [one for one in found.front if one.layout.tp == 1]
+    other = replace(found.layouts[0], prepared=replace(found.layouts[0].prepared, point="gpu=B"))
+    added = DeploymentSearch((*found.layouts, other), tuple(front))
+    lines = [line for line in describe_best(added) if "fewest GPUs with gpu=B: " in line]
+    assert len(lines) == 1
+    least = min(
+        one.gpus for one in added.deployments if one.layout is other and one.meets is not False
+    )
+    assert f"({least} GPUs); not on the front" in lines[0]
+    assert not any("fewest GPUs" in line for line in describe_best(found))
 
 
 def test_command_prints_front_and_commands_and_writes_files(

@@ -48,4 +48,5 @@ def test_computes_cost() -> None:
     assert cost.per_hour == 12.0
     assert cost.per_million_output_tokens == 12.0
     assert cost.per_million_tokens == 4.0
+    assert "(over the makespan of 1,800 s, with the time after the last arrival)" in cost.describe()
     assert compute_cost("L4", 3.0, 4, 1800.0, 0, 0).per_million_tokens is None
