@@ -128,9 +128,9 @@ def plan(
     check_store(folder, "plan")
     with open_job_runner(folder, jobs, executor, address) as (runner, advance):
         plans = []
-        for number, one in enumerate(prepared, start=1):
+        for number, asking in enumerate(prepared, start=1):
             name = f"plan {number} of {len(prepared)}, runs" if len(prepared) > 1 else "runs"
-            plans.append(make_plan(one, runner, count_runs(runner, advance, name)))
+            plans.append(make_plan(asking, runner, count_runs(runner, advance, name)))
 
     from simkv.report.plan_files import write_plans
     from simkv.study.plan.plan_summary import compare_plans, describe_basis, describe_plan

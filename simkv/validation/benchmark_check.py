@@ -165,7 +165,9 @@ def check_benchmark(
         high = 100 * (exp(max(high for _, high in widths)) - 1)
         causes.append(
             f"source of error protocol: with other arrival times and lengths that the file allows, "
-            f"the metrics change by up to {low:+.0f} to {high:+.0f} %; the intervals contain this"
+            f"the metrics change by up to {low:+.0f} to {high:+.0f} %; the intervals contain this, "
+            f"but {len(others)} re-runs are few: in a short benchmark, other arrivals may change "
+            "the metrics more"
         )
     return CheckedBenchmark(benchmark, tuple(rows), tuple(causes))
 
