@@ -98,7 +98,10 @@ class HttpServer:
     ) -> None:
         self.options = options
         # Real clients decide when to leave, and the simulation must not end before they do.
-        self.scenario = scenario.model_copy(update={"timeout": None, "horizon": None})
+        # They wait for a real HTTP server, so the time of a simulated one would count twice.
+        self.scenario = scenario.model_copy(
+            update={"timeout": None, "horizon": None, "front_end": "none"}
+        )
         replicas = build_replica_specs(self.scenario, folder)
         path = options.record
         self._trace: GrowingTrace | None = None

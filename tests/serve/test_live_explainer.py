@@ -21,7 +21,7 @@ from simkv.serve.live_explainer import MAX_BATCH, ExplainedRun, Explainer
 from simkv.serve.live_simulation import ClientRequest, LiveSimulation
 from simkv.serve.served_scenario import load_served_scenario
 from simkv.sim.simulation import build_replica_specs
-from tests.serve.running_server import COSTS, scenario
+from tests.serve.running_server import COSTS, inside, scenario
 
 
 def loaded(folder: Path) -> Scenario:
@@ -128,3 +128,15 @@ def test_killed_process_is_reported_and_replaced(
 
     asyncio.run(ask())
     assert len(begun) == 2
+
+
+def test_explanations_leave_out_the_api_server(tmp_path: Path) -> None:
+    async def visit() -> str:
+        text = scenario() + "front_end: {request_ms: 500, latency_ms: 500}\n"
+        async with inside(tmp_path, text, speed=1000) as (_, client):
+            await client.post("/v1/completions", json={"prompt": "x", "max_tokens": 5})
+            return str((await client.get("/explain/0")).text)
+
+    text = asyncio.run(visit())
+    assert "decode" in text
+    assert "API server" not in text

@@ -119,7 +119,8 @@ OPTIONS = LaunchOptions(
         "--(enable-flexkv|flexkv-.*|radix-cache-backend|enable-session-radix-cache)": _HOST,
         "--radix-eviction-policy": "the cache evicts the least recently used first",
         "--context-length": (
-            "the model's context length is used, only for the default number of running requests"
+            "the context length of the model is used instead; it only sets the default number of "
+            "running requests"
         ),
         "--(attention|decode-attention|prefill-attention|sampling|mamba)-backend": _KERNELS,
         "--(moe-runner|moe-a2a|fp8-gemm-runner|fp4-gemm-runner|bf16-gemm|linear-attn).*": _KERNELS,
