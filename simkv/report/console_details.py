@@ -26,6 +26,7 @@ from simkv.report.narrative import describe_step_times, format_metric
 from simkv.report.published_figures import PublishedComparison
 from simkv.scenario.launch_defaults import EngineSettings, FieldPath
 from simkv.scenario.scenario import Scenario
+from simkv.schedulers.engine_registry import find_engine_spec
 from simkv.sim.simulation import find_front_end_costs
 
 WIDTH = 50
@@ -351,8 +352,18 @@ def _line(config: Any, settings: EngineSettings) -> str:
     if settings.default:
         chosen = ", ".join(_said(config, name) for name in settings.default)
         parts.append(f"{chosen} ({settings.source})")
-    if settings.given:
-        parts.append("given: " + ", ".join(_said(config, name) for name in settings.given))
+    # A saved scenario contains every setting. Those with their default value are not printed,
+    # unless the launcher would choose another value.
+    spec = find_engine_spec(config)
+    chosen_at_start = {spec.memory, *spec.launch.fields}
+    given = [
+        name
+        for name in settings.given
+        if name in chosen_at_start
+        or getattr(config, name) != config.__dataclass_fields__[name].default
+    ]
+    if given:
+        parts.append("given: " + ", ".join(_said(config, name) for name in given))
     return "; ".join(parts) or f"{config.name} {config.variant}"
 
 

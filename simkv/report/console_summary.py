@@ -6,9 +6,10 @@ The answer has at most five lines: result, affected requests, cause, fix, and co
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from math import fsum
+from math import fsum, inf
 from typing import Any
 
+import numpy as np
 from rich.console import RenderableType
 from rich.text import Text
 
@@ -27,7 +28,7 @@ from simkv.report import narrative
 from simkv.report.adaptive_table import AdaptiveTable, Column
 from simkv.report.console_details import settings_lines
 from simkv.report.published_figures import PublishedComparison
-from simkv.scenario.run_fields import find_differences
+from simkv.scenario.run_fields import FieldDifference, find_differences
 from simkv.sim.run_record import RunRecord
 
 #: Columns after name, ending and finished requests, with their rank; columns with the highest rank
@@ -43,6 +44,14 @@ _FIGURES = {
     "output_throughput": 5,
     "e2e_all_ms.p99": 11,
 }
+#: Minimum number of requests for a statement about the load.
+MIN_LOAD_REQUESTS = 50
+#: Minimum queue at the last arrival of an overload, as a fraction of all requests, and the maximum
+#: ratio of finished to arrived requests.
+MIN_QUEUED_SHARE = 0.05
+MAX_ANSWERED_SHARE = 0.9
+#: Minimum improvement (``narrative.improvement``) by other hardware that is mentioned.
+MIN_HARDWARE_GAIN = 0.2
 #: Ratio of makespans below which the explanation of a thrashing variant that finishes sooner is
 #: printed.
 _SOONER = 0.95
@@ -106,13 +115,85 @@ def _describe_fix(results: Mapping[str, RunResult], name: str) -> str:
         differ = find_differences(ours.scenario, results[other].scenario)
         what = str(differ[0]) if len(differ) == 1 else f"{len(differ)} fields differ"
         return f"variant {other} {how} ({what})."
+    overload = describe_overload(ours.record)
     if not bad:
-        return ""
+        return overload
+    rejected = ours.summary["rejected"]
+    if rejected and rejected + count_served(ours.summary) == ours.summary["requests"]:
+        return (
+            "the engine rejects these requests under any load; send shorter requests, or use a "
+            "model and settings with a larger limit."
+        )
     comparable = all(
         narrative.has_same_world(ours.scenario, result.scenario) for result in results.values()
     )
     where = "" if comparable else " on the same workload and hardware"
-    return f"no variant fixes this{where}; try `simkv whatif`."
+    how = _describe_other_hardware(results, name)
+    more = f"{overload[:-1]}; try `simkv whatif`" if overload else "try `simkv whatif`"
+    return f"no variant fixes this{where}; {how or more}."
+
+
+def _describe_other_hardware(results: Mapping[str, RunResult], name: str) -> str:
+    """Return a phrase with the best variant that differs in its hardware only, or "".
+
+    Such variants change weight formats or GPUs. They are named but not called a fix, because they
+    can change the answers of the model or the cost.
+    """
+    ours = results[name]
+    gains = {
+        other: narrative.improvement(ours.summary, theirs.summary)
+        for other, theirs in results.items()
+        if narrative.describe_ending(theirs) in ("served", "cut off")
+        and {change.field.partition(".")[0] for change in _changes(ours, theirs)}
+        <= {"hardware", "engine"}
+    }
+    best = max(gains, key=lambda other: gains[other], default="")
+    if not best or gains[best] < MIN_HARDWARE_GAIN:
+        return ""
+    what = ", ".join(map(str, _changes(ours, results[best], hardware=True)[:3]))
+    metric = METRICS["ttft_all_ms.mean"]
+    before, after = (
+        narrative.format_metric(summary, metric.key, metric.format)
+        for summary in (ours.summary, results[best].summary)
+    )
+    return (
+        f"with other hardware settings, variant {best} changes {metric.label} from {before} to "
+        f"{after} ({what})"
+    )
+
+
+def _changes(ours: RunResult, theirs: RunResult, hardware: bool = False) -> list[FieldDifference]:
+    """Return the differences of two variants; with ``hardware``, those of the hardware only."""
+    found = find_differences(ours.scenario, theirs.scenario)
+    return [one for one in found if not hardware or one.field.startswith("hardware")]
+
+
+def describe_overload(record: RunRecord) -> str:
+    """Return a sentence if requests arrive faster than the server answers them, or "".
+
+    The load is called too high if the queue grows during the last two thirds of the arrivals, and
+    if fewer requests end in this time than arrive. A queue contains the requests without a token.
+    """
+    lives = sorted(record.requests.values(), key=lambda life: life.request.arrival)
+    arrivals = np.array([life.request.arrival for life in lives])
+    if len(lives) < MIN_LOAD_REQUESTS or arrivals[-1] <= arrivals[0]:
+        return ""
+    begun = np.sort([inf if x.first_token is None else x.first_token for x in lives])
+    ended = np.sort([inf if x.ended_at is None else x.ended_at for x in lives])
+    first, last = arrivals[0], arrivals[-1]
+    third = (last - first) / 3
+    times = first + third * np.array([1.0, 2.0, 3.0])
+    queued = np.searchsorted(arrivals, times, side="right") - np.searchsorted(begun, times, "right")
+    came = np.searchsorted(arrivals, last, "right") - np.searchsorted(arrivals, times[0], "right")
+    done = np.searchsorted(ended, last, "right") - np.searchsorted(ended, times[0], "right")
+    grows = queued[0] < queued[1] < queued[2] and queued[2] >= MIN_QUEUED_SHARE * len(lives)
+    if not grows or done >= MAX_ANSWERED_SHARE * came or done == 0:
+        return ""
+    return (
+        f"the load exceeds what the server sustains: {came / (2 * third):.3g} requests/s arrive, "
+        f"{done / (2 * third):.3g}/s finish, and {queued[2]:,} are queued at the last arrival; "
+        "use more replicas or a lower rate (`simkv plan`)."
+    )
 
 
 def _describe_largest_gain(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
@@ -132,16 +213,20 @@ def _describe_largest_gain(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -
 def _describe_confidence(results: Mapping[str, RunResult]) -> str:
     """Return a sentence with the basis and the error of the step times of each cost profile."""
     errors: dict[str, str] = {}
-    for result in results.values():
+    variants: dict[str, list[str]] = {}
+    for name, result in results.items():
         found = result.fidelity
         known = "error unknown"
         if ends := find_step_errors(found.errors):
             typical, most = (f"{100 * end:.1f} %" for end in ends)
             known = f"typical error {typical}, 95 % of steps within {most}"
         errors[found.profile] = f"{found.basis}, {known}"
+        variants.setdefault(errors[found.profile], []).append(name)
     out = max(result.fidelity.outside for result in results.values())
-    if len(set(errors.values())) == 1 or len(errors) > 2:
-        text = f"step times {' or '.join(dict.fromkeys(errors.values()))}"
+    if len(variants) == 1:
+        text = f"step times {next(iter(variants))}"
+    elif len(errors) > 2:
+        text = "; ".join(f"step times of {', '.join(who)} {how}" for how, who in variants.items())
     else:
         text = "; ".join(f"step times of {name} {how}" for name, how in errors.items())
     outside = (

@@ -27,6 +27,10 @@ from simkv.sim.run_record import RequestRecord, RunRecord
 
 #: Maximum number of requests whose blockers are added up, because this takes time.
 MAX_BLOCKED_REQUESTS = 60
+#: Minimum wait for a resource, as a fraction of the requests' time, for which the resource is named
+#: as the cause: with a verdict, and without one.
+MIN_WAIT_SHARE = 0.01
+MIN_CAUSE_SHARE = 0.05
 #: Metrics for the comparison of two variants; lower is better for all of them.
 COMPARED_FIGURES = tuple(
     METRICS[name]
@@ -162,13 +166,15 @@ def describe_cause(result: RunResult, verdicts: Sequence[Verdict] | None = None)
     else:
         return f"{verdicts[0].text}."
     waits, lived = _largest_waits(lanes, 0.005)
-    bottleneck = _find_bottleneck(result, requests)
-    if bottleneck is None or not waits:
+    shares = format_shares(waits, lived)
+    bottleneck, seconds = _find_bottleneck(result, requests)
+    if bottleneck is None or not waits or seconds < MIN_WAIT_SHARE * lived:
         return "none; requests hardly waited."
+    if first is None and seconds < MIN_CAUSE_SHARE * lived:
+        return f"none; requests hardly waited ({shares})."
     said = [f"{bottleneck}."]
     if any(isinstance(verdict, Thrashing) for verdict in others):
         said.append(_describe_preemptions(found))
-    shares = format_shares(waits, lived)
     if isinstance(first, Starvation):
         behind = f", mainly because of request {first.behind[0].id}" if first.behind else ""
         said.append(f"Time of request {first.requests[0]}: {shares}{behind}.")
@@ -200,10 +206,11 @@ def format_shares(parts: Iterable[tuple[float, str]], total: float) -> str:
     return ", ".join(f"{100 * seconds / total:.0f} % {label}" for seconds, label in parts if total)
 
 
-def _find_bottleneck(result: RunResult, requests: Collection[int]) -> str | None:
-    """Return a phrase about the bottleneck of the requests.
+def _find_bottleneck(result: RunResult, requests: Collection[int]) -> tuple[str | None, float]:
+    """Return a phrase about the bottleneck of the requests, and their waits for it in seconds.
 
-    In a fleet, the phrase is about the replica with the longest waits.
+    In a fleet, the phrase is about the replica with the longest waits, and the waits are those of
+    all replicas.
     """
     found = []
     for lifetime in result.run.lifetimes:
@@ -214,7 +221,9 @@ def _find_bottleneck(result: RunResult, requests: Collection[int]) -> str | None
             found.append(
                 (bottleneck.seconds, where + bottleneck.describe(config, find_engine_spec(config)))
             )
-    return max(found, key=lambda one: one[0])[1] if found else None
+    if not found:
+        return None, 0.0
+    return max(found, key=lambda one: one[0])[1], sum(seconds for seconds, _ in found)
 
 
 def describe_blockers(record: RunRecord, found: Diagnosis) -> list[str]:

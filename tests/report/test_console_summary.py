@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -176,3 +177,42 @@ def test_fix_excludes_variants_with_other_hardware_or_workload(tmp_path: Path) -
     assert fix in summarize_results(found)
     alone = summarize_results({"strict": found["strict"]})
     assert "Fix: no variant fixes this; try `simkv whatif`." in alone
+
+
+def test_names_the_overload_as_the_fix_of_a_served_run(tmp_path: Path) -> None:
+    def answer(interval: float) -> str:
+        text = (
+            "name: t\n"
+            f"workload: {{burst: {{num_prompts: 200, prompt_tokens: 30, output_tokens: 20, "
+            f"interval: {interval}}}}}\n"
+            "engine: {name: vllm, block_size: 4, num_gpu_blocks: 320, max_num_seqs: 4, "
+            "startup_check: false}\n"
+            "profile: unit-step\n"
+        )
+        (tmp_path / "s.yaml").write_text(text)
+        return "\n".join(summarize_results(run_file(tmp_path / "s.yaml")))
+
+    # Four slots and 20 steps of 1 s per request: 0.2 requests/s.
+    pattern = r"Fix: the load exceeds what the server sustains: (\S+) requests/s arrive, (\S+)/s"
+    found = re.search(pattern, answer(2.0))
+    assert found
+    assert float(found[1]) == pytest.approx(0.5, rel=0.02)
+    assert float(found[2]) == pytest.approx(0.19, abs=0.01)
+    calm = answer(8.0)
+    assert "exceeds" not in calm
+    assert "Cause: none; requests hardly waited" in calm
+
+
+def test_names_a_variant_with_other_weights(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text(
+        "name: t\n"
+        "workload: {arrivals: {num_prompts: 60, request_rate: 8, prompt_tokens: 2000, "
+        "output_tokens: 200, seed: 1}}\n"
+        "hardware: {gpu: L4, model: llama-3.1-8b}\n"
+        "engine: {name: vllm, max_model_len: 8192}\n"
+        "timeout: 60\n"
+        "variants:\n  plain: {}\n  fp8: {hardware: {weights: fp8, kv: fp8}}\n"
+    )
+    said = "\n".join(summarize_results(run_file(tmp_path / "s.yaml")))
+    assert "no variant fixes this on the same workload and hardware; with other" in said
+    assert "hardware.weights: none → fp8" in said
