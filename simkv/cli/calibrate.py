@@ -120,7 +120,7 @@ def calibrate(
         fitted = fit_calibration(cases, advance)
         excluded = leave_one_out(cases, advance)
         explained = [(case, predict_figures(case, fitted)) for case in cases]
-    _write(out, cases[-1], fitted)
+    _write(out, cases[-1], fitted, _describe_errors(excluded or explained, bool(excluded)))
     if as_json:
         from simkv.validation.benchmark_answers import build_calibrate_answer
 
@@ -238,13 +238,28 @@ def _table(title: str, rows: list[tuple[CalibrationCase, list[ComparedFigure]]])
         yield f"  {case.benchmark.short_name}: {', '.join(parts)}"
 
 
-def _write(out: Path, case: CalibrationCase, fitted: Calibration) -> None:
-    """Write the calibrated scenario. Raises InputError if the folder does not exist."""
+def _describe_errors(rows: list[tuple[CalibrationCase, list[ComparedFigure]]], held: bool) -> str:
+    """Return a phrase with the largest error of the mean latencies.
+
+    ``held`` says whether the results were left out of the fit.
+    """
+    largest = max((abs(one.error) for _, figures in rows for one in figures), default=0.0)
+    which = "results left out of the fit" if held else "the fitted result"
+    return f"mean latencies of {which} within {100 * largest:.1f} %"
+
+
+def _write(out: Path, case: CalibrationCase, fitted: Calibration, errors: str) -> None:
+    """Write the calibrated scenario. Raises InputError if the folder does not exist.
+
+    ``errors`` describes the errors of the calibration.
+    """
     from simkv.scenario.scenario_writer import to_yaml
 
     if not out.parent.is_dir():
         raise InputError(f"--out {out}: directory {out.parent} does not exist")
-    write_text(out, to_yaml({"run": fitted.apply(case.scenario)}))
+    scenario = fitted.apply(case.scenario)
+    sources = scenario.provenance.model_copy(update={"calibration": errors})
+    write_text(out, to_yaml({"run": scenario.model_copy(update={"provenance": sources})}))
 
 
 add_scenario_flags(calibrate, without=LOAD_OPTIONS)

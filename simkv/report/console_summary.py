@@ -220,6 +220,8 @@ def _describe_confidence(results: Mapping[str, RunResult]) -> str:
         if ends := find_step_errors(found.errors):
             typical, most = (f"{100 * end:.1f} %" for end in ends)
             known = f"typical error {typical}, 95 % of steps within {most}"
+        if calibration := result.scenario.provenance.calibration:
+            known = f"calibrated: {calibration}; before calibration, {known}"
         errors[found.profile] = f"{found.basis}, {known}"
         variants.setdefault(errors[found.profile], []).append(name)
     out = max(result.fidelity.outside for result in results.values())

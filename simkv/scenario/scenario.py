@@ -48,6 +48,8 @@ class Provenance(Section):
     """Values that were fitted to reproduce the metrics of the report."""
     assumed: list[str] = Field(default=[])
     """Values that no public source determines."""
+    calibration: str = ""
+    """Error of the calibration of the step times, as `simkv calibrate` writes it."""
 
 
 def _known_figure(name: str) -> str:

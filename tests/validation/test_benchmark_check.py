@@ -332,4 +332,7 @@ def test_commands(
     assert "Errors of predictions, each fitted to the other results only:" in done.out
     again = simkv("run", tmp_path / "own.yaml", "--no-plots")
     assert again.code == 0, again.err
+    assert "calibrated: mean latencies of results left out of the fit" in " ".join(
+        again.out.split()
+    )
     assert simkv("validate", files[0]).code == 2
