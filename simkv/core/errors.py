@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 
 #: Number of names that a message about an unknown name suggests.
 NEAREST_NAMES = 3
@@ -32,9 +32,14 @@ def nearest_names(name: str, known: Iterable[str]) -> str:
     short = {re.sub(r".*/|^(nvidia|amd) ", "", one.casefold()): one for one in known}
     wanted = re.sub(r".*/|^(nvidia|amd) ", "", name.casefold())
     found = [one for one in short if one.startswith(wanted)]
-    close = get_close_matches(wanted, short, NEAREST_NAMES, cutoff=0.0)
+    close = sorted(short, key=lambda one: -_similarity(wanted, one))
     found += [one for one in close if one not in found]
     return f"nearest: {', '.join(short[one] for one in found[:NEAREST_NAMES])}"
+
+
+def _similarity(name: str, known: str) -> float:
+    """Return how similar two names are, from 0 to 1; the end of the longer name may be missing."""
+    return max(SequenceMatcher(None, name, one).ratio() for one in (known, known[: len(name)]))
 
 
 #: Pydantic messages (patterns) and their replacements in plain words; the first match applies.

@@ -33,7 +33,7 @@ from simkv.costs.hardware.kv_capacity import (
     kv_groups,
 )
 from simkv.costs.hardware.model_architecture import Architecture, Mla
-from simkv.costs.hardware.model_gpu_catalog import Gpu
+from simkv.costs.hardware.model_gpu_catalog import Gpu, find_architecture
 from simkv.costs.hardware.replica_hardware import Hardware
 from simkv.scenario.engine_section import AnyEngine
 from simkv.scenario.hardware_section import HardwareSection, build_hardware
@@ -128,6 +128,7 @@ def _note(
     names = [one for one in spec.config.__dataclass_fields__ if one not in ("name", "variant")]
     gpu = hardware.get("gpu") if isinstance(hardware, dict) else hardware.gpu
     raised = "" if spec.memory in told else _raised_memory(spec, whole, data)
+    raised += _fitted_length(spec, given, whole, hardware)
     origins[place] = EngineSettings(
         tuple(name for name in names if name in told),
         tuple(name for name in names if name in whole and name not in told),
@@ -151,6 +152,29 @@ def _raised_memory(spec: EngineSpec, whole: dict[str, Any], data: dict[str, Any]
         f"; {spec.memory} is raised from {room.num_gpu_blocks:,} to {size:,} so that "
         f"{spec.longest} fits, within the error of the computed memory; the server may refuse to "
         "start"
+    )
+
+
+def _fitted_length(
+    spec: EngineSpec,
+    given: dict[str, Any],
+    whole: dict[str, Any],
+    hardware: dict[str, Any] | HardwareSection,
+) -> str:
+    """Return a note if the maximum sequence length was reduced to what fits into the KV cache."""
+    model = hardware.get("model") if isinstance(hardware, dict) else hardware.model
+    length = whole.get(str(spec.longest))
+    if given.get(str(spec.longest)) != AUTO or not isinstance(length, int):
+        return ""
+    try:
+        most = find_architecture(str(model)).max_model_len
+    except InputError:
+        return ""
+    if length >= most:
+        return ""
+    return (
+        f"; {spec.longest} is reduced from the model's {most:,} to {length:,}, because a longer "
+        "request does not fit into the KV cache"
     )
 
 
@@ -295,12 +319,21 @@ def _launched(
         hardware = None if data.get("profile") else build_hardware(section)
     except (ValueError, InputError):
         hardware = None
-    if hardware is None:  # validation reports the error
+    if hardware is None or _has_invalid_field(spec, given):  # validation reports the error
         return {spec.memory: _fits_all(spec, given), **given}
     try:
         return launch_defaults(spec, given, hardware, [k for k in asked if k in launch.fitted])
     except LaunchError as error:
         raise UnknownSetting(place(error.field), str(error)) from error
+
+
+def _has_invalid_field(spec: EngineSpec, given: dict[str, Any]) -> bool:
+    """Return whether a single setting is invalid, whatever the other settings are."""
+    try:
+        _checked().validate_python({spec.memory: _fits_all(spec, given), **given})
+    except ValidationError as error:
+        return any(one["type"] != "value_error" for one in error.errors())
+    return False
 
 
 def launch_defaults(
