@@ -163,11 +163,11 @@ def _figures(lines: pd.DataFrame) -> str:
         ends = f"{low:.0f}" if low == high else f"{low:.0f} to {high:.0f}"
         parts.append(f"{name} {ends} (mean {lines[name].mean():.1f})")
     for name, label in (("usage", "KV cache"), ("hit_rate", "prefix hit rate")):
-        known = lines[name].dropna()
+        known = 100 * lines[name].dropna()
         if len(known):
-            first, last = 100 * known.iloc[0], 100 * known.iloc[-1]
-            most = f", at most {100 * known.max():.0f} %" if name == "usage" else ""
-            parts.append(f"{label} {first:.0f} to {last:.0f} %{most}")
+            least, most = f"{known.min():.0f}", f"{known.max():.0f}"
+            ends = least if least == most else f"{least} to {most}"
+            parts.append(f"{label} {ends} % (mean {known.mean():.0f} %)")
     rates = []
     for name, label in (("prompt_rate", "prompt"), ("output_rate", "output")):
         if lines[name].notna().any():

@@ -58,6 +58,16 @@ def check_steady_state(record: RunRecord) -> SteadyState:
     error = float(np.hypot(middle.std(ddof=1), last.std(ddof=1)) / np.sqrt(PARTS))
     shown = f"{middle.mean():.3g} requests in flight in the middle third, {last.mean():.3g} in the "
     if grown > MAX_GROWTH and last.mean() - middle.mean() > STANDARD_ERRORS * error:
+        # Little's law: with a stable duration, requests in flight grow like arrivals.
+        more = _arrivals_between(arrivals, edges[PARTS], edges[-1]) / max(
+            _arrivals_between(arrivals, edges[0], edges[PARTS]), 1
+        )
+        if grown <= MAX_GROWTH * more:
+            return SteadyState(
+                False,
+                f"not reached; {shown}last, where {more:.3g} times as many requests arrive; use "
+                "more requests (--num-prompts)",
+            )
         return SteadyState(
             False,
             f"not reached; {shown}last: the load exceeds the capacity or still builds up",
@@ -71,6 +81,10 @@ def check_steady_state(record: RunRecord) -> SteadyState:
             "(--num-prompts)",
         )
     return SteadyState(True, f"reached; {shown}last")
+
+
+def _arrivals_between(arrivals: Floats, start: float, end: float) -> int:
+    return int(np.searchsorted(arrivals, end, "right") - np.searchsorted(arrivals, start, "right"))
 
 
 def _mean_in_flight(

@@ -27,3 +27,18 @@ def test_steady_state(rate: float, prompts: int, steady: bool | None, words: str
     }
     found = check_steady_state(simkv.run(scenario).results["run"].record)
     assert (found.steady, words in found.text) == (steady, True), found.text
+
+
+def test_growth_by_more_arrivals_is_no_overload() -> None:
+    times = [0.5 * i for i in range(60)] + [30 + 0.25 * i for i in range(60)]
+    rows = [{"arrival": t, "prompt_tokens": 8, "output_tokens": 8} for t in times]
+    scenario = {
+        "name": "more",
+        "workload": {"requests": rows},
+        "engine": {"name": "vllm", "num_gpu_blocks": 2000, "max_num_seqs": 64},
+        "profile": "unit-step",
+    }
+    found = check_steady_state(simkv.run(scenario).results["run"].record)
+    assert found.steady is False
+    assert not found.grows, found.text
+    assert "times as many requests arrive" in found.text
