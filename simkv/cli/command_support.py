@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -160,6 +161,14 @@ def show(*parts: RenderableType, on: Console | None = None) -> None:
             out.print(Text(wrap_lines(part, out.width)), soft_wrap=True)
         else:
             out.print(Text(part), soft_wrap=True)
+
+
+def show_lines(*lines: str) -> None:
+    """Print lines like ``show``, without the time to import rich."""
+    wraps = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
+    width = shutil.get_terminal_size().columns
+    for line in lines:
+        print(wrap_lines(line, width) if wraps else line)
 
 
 def wrap_lines(text: str, width: int) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simkv.cli.command_support import AsJson, Interrupted, Trust, print_json, progress
+from simkv.cli.command_support import AsJson, Interrupted, Trust, print_json, progress, show_lines
 from simkv.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -130,9 +130,9 @@ def diagnose(
         answer, triage = _triage(evidence, target, resumed=resumed)
         finished()
         if not as_json:
-            print(*triage, sep="\n")
+            show_lines(*triage)
             if not fast:
-                print(
+                show_lines(
                     "Simulating the incident. If you interrupt it (Ctrl-C), the triage above "
                     "is the result."
                 )
@@ -143,7 +143,7 @@ def diagnose(
             asked = UserSettings(engine, version, gpu, model, tp, dp, set_values)
             answer = _simulated(target, asked, until, jobs, try_flags, finished)
     if not fast and answer is not None and not as_json:
-        print("", *answer.summary_lines, sep="\n")
+        show_lines("", *answer.summary_lines)
     written = sorted(path.name for path in target.iterdir())
     if as_json:
         from simkv.report.json_answers import DiagnoseAnswer
@@ -160,7 +160,7 @@ def diagnose(
             )
         )
     else:
-        print(f"\nWritten to {target}: {', '.join(written)}")
+        show_lines(f"\nWritten to {target}: {', '.join(written)}")
     if answer is not None and not answer.healthy:
         raise typer.Exit(3 if answer.explained else 1)
 
