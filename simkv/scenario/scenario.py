@@ -10,8 +10,10 @@ from pydantic import (
     BeforeValidator,
     Field,
     PrivateAttr,
+    SerializerFunctionWrapHandler,
     ValidationInfo,
     field_validator,
+    model_serializer,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
@@ -50,6 +52,12 @@ class Provenance(Section):
     """Values that no public source determines."""
     calibration: str = ""
     """Error of the calibration of the step times, as `simkv calibrate` writes it."""
+
+    @model_serializer(mode="wrap")
+    def _without_calibration(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out ``calibration`` if it is empty, as earlier releases did."""
+        whole: dict[str, Any] = dump(self)
+        return {key: value for key, value in whole.items() if key != "calibration" or value}
 
 
 def _known_figure(name: str) -> str:
