@@ -57,3 +57,13 @@ def test_narrow_tables_wrap_text_before_they_omit_numbers() -> None:
     assert "before    served,        12.5 s" in narrow
     assert "head-of-line" in narrow
     assert not any("Omitted" in line for line in narrow)
+
+
+def test_words_longer_than_the_width_of_a_column_are_split_after_underscores() -> None:
+    cells = ["max_num_queued_tokens: none -> 256"]
+    assert Column("Change", cells, right=False, width=18).wrapped.cells == [
+        "max_num_queued_\ntokens: none ->\n256"
+    ]
+    assert Column("Change", cells, right=False).wrapped.cells == [
+        "max_num_queued_tokens:\nnone -> 256"
+    ]

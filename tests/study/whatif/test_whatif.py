@@ -434,6 +434,14 @@ def test_output_fits_80_columns() -> None:
     assert all(e.change.field in names for e in found.with_judgement("changes nothing"))
 
 
+def test_changes_with_equal_results_share_a_row() -> None:
+    found = ask(six())
+    table = at_80_columns(found)
+    rows = [effect.figures for effect in found.with_judgement("fixes", "helps")]
+    assert any(rows.count(one) > 1 for one in rows)
+    assert " more)" in table
+
+
 def at_80_columns(found: WhatIfResult, everything: bool = False) -> str:
     out = io.StringIO()
     show(*render_whatif(found, everything), on=Console(file=out, width=80))
