@@ -181,6 +181,10 @@ def _with_log(options: ScenarioOptions, trace: Path) -> tuple[ScenarioOptions, L
     print_error(f"note: requests of {trace.name} written to {found.trace}")
     for note in found.notes:
         print_error(f"note: {trace.name}: {note}")
+    print_error(
+        "note: the size of the KV cache and the step times follow from the GPU and the model, not "
+        f"from the log; to reproduce the server of the log: simkv diagnose {trace}"
+    )
     changed: dict[str, Any] = {"trace": found.trace}
     if options.from_command is None:
         own = {"model": found.model, "version": found.version, "tp": found.tp}

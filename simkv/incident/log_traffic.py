@@ -70,6 +70,8 @@ def read_log_traffic(path: Path, folder: Path, asked: UserSettings) -> LogTraffi
         for name, where in setup.sources.items()
         if name not in skipped and name in setup.engine and where.startswith(f"{path.name}:")
     }
+    # The user's GPU determines the values that the other assumptions concern.
+    version = [note for note in setup.assumed if str(setup.engine["variant"]) in note]
     return LogTraffic(
         folder / TRAFFIC,
         spec.name,
@@ -77,5 +79,5 @@ def read_log_traffic(path: Path, folder: Path, asked: UserSettings) -> LogTraffi
         setup.model,
         setup.tp,
         stated,
-        (*rebuilt.notes, *setup.assumed),
+        (*rebuilt.notes, *version),
     )

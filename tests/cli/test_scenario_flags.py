@@ -203,6 +203,8 @@ def test_log_of_a_server_gives_its_requests_and_settings(simkv: Simkv) -> None:
     done = simkv("run", *SERVER, "--trace", log, "--growth", 2, "--out", "b", "--no-plots")
     assert done.code == 0, done.err
     assert "settings found in the log: max_num_seqs 9" in done.err
+    assert "to reproduce the server of the log: simkv diagnose" in done.err
+    assert "is unknown: the default" not in done.err
     before, after = summary(simkv, "a"), summary(simkv, "b")
     assert before["requests"] == after["requests"] == 30
     assert before["makespan_s"] > after["makespan_s"]  # type: ignore[operator]
