@@ -192,6 +192,7 @@ KV_TIER_METRICS: Mapping[str, Metric] = {
 }
 #: Latencies of sessions, each a group of STATISTICS in milliseconds.
 _SESSION_LATENCIES = {
+    "sessions.start_wait_ms": "wait of sessions for their start",
     "sessions.makespan_ms": "session makespan",
     "sessions.turn_ms": "turn latency",
 }
@@ -247,7 +248,8 @@ def figure(figures: Mapping[str, Any], name: str) -> Any:
         if name in SESSION_METRICS and key not in group:
             return None
         group = group[key]
-    if groups and groups[-1].endswith("_ms") and last in STATISTICS and not group["mean"]:
+    latency = bool(groups) and groups[-1].endswith("_ms") and groups[-1] != "start_wait_ms"
+    if latency and last in STATISTICS and not group["mean"]:
         return None
     return group.get(last) if name in SESSION_METRICS else group[last]
 

@@ -18,6 +18,7 @@ from simkv.metrics.session_turns import (
     find_critical_path,
     find_end,
     find_first_step,
+    find_start_wait,
     list_sessions,
     number_turns,
 )
@@ -33,10 +34,11 @@ def session_figures(
 ) -> dict[str, Any]:
     """Return the entry ``sessions`` of ``summary.json`` for a workload with dependent requests.
 
-    Times start at the arrival at the client. ``makespan_ms`` is the duration of finished sessions
-    until the last answer. ``shares`` contains the percentages of waiting, model, tools and think
-    time on the critical path of finished sessions. ``turn_ms`` is the time until the last token of
-    finished requests.
+    Times start at the arrival at the client, or at the start of the session if it waited for it.
+    ``start_wait_ms`` is the wait of started sessions for their start; it exists only with
+    ``max_sessions``. ``makespan_ms`` is the duration of finished sessions until the last answer.
+    ``shares`` contains the percentages of waiting, model, tools and think time on the critical path
+    of finished sessions. ``turn_ms`` is the time until the last token of finished requests.
 
     ``resume_tax_tokens`` is the number of prompt tokens that were computed again although an
     earlier turn had computed them. ``resume_tax`` is their percentage of all prompt tokens.
@@ -58,7 +60,7 @@ def session_figures(
     tax = sum(count_resume_tax(record, life) for life in requests)
     queried = prefix_hits(requests)[1]
     turns = [
-        find_end(life) - sent.arrived[life.request.id]
+        find_end(life) - sent.started[life.request.id]
         for life in requests
         if life.outcome is Outcome.FINISHED
     ]
@@ -66,6 +68,7 @@ def session_figures(
         "count": len(sessions),
         "finished": len(finished),
         **({} if deadline is None else _deadline_figures(spans, deadline, len(sessions))),
+        **_start_waits(sent, sessions),
         "makespan_ms": _statistics_ms(spans),
         "turn_ms": _statistics_ms(np.array(turns)),
         "shares": dict(zip(("waiting", "model", "tools", "think"), shares, strict=True)),
@@ -80,6 +83,17 @@ def _deadline_figures(spans: Floats, deadline: float, count: int) -> dict[str, f
     """Return the number of sessions that met the deadline, and their percentage of ``count``."""
     met = int((spans <= deadline).sum())
     return {"met_deadline": met, "met_deadline_share": 100.0 * met / count if count else 0.0}
+
+
+def _start_waits(sent: Clients, sessions: Iterable[list[RequestRecord]]) -> dict[str, Any]:
+    """Return the statistics of the wait of started sessions for their start under
+    ``max_sessions``.
+    """
+    waits = [find_start_wait(sent, lives) for lives in sessions]
+    started = [wait for wait in waits if wait is not None]
+    if sent.max_sessions is None or not started:
+        return {}
+    return {"start_wait_ms": _statistics_ms(np.array(started))}
 
 
 def _statistics_ms(seconds: Floats) -> dict[str, float]:
@@ -98,7 +112,7 @@ def _critical_path(
         i = life.request.id
         first_step = find_first_step(record, life)
         assert first_step is not None
-        waiting += first_step - sent.arrived[i]
+        waiting += first_step - sent.started[i]
         model += find_end(life) - first_step
         if before is not None:
             tools += sent.after[i].tool_time

@@ -20,8 +20,9 @@ class SessionTurn:
     """A request of a session. Times are in seconds, and None if the request did not get that far.
 
     ``turn`` is the number of the turn, from 1. ``before`` contains the requests that it waited for.
-    ``arrived`` is the arrival at the client, after ``tool_time`` and ``think_time``. ``waited`` is
-    the time until the first step, and ``ended`` is the end. ``cached`` is the number of prompt
+    ``arrived`` is the arrival at the client, after ``tool_time`` and ``think_time``, or the start
+    of the session if ``max_sessions`` delayed it. ``waited`` is the time until the first step, and
+    ``ended`` is the end. ``cached`` is the number of prompt
     tokens from the prefix cache. ``recomputed`` is the number of prompt tokens that an earlier turn
     had already computed. ``critical`` is true on the critical path of the session.
     """
@@ -64,7 +65,7 @@ def list_turns(
     for life in lives:
         i = life.request.id
         dependency = clients.after.get(i)
-        arrived = clients.arrived.get(i)
+        arrived = clients.started.get(i)
         start = find_first_step(record, life)
         sent = i in clients.sent
         turns.append(
@@ -85,6 +86,17 @@ def list_turns(
     return sorted(
         turns, key=lambda one: (inf if one.arrived is None else one.arrived, one.turn, one.request)
     )
+
+
+def find_start_wait(clients: Clients, lives: Iterable[RequestRecord]) -> float | None:
+    """Return the time (s) from the first arrival of a session to its start under ``max_sessions``,
+    or None if it did not start.
+    """
+    numbers = [life.request.id for life in lives if life.request.id in clients.started]
+    if not numbers:
+        return None
+    first = min(clients.started[i] for i in numbers)
+    return first - min(clients.arrived[i] for i in numbers)
 
 
 def number_turns(clients: Clients) -> dict[int, int]:
@@ -147,11 +159,11 @@ def count_resume_tax(record: RunRecord, life: RequestRecord) -> int:
 
 
 def find_slowest_session(record: RunRecord, clients: Clients) -> int:
-    """Return the number of the session with the longest time from first arrival to last end."""
+    """Return the number of the session with the longest time from its start to its last end."""
 
     def lasted(lives: Sequence[RequestRecord]) -> float:
-        arrived = [clients.arrived.get(life.request.id, inf) for life in lives]
-        return max(map(find_end, lives)) - min(arrived)
+        started = [clients.started.get(life.request.id, inf) for life in lives]
+        return max(map(find_end, lives)) - min(started)
 
     spans = [lasted(lives) for lives in list_sessions(record, clients)]
     return spans.index(max(spans))

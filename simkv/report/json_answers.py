@@ -119,8 +119,10 @@ class ExplainedTurn(_Part):
     before: list[int] = Field(description="Ids of the requests whose answers it waited for.")
     tool_s: Number
     think_s: Number
-    arrival_s: Number = Field(description="Time at which it reached its client.")
-    waited_s: Number = Field(description="Time from its arrival at the client to its first step.")
+    arrival_s: Number = Field(
+        description="Time at which it reached its client, or at which max_sessions started it."
+    )
+    waited_s: Number = Field(description="Time from arrival_s to its first step.")
     end_s: Number
     outcome: str | None
     prompt_tokens: int
@@ -137,6 +139,10 @@ class ExplainedSession(_Part):
     """The turns of one session in order of arrival."""
 
     session: int
+    start_wait_s: Number = Field(
+        description="Time that it waited for its start because of max_sessions; null if it did not "
+        "start."
+    )
     turns: list[ExplainedTurn]
     critical_seconds: Mapping[str, Number] = Field(
         description="Time on the critical path by kind, in s."
@@ -525,12 +531,13 @@ def explain_request_data(result: RunResult, number: int) -> ExplainedRequest:
 
 def explain_session_data(result: RunResult, number: int) -> ExplainedSession:
     """Return the turns of a session and its time by activity."""
-    from simkv.metrics.session_turns import list_sessions, list_turns
+    from simkv.metrics.session_turns import find_start_wait, list_sessions, list_turns
     from simkv.report.session_explanation import sum_session_time
 
     record, clients = result.record, result.run.clients
+    lives = list_sessions(record, clients)[number]
     turns = []
-    for turn in list_turns(record, clients, list_sessions(record, clients)[number]):
+    for turn in list_turns(record, clients, lives):
         life = record.requests[turn.request]
         turns.append(
             ExplainedTurn(
@@ -550,7 +557,10 @@ def explain_session_data(result: RunResult, number: int) -> ExplainedSession:
             )
         )
     return ExplainedSession(
-        session=number, turns=turns, critical_seconds=sum_session_time(result, number)
+        session=number,
+        start_wait_s=find_start_wait(clients, lives),
+        turns=turns,
+        critical_seconds=sum_session_time(result, number),
     )
 
 

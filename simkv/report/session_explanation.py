@@ -11,6 +11,7 @@ from simkv.metrics.run_result import RunResult
 from simkv.metrics.session_turns import (
     SessionTurn,
     find_critical_path,
+    find_start_wait,
     list_sessions,
     list_turns,
 )
@@ -40,6 +41,11 @@ def explain_session(name: str, result: RunResult, session: int) -> Iterator[str]
         f"Session {session} in {name}: {finished} of {len(turns)} requests finished, in {last} "
         f"turn{'s' if last > 1 else ''}; {_lasted(turns)}."
     )
+    if wait := find_start_wait(clients, lives):
+        yield from wrap_text(
+            f"The session waited {format_seconds(wait)} for its start (max_sessions). The times "
+            "below do not contain this wait."
+        )
     yield ""
     rows = [_row(result, turn) for turn in turns]
     widths = [max(len(row[i]) for row in [_COLUMNS, *rows]) for i in range(len(_COLUMNS))]

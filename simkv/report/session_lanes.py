@@ -21,8 +21,8 @@ def build_session_rows(result: RunResult, ticks: TickScale) -> list[dict[str, An
 
     ``turns`` contains one entry per request: its index in order of arrival, its row, and three
     times in ticks. The times are the end of the answer that the request waited for, the duration of
-    its tool calls, and its arrival at the client. ``rows`` is the number of rows; turns that
-    overlap in time are in different rows.
+    its tool calls, and its arrival at the client, or the start of its session if it waited for it.
+    ``rows`` is the number of rows; turns that overlap in time are in different rows.
     """
     record, clients = result.record, result.run.clients
     if not clients.after:
@@ -43,7 +43,7 @@ def _slowest(
     clients: Clients, sessions: Sequence[tuple[int, list[RequestRecord]]]
 ) -> list[tuple[int, list[RequestRecord]]]:
     def span(turns: Sequence[RequestRecord]) -> float:
-        first = min(clients.arrived[life.request.id] for life in turns)
+        first = min(clients.started[life.request.id] for life in turns)
         return max(map(find_end, turns)) - first
 
     shown: list[tuple[int, list[RequestRecord]]] = []
@@ -65,9 +65,9 @@ def _place_turns(
 ) -> dict[str, Any]:
     placed = []
     free: list[float] = []  # time from which each row is free
-    for life in sorted(turns, key=lambda life: (clients.arrived[life.request.id], life.request.id)):
+    for life in sorted(turns, key=lambda life: (clients.started[life.request.id], life.request.id)):
         i = life.request.id
-        arrived, tools = clients.arrived[i], 0.0
+        arrived, tools = clients.started[i], 0.0
         since = arrived
         if dependency := clients.after.get(i):
             since = find_end(find_awaited(record, dependency))

@@ -9,7 +9,8 @@ This module has no clock: the engine loop passes the current time to each call. 
 serve``, an arrived request waits in the client, in order of arrival, until fewer than
 ``max_concurrency`` requests are in flight. Its TTFT counts from the time at which it is sent; its
 wait in the client is the client queue time. Requests that depend on each other form a session. With
-``max_sessions``, a new session waits until fewer than this number of sessions are in progress.
+``max_sessions``, a new session waits until fewer than this number of sessions are in progress. This
+wait is not part of the client queue time.
 """
 
 from __future__ import annotations
@@ -90,8 +91,10 @@ class Clients:
         self.after = dict(after or {})
         self.max_concurrency = max_concurrency
         self.max_sessions = max_sessions
-        #: Times (s) at which each request arrived at its client and was sent.
+        #: Times (s) at which each request arrived at its client, started and was sent. A request
+        #: starts at its arrival, or when ``max_sessions`` allows its session to start.
         self.arrived: dict[int, float] = {}
+        self.started: dict[int, float] = {}
         self.sent: dict[int, float] = {}
         #: Requests that are not needed any more, because another branch has ended first.
         self.cancelled: set[int] = set()
@@ -136,7 +139,7 @@ class Clients:
             if number in self.cancelled:
                 continue
             self.arrived[number] = time
-            if self._begins(number):
+            if self._begins(number, time):
                 self._queue.append(number)
             else:
                 self._held.append(number)
@@ -175,17 +178,17 @@ class Clients:
                     self._missing[follower] = 0
                 if not self._missing[follower]:
                     heappush(self._due, (now + dependency.delay, follower))
-                    self._count(follower, 1)
+                    self._count(follower, 1, now)
                 if dependency.first_wins:
-                    self._cancel(other for other in dependency.before if other != number)
-        self._count(number, -1)
+                    self._cancel((i for i in dependency.before if i != number), now)
+        self._count(number, -1, now)
 
     def take_cancelled(self) -> list[int]:
         """Return the requests in flight that were cancelled since the last call."""
         leaving, self._leaving = self._leaving, []
         return [number for number in leaving if number in self._in_flight]
 
-    def _cancel(self, branches: Iterable[int]) -> None:
+    def _cancel(self, branches: Iterable[int], now: float) -> None:
         """Cancel requests that no other request waits for, and the requests that only they need."""
         for number in branches:
             if number in self._ended or number in self.cancelled or self._is_needed(number):
@@ -194,26 +197,28 @@ class Clients:
             if number in self._in_flight:
                 self._leaving.append(number)
             elif self._missing.get(number) == 0:  # due or in the queue
-                self._count(number, -1)
+                self._count(number, -1, now)
             if number in self.after:
-                self._cancel(self.after[number].before)
+                self._cancel(self.after[number].before, now)
 
     def _is_needed(self, number: int) -> bool:
         """Return whether a request that has not started waits for request ``number``."""
         followers = self._followers.get(number, ())
         return any(self._missing[one] and one not in self.cancelled for one in followers)
 
-    def _begins(self, number: int) -> bool:
-        """Return whether the session of an arrived request is in progress or may start now."""
-        if self.max_sessions is None or number in self.after:
-            return True
-        session = self._session.get(number, number)
-        if session not in self._active and len(self._active) >= self.max_sessions:
-            return False
-        self._count(number, 1)
+    def _begins(self, number: int, now: float) -> bool:
+        """Start an arrived request if its session is in progress or may start. Return whether it
+        started.
+        """
+        if self.max_sessions is not None and number not in self.after:
+            session = self._session.get(number, number)
+            if session not in self._active and len(self._active) >= self.max_sessions:
+                return False
+            self._count(number, 1, now)
+        self.started[number] = now
         return True
 
-    def _count(self, number: int, change: int) -> None:
+    def _count(self, number: int, change: int, now: float) -> None:
         """Change the number of unfinished requests of the session of request ``number``."""
         # If the session ends, the next one starts.
         if self.max_sessions is None:
@@ -222,14 +227,12 @@ class Clients:
         self._active[session] = self._active.get(session, 0) + change
         if not self._active[session]:
             del self._active[session]
-            while self._held and self._begins(self._held[0]):
+            while self._held and self._begins(self._held[0], now):
                 self._queue.append(self._held.popleft())
 
     def queued(self, number: int) -> float:
-        """Return the client queue time: seconds from a request's arrival at the client to its
-        sending.
-        """
-        return self.sent[number] - self.arrived[number]
+        """Return the client queue time: seconds from a request's start to its sending."""
+        return self.sent[number] - self.started[number]
 
     @property
     def unsent(self) -> list[Request]:

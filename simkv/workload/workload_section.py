@@ -109,9 +109,10 @@ class Workload(StrictModel):
     max_concurrency: Count | None = None
     """Maximum number of requests in flight; further requests wait in the client."""
     max_sessions: Count | None = None
-    """Maximum number of sessions in progress; further sessions start when others end."""
+    """Maximum number of sessions in progress; further sessions start when others end. The figures
+    of sessions do not contain the wait for this start, except ``start_wait_ms``."""
     session_deadline: FiniteRate | None = None
-    """Time limit in seconds from the first request of a session to its last answer. Sessions that
+    """Time limit in seconds from the start of a session to its last answer. Sessions that
     exceed it are counted in ``sessions`` of ``summary.json``; they are not cancelled."""
     warm_up_sessions: Annotated[int, Field(ge=0, le=MAX_REQUEST_COUNT)] = 0
     """Number of warm-up sessions. The sessions that arrive first are simulated, but excluded from

@@ -91,12 +91,13 @@ def test_every_outcome_is_served_or_failure() -> None:
 
 def test_metrics_of_sessions_are_those_of_the_summary(tmp_path: Path) -> None:
     load = "{num_sessions: 2, turns: 2, request_rate: 1, prompt_tokens: 9, output_tokens: 4}"
-    text = f"name: t\nworkload: {{sessions: {load}, session_deadline: 99}}\n"
+    text = f"name: t\nworkload: {{sessions: {load}, session_deadline: 99, max_sessions: 2}}\n"
     (tmp_path / "s.yaml").write_text(text + ENGINE)
     summary = run_file(tmp_path / "s.yaml")["run"].summary
     values = {name: figure(summary, name) for name in SESSION_METRICS}
     assert values["sessions.finished"] == 2
     assert values["sessions.turn_ms.p95"] == summary["sessions"]["turn_ms"]["p95"] > 0
+    assert values["sessions.start_wait_ms.p95"] == 0.0  # no session waits: not a missing value
     assert all(value is not None for value in values.values())
     assert (
         compute_objective_figures(summary)["sessions.resume_tax"] == values["sessions.resume_tax"]

@@ -34,7 +34,7 @@ def figures(context: int) -> dict[str, Any]:
     prompt = (*first.segments, Segment("o0", 0, 10), Segment("u1", 0, 5))
     second = Request(1, 35, 4, segments=prompt, output_tokens=4)
     sent = Clients([first, second], {1: Dependency((0,), 1.0, 3.0)})
-    sent.arrived = {0: 0.0, 1: 7.0}
+    sent.arrived = sent.started = {0: 0.0, 1: 7.0}
     lives = {0: life(first, 0, 0, 3.0), 1: life(second, 1, context, 10.0)}
     record: Any = SimpleNamespace(requests=lives, steps=SimpleNamespace(start=[1.0, 9.0]))
     record.resumed = find_resumed_prefixes(record, sent.after, 8)
@@ -88,7 +88,7 @@ def three_sessions(**options: Any) -> dict[str, Any]:
     """
     requests = [Request(i, 8, 4, output_tokens=4) for i in range(4)]
     sent = Clients(requests, {2: Dependency((0,), 1.0)})
-    sent.arrived = {0: 1.0, 1: 0.0, 2: 5.0, 3: 2.0}
+    sent.arrived = sent.started = {0: 1.0, 1: 0.0, 2: 5.0, 3: 2.0}
     lives = {i: life(requests[i], i, 0, end) for i, end in ((0, 4.0), (1, 4.0), (2, 11.0))}
     lives[3] = RequestRecord(requests[3], outcome=Outcome.TIMED_OUT, ended_at=9.0)
     starts = SimpleNamespace(start=[1.0, 0.0, 5.0])
@@ -112,3 +112,25 @@ def test_warm_up_sessions_are_in_no_figure() -> None:
     assert found["turn_ms"]["mean"] == pytest.approx((3_000 + 6_000) / 2)
     assert [row["requests"] for row in found["by_turn"]] == [2, 1]
     assert three_sessions(warm_up=9)["count"] == 0
+
+
+def test_figures_count_from_the_start_of_a_session() -> None:
+    # Two sessions arrive at 0 s. The second one starts at 10 s, when the first one ends.
+    requests = [Request(i, 8, 4, output_tokens=4) for i in range(4)]
+    sent = Clients(requests, {2: Dependency((0,), 1.0), 3: Dependency((1,), 1.0)}, max_sessions=1)
+    ends = {0: 4.0, 2: 10.0, 1: 13.0, 3: 18.0}
+    sends = {0: 0.0, 2: 5.0, 1: 10.0, 3: 14.0}
+    for i in sends:
+        assert [request.id for request in sent.send(sends[i])] == [i]
+        sent.ended(i, ends[i])
+    lives = {i: life(requests[i], i, 0, ends[i]) for i in range(4)}
+    steps = SimpleNamespace(start=[sends[i] for i in range(4)])
+    record: Any = SimpleNamespace(requests=lives, steps=steps, resumed={})
+    found = session_figures(record, sent, deadline=9.0)
+    assert found["start_wait_ms"]["mean"] == pytest.approx((0 + 10_000) / 2)
+    assert found["makespan_ms"]["mean"] == pytest.approx((10_000 + 8_000) / 2)
+    assert found["turn_ms"]["mean"] == pytest.approx((4_000 + 5_000 + 3_000 + 4_000) / 4)
+    assert found["shares"]["waiting"] == 0
+    assert found["met_deadline"] == 1
+    assert session_figures(record, sent, warm_up=1)["start_wait_ms"]["mean"] == 10_000
+    assert "start_wait_ms" not in three_sessions()

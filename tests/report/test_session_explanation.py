@@ -85,15 +85,35 @@ def test_a_session_is_a_table_of_turns_and_its_time(result: RunResult) -> None:
     )
 
 
-def test_waiting_in_the_client_is_part_of_the_session(result: RunResult) -> None:
+def test_wait_for_the_start_is_not_part_of_the_session(result: RunResult) -> None:
     # max_sessions: the second session, which arrives 1 s after the first, waits for its end.
-    told = "\n".join(explain_session("run", result, 1))
-    assert "waiting in the client" in told
-    assert sum_session_time(result, 1)["waiting in the client"] == pytest.approx(10)
-    assert sum(sum_session_time(result, 1).values()) == pytest.approx(21)
-    assert find_slowest_session(result.record, result.run.clients) == 1
+    told = list(explain_session("run", result, 1))
+    assert told[0].endswith(", 11 s.")
+    assert told[1].startswith("The session waited 10 s for its start (max_sessions).")
+    assert not any("waited" in line for line in explain_session("run", result, 0))
+    assert "waiting in the client" not in sum_session_time(result, 1)
+    assert sum(sum_session_time(result, 1).values()) == pytest.approx(11)
+    figures = result.summary["sessions"]
+    assert figures["start_wait_ms"]["mean"] == pytest.approx((0 + 10_000) / 2)
+    assert figures["makespan_ms"]["mean"] == pytest.approx(11_000)
+
+
+def test_waiting_in_the_client_is_part_of_the_session(file: Path) -> None:
+    text = AGENT.replace("max_sessions", "max_concurrency")
+    (limited := file.parent / "limited.yaml").write_text(text, encoding="utf-8")
+    result = run_file(limited)["run"]
+    assert sum_session_time(result, 1)["waiting in the client"] > 0
+    told = list(explain_session("run", result, 1))
+    assert "waiting in the client" in "\n".join(told)
+    assert "start_wait_ms" not in result.summary["sessions"]
+
+
+def test_the_slowest_session_is_named(file: Path) -> None:
+    # In the second session, only the start comes late.
+    result = run_file(file)["run"]
+    assert find_slowest_session(result.record, result.run.clients) == 0
     last = list(explain_run("run", result, "simkv explain x {}".format))[-1]
-    assert last == "Explain one session: simkv explain x --session 1"
+    assert last == "Explain one session: simkv explain x --session 0"
 
 
 def test_answer_as_json(file: Path) -> None:
@@ -101,6 +121,7 @@ def test_answer_as_json(file: Path) -> None:
     assert variant["request"] is None
     found: dict[str, Any] = variant["session"]
     assert found["session"] == 0
+    assert found["start_wait_s"] == 0
     assert found["critical_seconds"]["tool calls"] == pytest.approx(2)
     assert [len(turn["before"]) for turn in found["turns"]] == [0, 1, 1, 2]
 
