@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol, cast
 
+from simkv.core.block_pool import BlockPool
 from simkv.core.request import Prompt
 
 BatchKind = Literal["prefill", "decode", "mixed", "idle"]
@@ -442,6 +443,21 @@ class KvConnector(KvWaiter, Protocol):
         """Record that the KV of a request has arrived."""
 
 
+class PrefixReporter(Scheduler, Protocol):
+    """Scheduler that reports the contents of its prefix cache."""
+
+    @property
+    def cache(self) -> BlockPool | None:
+        """The prefix cache, or None if it is off or cannot be reported."""
+
+    @property
+    def block_size(self) -> int:
+        """Number of tokens per block."""
+
+    def prefix_keys(self, prompt: Prompt) -> list[int]:
+        """Return the keys of a prompt's full blocks in the prefix cache."""
+
+
 # Custom schedulers implement none of the protocols above, and wrappers forward attributes, so
 # isinstance and base classes do not work here. An engine checks these attributes once, when it is
 # built.
@@ -462,3 +478,11 @@ def offloader(scheduler: Scheduler) -> OffloadingScheduler | None:
     return (
         cast(OffloadingScheduler, scheduler) if hasattr(scheduler, "has_pending_copies") else None
     )
+
+
+def prefix_reporter(scheduler: Scheduler) -> PrefixReporter | None:
+    """Return the scheduler if it reports the contents of its prefix cache, else None."""
+    if not hasattr(scheduler, "prefix_keys"):
+        return None
+    found = cast(PrefixReporter, scheduler)
+    return found if found.cache is not None else None

@@ -121,12 +121,43 @@ class SessionConfig(_Affine):
     no limit."""
 
 
-class CacheAwareConfig(_Affine):
+class PrefixKnowledge(_Router):
+    """Base class of routers that know which prefixes the replicas have cached.
+
+    With ``exact`` and ``events``, all replicas that the router can choose must run engine ``vllm``
+    with prefix caching. Blocks then have the size of the engine's blocks.
+    """
+
+    prefix_knowledge: Literal["approximate", "exact", "events"] = "approximate"
+    """How the router knows the cached prefixes. ``approximate``: by the prompts that it has sent.
+    ``exact``: from the prefix caches at the time of routing. ``events``: by the blocks that entered
+    or left the prefix caches at least ``event_delay`` ago, as the KV event indexers of llm-d and
+    Dynamo do."""
+    event_delay: Seconds = 0.0
+    """Time until the router knows of a block that entered or left a prefix cache (s). Requires
+    ``prefix_knowledge: events``."""
+
+    @property
+    def reads_caches(self) -> bool:
+        """Whether the router reads the prefix caches of the replicas."""
+        return self.prefix_knowledge != "approximate"
+
+    @model_validator(mode="after")
+    def _delays_events(self) -> Self:
+        if self.event_delay and self.prefix_knowledge != "events":
+            raise ValueError(
+                f"event_delay: requires prefix_knowledge: events, got {self.prefix_knowledge}"
+            )
+        return self
+
+
+class CacheAwareConfig(_Affine, PrefixKnowledge):
     """Send a request to the replica that has received the longest prefix of its prompt.
 
     The prefix must be longer than ``cache_threshold`` times the prompt. Without such a prefix, the
     replica with the fewest distinct prefixes is used. If the fleet is imbalanced, the replica with
     the fewest requests in flight is used. Prefixes are compared in chunks of ``block_size`` tokens.
+    ``prefix_knowledge`` replaces received prefixes by cached prefixes.
     """
 
     name: Literal["cache_aware"] = "cache_aware"
@@ -136,13 +167,14 @@ class CacheAwareConfig(_Affine):
     """Number of tokens per chunk in which prompts are compared."""
 
 
-class WeightedConfig(_Router):
+class WeightedConfig(PrefixKnowledge):
     """Send each request to the replica with the highest weighted sum of three scores from 0 to 1.
 
     The scores are from llm-d's router. ``queue`` is 1 for the replica with the fewest waiting
     requests, 0 for the replica with the most, and linear between them. ``kv`` is the fraction of
     free KV blocks. ``prefix`` is the fraction of the prompt's blocks that the router has already
-    sent to the replica. Ties are broken at random.
+    sent to the replica or, with another ``prefix_knowledge``, that the replica has cached. Ties are
+    broken at random.
     """
 
     name: Literal["weighted"] = "weighted"

@@ -181,6 +181,8 @@ class Engine(Replica):
             why = f"livelock within one schedule call: {livelock.why}"
             self.die("livelock", why, livelock.cycle)
             return None
+        if self.on_cache_change:
+            self.on_cache_change(now)
         self._note_departures(batch)
         self.record.decided(batch, now)
         self.record.set_aside(batch.aside, now)
@@ -283,6 +285,8 @@ class Engine(Replica):
                 ended.add(heappop(self._finishes)[1])
         completion = self.scheduler.complete(batch, ended)
         self.changed = True
+        if self.on_cache_change:
+            self.on_cache_change(self.env.now)
         delivered = completion.delivered
         if batch.drafted:
             self.record.verified(batch.drafted, delivered, row)
@@ -381,7 +385,8 @@ class Engine(Replica):
         self.leaps += 1
         batch, times = newest.batch, leap.ends[: done + 1]
         ends = times[1:]
-        self.record.repeat(batch, ends, self.scheduler.skip(done), len(self.in_flight))
+        free = self._skip(leap.moments[:done])
+        self.record.repeat(batch, ends, free, len(self.in_flight))
         self.executor.ran(leap.load, leap.own[:done] if leap.own else list(map(sub, ends, times)))
         if batch.decodes:
             self._group_row = newest.row + done
@@ -395,6 +400,19 @@ class Engine(Replica):
         self.in_flight.clear()
         for row, end in rows:
             self.in_flight.append(InFlight(batch, row, end, frozenset(lasts.get(row, ()))))
+
+    def _skip(self, moments: array[float]) -> list[int]:
+        """Advance the scheduler by steps of a leap, which end at ``moments`` (s).
+
+        Returns the number of free blocks after each step.
+        """
+        if self.on_cache_change is None:
+            return self.scheduler.skip(len(moments))
+        free: list[int] = []
+        for moment in moments:  # one by one, so that each change of the cache has its own time
+            free += self.scheduler.skip(1)
+            self.on_cache_change(moment)
+        return free
 
     def _plan_idle_stretch(self) -> IdleStretch:
         """Start a series of idle passes that have the same result as the last pass, and one

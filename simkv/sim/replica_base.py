@@ -151,6 +151,8 @@ class Replica(ABC):
         self.front_end: FrontEnd | None = None
         #: Called with the ids of requests that receive a token now.
         self.on_tokens: Callable[[Sequence[int]], None] | None = None
+        #: Called with the time (s) after each decision or step that may change the prefix cache.
+        self.on_cache_change: Callable[[float], None] | None = None
         #: Whether the load may have changed since a router last read it.
         self.changed = True
         #: Admission control of the server in front of the engine; None if it rejects no requests.
@@ -240,6 +242,10 @@ class Replica(ABC):
     def free_blocks(self) -> int:
         """Number of blocks that can be allocated."""
         return self.scheduler.free_blocks
+
+    def catch_up(self) -> None:  # noqa: B027
+        """Advance the scheduler to the present time."""
+        # Only engines that leap can be behind.
 
     # Run and end.
 

@@ -12,7 +12,7 @@ import simpy
 
 from simkv.core.errors import InputError
 from simkv.core.request import Prompt, Request
-from simkv.core.scheduler_protocol import Scheduler
+from simkv.core.scheduler_protocol import Scheduler, prefix_reporter
 from simkv.costs.cost_profile import CostProfile
 from simkv.costs.front_end_costs import FrontEndCosts, find_front_end
 from simkv.costs.offload_link import OffloadLink
@@ -20,7 +20,7 @@ from simkv.costs.profile_uncertainty import make_scaled_executor
 from simkv.costs.scaled_executor import ScaledExecutor, StepKind
 from simkv.costs.simulated_executor import DRAFTER_SHARE, SimulatedExecutor
 from simkv.costs.step_load import Executor
-from simkv.scenario.fleet_section import ReplicaGroup
+from simkv.scenario.fleet_section import FleetSettings, PrefixKnowledge, ReplicaGroup
 from simkv.scenario.scenario import FrontEndSection, Scenario
 from simkv.scenario.scenario_costs import list_replica_costs
 from simkv.schedulers.engine_registry import ENGINES, find_engine_spec
@@ -76,21 +76,39 @@ def build_replica_specs(scenario: Scenario, folder: Path) -> list[ReplicaSpec]:
     """Return the configuration of each replica that can start.
 
     Profile files are resolved relative to ``folder``. Raises InputError if a profile cannot be
-    used.
+    used, or if a router reads the prefix cache of a replica that does not report it.
     """
     found: list[ReplicaSpec] = []
     groups = scenario.fleet.groups if scenario.fleet else [ReplicaGroup()]
     for group, (_, costs) in zip(groups, list_replica_costs(scenario), strict=True):
         profile = costs.load(folder)
         name = costs.profile or profile.name
-        found += [
-            ReplicaSpec(costs.engine, profile, name, group.role, costs.count_draft_layers())
-        ] * group.count
+        spec = ReplicaSpec(costs.engine, profile, name, group.role, costs.count_draft_layers())
+        if scenario.fleet:
+            _check_prefix_knowledge(scenario.fleet, spec)
+        found += [spec] * group.count
     if scenario.fleet is None:
         return found
     if scale := scenario.fleet.autoscale:  # all groups are equal
         found = found[:1] * scale.max_replicas
     return found
+
+
+def _check_prefix_knowledge(fleet: FleetSettings, replica: ReplicaSpec) -> None:
+    """Raise InputError if a router reads the prefix cache of a replica that does not report it."""
+    field = "decode_router" if replica.role == "decode" else "router"
+    config = getattr(fleet, field)
+    if not isinstance(config, PrefixKnowledge) or not config.reads_caches:
+        return
+    if prefix_reporter(_build(replica)) is None:
+        able = {name: e.published_cache_knob for name, e in ENGINES.items() if e.published_cache}
+        expected = " or ".join(f"engine {name} with {knob}" for name, knob in able.items())
+        raise InputError(
+            f"fleet.{field}.prefix_knowledge: {config.prefix_knowledge} requires replicas that "
+            f"report their prefix cache, but a replica with engine {replica.engine.name} does not; "
+            f"expected {expected} and full attention in all layers, or prefix_knowledge: "
+            "approximate"
+        )
 
 
 def simulate_scenario(

@@ -122,7 +122,8 @@ WHOLE: dict[str, Tree] = {
     "trace": {"workload": {"trace": str(HERE.parents[2] / "traces" / "spikes.csv")}},
     "fleet": {"fleet": {"replicas": 2}},
     "outages": {
-        "fleet": {"replicas": 3, "failures": OUTAGE, "drains": DRAIN, "router": "cache_aware"}
+        "fleet": {"replicas": 3, "failures": OUTAGE, "drains": DRAIN}
+        | {"router": {"name": "cache_aware", "prefix_knowledge": "events"}}
     },
     "scaled": {"fleet": {"replicas": 2, "autoscale": SCALE, "router": {"name": "least_loaded"}}},
     "groups": {

@@ -169,6 +169,7 @@ REQUIRES: dict[str, dict[str, Any]] = {
     "diurnal": {"request_rate": 2.0},
     "kv_offloading_size": {"num_cpu_blocks": None},
     "wait_for": {"arrival": None},
+    "event_delay": {"prefix_knowledge": "events"},
 }  # fmt: skip
 #: Fields that always have a small value, because they determine the size of the workload.
 COUNTS = {

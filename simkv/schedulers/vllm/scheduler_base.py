@@ -182,6 +182,17 @@ class VllmSchedulerBase:
         return None if self.memory.frees_while_running else self.memory.cache
 
     @property
+    def block_size(self) -> int:
+        """Number of tokens per block."""
+        return self.config.block_size
+
+    def prefix_keys(self, prompt: Prompt) -> list[int]:
+        """Return the keys of a prompt's full blocks in the prefix cache."""
+        r = RequestState(prompt, prompt.prompt_tokens, self.memory.content(prompt))
+        self.memory.name(r, prompt.prompt_tokens)
+        return r.keys.tolist()
+
+    @property
     def num_blocks(self) -> int:
         return self.memory.pool.num_blocks
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 
+from simkv.sim.fleet.cache_views import build_cache_view
 from simkv.sim.fleet.replica_lifetime import ReplicaLifetime
 from simkv.sim.fleet.routers import LoadSignal, Router
 from simkv.sim.replica_base import Replica
@@ -49,6 +50,14 @@ class LoadBoard:
 
     def signals(self, lifetimes: Sequence[ReplicaLifetime]) -> list[LoadSignal]:
         """Return the loads of replicas as seen by the router."""
+        if knowledge := self.router.knowledge:
+            for lifetime in lifetimes:
+                # The first call precedes the first request of a replica, so no event is missed.
+                if lifetime.cache is None:
+                    lifetime.cache = build_cache_view(lifetime.engine, knowledge)
+        return self._signals(lifetimes)
+
+    def _signals(self, lifetimes: Sequence[ReplicaLifetime]) -> list[LoadSignal]:
         if self.interval or self._reads_kv:
             return [self._signal(lifetime) for lifetime in lifetimes]
         for lifetime in lifetimes:
@@ -59,13 +68,15 @@ class LoadBoard:
 
     def _signal(self, lifetime: ReplicaLifetime) -> LoadSignal:
         replica, engine, in_flight = lifetime.replica, lifetime.engine, lifetime.in_flight
+        cache = lifetime.cache
         if self.interval:
             load = self._loads.get(replica) or Occupancy()
-            return LoadSignal(replica, in_flight, load.waiting, load.running, load.kv_usage)
+            return LoadSignal(replica, in_flight, load.waiting, load.running, load.kv_usage, cache)
         if not self._reads:
-            return LoadSignal(replica, in_flight)
+            return LoadSignal(replica, in_flight, cache=cache)
         usage = kv_usage(engine) if self._reads_kv else 0.0
-        return LoadSignal(replica, in_flight, engine.num_waiting, engine.num_running, usage)
+        waiting, running = engine.num_waiting, engine.num_running
+        return LoadSignal(replica, in_flight, waiting, running, usage, cache)
 
     def record_sent(self, replica: int) -> None:
         """Record that the router has sent a request to ``replica``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from simkv.sim.fleet.cache_views import CacheView
 from simkv.sim.fleet.routers import LoadSignal
 from simkv.sim.replica_base import Replica
 
@@ -19,6 +20,7 @@ class ReplicaLifetime:
     - ``index``: number of the lifetime among all lifetimes of the run.
     - ``in_flight``: number of unfinished requests that the router sent to the replica.
     - ``signal``: load when the router last read it.
+    - ``cache``: prefix cache as the router sees it, if the router reads it.
     """
 
     replica: int
@@ -29,6 +31,7 @@ class ReplicaLifetime:
     in_flight: int = 0
     leaving: bool = False
     signal: LoadSignal = NEVER_SEEN
+    cache: CacheView | None = None
 
     @property
     def name(self) -> str:

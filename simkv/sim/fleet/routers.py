@@ -38,6 +38,7 @@ from simkv.scenario.fleet_section import (
     CacheAwareConfig,
     LeastLoadedConfig,
     PowerOfTwoConfig,
+    PrefixKnowledge,
     RandomConfig,
     RouterConfig,
     SessionAdmissionConfig,
@@ -46,6 +47,7 @@ from simkv.scenario.fleet_section import (
     _Affine,
     _Scored,
 )
+from simkv.sim.fleet.cache_views import CacheView, PrefixMatch
 from simkv.sim.fleet.session_admission import SessionAdmission
 
 #: Type of a function that returns the session of a request.
@@ -60,6 +62,7 @@ class LoadSignal(NamedTuple):
     - ``in_flight``: number of unfinished requests that the router sent to the replica.
     - ``waiting``, ``running``, ``kv_usage``: queue lengths and fraction of used blocks, possibly
       out of date.
+    - ``cache``: its prefix cache as the router sees it; None if the router does not read it.
     """
 
     replica: int
@@ -67,6 +70,7 @@ class LoadSignal(NamedTuple):
     waiting: float = 0.0
     running: float = 0.0
     kv_usage: float = 0.0
+    cache: CacheView | None = None
 
 
 class Router(Protocol):
@@ -78,6 +82,8 @@ class Router(Protocol):
     reads_kv: bool
     #: Whether requests sent by this router count as waiting until the next refresh.
     counts_own_sends: bool
+    #: How the router reads the prefix caches of the replicas; None if it does not read them.
+    knowledge: PrefixKnowledge | None
 
     def choose(self, prompt: Prompt, signals: Sequence[LoadSignal]) -> int:
         """Return the replica for ``prompt``. ``signals`` are the loads, sorted by replica."""
@@ -89,6 +95,8 @@ class Router(Protocol):
 
 class _Forgets:
     """Base class of routers that store nothing about the caches of replicas."""
+
+    knowledge: PrefixKnowledge | None = None
 
     def forget(self, replica: int) -> None:
         """Do nothing, because the router stores nothing about caches."""
@@ -213,44 +221,81 @@ class SessionAffinityRouter(AffinityRouter):
             )
 
 
-class PrefixAffinityRouter(AffinityRouter):
-    """Router that chooses the replica that has received the longest prefix of the prompt.
+class SentPrompts:
+    """Prefixes of the prompts that a router has sent to each replica."""
 
-    If the prefix is too short, the replica that has received the fewest blocks is chosen. If the
-    loads are out of balance, the replica with the fewest requests in flight is chosen.
+    def __init__(self, block_size: int) -> None:
+        self._blocks = BlockKeys(block_size)
+        self._keys: list[int] = []  # of the latest prompt
+        #: Keys of all blocks sent to each replica, by replica.
+        self._sent: dict[int, set[int]] = {}
+
+    def find(self, prompt: Prompt, signals: Sequence[LoadSignal]) -> list[PrefixMatch]:
+        """Return the prefix of ``prompt`` that each replica has received."""
+        keys: list[int] = []
+        self._blocks.extend(keys, TokenContent(prompt), prompt.prompt_tokens)
+        self._keys, size = keys, self._blocks.block_size
+        each: list[Set[int]] = [self._sent.get(signal.replica, frozenset()) for signal in signals]
+        return [PrefixMatch(_known(keys, s) * size, len(keys) * size, len(s)) for s in each]
+
+    def record_sent(self, replica: int) -> None:
+        """Record that the latest prompt was sent to ``replica``."""
+        self._sent.setdefault(replica, set()).update(self._keys)
+
+    def forget(self, replica: int) -> None:
+        """Forget the prompts sent to a replica."""
+        self._sent.pop(replica, None)
+
+
+class ReportedCaches(_Forgets):
+    """Prefixes that the replicas have cached, from ``LoadSignal.cache``."""
+
+    def find(self, prompt: Prompt, signals: Sequence[LoadSignal]) -> list[PrefixMatch]:
+        """Return the prefix of ``prompt`` that each replica has cached."""
+        return [signal.cache.find(prompt) for signal in signals if signal.cache]
+
+    def record_sent(self, replica: int) -> None:
+        """Do nothing, because only the replicas report what they cache."""
+
+
+def _prefixes(config: PrefixKnowledge, block_size: int) -> SentPrompts | ReportedCaches:
+    return ReportedCaches() if config.reads_caches else SentPrompts(block_size)
+
+
+class PrefixAffinityRouter(AffinityRouter):
+    """Router that chooses the replica with the longest known prefix of the prompt.
+
+    If the prefix is too short, the replica with the fewest known blocks is chosen. If the loads are
+    out of balance, the replica with the fewest requests in flight is chosen.
     """
 
     def __init__(self, config: CacheAwareConfig) -> None:
         super().__init__(config)
         self._threshold = config.cache_threshold
-        self._blocks = BlockKeys(config.block_size)
-        #: Keys of all blocks sent to each replica, by replica.
-        self._sent: dict[int, set[int]] = {}
+        self.knowledge: PrefixKnowledge | None = config if config.reads_caches else None
+        self._prefixes = _prefixes(config, config.block_size)
 
     def choose(self, prompt: Prompt, signals: Sequence[LoadSignal]) -> int:
-        keys: list[int] = []
-        self._blocks.extend(keys, TokenContent(prompt), prompt.prompt_tokens)
-        chosen = self._choose(keys, prompt, signals)
-        self._sent.setdefault(chosen, set()).update(keys)
+        chosen = self._choose(self._prefixes.find(prompt, signals), prompt, signals)
+        self._prefixes.record_sent(chosen)
         return chosen
 
-    def _choose(self, keys: Sequence[int], prompt: Prompt, signals: Sequence[LoadSignal]) -> int:
+    def _choose(
+        self, found: Sequence[PrefixMatch], prompt: Prompt, signals: Sequence[LoadSignal]
+    ) -> int:
         fewest = self.fewest(signals)
         most = max(signal.in_flight for signal in signals)
         if self.is_out_of_balance(most, fewest.in_flight):
             return fewest.replica
-        matched, best = 0, -1
-        for signal in signals:
-            length = _known(keys, self._sent.get(signal.replica, frozenset()))
-            if length > matched:
-                matched, best = length, signal.replica
-        if matched * self._blocks.block_size > self._threshold * prompt.prompt_tokens:
-            return best
-        return min(signals, key=lambda s: len(self._sent.get(s.replica, ()))).replica
+        lengths = [match.tokens for match in found]
+        if max(lengths) > self._threshold * prompt.prompt_tokens:
+            return signals[lengths.index(max(lengths))].replica
+        blocks = [match.blocks for match in found]
+        return signals[blocks.index(min(blocks))].replica
 
     def forget(self, replica: int) -> None:
         """Forget the prompts sent to a replica that has lost its cache."""
-        self._sent.pop(replica, None)
+        self._prefixes.forget(replica)
 
 
 class WeightedRouter:
@@ -265,32 +310,28 @@ class WeightedRouter:
         self.reads_kv = config.kv_weight > 0
         self.counts_own_sends = config.count_own_sends
         self._random = Random(config.seed)
-        self._blocks = BlockKeys(config.block_size)
-        #: Keys of all blocks sent to a replica, by replica.
-        self._sent: dict[int, set[int]] = {}
+        self.knowledge: PrefixKnowledge | None = config if config.reads_caches else None
+        self._prefixes = _prefixes(config, config.block_size)
 
     def choose(self, prompt: Prompt, signals: Sequence[LoadSignal]) -> int:
-        keys: list[int] = []
-        self._blocks.extend(keys, TokenContent(prompt), prompt.prompt_tokens)
         queues = [signal.waiting for signal in signals]
         longest, spread = max(queues), max(queues) - min(queues)
         scores = []
-        for signal in signals:
+        for signal, found in zip(signals, self._prefixes.find(prompt, signals), strict=True):
             queue = (longest - signal.waiting) / spread if spread else 1.0
-            known = _known(keys, self._sent.get(signal.replica, frozenset()))
             scores.append(
                 self._config.queue_weight * queue
                 + self._config.kv_weight * (1.0 - signal.kv_usage)
-                + self._config.prefix_weight * (known / len(keys) if keys else 0.0)
+                + self._config.prefix_weight * (found.tokens / found.of if found.of else 0.0)
             )
         best = [i for i, score in enumerate(scores) if score == max(scores)]
         chosen = signals[best[_draw(self._random, len(best))]].replica
-        self._sent.setdefault(chosen, set()).update(keys)
+        self._prefixes.record_sent(chosen)
         return chosen
 
     def forget(self, replica: int) -> None:
         """Forget the prompts sent to a replica that has lost its cache."""
-        self._sent.pop(replica, None)
+        self._prefixes.forget(replica)
 
 
 def build_router(config: RouterConfig, session: SessionLookup) -> Router:

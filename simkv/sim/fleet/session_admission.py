@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from simkv.core.request import Prompt
-from simkv.scenario.fleet_section import SessionAdmissionConfig
+from simkv.scenario.fleet_section import PrefixKnowledge, SessionAdmissionConfig
 
 
 @dataclass(slots=True, eq=False)
@@ -40,6 +40,7 @@ class SessionAdmission:
     """Router that holds requests of sessions whose contexts do not fit into the replicas."""
 
     reads_load = reads_kv = counts_own_sends = False
+    knowledge: PrefixKnowledge | None = None
 
     def __init__(
         self, config: SessionAdmissionConfig, session: Callable[[Prompt], Hashable]
