@@ -102,7 +102,7 @@ def serve(
         float,
         typer.Option(
             metavar="SECONDS",
-            help="Time in seconds that running requests have to finish on shutdown.",
+            help="Seconds to wait on shutdown for running requests to finish.",
         ),
     ] = 30.0,
     seed: Annotated[int, typer.Option(min=0, help="Random seed for sampled output lengths.")] = 0,

@@ -47,8 +47,8 @@ def zoo(
         str | None,
         typer.Option(
             metavar="RELEASE",
-            help="Release to compare --source with: a version, or 'source' for the release that "
-            "the source belongs to (default: the newest release).",
+            help="Release that --source is compared with: a version, or 'source' for the "
+            "release of the code in --source (default: the newest release).",
         ),
     ] = None,
     tolerance: Annotated[

@@ -246,8 +246,9 @@ class StallDetector:
         self.proved: int | None = None
 
     def after(self, step: int, moved: bool, state: Callable[[], Hashable]) -> None:
-        """Check the scheduler's state after a step, unless an event occurred or is expected
-        (``moved``).
+        """Check the scheduler's state after a step.
+
+        ``moved`` is true if an event occurred or is expected; the state is then not checked.
         """
         if moved:
             self.progress()

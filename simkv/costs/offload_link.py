@@ -28,7 +28,7 @@ class OffloadLink:
         return self._loaded
 
     def store(self, tokens: int, start: float) -> float:
-        """Add a copy of ``tokens`` tokens from the GPU at ``start`` (s), and return its end time
+        """Transfer ``tokens`` tokens from the GPU, from ``start`` (s) on, and return the end time
         (s).
         """
         self._stored = max(self._stored, start) + (self.latency + tokens * self._store)

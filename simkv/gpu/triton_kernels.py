@@ -129,10 +129,10 @@ def prefill(q, out, keys, values, tables, row_seat, length, start, rows, scale,
             block_stride, token_stride, table_stride,
             HEADS: tl.constexpr, GROUP: tl.constexpr, PADDED: tl.constexpr, D: tl.constexpr,
             BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, QUERIES: tl.constexpr):  # fmt: skip
-    """Process QUERIES tokens of a sequence and KV head; grid (kv heads, T // QUERIES + rows).
+    """Process ``QUERIES`` tokens of one sequence for one KV head.
 
-    ``row_seat`` and ``length`` belong to the prefilling requests. ``start`` contains the first
-    token slot of each.
+    ``row_seat``, ``length`` and ``start`` contain the seat, the length and the first token slot of
+    each prefilling request.
     """
     kv_head, program = tl.program_id(0), tl.program_id(1)
     origin = tl.load(start)

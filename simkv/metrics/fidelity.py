@@ -64,7 +64,7 @@ def mark_step_times(basis: str, errors: Mapping[str, StepError]) -> str:
 
 
 def warn_mixed_bases(marks: Iterable[str]) -> list[str]:
-    """Return a warning if the compared runs use step times of different origins, or an empty list.
+    """Return a warning if the runs use step times of different origins, else an empty list.
 
     ``marks`` contains the label of each run from ``mark_step_times``.
     """
@@ -162,7 +162,7 @@ def estimate_fidelity(
 
 
 def scaled_executors(profile: CostProfile) -> list[Callable[[Executor], Executor]]:
-    """Return two functions that wrap an executor, with faster and with slower steps.
+    """Return two functions that wrap an executor: one for faster steps, one for slower steps.
 
     The step times change by the error of the profile.
     """

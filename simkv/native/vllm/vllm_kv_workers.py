@@ -111,7 +111,7 @@ class NixlWorker:
         return {"loads": [[*load] for load in loads], "sends": sends}
 
     def report(self, step: int) -> Any:
-        """Return the report on finished transfers that vLLM receives with the result of a batch."""
+        """Return the report on finished transfers. vLLM receives it with the result of a batch."""
         loads, sends = self._transfers.done(step)
         return worker_report([name_of(i) for i in loads], [name_of(i) for i in sends])
 

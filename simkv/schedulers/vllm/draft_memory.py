@@ -87,7 +87,7 @@ class DraftMemory(StateMemory):
         return needed + revived <= self.room(running=running)
 
     def register(self, r: RequestState, tokens: int) -> None:
-        """Add the blocks that the first ``tokens`` tokens of ``r`` fill to the prefix cache."""
+        """Add to the prefix cache the blocks that the first ``tokens`` tokens of ``r`` fill."""
         super().register(r, tokens)
         if self._ahead and self._unit > self.block_size and self.cache and r.content is not None:
             self._register_tails(r, tokens // self._unit * self._unit)

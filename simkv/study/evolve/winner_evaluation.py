@@ -67,7 +67,7 @@ class WinnerEvaluation:
     def holds(self) -> bool:
         """Whether the winner is better than the engine's scheduler.
 
-        At least one goal or the number of served requests must be better, and none may be worse.
+        At least one goal or the number of served requests must improve, and none may get worse.
         """
         before, after = self.unserved
         better = after < before or any(gain.surely_better for gain in self.gains)

@@ -35,7 +35,7 @@ def find_answer_range(answers: Sequence[int | None]) -> AnswerRange:
 
 
 def coverage_of_range(repeats: int) -> float:
-    """Return the probability that the range of independent answers contains their median.
+    """Return the probability that the range of n answers contains the median of all answers.
 
     The probability that all n values lie on one side of the median is at most 2**(1-n) (sign test).
     """

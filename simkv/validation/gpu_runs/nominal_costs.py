@@ -23,8 +23,9 @@ SHEET_SHARES, MEASURED_SHARES, HOST_S = (0.8, 0.6), (0.9, 0.8), 1e-3
 def nominal_profile(profile: CostProfile, campaign: Path | None = None) -> CostProfile:
     """Return the data-sheet costs of the profile's model on its GPU.
 
-    ``campaign`` is a directory of `simkv gpu calibrate` with measured peak rates, for GPUs that are
-    not in the catalog. Raises InputError if the model's shape or the GPU's peak rates are unknown.
+    ``campaign`` is an output directory of `simkv gpu calibrate`. Its measured peak rates are used
+    for GPUs that are not in the catalog. Raises InputError if the model's shape or the GPU's peak
+    rates are unknown.
     """
     shape = MODEL_SHAPES.get(profile.model)
     if shape is None:

@@ -193,7 +193,9 @@ def _after_tool(text: str, option: str) -> tuple[str, list[str]]:
                 if here == parts:
                     return tool, words[place + len(parts) :]
     expected = ", ".join(start for starts in TOOLS.values() for start in starts)
-    raise InputError(f"{option}: no benchmark in {text[:60]!r}; expected one of {expected}")
+    raise InputError(
+        f"{option}: found no benchmark command in {text[:60]!r}; expected one of {expected}"
+    )
 
 
 def _options(words: list[str], option: str) -> list[tuple[str, Any, str]]:
