@@ -24,8 +24,8 @@ from simkv.core.free_queue import FreeQueue, Ints, ints_view
 class RetentionQueue(FreeQueue):
     """Free queue with retained blocks.
 
-    Blocks whose retention has ended are allocated first, and retained blocks last. Of the retained
-    blocks, the one whose retention ends first is allocated first.
+    Blocks whose retention has ended are allocated first, and retained blocks last. Retained
+    blocks are allocated in the order in which their retention ends.
     """
 
     # A retention of infinite duration never ends.

@@ -111,7 +111,7 @@ class RunTable(NamedTuple):
 
 
 def tabulate_runs(record: RunRecord) -> RunTable:
-    """Return the runs of all requests, equal to those of ``compute_runs``."""
+    """Return the runs of all requests, as ``compute_runs`` does for one request."""
     lives = record.requests.values()
     if any(life.drafted for life in lives):
         return _tabulate(compute_runs(life) for life in lives)

@@ -47,7 +47,7 @@ class IsolatedRequest(NamedTuple):
 
     ``request`` is a copy of the request with id 0, which arrives at 0 s or at ``LATE_ARRIVAL_S``.
     ``ready`` is the time from the arrival of the request until the engine is ready, in seconds.
-    ``replica`` is the index of a replica with the setup of the one that served the request.
+    ``replica`` is the index of a replica with the same setup as the serving replica.
     """
 
     request: Request

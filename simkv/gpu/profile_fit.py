@@ -205,9 +205,9 @@ def fit_synchronous(
     """Return the profile of a synchronous engine, whose steps take the device time plus the host
     time.
 
-    ``profile`` is a profile of steps in isolation. ``real`` are steps of a real run, to which the
-    device time in service is fitted. ``judged`` are steps of other runs, from which the error of
-    the profile is computed.
+    ``profile`` is a profile of steps in isolation. The device time in service is fitted to
+    the steps ``real`` of a real run. The error of the profile is computed from the steps ``judged``
+    of other runs.
     """
     terms = fit_whole_steps(profile, [(s.load, s.device_s) for s in real], SERVICE)
     return _judged(profile.model_copy(update={"terms": terms}), judged)
@@ -258,9 +258,9 @@ def fit_overlapped(
     """Return the profile of a pipelined engine, whose steps take the longer of device and host
     time.
 
-    ``profile`` is a profile of steps in isolation. ``real`` are steps of a pipelined run, to which
-    the device and host times are fitted. ``judged`` are steps of other pipelined runs, from which
-    the error of the profile is computed.
+    ``profile`` is a profile of steps in isolation. The device and host times are fitted to
+    the steps ``real`` of a pipelined run. The error of the profile is computed from the steps
+    ``judged`` of other pipelined runs.
     """
     device = device_profile(profile)
     cost = StepCost(device)

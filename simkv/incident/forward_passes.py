@@ -111,7 +111,7 @@ def _number(place: str, values: dict[str, Any], name: str, prefix: str = "") -> 
 def fit_forward_passes(
     steps: pd.DataFrame, *, engine: str, model: str = "unknown", gpu: str = "unknown"
 ) -> CostProfile:
-    """Return a cost profile fitted to measured steps, of which one in four is held out.
+    """Return a cost profile fitted to measured steps. One step in four is held out.
 
     ``engine``, ``model`` and ``gpu`` name the server in the profile. Raises InputError if there are
     fewer than ``MIN_STEP_LINES`` steps with prefills or decode-only steps.

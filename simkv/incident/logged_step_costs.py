@@ -48,7 +48,7 @@ def has_enough_steps(steps: pd.DataFrame | None) -> bool:
 def fit_unit_costs(
     steps: pd.DataFrame, aims: dict[str, CostPrior] | None = None
 ) -> tuple[UnitCosts, Floats, npt.NDArray[np.bool_]]:
-    """Fit unit costs to logged steps, of which one in four is held out.
+    """Fit unit costs to logged steps. One step in four is held out.
 
     Return the costs, log(fitted / measured duration) of each held-out step, and whether it contains
     a prefill.

@@ -241,8 +241,8 @@ class _Maker:
     def _longest(self, engine: dict[str, Any], machine: LaunchTarget | None) -> None:
         """Set an unknown maximum length of requests.
 
-        The length is that of the model if the cache can hold it, or else suffices for all served
-        requests.
+        The length is the model's maximum if the cache can hold it. Otherwise it suffices for all
+        served requests.
         """
         requests, longest = self.evidence.requests, self.spec.longest
         if longest is None:

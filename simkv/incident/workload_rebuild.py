@@ -288,7 +288,7 @@ def _only_arrivals(arrivals: pd.DataFrame | None) -> pd.DataFrame | None:
 def _with_missing(
     requests: pd.DataFrame, arrivals: pd.DataFrame | None, notes: list[str]
 ) -> pd.DataFrame:
-    """Return all requests in order of arrival, with those that have no measured answer."""
+    """Return all requests in order of arrival, including requests without a measured answer."""
     whole = requests.copy()
     for name, default in (("max_tokens", 0), ("gave_up_s", np.nan), ("prefill_ms", np.nan)):
         if name not in whole:

@@ -163,7 +163,7 @@ def _describe_other_hardware(results: Mapping[str, RunResult], name: str) -> str
 
 
 def _changes(ours: RunResult, theirs: RunResult, hardware: bool = False) -> list[FieldDifference]:
-    """Return the differences of two variants; with ``hardware``, those of the hardware only."""
+    """Return the differences of two variants, or only those in ``hardware``."""
     found = find_differences(ours.scenario, theirs.scenario)
     return [one for one in found if not hardware or one.field.startswith("hardware")]
 

@@ -209,8 +209,8 @@ def format_shares(parts: Iterable[tuple[float, str]], total: float) -> str:
 def _find_bottleneck(result: RunResult, requests: Collection[int]) -> tuple[str | None, float]:
     """Return a phrase about the bottleneck of the requests, and their waits for it in seconds.
 
-    In a fleet, the phrase is about the replica with the longest waits, and the waits are those of
-    all replicas.
+    In a fleet, the phrase is about the replica with the longest waits. The waits are of all
+    replicas.
     """
     found = []
     for lifetime in result.run.lifetimes:

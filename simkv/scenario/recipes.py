@@ -17,7 +17,7 @@ from simkv.core.errors import InputError, spelling_hint
 from simkv.scenario.scenario_options import ScenarioOptions
 
 RECIPES_PATH = Path(__file__).with_name("recipes.json")
-#: Options of which any replaces the load of a recipe.
+#: Options that replace the load of a recipe.
 _OTHER_LOADS = ("load", "trace")
 
 

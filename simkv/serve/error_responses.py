@@ -19,8 +19,8 @@ KINDS = {400: "BadRequestError", 401: "AuthenticationError", 404: "NotFoundError
 class RequestError(Exception):
     """Error response to an HTTP request.
 
-    ``param`` is the name of the invalid field. ``kind`` is the error type, by default that of the
-    HTTP status.
+    ``param`` is the name of the invalid field. ``kind`` is the error type; by default, it follows
+    from the HTTP status.
     """
 
     def __init__(self, status: int, message: str, param: str | None = None, kind: str = "") -> None:

@@ -289,7 +289,7 @@ def _verdict(run: RunFigures | None) -> str:
 
 
 def _changed(row: SourceComparison) -> str:
-    """Return the largest differences; those of a mixed row include one that is better."""
+    """Return the largest differences. A mixed row has at least one better and one worse metric."""
     ranked = sorted(row.differences, key=lambda one: -abs(one.change))
     largest, further = ranked[:_LISTED], ranked[_LISTED:]
     if len({one.is_worse for one in largest}) == 1:

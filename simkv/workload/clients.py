@@ -15,7 +15,7 @@ wait is not part of the client queue time.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
@@ -51,7 +51,6 @@ def find_sessions(after: Mapping[int, Dependency]) -> dict[int, int]:
 
     A session is identified by the id of one of its requests.
     """
-    # This request waits for no other request.
     parents: dict[int, int] = {}
 
     def root(number: int) -> int:
@@ -111,7 +110,8 @@ class Clients:
         self._session = {} if max_sessions is None else find_sessions(self.after)
         #: Sessions in progress, each with its number of requests due, waiting or in flight.
         self._active: dict[int, int] = {}
-        self._held: deque[int] = deque()
+        #: Requests whose sessions have not started, by session, in order of arrival.
+        self._held: OrderedDict[int, list[int]] = OrderedDict()
         self._due = [(r.arrival, r.id) for r in requests if r.id not in self.after]
         heapify(self._due)
         self._queue: deque[int] = deque()
@@ -141,8 +141,6 @@ class Clients:
             self.arrived[number] = time
             if self._begins(number, time):
                 self._queue.append(number)
-            else:
-                self._held.append(number)
         sent = []
         while self._queue and not self._is_full():
             number = self._queue.popleft()
@@ -196,7 +194,7 @@ class Clients:
             self.cancelled.add(number)
             if number in self._in_flight:
                 self._leaving.append(number)
-            elif self._missing.get(number) == 0:  # due or in the queue
+            elif number in self.started or self._missing.get(number) == 0:  # in the queue, or due
                 self._count(number, -1, now)
             if number in self.after:
                 self._cancel(self.after[number].before, now)
@@ -207,12 +205,14 @@ class Clients:
         return any(self._missing[one] and one not in self.cancelled for one in followers)
 
     def _begins(self, number: int, now: float) -> bool:
-        """Start an arrived request if its session is in progress or may start. Return whether it
-        started.
+        """Start an arrived request if its session is in progress or may start; hold it otherwise.
+
+        Return whether the request started.
         """
         if self.max_sessions is not None and number not in self.after:
             session = self._session.get(number, number)
             if session not in self._active and len(self._active) >= self.max_sessions:
+                self._held.setdefault(session, []).append(number)
                 return False
             self._count(number, 1, now)
         self.started[number] = now
@@ -227,8 +227,11 @@ class Clients:
         self._active[session] = self._active.get(session, 0) + change
         if not self._active[session]:
             del self._active[session]
-            while self._held and self._begins(self._held[0], now):
-                self._queue.append(self._held.popleft())
+            while self._held and len(self._active) < self.max_sessions:
+                _, held = self._held.popitem(last=False)
+                for one in held:
+                    if one not in self.cancelled and self._begins(one, now):
+                        self._queue.append(one)
 
     def queued(self, number: int) -> float:
         """Return the client queue time: seconds from a request's start to its sending."""

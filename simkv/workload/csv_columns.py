@@ -42,7 +42,7 @@ def open_csv(
     quoted: bool = False,
     line: int = 1,
 ) -> Iterator[CsvTable]:
-    """Yield the columns ``needed`` of a CSV file, and those of ``also`` that exist.
+    """Yield the columns ``needed`` of a CSV file, and the existing columns among ``also``.
 
     ``line`` is the number of the next line. Raises InputError if a needed column is missing or a
     column is duplicated.

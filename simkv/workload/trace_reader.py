@@ -40,7 +40,9 @@ class TraceReader:
         print(reader.tally.lines())
 
     ``progress`` is called with the number of bytes read. ``columns`` maps simkv's column names to
-    those of a custom log. Raises InputError if the file does not exist or has an unknown format.
+    the names in a custom log.
+
+    Raises InputError if the file does not exist or has an unknown format.
     """
 
     # Iteration raises InputError for invalid content.

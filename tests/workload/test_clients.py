@@ -194,3 +194,25 @@ def test_a_session_with_cancelled_branches_ends() -> None:
     assert ids(some.send(9.0)) == []
     some.ended(5, 9.0)
     assert ids(some.send(9.0)) == [6]
+
+
+def test_a_cancelled_first_request_does_not_hold_its_session_open() -> None:
+    after = {2: Dependency((0, 1), 0.0, first_wins=True)}
+    requests = [request(i) for i in range(4)]
+    some = Clients(requests, after, max_concurrency=1, max_sessions=1)
+    assert ids(some.send(0.0)) == [0]  # request 1 waits in the client
+    some.ended(0, 1.0)
+    assert some.cancelled == {1}
+    assert ids(some.send(1.0)) == [2]
+    some.ended(2, 2.0)
+    assert ids(some.send(2.0)) == [3], "the first session has not ended"
+
+
+def test_all_first_requests_of_a_session_start_with_it() -> None:
+    after = {3: Dependency((1, 2), 0.0)}
+    requests = [request(0), request(1, 1.0), request(4, 2.0), request(2, 3.0), request(3)]
+    some = Clients(requests, after, max_sessions=1)
+    assert ids(some.send(4.0)) == [0]
+    some.ended(0, 5.0)
+    assert ids(some.send(5.0)) == [1, 2], "request 2 waits behind the session of request 4"
+    assert some.started[2] == 5.0

@@ -70,7 +70,7 @@ def observable_rules(trace: DecisionTrace) -> list[str]:
 
 
 def find_mismatch(trace: DecisionTrace, rules: Any) -> Mismatch | None:
-    """Return the first difference from a scheduler with ``rules`` (None: those of the variant)."""
+    """Return the first difference from a scheduler with ``rules`` (None: the variant's rules)."""
     spec = ENGINES[trace.header["engine"]]
     if rules is not None:
         spec = replace(spec, build=partial(spec.build, rules=rules))

@@ -125,7 +125,7 @@ def _config(draw: Random, variant: str) -> VllmConfig:
 
 
 def _layers(draw: Random, config: VllmConfig, kind: str) -> VllmConfig:
-    """Return the config with layer groups, of which one is special, and a scaled KV cache."""
+    """Return the config with layer groups (one of them special) and a scaled KV cache."""
     size = config.block_size
     windows = [draw.randint(2, 6 * size) for _ in range(2)]
     chunk = f"{CHUNKED}{size * draw.randint(1, 6)}"

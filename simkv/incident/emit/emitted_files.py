@@ -118,7 +118,7 @@ def _check_metrics(variant: str, engine: Any) -> None:
 
 
 def _once(kinds: Sequence[str]) -> list[str]:
-    """Return the formats without those that write the same file as an earlier format."""
+    """Return the formats; a format that writes the same file as an earlier format is left out."""
     return list({KINDS[kind]: kind for kind in kinds}.values())
 
 

@@ -60,7 +60,7 @@ class SteppedDiskTier:
         self._manager, (self._tier,) = manager, manager.secondary_tiers
 
     def begin(self, step: int) -> RecordingLine:
-        """Collect new transfers and lookups, run those that are due, and return a line's fields."""
+        """Collect new transfers and lookups, run the due ones, and return a line's fields."""
         pool = self._tier._pool
         tasks = [*pool._load_q, *pool._store_q]
         pool._load_q.clear()

@@ -53,7 +53,7 @@ class VllmConfig:
     Raises ValueError if vLLM would refuse to start, or if the release does not have a setting.
     """
 
-    # Without `hardware`, defaults that depend on the GPU and the model are those of ``vllm serve``
+    # Without `hardware`, the GPU- and model-dependent defaults are as in ``vllm serve``
     # on a GPU with less than 70 GiB; with `hardware`, ``launcher_defaults.py`` derives them.
 
     name: Literal["vllm"] = "vllm"

@@ -151,7 +151,7 @@ class DraftMemory(StateMemory):
 
     def _register_tails(self, r: RequestState, tokens: int) -> None:
         """Cache the partly filled last block of a prompt, for groups with a larger block size."""
-        # The key of the block is that of the last full block of ``block_size`` tokens inside it.
+        # The block has the key of the last full block of ``block_size`` tokens inside it.
         size = self.block_size
         end = self._keyed(r, r.prompt.prompt_tokens - 1) // size * size
         for g, owner in enumerate(self._owners(r.id)):

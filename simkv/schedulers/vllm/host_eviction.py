@@ -86,8 +86,7 @@ class EvictionPolicy:
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class LruPolicy(EvictionPolicy):
-    """Least-recently-used eviction. Of the blocks of a request, the end of the prompt is evicted
-    first.
+    """Least-recently-used eviction. Each request loses the end of its prompt first.
 
     Until a request ends, its blocks count as used when the request first used a block. Without
     ``by_request``, each block counts as used when it was written. When a request ends, all its

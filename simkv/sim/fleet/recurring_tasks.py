@@ -31,7 +31,7 @@ class RecurringTasks:
         self._ticks: list[Tick] = []
 
     def notify(self) -> None:
-        """Report an external event, after which paused tasks run again."""
+        """Report an external event. Paused tasks then run again."""
         # The tasks run at the next multiple of their interval.
         for event in self._asleep:
             event.succeed()

@@ -110,7 +110,7 @@ def _given(section: PlanSection) -> dict[str, Any]:
 
 
 def parse_plan_request(given: Mapping[str, Any]) -> PlanRequest:
-    """Return the request with the given fields, without those that are None.
+    """Return the request with the given fields. Fields with the value None are left out.
 
     Raises InputError with the command option if a field is invalid.
     """

@@ -63,7 +63,7 @@ TREES, DEPTH = 250, 16
 
 
 class TrainingStep(NamedTuple):
-    """A measured step with its duration in seconds, to which the simple cost models are fitted."""
+    """A measured step with its duration in seconds, for fits of the simple cost models."""
 
     load: StepLoad
     seconds: float

@@ -114,7 +114,7 @@ def render_all_runs(
 def case_rows(s: Score) -> list[list[str]]:
     """Return one row per metric with the errors of simkv, and one row with published errors.
 
-    The published errors are those of another simulator, from the authors of the record.
+    The authors of the record published the errors of another simulator.
     """
     rows = []
     origin = s.case.facts.origin_simulator.simulator

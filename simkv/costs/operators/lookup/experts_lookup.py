@@ -93,9 +93,9 @@ def find_kernel_spread(
     run.
 
     The function is for formats whose kernel is unknown. If a table of the release exists, or all
-    tables are older, the result is (0, 0). Else the kernels are those of the tables just before and
-    after the release. If no table is older, they are all kernels of both engines, also for similar
-    number formats.
+    tables are older, the result is (0, 0). Otherwise, the kernels come from the tables just
+    before and after the release. If no table is older, all kernels of both engines count, also for
+    similar number formats.
     """
     used = lookup_experts(store, shape, form, flops)
     distribution = name_expert_distribution(shape.experts)
