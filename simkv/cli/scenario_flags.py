@@ -155,7 +155,9 @@ def build_from(options: ScenarioOptions, label: str = "") -> BuiltScenario:
     if options.trace is not None:
         options, traffic = _with_log(options, options.trace)
     built = build_scenario(options)
-    if traffic is not None and built.line is None:
+    if traffic is not None and built.line is not None:
+        print_error(f"note: {label}the settings in the log are ignored; the command replaces them")
+    elif traffic is not None:
         built.document.tree["engine"] |= traffic.settings
         names = ", ".join(f"{name} {value}" for name, value in traffic.settings.items())
         print_error(f"note: {label}settings found in the log: {names or 'none'}")
@@ -183,7 +185,8 @@ def _with_log(options: ScenarioOptions, trace: Path) -> tuple[ScenarioOptions, L
         print_error(f"note: {trace.name}: {note}")
     print_error(
         "note: the size of the KV cache and the step times follow from the GPU and the model, not "
-        f"from the log; to reproduce the server of the log: simkv diagnose {trace}"
+        "from the log. The simulated server may be faster or slower than the server of the log. To "
+        f"reproduce the server of the log: simkv diagnose {trace}"
     )
     changed: dict[str, Any] = {"trace": found.trace}
     if options.from_command is None:

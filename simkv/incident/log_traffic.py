@@ -71,7 +71,9 @@ def read_log_traffic(path: Path, folder: Path, asked: UserSettings) -> LogTraffi
         if name not in skipped and name in setup.engine and where.startswith(f"{path.name}:")
     }
     # The user's GPU determines the values that the other assumptions concern.
-    version = [note for note in setup.assumed if str(setup.engine["variant"]) in note]
+    notes = [note for note in setup.assumed if str(setup.engine["variant"]) in note]
+    if cache := evidence.settings.get("kv_tokens"):
+        notes.append(f"the KV cache of {int(cache.value):,} tokens in the log is not used")
     return LogTraffic(
         folder / TRAFFIC,
         spec.name,
@@ -79,5 +81,5 @@ def read_log_traffic(path: Path, folder: Path, asked: UserSettings) -> LogTraffi
         setup.model,
         setup.tp,
         stated,
-        (*rebuilt.notes, *version),
+        (*rebuilt.notes, *notes),
     )

@@ -203,8 +203,13 @@ def test_log_of_a_server_gives_its_requests_and_settings(simkv: Simkv) -> None:
     done = simkv("run", *SERVER, "--trace", log, "--growth", 2, "--out", "b", "--no-plots")
     assert done.code == 0, done.err
     assert "settings found in the log: max_num_seqs 9" in done.err
-    assert "to reproduce the server of the log: simkv diagnose" in done.err
+    assert "To reproduce the server of the log: simkv diagnose" in done.err
+    assert "may be faster or slower than the server of the log" in done.err
+    assert re.search(r"the KV cache of [\d,]+ tokens in the log is not used", done.err)
     assert "is unknown: the default" not in done.err
+    command = simkv("run", "--gpu", "L4", "--from-command", LINE, "--trace", log, "--out", "c")
+    assert command.code == 0, command.err
+    assert "settings in the log are ignored" in command.err
     before, after = summary(simkv, "a"), summary(simkv, "b")
     assert before["requests"] == after["requests"] == 30
     assert before["makespan_s"] > after["makespan_s"]  # type: ignore[operator]
