@@ -199,23 +199,25 @@ def _simulated(
     ``finished`` is called after stages 2 and 3. If the inputs do not suffice to simulate the
     incident, return a summary of the measurements instead.
     """
-    from simkv.incident import diagnose_stages
-    from simkv.incident.evidence import UndeterminedError
-    from simkv.study.worker_pool import cores
+    with progress("rebuilding the workload") as advance:
+        # imported below the bar because these modules are slow to import
+        from simkv.incident import diagnose_stages
+        from simkv.incident.evidence import UndeterminedError
+        from simkv.study.worker_pool import cores
 
-    try:
-        if until >= 2:
-            diagnose_stages.rebuild_stage(target, asked)
-            finished()
-        if until >= 3:
-            with progress("simulations") as advance:
+        try:
+            if until >= 2:
+                diagnose_stages.rebuild_stage(target, asked)
+                finished()
+            if until >= 3:
+                advance(0, now="fitting step times")
                 diagnose_stages.calibrate_stage(
                     target, asked, lambda done, total: advance(done, total)
                 )
-            finished()
-        if until < 4:
-            return None
-        with progress("runs") as advance:
+                finished()
+            if until < 4:
+                return None
+            advance(0, now="runs")
             return diagnose_stages.explain_stage(
                 target,
                 asked,
@@ -223,8 +225,8 @@ def _simulated(
                 tell=lambda done, expected: advance(done, expected),
                 try_flags=try_flags,
             )
-    except UndeterminedError as reason:
-        return diagnose_stages.summarize_stage(target, reason)
+        except UndeterminedError as reason:
+            return diagnose_stages.summarize_stage(target, reason)
 
 
 @contextmanager

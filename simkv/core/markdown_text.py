@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 _ESCAPED = str.maketrans(
     {
         "&": "&amp;",
         "<": "&lt;",
-        ">": "&gt;",
         "|": "\\|",
         "`": "\\`",
         "\\": "\\\\",
@@ -18,6 +19,9 @@ _ESCAPED = str.maketrans(
 
 
 def escape_markdown(text: object) -> str:
-    """Escape Markdown characters in a text. Line ends and control characters become spaces."""
+    """Escape Markdown characters in a text. Line ends and control characters become spaces.
+
+    The arrow ``->`` is not escaped: it has no meaning in Markdown.
+    """
     line = "".join(c if c.isprintable() else " " for c in str(text))
-    return line.translate(_ESCAPED)
+    return re.sub("(?<!-)>", "&gt;", line.translate(_ESCAPED))

@@ -60,7 +60,8 @@ def victim_lines(observed: pd.DataFrame, result: RunResult, waits: WaitSummary) 
         most = KIND_LABELS[kind] if kind else ""
         yield (
             f"| {escape_markdown(request_label(observed, i))} | {row['t_s'] - begin:.2f} | "
-            f"{row['prompt_tokens']} | {row['output_tokens']} | {sum(sums.values()):.2f} | {most} |"
+            f"{row['prompt_tokens']:.0f} | {row['output_tokens']:.0f} | "
+            f"{sum(sums.values()):.2f} | {most} |"
         )
     yield ""
     blockers = result.diagnosis.blockers[: MAX_NAMED // 2]
@@ -72,14 +73,16 @@ def victim_lines(observed: pd.DataFrame, result: RunResult, waits: WaitSummary) 
         yield ""
 
 
-def verdict_lines(found: Sequence[Verdict], waits: WaitSummary) -> Iterator[str]:
-    """Yield Markdown lines about the verdicts, and about the waiting time in seconds by cause."""
+def verdict_lines(found: Sequence[Verdict], result: RunResult) -> Iterator[str]:
+    """Yield Markdown lines about the verdicts, and about the time of all requests by kind."""
     yield "## Where the time went"
     yield ""
     for verdict in found:
         yield f"- {verdict.name}: {escape_markdown(verdict.text)}"
-    for kind, spent in sorted(waits.kinds.items(), key=lambda item: -item[1]):
-        yield f"- {KIND_LABELS[kind]}: {format_seconds(spent)}"
+    kinds = total_by_kind(tile for tiles in result.diagnosis.ledger.values() for tile in tiles)
+    total = sum(kinds.values()) or 1.0
+    for kind, spent in sorted(kinds.items(), key=lambda item: -item[1]):
+        yield f"- {KIND_LABELS[kind]}: {format_seconds(spent)} ({100 * spent / total:.1f} %)"
     yield ""
 
 
@@ -91,7 +94,9 @@ def remedy_lines(mending: RemedySearch) -> Iterator[str]:
         yield "| change | effect | sure | side effects | other effects |"
         yield "| --- | --- | --- | --- | --- |"
         for remedy in mending.remedies[:MAX_NAMED]:
-            gained = remedy.gain.told if remedy.gain else remedy.effect.judgement
+            gained: str = remedy.effect.judgement
+            if remedy.gain:
+                gained = " ".join(filter(None, (f"{remedy.gain.told}.", remedy.gain.compared)))
             sure = "yes" if remedy.sure else "no"
             cells = (_change(remedy), gained, sure, _cost(remedy), _told(remedy))
             yield f"| {' | '.join(map(escape_markdown, cells))} |"
@@ -191,10 +196,12 @@ def render_diagnosis(
     lines += ["", "*Measured* figures are from the inputs. *Reconstructed* figures were sampled to"]
     lines += ["agree with them. *Simulated* figures are from the simulation of the reconstruction."]
     lines += ["", "## The server", ""]
+    server = {"model": setup.model, "gpu": setup.gpu, "tensor_parallel_size": setup.tp}
+    values = server | setup.engine
     lines += [
-        f"- {name} {escape_markdown(setup.engine[name])} ({escape_markdown(how)})"
+        f"- {name} {escape_markdown(values[name])} ({escape_markdown(how)})"
         for name, how in setup.sources.items()
-        if name in setup.engine
+        if name in values
     ]
     lines += [f"- assumed: {escape_markdown(one)}" for one in setup.assumed]
     lines += [

@@ -68,17 +68,21 @@ class EffectSize:
             return f"answered {self.before:.0f} -> {self.after:.0f}, {ends}"
         unit = format_seconds if self.figure != PREEMPTED else "{:.0f}".format
         ratio = f", x{self.after / self.before:.2f}" if self.before else ""
-        least, most = self.of
-        count = f"{least}" if least == most else f"{least} to {most}"
-        some = least < self.requests
-        whose = (
-            f" of {count} of {self.requests} requests answered with and without the change"
-            if some
-            else ""
-        )
         return (
-            f"{self.figure}{whose} {unit(self.before)} -> {unit(self.after)}{ratio}, "
+            f"{self.figure} {unit(self.before)} -> {unit(self.after)}{ratio}, "
             f"{self._ends('{:.2f}'.format)}"
+        )
+
+    @property
+    def compared(self) -> str:
+        """The compared requests as a sentence; empty if all requests are compared."""
+        least, most = self.of
+        if self.figure == ANSWERED or least >= self.requests:
+            return ""
+        count = f"{least}" if least == most else f"{least} to {most}"
+        return (
+            f"The mean is over the requests that are answered with and without the change: {count} "
+            f"of {self.requests}."
         )
 
     def _ends(self, show: Callable[[float], str]) -> str:

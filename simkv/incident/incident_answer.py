@@ -27,7 +27,13 @@ from simkv.incident.evidence import Evidence
 from simkv.incident.log_summary import LogSummary, summarize_log
 from simkv.incident.measured_answer import INFERRED, IncidentAnswer
 from simkv.incident.observed_comparison import ObservedComparison
-from simkv.incident.remedies import Remedy, RemedySearch, is_minor, mean_gain
+from simkv.incident.remedies import (
+    Remedy,
+    RemedySearch,
+    has_same_effect,
+    is_minor,
+    mean_gain,
+)
 from simkv.incident.server_setup import ServerSetup
 from simkv.incident.wait_summary import (
     MAX_WAIT_SHARE,
@@ -128,8 +134,8 @@ def explain_incident(
     )
     rest = [
         *summary_lines(summary),
-        *victim_lines(observed, result, waits),
-        *verdict_lines(found, waits),
+        *(() if is_sampled(evidence) else victim_lines(observed, result, waits)),
+        *verdict_lines(found, result),
         *(remedy_lines(mending) if mending and not healthy else ()),
         *timeline_lines(beside),
     ]
@@ -228,9 +234,10 @@ def describe_settings(search: RemedySearch | None, sources: Mapping[str, str]) -
     ``sources`` contains the source of each setting. Settings with the default value of the server's
     GPU are left out.
     """
+    remedies = search.remedies if search else ()
     changes = [
-        remedy.effect.change
-        for remedy in (search.remedies if search else ())
+        next((one for one in remedies if has_same_effect(one, remedy)), remedy).effect.change
+        for remedy in remedies
         if remedy.to_default and remedy.means == "flag" and _holds(remedy)
         if not sources.get(remedy.effect.change.field, "").startswith("default of")
     ]
@@ -266,6 +273,7 @@ def describe_search(search: RemedySearch | None, healthy: bool, sampled: bool = 
     )
     if not search.remedies:
         return f"Fix: none found; {tried}."
+    notes = []
     if sampled:
         count = _reconstructions(search)
         search = replace(search, remedies=tuple(one for one in search.remedies if _holds(one)))
@@ -273,19 +281,24 @@ def describe_search(search: RemedySearch | None, healthy: bool, sampled: bool = 
             return f"Fix: none holds in at least 90 % of the {count} reconstructions; {tried}."
         gain = search.remedies[0].gain
         assert gain is not None
-        tried = f"holds in {gain.holds} of {gain.worlds + 1} reconstructions; {tried}"
+        notes.append(f"It holds in {gain.holds} of {gain.worlds + 1} reconstructions.")
     flags = search.of("flag")
     others = [*search.of("version"), *search.of("memory")]
     best = search.remedies[0]
-    if not best.sure:
-        return f"Fix: uncertain; {describe_remedy(best)} may help; {tried}."
     minor = bool(flags) and is_minor(flags[0], mean_gain(best, search.base), search.base)
-    if flags and flags[0].sure and best.means != "version" and not minor:
-        return f"Fix: {describe_remedy(flags[0])}; {tried}."
-    if flags and flags[0].sure:
-        return f"Fix: {describe_remedy(best)}; best flag: {describe_remedy(flags[0])}; {tried}."
-    two = [best, *(one for one in others if one is not best)][:2]
-    return f"Fix: no flag; {' or '.join(describe_remedy(one) for one in two)}; {tried}."
+    if not best.sure:
+        shown, text = [best], f"uncertain; {describe_remedy(best)} may help"
+    elif flags and flags[0].sure and best.means != "version" and not minor:
+        shown, text = flags[:1], describe_remedy(flags[0])
+    elif flags and flags[0].sure:
+        shown = [best, flags[0]]
+        text = f"{describe_remedy(best)}; best flag: {describe_remedy(flags[0])}"
+    else:
+        shown = [best, *(one for one in others if one is not best)][:2]
+        text = f"no flag; {' or '.join(describe_remedy(one) for one in shown)}"
+    compared = (one.gain.compared for one in shown if one.gain)
+    notes += [sentence for sentence in dict.fromkeys(compared) if sentence]
+    return " ".join((f"Fix: {text}; {tried}.", *notes))
 
 
 def describe_unknown_prefixes(setup: ServerSetup, observed: pd.DataFrame) -> str:

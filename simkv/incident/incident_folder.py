@@ -138,7 +138,11 @@ def write_scenario(folder: Path, setup: ServerSetup, profile: str, notes: tuple[
         **({"fleet": setup.fleet} if setup.fleet else {}),
         "profile": profile,
         "provenance": {
-            "given": [f"{name}: {source}" for name, source in setup.sources.items()],
+            "given": [
+                f"{name}: {source}"
+                for name, source in setup.sources.items()
+                if name in setup.engine
+            ],
             "assumed": [*setup.assumed, *notes],
         },
     }

@@ -375,4 +375,31 @@ def _by_e2e(remedies: list[Remedy]) -> list[Remedy]:
         )
         return (0, *plain) if took <= NEAR_BEST_RATIO * shortest else (1, took, *plain)
 
-    return sorted(remedies, key=rank)
+    return _smallest_first(sorted(remedies, key=rank))
+
+
+def _smallest_first(remedies: list[Remedy]) -> list[Remedy]:
+    """Put the smallest of the changes of a number before other changes with the same effect."""
+    found = list(remedies)
+    for place, one in enumerate(found):
+        equal = [at for at in range(place, len(found)) if has_same_effect(one, found[at])]
+        if equal:
+            found.insert(place, found.pop(min(equal, key=lambda at: _distance(found[at]))))
+    return found
+
+
+def has_same_effect(one: Remedy, other: Remedy) -> bool:
+    """Return whether two numbers of the same setting have the same effect on every request."""
+    both = one.effect.change, other.effect.change
+    numbers = all(type(value) in (int, float) for c in both for value in (c.before, c.after))
+    return (
+        numbers
+        and both[0].field == both[1].field
+        and one.effect.figures.endings == other.effect.figures.endings
+        and one.gain == other.gain
+    )
+
+
+def _distance(remedy: Remedy) -> float:
+    change = remedy.effect.change
+    return abs(float(change.after) - float(change.before))

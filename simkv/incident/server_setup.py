@@ -39,6 +39,9 @@ from simkv.schedulers.engine_registry import ENGINES, find_engine_spec
 Floats = npt.NDArray[np.float64]
 #: Minimum queue time of a request that waited for resources (s).
 MIN_QUEUE_S = 0.5
+#: Names of the model and of the tensor parallel size in the inputs.
+MODEL = ("model", "model_path", "model_tag")
+TENSOR_PARALLEL = ("tensor_parallel_size", "tp_size")
 
 
 @dataclass(frozen=True)
@@ -118,12 +121,13 @@ class _Maker:
         self.sources: dict[str, str] = {}
         self.assumed: list[str] = []
         self.guessed = False
-        self.tp = asked.tp or int(self._told("tensor_parallel_size", "tp_size") or 1)
+        self.tp = asked.tp or int(self._told(*TENSOR_PARALLEL) or 1)
         self.ranks = asked.dp or int(self._told("data_parallel_size", "dp_size") or 0)
         self.ranks = self.ranks or _told_of(evidence.series)
         self.gpu = asked.gpu
-        self.model = asked.model or _text(self._told("model", "model_path", "model_tag"))
+        self.model = asked.model or _text(self._told(*MODEL))
         _check_hardware(asked)
+        self._trace_hardware()
 
     def made(self) -> ServerSetup:
         engine: dict[str, Any] = {"name": self.spec.name, "variant": self._variant()}
@@ -166,6 +170,18 @@ class _Maker:
             self.ranks,
             self.ranks > 1 and bool(model and model.experts),
         )
+
+    def _trace_hardware(self) -> None:
+        """Store the sources of the model, the GPU and the tensor parallel size."""
+        known = self.evidence.settings
+        for name, asked, names in (
+            ("model", self.asked.model, MODEL),
+            ("gpu", self.asked.gpu, ()),
+            ("tensor_parallel_size", self.asked.tp, TENSOR_PARALLEL),
+        ):
+            where = next((known[one].where for one in names if one in known), None)
+            if asked or where:
+                self.sources[name] = "as given" if asked else str(where)
 
     def _told(self, *names: str) -> Any:
         known = self.evidence.settings

@@ -6,19 +6,27 @@ from __future__ import annotations
 
 import base64
 import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
+from simkv.cli.diagnose import _simulated
 from simkv.core.errors import InputError
 from simkv.costs.cost_profile import StepCost, load_profile
 from simkv.costs.step_load import StepLoad
 from simkv.incident import diagnose_stages
+from simkv.incident.diagnosis_document import render_diagnosis
 from simkv.incident.emit.emitted_files import emit
-from simkv.incident.incident_answer import IncidentAnswer
+from simkv.incident.incident_answer import IncidentAnswer, explain_incident
+from simkv.incident.incident_folder import write_scenario
+from simkv.incident.observed_comparison import ObservedComparison
 from simkv.incident.remedies import _to_defaults
-from simkv.incident.server_setup import UserSettings
+from simkv.incident.server_setup import UserSettings, infer_setup
+from simkv.incident.source_reader import read_source
 from simkv.incident.wait_summary import is_healthy, slowdown
 from simkv.metrics.run_result import RunResult
 from simkv.metrics.scenario_runner import run_scenario
@@ -121,6 +129,61 @@ def test_victims_waited_longest(
     assert found.summary_lines[1].startswith("Affected: request ")
     for number in worst[:3]:
         assert f"request {number} " in found.summary_lines[1]
+
+
+def test_time_of_all_requests_is_listed(
+    incident: tuple[RunResult, IncidentAnswer, Path],
+) -> None:
+    part = incident[1].text.partition("## Where the time went")[2].partition("## ")[0]
+    shares = [float(share) for share in re.findall(r"\(([\d.]+) %\)$", part, re.MULTILINE)]
+    assert sum(shares) == pytest.approx(100, abs=0.1 * len(shares))
+    assert re.search(r"^- decode: .* s \([\d.]+ %\)$", part, re.MULTILINE)
+
+
+def test_server_lists_model_and_tensor_parallel_size(tmp_path: Path) -> None:
+    log = HERE.parent / "tests/incident/logs/vllm-seat-limit.log"
+    evidence = read_source(log)
+    setup = infer_setup(evidence, UserSettings(tp=2))
+    text = render_diagnosis([], ObservedComparison((), pd.DataFrame()), setup, evidence, [], [])
+    assert "- model org/chat-8b (vllm-seat-limit.log:2)\n" in text
+    assert "- tensor_parallel_size 2 (as given)\n" in text
+    write_scenario(tmp_path, setup, "unit-step", ())
+    assert "tensor_parallel_size" not in (tmp_path / "scenario.yaml").read_text()
+
+
+def test_sampled_requests_are_no_victims(
+    incident: tuple[RunResult, IncidentAnswer, Path],
+) -> None:
+    result, found, folder = incident
+    assert "## Victims" in found.text
+    rebuilt, setup = diagnose_stages.rebuild_stage(folder, UserSettings())
+    lines = HERE.parent / "tests/incident/logs/vllm-seat-limit.log"
+    likeness = ObservedComparison((), pd.DataFrame())
+    beside = pd.DataFrame()
+    sampled = explain_incident(
+        result, rebuilt.observed, likeness, None, setup, read_source(lines), (), beside
+    )
+    assert "inputs do not identify requests" in sampled.summary_lines[1]
+    assert "## Victims" not in sampled.text
+
+
+def test_progress_begins_before_the_first_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+
+    @contextmanager
+    def progress(what: str) -> Iterator[object]:
+        events.append(what)
+        yield lambda *_, **__: None
+        events.append("end")
+
+    monkeypatch.setattr("simkv.cli.diagnose.progress", progress)
+    monkeypatch.setattr(
+        diagnose_stages, "rebuild_stage", lambda *_: events.append("rebuild") or (None, None)
+    )
+    assert _simulated(tmp_path, UserSettings(), 2, 1, False, lambda: None) is None
+    assert events == ["rebuilding the workload", "rebuild", "end"]
 
 
 def test_edited_file_is_used(incident: tuple[RunResult, IncidentAnswer, Path]) -> None:

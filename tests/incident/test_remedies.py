@@ -115,6 +115,27 @@ def test_minor_flag_ranks_after_a_larger_cache() -> None:
     assert not is_minor(small, 6000.0, fewer)
 
 
+def test_smallest_of_equal_changes_is_suggested() -> None:
+    base, after = figures([10.0, 10.0, 10.0]), figures([5.0, 5.0, 5.0])
+
+    def remedy(before: int, value: int, run: RunFigures, *, to_default: bool = False) -> Remedy:
+        effect = evaluate_change(Change("knob", "max_num_seqs", before, value), base, run)
+        gain = measure_effect(effect, base, [])
+        paid = SideEffects(0, 1.0, 0)
+        return Remedy(effect, "flag", f"--max-num-seqs {value}", to_default, paid, gain)
+
+    default, enough = remedy(32, 256, after, to_default=True), remedy(32, 64, after)
+    more, better = remedy(32, 128, after), remedy(32, 48, figures([5.0, 5.0, 4.9]))
+    ranked = _ranked([default, more, enough], base)
+    assert ranked == [enough, more, default]
+    search = RemedySearch(base, tuple(ranked), 3, cast("Bounds", None), 0, ())
+    assert describe_search(search, healthy=False).startswith("Fix: --max-num-seqs 64 (")
+    assert describe_settings(search, {}).endswith("max_num_seqs=32 (better: 64).")
+    assert _ranked([default, better], base) == [default, better]  # the effects differ
+    lower, lowest = remedy(32, 16, after), remedy(32, 8, after, to_default=True)
+    assert _ranked([lowest, lower], base) == [lower, lowest]
+
+
 def test_effect_of_unknown_prefixes_is_named() -> None:
     setup = ServerSetup({"enable_prefix_caching": False}, None, None, 1, {}, ())
     assert "inputs do not show which prompts" in describe_unknown_prefixes(setup, pd.DataFrame())
@@ -149,17 +170,22 @@ def test_answers_and_preemptions_are_effects() -> None:
 def test_mean_of_some_requests_names_their_number() -> None:
     base, after = figures([10.0, 10.0, None]), figures([5.0, None, 5.0])
     found = measure_effect(evaluate_change(CHANGE, base, after), base, [])
-    assert found.told == (
-        "mean E2E of 1 of 3 requests answered with and without the change 10 s -> 5 s, x0.50, "
-        "90 % interval 0.50 to 0.50"
+    assert found.told == "mean E2E 10 s -> 5 s, x0.50, 90 % interval 0.50 to 0.50"
+    which = "The mean is over the requests that are answered with and without the change"
+    assert found.compared == f"{which}: 1 of 3."
+    fix = Remedy(
+        evaluate_change(CHANGE, base, after), "flag", "-x", False, SideEffects(0, 1.0, 0), found
     )
+    search = RemedySearch(base, (fix,), 7, cast("Bounds", None), 0, ())
+    said = describe_search(search, healthy=False)
+    assert said.endswith(f"0.50 to 0.50); 7 changes tried. {which}: 1 of 3.")
     other = figures([None, 10.0, None])  # no request has an answer in both runs
     found = measure_effect(
         evaluate_change(CHANGE, base, after), base, [(other, after), (base, after)]
     )
     assert (found.low, found.high) == (None, None)
     assert not found.sure
-    assert "mean E2E of 0 to 1 of 3 requests" in found.told
+    assert found.compared == f"{which}: 0 to 1 of 3."
     fewer = figures([1.0, 1.0], preemptions=4)
     base = figures([1.0, 1.0], preemptions=10)
     none, some = figures([1.0, 1.0]), figures([1.0, 1.0], preemptions=2)
@@ -220,7 +246,8 @@ def test_fix_of_sampled_requests_holds_in_nine_of_ten_reconstructions() -> None:
         return describe_search(search, healthy=False, sampled=True)
 
     assert "--max-num-seqs 8 (" in answer(*[better] * 4)
-    assert "holds in 5 of 5 reconstructions; 7 changes tried" in answer(*[better] * 4)
+    whole = "7 changes tried. It holds in 5 of 5 reconstructions."
+    assert answer(*[better] * 4).endswith(whole)
     nine_of_ten = answer(worse, *[better] * 8)
     assert "holds in 9 of 10 reconstructions" in nine_of_ten
     four_of_five = answer(worse, *[better] * 3)

@@ -34,6 +34,7 @@ def test_markdown_shows_request_ids_literally() -> None:
     assert "\n" not in text
     assert "&lt;script&gt;alert(1)&lt;/script&gt;\\|\\[x\\](javascript:1)\\`$" in text
     assert "<script>" not in "\n".join(listed_section("Notes", [HOSTILE]))
+    assert escape_markdown("> 10 s -> 5 s") == "&gt; 10 s -> 5 s"
 
 
 def test_console_ignores_markup(capsys: pytest.CaptureFixture[str]) -> None:
