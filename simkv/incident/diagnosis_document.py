@@ -96,7 +96,7 @@ def remedy_lines(mending: RemedySearch) -> Iterator[str]:
         for remedy in mending.remedies[:MAX_NAMED]:
             gained: str = remedy.effect.judgement
             if remedy.gain:
-                gained = " ".join(filter(None, (f"{remedy.gain.told}.", remedy.gain.compared)))
+                gained = ". ".join(filter(None, (remedy.gain.told, remedy.gain.compared)))
             sure = "yes" if remedy.sure else "no"
             cells = (_change(remedy), gained, sure, _cost(remedy), _told(remedy))
             yield f"| {' | '.join(map(escape_markdown, cells))} |"
