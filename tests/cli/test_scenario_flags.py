@@ -31,6 +31,26 @@ def summary(simkv: Simkv, name: str) -> dict[str, object]:
     return variant
 
 
+def test_reduced_length_is_noted(simkv: Simkv) -> None:
+    done = simkv("run", "--gpu", "H100", "--model", "llama-3.1-70b", "--tp", 2, *LOAD, "--no-plots")
+    assert done.code == 0, done.err
+    text = " ".join(done.out.split())
+    length = re.search(r"max_model_len (\d+) ", text)
+    assert length
+    assert int(length[1]) < 131072
+    assert f"max_model_len is reduced from the model's 131,072 to {int(length[1]):,}" in text
+
+
+def test_invalid_setting_gives_one_error(simkv: Simkv) -> None:
+    simkv.write(
+        "name: s\nworkload: {burst: {num_prompts: 2, prompt_tokens: 9, output_tokens: 2}}\n"
+        "engine: {name: vllm}\nhardware: {gpu: H100, model: llama-3.1-8b}\n"
+    )
+    done = simkv("run", "s.yaml", "--set", "engine.max_num_seqs=-1")
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert "engine.max_num_seqs: should be greater than 0; found -1" in done.err
+
+
 def test_run_needs_no_file(simkv: Simkv) -> None:
     done = simkv("run", *SERVER, *LOAD, "--out", "a", "--no-plots", "--gpu-price", "L4=0.5")
     assert done.code == 0, done.err

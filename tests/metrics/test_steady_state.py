@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import simkv
-from simkv.metrics.steady_state import check_steady_state
+from simkv.metrics.steady_state import SteadyState, check_steady_state
+
+
+def check(workload: dict[str, Any], seats: int) -> SteadyState:
+    """Return the steady state of a run with ``seats`` slots and steps of one second."""
+    scenario = {
+        "name": "load",
+        "workload": workload,
+        "engine": {"name": "vllm", "num_gpu_blocks": 2000, "max_num_seqs": seats},
+        "profile": "unit-step",
+    }
+    return check_steady_state(simkv.run(scenario).results["run"].record)
 
 
 @pytest.mark.parametrize(
@@ -19,26 +32,14 @@ from simkv.metrics.steady_state import check_steady_state
 )
 def test_steady_state(rate: float, prompts: int, steady: bool | None, words: str) -> None:
     load = {"num_prompts": prompts, "request_rate": rate, "prompt_tokens": 64, "output_tokens": 64}
-    scenario = {
-        "name": "load",
-        "workload": {"arrivals": load},
-        "engine": {"name": "vllm", "num_gpu_blocks": 2000, "max_num_seqs": 16},
-        "profile": "unit-step",
-    }
-    found = check_steady_state(simkv.run(scenario).results["run"].record)
+    found = check({"arrivals": load}, 16)
     assert (found.steady, words in found.text) == (steady, True), found.text
 
 
 def test_growth_by_more_arrivals_is_no_overload() -> None:
     times = [0.5 * i for i in range(60)] + [30 + 0.25 * i for i in range(60)]
     rows = [{"arrival": t, "prompt_tokens": 8, "output_tokens": 8} for t in times]
-    scenario = {
-        "name": "more",
-        "workload": {"requests": rows},
-        "engine": {"name": "vllm", "num_gpu_blocks": 2000, "max_num_seqs": 64},
-        "profile": "unit-step",
-    }
-    found = check_steady_state(simkv.run(scenario).results["run"].record)
+    found = check({"requests": rows}, 64)
     assert found.steady is False
     assert not found.grows, found.text
     assert "requests do not take longer" in found.text
