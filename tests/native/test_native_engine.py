@@ -157,21 +157,28 @@ def test_trtllm_source_decides(tmp_path: Path) -> None:
     assert (code, "first difference at step 1" in text) == (1, True), text
 
 
+def debug(
+    folder: Path, scenario: str, *, source: Path, step: int, typed: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a scenario with the debugger, whose input is ``typed``."""
+    path = folder / "scenario.yaml"
+    path.write_text(scenario)
+    words = ["run", path, "--source", source, "--trust", "--no-plots", "--out", folder / "out"]
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "simkv", *map(str, words), "--pdb-at-step", str(step)],
+        input=typed,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
 def test_debugger_stops_in_the_scheduler_of_the_source(tmp_path: Path) -> None:
     file = tmp_path / "tensorrt_llm/_torch/pyexecutor/scheduler/scheduler.py"
     file.parent.mkdir(parents=True)
     (tmp_path / "tensorrt_llm/__init__.py").write_text("")
     file.write_text(TWO_AT_A_TIME)
-    scenario = tmp_path / "scenario.yaml"
-    scenario.write_text(TWO)
-    words = ["run", str(scenario), "--source", str(tmp_path), "--trust", "--pdb-at-step", "2"]
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "simkv", *words, "--out", str(tmp_path / "out"), "--no-plots"],
-        input="p self.options\nc\n",
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = debug(tmp_path, TWO, source=tmp_path, step=2, typed="p self.options\nc\n")
     assert "scheduler.py(14)schedule_request()" in done.stdout
     assert "(Pdb) {" in done.stdout
     assert done.returncode == 0, done.stderr
@@ -235,15 +242,7 @@ def test_copies_to_host_memory_are_identical() -> None:
 
 def test_debugger_stops_in_the_real_scheduler(tmp_path: Path) -> None:
     wheel = wheel_of("vllm", "0.33.0")
-    path = tmp_path / "scenario.yaml"
-    path.write_text(PRESSURE)
-    words = ["run", str(path), "--source", str(wheel), "--trust", "--pdb-at-step", "3"]
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "simkv", *words, "--out", str(tmp_path / "out"), "--no-plots"],
-        input="p self.__class__.__module__\nc\n",
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    typed = "p self.__class__.__module__\nc\n"
+    done = debug(tmp_path, PRESSURE, source=wheel, step=3, typed=typed)
     assert "(Pdb) 'vllm.v1.core.sched." in done.stdout
     assert done.returncode == 0, done.stderr
