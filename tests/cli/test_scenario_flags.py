@@ -51,6 +51,23 @@ def test_invalid_setting_gives_one_error(simkv: Simkv) -> None:
     assert "engine.max_num_seqs: should be greater than 0; found -1" in done.err
 
 
+def test_misspelled_gpu_suggests_the_plain_name(simkv: Simkv) -> None:
+    done = simkv("run", "--gpu", "H1OO", "--model", "llama-3.1-8b", *LOAD)
+    assert done.code == 2
+    assert "nearest: NVIDIA H100 80GB HBM3, " in done.err
+
+
+def test_rejected_requests_are_not_a_matter_of_load(simkv: Simkv) -> None:
+    simkv.write(
+        "name: s\nworkload: {burst: {num_prompts: 2, prompt_tokens: 400, output_tokens: 2}}\n"
+        "engine: {name: vllm, num_gpu_blocks: 100, max_model_len: 300}\nprofile: unit-step\n"
+    )
+    done = simkv("run", "s.yaml", "--no-plots")
+    text = " ".join(done.out.split())
+    assert "Fix: the engine rejects these requests under any load" in text
+    assert "whatif" not in text
+
+
 def test_run_needs_no_file(simkv: Simkv) -> None:
     done = simkv("run", *SERVER, *LOAD, "--out", "a", "--no-plots", "--gpu-price", "L4=0.5")
     assert done.code == 0, done.err
