@@ -159,6 +159,7 @@ services:
         ("vllm serve X --max-num 3", "ambiguous option"),
         ("vllm serve 'X", "not a valid command"),
         ("vllm serve X -tp two", "expected a whole number"),
+        ("vllm serve X --speculative-config {method:mtp}", "expected a JSON mapping; found"),
         ("vllm serve X\nvllm serve Y", "2 launch commands"),
         ("x" * 5000, "no launch command of a server"),
     ],

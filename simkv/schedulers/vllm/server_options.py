@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from simkv.core.errors import InputError
 from simkv.core.server_options import FieldValues, LaunchOptions, NotModelled, RankOptions
 
 #: Regular expressions for the log lines that report the size of the KV cache.
@@ -86,7 +87,7 @@ def _compilation(config: Any) -> FieldValues:
 
 def _speculative(config: Any) -> FieldValues:
     if not isinstance(config, dict):
-        raise NotModelled("expected a JSON mapping")
+        raise InputError(f"--speculative-config: expected a JSON mapping; found {config!r}")
     drafts, model = config.get("num_speculative_tokens"), str(config.get("model", ""))
     method = str(config.get("method") or ("ngram" if "ngram" in model else ""))
     if not method:  # vLLM detects this method from the name of the draft model
