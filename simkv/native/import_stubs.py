@@ -1,6 +1,6 @@
 """Stubs for the imports of an engine's scheduler that do not affect its decisions.
 
-The scheduler can therefore be imported in one second, without a GPU and without torch.
+The scheduler can therefore be imported quickly, without a GPU and without torch.
 """
 
 from __future__ import annotations
