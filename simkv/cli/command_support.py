@@ -77,8 +77,8 @@ Source = Annotated[
         "--source",
         metavar="PATH",
         callback=_source,
-        help="Run the engine's own scheduler code from this checkout or wheel, or from the "
-        "installed package (PATH 'installed'). Requires --trust.",
+        help="Run the engine's own scheduler code from this checkout or wheel. If PATH is "
+        "'installed', use the installed package. Requires --trust.",
     ),
 ]
 

@@ -26,8 +26,8 @@ def compare(
         float,
         typer.Option(
             min=0,
-            help="Largest acceptable increase of a latency or decrease of a throughput, as a "
-            "fraction such as 0.05.",
+            help="Largest acceptable increase of a latency, or decrease of a throughput, as a "
+            "fraction.",
         ),
     ] = 0.05,
     seeds: Annotated[
@@ -43,10 +43,10 @@ def compare(
 ) -> None:
     """Compare two launch commands on the same requests.
 
-    Give --from-command twice: first the launch command before a change, then the one after it. The
-    output shows the change of each metric, the range of the change over seeds and over the error of
-    step times, and the requests that become slower. Exit 1 if a metric worsens by more than the
-    tolerance in its whole range, 2 for bad input.
+    Give --from-command twice: the launch command before the change, then the launch command after
+    it. The output shows the change of each metric and the requests that become slower. Each change
+    has a range, which covers different random seeds and the error of the step times. Exit 1 if a
+    metric gets worse by more than the tolerance in its whole range. Exit 2 for bad input.
     """
     from simkv.study.change_check import check_change
     from simkv.study.random_seeds import find_seed

@@ -145,8 +145,8 @@ def schema(
 ) -> None:
     """Print the JSON schema of scenarios or outputs.
 
-    Editors use the schema of scenario files to complete and check fields. With a command, print the
-    schema of the output of the command with --json.
+    Editors use the schema of scenario files to complete and check fields. If COMMAND is given,
+    print the schema of the output that this command prints with --json.
     """
     if command:
         from simkv.report.json_answers import ANSWERS

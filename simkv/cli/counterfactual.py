@@ -127,16 +127,17 @@ def bisect(
         str | None,
         typer.Option(
             metavar="BOUND",
-            help="Condition to search for instead of a change of the verdict, such as "
-            "preemptions>=1. With --git, the name of a metric is also accepted.",
+            help="Search for the value at which this condition becomes true or false, such as "
+            "preemptions>=1 (default: a change of the verdict). With --git, the name of a metric "
+            "is also accepted.",
         ),
     ] = None,
     git: Annotated[
         Path | None,
         typer.Option(
             metavar="CLONE",
-            help="Search the commits GOOD..BAD of this local clone, which contains an engine or "
-            "the custom scheduler. Requires --trust.",
+            help="Search the commits GOOD..BAD of this local clone. It must contain an engine, or "
+            "the custom scheduler of the scenario. Requires --trust.",
         ),
     ] = None,
     releases: Annotated[
@@ -151,16 +152,16 @@ def bisect(
         Path,
         typer.Option(
             metavar="DIR",
-            help="Directory with the unpacked Python files of releases, such as vllm-0.33.0/. "
-            "If a release is missing, pip downloads its wheel.",
+            help="Directory with one subdirectory per release, such as vllm-0.33.0/, that "
+            "contains its unpacked Python files. If a release is missing, pip downloads its wheel.",
         ),
     ] = Path("runs/releases"),
     tolerance: Annotated[
         float,
         typer.Option(
             min=0,
-            help="Smallest relative change of a metric that counts as a difference, if verdicts "
-            "are equal (for --git and --releases).",
+            help="With --git or --releases, if the verdicts are equal: smallest relative change "
+            "of a metric that counts as a difference.",
         ),
     ] = 0.05,
     out: Annotated[
@@ -182,8 +183,8 @@ def bisect(
     step: Annotated[
         float | None,
         typer.Option(
-            help="Smallest distance between tested values (default: 1, or 1/1000 of the range "
-            "if LOW or HIGH is a fraction)."
+            help="Smallest distance between tested values (default: 1, or 1/1000 of the range if "
+            "LOW or HIGH is not an integer)."
         ),
     ] = None,
     variant: VariantOption = None,
@@ -196,9 +197,9 @@ def bisect(
 ) -> None:
     """Find the value or version at which the verdict changes.
 
-    The search covers one of these: the range of a setting (--over), all variants of the engine
-    (--variants), the commits of a local clone (--git CLONE GOOD..BAD), or releases of the engine
-    (--releases).
+    The verdict names the problems of a run, such as stalled. The search covers one of these: the
+    range of a setting (--over), all variants of the engine (--variants), the commits of a local
+    clone (--git CLONE GOOD..BAD), or releases of the engine (--releases).
     """
     if sum(map(bool, (over, variants, git, releases))) > 1:
         raise InputError("expected exactly one of --over, --variants, --git and --releases")

@@ -106,8 +106,8 @@ def diagnose(
 
     First, print a triage: findings that follow from the log lines alone. Then rebuild the incident
     as a simulation, and report the affected requests, the cause and a fix. If you interrupt the
-    simulation, the triage is the result. All results are files in one directory. You may edit the
-    files and pass the directory as the INPUT: simkv then uses these files instead of creating them
+    simulation, only the triage remains. All results are files in one directory. You may edit the
+    files and pass the directory as INPUT: simkv then uses these files instead of creating them
     again. Exit 0 if no problem was found, 3 if a problem was found, 1 if the simulation does not
     reproduce the incident, 2 for bad input.
     """

@@ -119,8 +119,8 @@ def evolve(
 
     The search covers policies written as short expressions, values of settings (--over), or
     scheduler files (--propose). The winner is then evaluated on held-out seeds or time windows,
-    with other cache sizes, at other request rates, and with faster and slower step times within the
-    error of the cost profile. Exit 1 if no candidate is better than the baseline in all
+    with other cache sizes, at other request rates, and with step times that are faster or slower by
+    the error of the cost profile. Exit 1 if no candidate is better than the baseline in all
     evaluations.
     """
     from simkv.scenario.packaged_scenarios import find_scenario

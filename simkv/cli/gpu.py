@@ -142,7 +142,8 @@ def bench(
 ) -> None:
     """Benchmark attention kernels and whole steps.
 
-    The output compares them with the peak rates of the device and with PyTorch's own attention.
+    The output compares the measured rates with the peak rates of the device and with PyTorch's own
+    attention.
     """
     setup = device_setup(device, model, True, warm_up, threads, 0)
     if out:
@@ -182,8 +183,8 @@ def calibrate(
     """Measure step times on this device and fit a cost profile.
 
     The output shows the error of the profile on steps that were held out from the fit. It also
-    shows the ratio of the measured step times to the step times that simkv computes from public
-    operator tables for `hardware:`.
+    compares the measured step times with the step times that simkv computes from public operator
+    tables. Scenarios with a `hardware` section use these computed step times.
     """
     setup = device_setup(device, model, True, warm_up, threads, 0, clock)
     budget_s = parse_duration(budget)

@@ -17,8 +17,8 @@ Device = Annotated[str, typer.Option(help="Torch device: cuda, cuda:N or cpu (sl
 Model = Annotated[
     str | None,
     typer.Option(
-        help="Model whose layer shapes to use, with random weights (default: llama-3-8b if it "
-        "fits on the GPU, otherwise qwen2.5-0.5b; small on a CPU)."
+        help="Use the layer shapes of this model, with random weights (default on a GPU: "
+        "llama-3-8b if it fits, otherwise qwen2.5-0.5b; on a CPU: the model 'small')."
     ),
 ]
 KvTokens = Annotated[
@@ -43,8 +43,8 @@ Clock = Annotated[
     str,
     typer.Option(
         metavar="wall|cpu",
-        help="Clock for measurements: wall, or cpu to measure CPU time on a machine with other "
-        "load.",
+        help="Clock for measurements: wall (elapsed time) or cpu (CPU time, for a machine with "
+        "other load).",
     ),
 ]
 Repeats = Annotated[

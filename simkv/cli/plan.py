@@ -72,8 +72,8 @@ def plan(
         typer.Option(
             metavar="GB/S",
             min=0.001,
-            help="Bandwidth per GPU between prefill and decode replicas, with --tune (default: 50, "
-            "a 400 Gb/s network).",
+            help="With --tune: bandwidth per GPU, in GB/s, between prefill and decode replicas "
+            "(default: 50, as of a 400 Gb/s network).",
         ),
     ] = None,
     jobs: Jobs = None,
@@ -89,9 +89,9 @@ def plan(
     Describe the deployment with a scenario file or with options. If options have several values,
     such as --gpu H100,H200 --tp 1,2,4, the command makes one plan for each combination in which the
     weights fit into GPU memory. A plan is a search for the smallest fleet or cache, or for the
-    highest request rate; its result includes the cost. Values of options that are not given are
-    taken from the scenario's 'plan' section. With --tune, replicas, tensor parallel size, tokens
-    per step and prefill/decode splits are searched together. Exit 1 if no candidate meets the
+    highest request rate; its result includes the cost. The scenario's 'plan' section sets the
+    options that the command line omits. With --tune, replicas, tensor parallel size, tokens per
+    step and prefill/decode splits are searched together. Exit 1 if no candidate meets the
     objectives. An interrupted plan continues when the same command is run again.
     """
     from simkv.study.plan.capacity_plan import make_plan

@@ -36,7 +36,9 @@ Seed = Annotated[int, typer.Option(min=0, help="Random seed of the generated cas
 
 TimeLimit = Annotated[
     float,
-    typer.Option(min=1, metavar="SECONDS", help="Record no further case after this time (s)."),
+    typer.Option(
+        min=1, metavar="SECONDS", help="Start no further case after this time in seconds."
+    ),
 ]
 
 
@@ -77,8 +79,8 @@ def record(
         bool,
         typer.Option(
             "--keep",
-            help="Write only the smallest recordings of random cases that together cover every "
-            "rule, and all recordings of hand-made cases.",
+            help="Write all recordings of hand-written cases. Of the random cases, write only "
+            "small recordings that together cover every rule.",
         ),
     ] = False,
 ) -> None:

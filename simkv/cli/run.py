@@ -61,8 +61,8 @@ def run(
     leap: Annotated[
         bool,
         typer.Option(
-            help="Simulate runs of equal decode steps as one event. This is faster and gives the "
-            "same results."
+            help="Simulate consecutive equal decode steps as one event. This is faster and gives "
+            "the same results."
         ),
     ] = True,
     full: Annotated[
@@ -78,9 +78,9 @@ def run(
         str | None,
         typer.Option(
             metavar="KINDS",
-            help="Also write the files that a real server would write. KINDS is a list of "
-            "vllm-log, vllm-log-requests, vllm-log-iterations, sglang-log, otel, "
-            "prometheus, bench, separated by commas.",
+            help="Also write files as a real server or benchmark would. KINDS is a "
+            "comma-separated list of vllm-log, vllm-log-requests, vllm-log-iterations, "
+            "sglang-log, otel, prometheus and bench.",
         ),
     ] = None,
     _source: Source = None,
@@ -88,9 +88,9 @@ def run(
         str | None,
         typer.Option(
             metavar="PATH",
-            help="Compare every decision of simkv's reimplementation with the engine's own "
-            "scheduler code from this checkout or wheel, and print the first difference. "
-            "Exit 1 if there is one.",
+            help="Also run the engine's own scheduler code from this checkout or wheel. Compare "
+            "all its decisions with those of simkv's reimplementation, and print the first "
+            "difference. Exit 1 if there is one.",
         ),
     ] = None,
     pdb_at_step: Annotated[
@@ -99,7 +99,8 @@ def run(
             "--pdb-at-step",
             min=0,
             metavar="N",
-            help="Start pdb in the engine's own scheduler at this step (with --source).",
+            help="With --source: start the Python debugger (pdb) in the engine's own scheduler at "
+            "this step.",
         ),
     ] = None,
     _trusted: Trust = False,
@@ -118,7 +119,7 @@ def run(
         str | None,
         typer.Option(
             metavar="FILE[#NAME]",
-            help="File with prices per GPU hour; the output then shows the cost of tokens.",
+            help="File with prices per GPU hour. With prices, the output shows the cost of tokens.",
         ),
     ] = None,
     gpu_price: Annotated[
@@ -134,9 +135,9 @@ def run(
 
     Give a scenario file, or describe the server and its load with options such as --gpu, --model
     and --request-rate. The command prints the results and writes tables and plots. Exit 0 if every
-    request finished or was cut off by the scenario's horizon, and 3 if a request starved, timed
-    out, stalled, was lost or was rejected in any variant. If the scenario has expectations, exit 0
-    if all of them hold and 1 otherwise. Exit 2 for bad input.
+    request finished or was still unfinished at the scenario's horizon. Exit 3 if a request starved,
+    timed out, stalled, was lost or was rejected in any variant. If the scenario has expectations,
+    exit 0 if all of them hold and 1 otherwise. Exit 2 for bad input.
     """
     from simkv.report.run_files import check_run_folder
     from simkv.scenario.scenario_loader import (

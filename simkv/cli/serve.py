@@ -83,7 +83,7 @@ def serve(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Tokenizer file (tokenizer.json) to count the tokens of text prompts with.",
+            help="Count the tokens of text prompts with this tokenizer file (tokenizer.json).",
         ),
     ] = None,
     record: Annotated[
@@ -94,8 +94,8 @@ def serve(
         int,
         typer.Option(
             metavar="REQUESTS",
-            help="Maximum number of requests in the history for /explain; beyond it, the "
-            "history is dropped.",
+            help="Maximum number of requests in the history for /explain. The history is deleted "
+            "when more requests arrive.",
         ),
     ] = 200_000,
     grace: Annotated[

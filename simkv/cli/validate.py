@@ -300,9 +300,9 @@ def validate_silicon(
     """Compare predictions with published measurements.
 
     Each row of the table is a measurement of TTFT and TPOT at one concurrency. simkv simulates the
-    engine's scheduler with the request lengths and flags of the benchmark; clients send a new
-    request when one finishes. If the table has no measured columns, the command prints predictions
-    only.
+    engine's scheduler with the request lengths and flags of the benchmark. Each client sends its
+    next request when the previous one finishes. If the table has no measured columns, the command
+    prints predictions only.
     """
     from simkv.validation.serving_points.measured_rows import read_rows
     from simkv.validation.serving_points.point_prediction import predict

@@ -47,13 +47,15 @@ def zoo(
         str | None,
         typer.Option(
             metavar="RELEASE",
-            help="Release that --source is compared with: a version, or 'source' for the "
-            "release of the code in --source (default: the newest release).",
+            help="Compare --source with this release: a version number, or 'source' for the "
+            "release that the code in --source comes from (default: the newest release).",
         ),
     ] = None,
     tolerance: Annotated[
         float,
-        typer.Option(min=0, help="Smallest relative change of a metric to show (with --source)."),
+        typer.Option(
+            min=0, help="With --source: show only metrics that change by at least this fraction."
+        ),
     ] = 0.01,
     junit: Junit = None,
     jobs: Jobs = None,
@@ -63,8 +65,8 @@ def zoo(
     """Replay the packaged public incidents.
 
     Exit 1 if a result differs from the public report of its incident. With --source, the command
-    prints a table of verdicts and metrics that are better, worse or unchanged. It then exits with 1
-    if requests starve or fail in an incident in which the newest release serves all requests.
+    prints a table that shows which verdicts and metrics become better or worse. With --source, exit
+    1 if requests starve or fail in an incident in which the newest release serves all requests.
     """
     from simkv.scenario.packaged_scenarios import find_incidents
 

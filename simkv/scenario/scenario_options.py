@@ -23,8 +23,8 @@ class ScenarioOptions:
     recipe: Annotated[
         str | None,
         OptionHelp(
-            help="Published benchmark whose server and load are used, such as "
-            "gpt-oss-120b-h200; other options override its settings.",
+            help="Use the server and the load of this published benchmark, such as "
+            "gpt-oss-120b-h200. Other options override its settings.",
             metavar="NAME",
         ),
     ] = None
@@ -103,15 +103,15 @@ class ScenarioOptions:
     range_ratio: Annotated[
         float | None,
         OptionHelp(
-            help="Sample lengths uniformly within this fraction of their mean (default: 0, equal "
-            "lengths).",
+            help="Sample lengths uniformly. A length differs from the mean by at most this "
+            "fraction of the mean (default: 0, equal lengths).",
             min=0,
         ),
     ] = None
     prefix_len: Annotated[
         int | None,
         OptionHelp(
-            help="Number of tokens in a prefix that all prompts share, in addition to "
+            help="Length in tokens of a prefix that all prompts share. The prefix is added to "
             "--input-len (default: 0).",
             min=0,
         ),

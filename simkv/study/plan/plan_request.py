@@ -68,7 +68,7 @@ class PlanRequest(PlanSection):
         bool | None,
         Field(
             description="Also simulate the answer at other request rates, to find the rate at "
-            "which it fails (default: on, unless --gpu or --tp have several values)."
+            "which it fails (default: yes; no if --gpu or --tp has several values)."
         ),
     ] = None
 
