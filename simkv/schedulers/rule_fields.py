@@ -20,13 +20,14 @@ Rules = TypeVar("Rules")
 class Rule:
     """A scheduling rule that applies from release ``since`` on and before release ``until``.
 
-    - Without ``since``, the rule applies from the oldest release on. Without ``since`` and
-      ``until``, the rule applies in no release.
-    - ``values``: mapping from release to value, oldest release first, if the rule is not a boolean.
+    - ``since``: if only ``until`` is set, the rule applies from the oldest release on. If neither
+      is set, the rule applies in no release.
+    - ``values``: value of the rule in each release that changes it, oldest release first. Used only
+      if the rule is not a boolean.
     - ``meaning``: effect of the rule. ``otherwise``: behavior of releases without the rule.
-    - ``knobs``: settings that a config must set for the rule to be visible in recordings.
-    - ``needs``: rules that must also apply for the rule to be visible. ``hidden_by``: rules that
-      hide the rule.
+    - ``knobs``: settings that a config must set so that recordings show the rule.
+    - ``needs``: rules that must also apply so that recordings show the rule. ``hidden_by``: rules
+      that hide it.
     - ``shown_since``: oldest release whose recordings show the rule; None if all recordings show
       it.
     - ``at_start``: whether the rule only affects the start-up of the engine. ``hidden``: any other
@@ -49,7 +50,7 @@ class Rule:
 
     @property
     def changes(self) -> dict[str, Any]:
-        """Releases that change the value of the rule, each with the new value.
+        """Releases that change the rule, each with the new value.
 
         The oldest release is not included.
         """
@@ -88,12 +89,12 @@ def rule(topic: str, meaning: str, otherwise: str = "", **facts: Any) -> Any:
 
 
 def described_rules(kind: Any) -> dict[str, Rule]:
-    """Return the rules of a dataclass by field name."""
+    """Return the rules that the fields of a dataclass describe, by field name."""
     return {each.name: each.metadata["rule"] for each in fields(kind) if "rule" in each.metadata}
 
 
 def rules_in(kind: type[Rules], release: str) -> Rules:
-    """Return the rules dataclass ``kind``, filled with the values of a release."""
+    """Return an instance of the dataclass ``kind`` with the rules of a release."""
     return kind(**{name: each.value_in(release) for name, each in described_rules(kind).items()})
 
 

@@ -13,7 +13,10 @@ from simkv.schedulers.fastdeploy.worker import FastDeployWorker, Slot
 
 
 def leapable_steps(manager: ResourceManager, worker: FastDeployWorker, most: int) -> int:
-    """Return the number of steps, 1 to ``most``, in which all scheduled requests decode."""
+    """Return the number of next steps in which all scheduled requests decode.
+
+    The step of the last scheduling decision counts. The result is between 1 and ``most``.
+    """
     # The step of the last scheduling decision counts as the first.
     waits = bool(manager.waiting) and not manager.full
     if not _agree(manager, worker) or (waits and not manager.admission_is_stable):
@@ -48,8 +51,9 @@ def skip_steps(manager: ResourceManager, worker: FastDeployWorker, steps: int) -
 
 
 def _growth(manager: ResourceManager, steps: int) -> Counter[int]:
-    """Return, by step, the number of requests that get blocks; steps without new blocks are
-    omitted.
+    """Return the number of requests that get blocks, by step.
+
+    Steps in which no request gets blocks are omitted.
     """
     return Counter(step for seq in manager.running for step in manager.growing(seq, steps))
 

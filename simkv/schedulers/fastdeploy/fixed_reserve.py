@@ -17,7 +17,8 @@ from simkv.schedulers.fastdeploy.resource_manager import (
 class FixedReserve(ResourceManager):
     """Resource manager that reserves a number of blocks per running request.
 
-    With ``full_need``, a request is admitted after a preemption only if its whole prefill fits.
+    After a preemption, a request is admitted only if its first chunk fits. With ``full_need``, its
+    whole prefill must fit.
     """
 
     # ``full_need`` is set for the variants ``fixed-reserve-full-need`` and ``preempt-sync``. In the

@@ -12,7 +12,7 @@ from simkv.schedulers.fastdeploy.resource_manager import FastDeployRequest, Reso
 class RatioReserve(ResourceManager):
     """Resource manager of the variants ``ratio`` and ``ratio-worker-faithful`` (PR #7038).
 
-    A step prefills if possible; otherwise it decodes.
+    A step contains prefills if any are possible. Otherwise it contains decodes.
     """
 
     # Floats are added in the same order as in the engine, because the admission test rounds their

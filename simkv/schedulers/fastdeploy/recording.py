@@ -21,8 +21,9 @@ TOKEN_EOS = 2
 
 
 def _config(header: RecordingLine) -> FastDeployConfig:
-    """Read the options in a recording's header; a string in place of a value marks an option that
-    the variant lacks.
+    """Read the options in a recording's header.
+
+    A string in place of a value means that the variant does not have the option.
     """
     knobs = {field.name for field in fields(FastDeployConfig)}
     known = {k: v for k, v in header["config"].items() if k in knobs and not isinstance(v, str)}

@@ -52,7 +52,7 @@ class FastDeployRequest:
 
     - ``out``: number of output tokens that the engine has received.
     - ``need``: number of tokens to prefill.
-    - ``computed``: number of tokens sent to the worker.
+    - ``computed``: number of tokens that the engine has sent to the worker.
     """
 
     id: int
@@ -74,7 +74,10 @@ class FastDeployRequest:
 
 
 class PlannedTask(NamedTuple):
-    """A task for the worker. ``blocks`` is the length of the block table (decode tasks only)."""
+    """A task for the worker.
+
+    Decode tasks set ``blocks``, the length of the block table.
+    """
 
     kind: Literal["prefill", "decode", "preempt"]
     seq: FastDeployRequest
@@ -134,27 +137,31 @@ class ResourceManager:
         return self._tasks
 
     def held(self) -> Held | None:
-        """Return the first waiting request and the reason why it was not admitted, or None."""
+        """Return the first waiting request and the reason why it waits.
+
+        Returns None if no request waits.
+        """
         return Held(self.waiting[0].id, self.why) if self.waiting else None
 
     @property
     def full(self) -> bool:
-        """Whether the number of running requests is at its limit, so that none can be admitted."""
+        """Whether the maximum number of requests is running. No request can be admitted then."""
         raise NotImplementedError
 
     @property
     def admission_is_stable(self) -> bool:
-        """Whether the admission decision can change only if the number of free blocks changes."""
+        """Whether the admission decision stays the same while the number of free blocks does."""
         return False
 
     def growing(self, seq: FastDeployRequest, steps: int) -> Sequence[int]:
-        """Return the calls, numbered from 1 to ``steps``, in which a decoding request gets
-        blocks.
+        """Return the numbers of the calls in which a decoding request gets blocks.
+
+        The next call has the number 1. Only the next ``steps`` calls are considered.
         """
         raise NotImplementedError
 
     def decay(self, steps: int, growing: int) -> None:
-        """Reduce the block reserve by the amount of ``steps`` decode-only calls.
+        """Reduce the block reserve as ``steps`` decode-only calls do.
 
         ``growing`` is the number of calls that send tasks.
         """
@@ -231,8 +238,9 @@ class ResourceManager:
         return blocks_for(seq.computed + tokens, self.block_size) - self.pool.held(seq.id)
 
     def _lack(self, blocks: int) -> WaitReason:
-        """Return why a chunk was not scheduled: free blocks are reserved, or too few blocks are
-        free.
+        """Return why a chunk was not scheduled.
+
+        Either too few blocks are free, or the free blocks are reserved.
         """
         return "reserved" if self.pool.free >= blocks else "blocks"
 

@@ -59,7 +59,8 @@ class FastDeployScheduler(Threads):
     """Resource manager, worker and token processor in lockstep.
 
     - ``complete`` must also be called for empty batches.
-    - ``tasks`` and ``stalled``: worker tasks and stalled requests of the last batch.
+    - ``tasks``: tasks for the worker in the last batch.
+    - ``stalled``: decoding requests that lacked a block in the last batch.
     - ``acked``: preempted requests that the last ``complete`` call acknowledged.
     """
 
@@ -81,8 +82,9 @@ class FastDeployScheduler(Threads):
         self.manager.add(prompt)
 
     def schedule(self) -> Batch:
-        """Make the scheduling decisions of one call and return the batch of the worker's
-        next step.
+        """Make the scheduling decisions of one call.
+
+        Returns the batch of the worker's next step.
         """
         planned = self.manager.schedule()
         parcel = self.manager.put(planned)
@@ -129,15 +131,14 @@ class FastDeployScheduler(Threads):
 
     @property
     def num_waiting(self) -> int:
-        """Number of waiting requests and of preempted requests that the worker has not
-        acknowledged.
-        """
+        """Number of waiting requests, plus preempted requests that are not acknowledged yet."""
         return len(self.manager.waiting) + len(self.manager.pending)
 
     @property
     def num_running(self) -> int:
-        """Number of running requests, including the unfinished prefill of the ``ratio``
-        variants.
+        """Number of running requests.
+
+        In the ``ratio`` variants, a request with an unfinished prefill also counts.
         """
         return len(self.manager.running) + (self.manager.active is not None)
 
@@ -161,17 +162,18 @@ class FastDeployScheduler(Threads):
         return [seq.id for seq in self.manager.running]
 
     def pending_ids(self) -> list[int]:
-        """Return the ids of the preempted requests that the worker has not acknowledged, oldest
-        first.
-        """
+        """Return the ids of the preempted requests that are not acknowledged yet, oldest first."""
         return list(self.manager.pending)
 
     def active_id(self) -> int | None:
-        """Return the id of the unfinished chunked prefill of the ``ratio`` variants, or None."""
+        """Return the id of the request whose chunked prefill is unfinished, or None.
+
+        Only the ``ratio`` variants have such a request.
+        """
         return self.manager.active.id if self.manager.active else None
 
     def blocks_held(self) -> Mapping[int, int]:
-        """Return the number of blocks by request id."""
+        """Return the number of blocks of each request, by request id."""
         return {i: held for i, held in self.manager.pool.holdings().items() if held}
 
     def fingerprint(self) -> Hashable:
@@ -179,7 +181,7 @@ class FastDeployScheduler(Threads):
         return self.manager.fingerprint(), self.worker.fingerprint()
 
     def aside(self) -> dict[int, WaitReason]:
-        """Return the wait reason of each running request that lacks a block, by request id."""
+        """Return the running requests that lack a block, each with the reason why it waits."""
         # While the ``ratio`` variants prefill, no decode gets a block, even if blocks are free.
         manager, worker = self.manager, self.worker
         gated = isinstance(manager, RatioReserve) and manager.prefilled

@@ -59,8 +59,10 @@ def _with_tables(config: FastDeployConfig) -> TabledScheduler:
 
 
 def _setting(config: FastDeployConfig) -> ExecutionSettings:
-    """Return the execution settings: no CUDA graphs; scheduler, worker and token processor run in
-    separate threads.
+    """Return the execution settings.
+
+    FastDeploy runs without CUDA graphs. Scheduler, worker and token processor run in separate
+    threads.
     """
     return ExecutionSettings(
         engine=config.name,

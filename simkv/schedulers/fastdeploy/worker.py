@@ -24,7 +24,8 @@ class WorkerTask(NamedTuple):
 
     - ``length``: number of prompt and output tokens.
     - ``blocks``: number of blocks in the block table.
-    - ``start``, ``end``: first token of a prefill, and the token after the last one.
+    - ``start``: index of the first token to prefill.
+    - ``end``: index after the last token to prefill.
     """
 
     kind: Literal["prefill", "decode", "preempt"]
@@ -72,13 +73,13 @@ class Slot:
 
 
 class FastDeployWorker:
-    """Slots, their block tables, and the flags that acknowledge preemptions.
+    """Slots of the worker, their block tables, and flags for preempted slots.
 
-    - ``sentinel``: a preempted slot sends PREEMPTED in the next message (PR #5796). Without
-      ``sentinel``, it sends NO_TOKEN.
-    - ``decode_clears_flag``: a later decode task clears the flag, so the preemption is never
-      acknowledged.
-    - ``idle_sends``: an idle worker sends a message to acknowledge a preemption (PR #7633).
+    - ``sentinel``: whether a preempted slot sends PREEMPTED in the next message (PR #5796).
+      Otherwise it sends NO_TOKEN.
+    - ``decode_clears_flag``: whether a later decode task clears the flag of the slot. The
+      preemption is then never acknowledged.
+    - ``idle_sends``: whether an idle worker sends a message to acknowledge a preemption (PR #7633).
     """
 
     def __init__(
@@ -132,16 +133,14 @@ class FastDeployWorker:
         ]
 
     def stalled(self) -> list[int]:
-        """Return the ids of the decoding requests without a block for their last token, in slot
-        order.
-        """
+        """Return the ids of the decoding requests that lack a block, in slot order."""
         decoding = [s for _, s in sorted(self.slots.items()) if s.state == "decode"]
         return [s.id for s in decoding if not self._decodes(s)]
 
     def step(self, ends: IsLastToken) -> Message | None:
         """Run one step and return the token of each slot, or None if there is no work.
 
-        ``ends`` returns whether a token is the last one of its request.
+        The function ``ends`` returns whether a request ends with a given token.
         """
         # The message has an entry for each slot below ``bsz``. ``ends`` also holds for the token at
         # the limit ``max_tokens``.

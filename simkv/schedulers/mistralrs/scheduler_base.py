@@ -72,7 +72,7 @@ UNLIMITED_STEPS = 1 << 62
 
 
 def has_other_modality(q: Sequence, batch: list[Sequence]) -> bool:
-    """Return whether ``q`` and the first sequence of ``batch`` differ in having images."""
+    """Return whether only one of ``q`` and the first sequence of ``batch`` has images."""
     return bool(batch) and batch[0].has_images != q.has_images
 
 
@@ -178,9 +178,7 @@ class MistralrsScheduler:
         return steps
 
     def _counts_failures(self) -> bool:
-        """Return whether the only effect of a step on the queue is one more failed admission of its
-        head.
-        """
+        """Return whether a step changes the queue only by one more failed admission of its head."""
         batch = self._batch
         something = batch or batch.preempted or batch.ignored or batch.lost or batch.aside
         waits = self.waiting and not self.running and self._why == "blocks"
@@ -227,7 +225,7 @@ class MistralrsScheduler:
     def _order_flips(self) -> bool:
         """Return whether sequences of equal arrival time swap their order in every step.
 
-        They do because the engine reverses the result of a stable sort.
+        The order changes because the engine reverses the result of a stable sort.
         """
         return len({q.prompt.arrival for q in self.running}) < len(self.running)
 
@@ -279,8 +277,7 @@ class MistralrsScheduler:
         return None
 
     def _lost(self) -> list[int]:
-        """Drop sequences that are in no queue; return the ids of dropped sequences that have not
-        finished.
+        """Drop sequences that are in no queue. Return the ids of unfinished ones.
 
         Only a sequence that was preempted or ignored in this call can be in no queue.
         """

@@ -11,7 +11,7 @@ from simkv.core.scheduler_protocol import Variant
 
 @dataclass(frozen=True)
 class MistralrsRules:
-    """Rules that differ between the variants with a KV manager."""
+    """Rules that differ between the variants. The variant ``seed`` does not use them."""
 
     #: Order of decodes by arrival time; victims of preemption are taken from the end of this order.
     decode_order: Literal["newest first", "oldest first"] = "newest first"

@@ -10,7 +10,10 @@ from simkv.schedulers.sglang.memory import Req
 
 
 def launch(state: LoopState, chosen: ScheduleBatch, batch: Batch) -> None:
-    """Copy the work of ``chosen`` into ``batch`` and mark its output tokens as pending."""
+    """Copy the work of ``chosen`` into ``batch``.
+
+    Tokens that the batch will emit are counted as pending.
+    """
     # SGLang counts the prefill tokens of a batch as processed at every launch. If a running batch
     # began as a prefill, each of its decode steps therefore counts them again. This engine quirk
     # affects the queue order hrrn.
@@ -48,7 +51,7 @@ def complete(state: LoopState, batch: Batch, ended: Collection[int]) -> Completi
 
 
 def _emit(state: LoopState, r: Req, ended: Collection[int], done: Completion) -> bool:
-    """Count a token of ``r``. Return whether ``r`` continues."""
+    """Count an emitted token of ``r``. Return whether ``r`` continues."""
     # A request without a pending token has ended since the launch.
     if not r.pending:
         return False

@@ -297,7 +297,7 @@ class SglangConfig:
 
     @property
     def chunk(self) -> int:
-        """Maximum number of prompt tokens per prefill pass of a rank; -1 means no limit."""
+        """Maximum number of prompt tokens that a rank computes per pass; -1 means no limit."""
         return self.chunked_prefill_size // self.dp_size
 
     @property
@@ -317,5 +317,8 @@ class SglangConfig:
 
     @property
     def conservativeness(self) -> float:
-        """Factor for the fraction of output tokens for which a rank reserves memory."""
+        """Factor that multiplies the share of remaining output tokens for which memory is reserved.
+
+        With data-parallel attention, it is lower than ``schedule_conservativeness``.
+        """
         return self.schedule_conservativeness * (0.3 if self.enable_dp_attention else 1.0)

@@ -8,7 +8,7 @@ from simkv.schedulers.sglang.config import SglangConfig
 class DecodeInterval:
     """Counter of the steps in which no prefill may start.
 
-    With fewer than ``least`` running requests, prefills may start at once.
+    If fewer than ``least`` requests run, prefills may start in any step.
     """
 
     def __init__(self, config: SglangConfig) -> None:

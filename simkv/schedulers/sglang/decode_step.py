@@ -8,7 +8,7 @@ from simkv.schedulers.sglang.memory import Req
 
 
 def decode_step(state: LoopState, batch: Batch) -> ScheduleBatch | None:
-    """Allocate a slot for the next token of each running request and return the running batch.
+    """Allocate a slot for the next token of each running request. Return the running batch.
 
     Returns None if no request can decode in this step.
     """
@@ -34,8 +34,8 @@ def decode_step(state: LoopState, batch: Batch) -> ScheduleBatch | None:
 def drop_ending_rows(state: LoopState) -> bool:
     """Remove finished requests from the running batch. Return whether a request is about to finish.
 
-    Requests are also removed if their token in flight is the last one that their output limit
-    allows.
+    A request is about to finish if the token in flight is the last one that its output limit
+    allows. Such a request is removed, too.
     """
     rows = state.running.rows
     going_on = rows
@@ -49,9 +49,9 @@ def drop_ending_rows(state: LoopState) -> bool:
 def _retract(state: LoopState, batch: Batch) -> None:
     """Retract running requests until the others can decode.
 
-    The victim is the request with the fewest emitted tokens. Ties are broken by the longest prompt.
-    With ``retraction_policy: priority``, the least urgent request is the victim. Victims join the
-    tail of the queue and keep their output tokens.
+    The request with the fewest emitted tokens is retracted first. Ties are broken by the longest
+    prompt. With ``retraction_policy: priority``, the least urgent request is retracted first.
+    Retracted requests join the tail of the queue and keep their output tokens.
     """
     # The last tie-breaker is the last position in running order. The running requests stay in the
     # sort order of this choice.

@@ -72,8 +72,8 @@ class LaunchedBatch(NamedTuple):
 class LoopState:
     """State of one engine: queue, running batch, batches in flight and memory.
 
-    - ``last``: last launched batch, possibly ``running`` itself.
-    - ``chunked``: request with an incomplete prompt, neither in ``running`` nor in ``waiting``.
+    - ``last``: batch that was launched last. It can be the batch ``running``.
+    - ``chunked``: request with an incomplete prompt. It is in neither ``running`` nor ``waiting``.
     - ``admitted``: requests that count towards ``max_running_requests``.
     - ``why``: reason why the head of the queue was not admitted.
     - ``rejections``: requests rejected since the last batch because the queue was full.
@@ -142,7 +142,7 @@ class LoopState:
     def _turn_away_for(self, r: Req) -> Req:
         """Reject and return the least urgent request among ``r`` and the queue.
 
-        Among equally urgent requests, the latest is rejected. Without priorities, ``r`` is
+        Among equally urgent requests, the newest is rejected. Without priorities, ``r`` is
         rejected.
         """
         last, why = r, QUEUE_FULL

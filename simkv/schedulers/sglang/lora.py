@@ -19,7 +19,7 @@ AdapterName = str | None
 
 
 class SglangLoras:
-    """Admission of requests by adapter.
+    """Admission of requests, limited by the number of their adapters.
 
     - ``most``: maximum number of adapters per batch.
     - ``threshold``: waiting time in seconds after which a running adapter is drained; 0 disables
@@ -44,14 +44,15 @@ class SglangLoras:
         self._used = {r.lora for r in running if not r.finished} | {r.lora for r in can}
 
     def admit(self, r: Req) -> bool:
-        """Return whether a batch with the adapter of ``r`` is allowed."""
+        """Return whether the limit of adapters and the draining allow ``r`` in the batch."""
         if self.drainer and not self.drainer.admits(r):
             return False
         return r.lora in self._used or len(self._used) < self.most
 
     def note_candidate(self, r: Req) -> None:
-        """Count the adapter of ``r`` in this pass, even if ``r`` was not admitted (an
-        engine bug).
+        """Count the adapter of ``r`` in this pass.
+
+        Due to a bug, the engine also counts the adapters of requests that it does not admit.
         """
         self._used.add(r.lora)
 
@@ -85,8 +86,8 @@ class SglangLoras:
 class LoraDrainer:
     """Draining of running adapters when requests for another adapter wait too long.
 
-    ``draining`` maps each adapter that admits no new requests to its replacement. Source:
-    sgl-project/sglang#17913.
+    An adapter that is being drained admits no new requests. ``draining`` maps it to the adapter
+    that replaces it. Source: sgl-project/sglang#17913.
     """
 
     # If several adapters are equally suitable, the engine's choice is arbitrary; this class chooses
@@ -98,7 +99,7 @@ class LoraDrainer:
         self._rest: dict[AdapterName, int] = {}
 
     def update(self, waiting: Iterable[Req], running: Sequence[Req], now: float) -> None:
-        """Update the draining adapters. ``now`` is the current time in seconds."""
+        """Update the set of draining adapters. ``now`` is the current time in seconds."""
         waits: dict[AdapterName, tuple[float, int]] = {}
         for r in waiting:
             # Of requests queued at the same time, the one queued first has waited longest.

@@ -13,7 +13,7 @@ from simkv.schedulers.sglang.versions import NEWEST, RULES, SglangRules
 class EngineCrash(Exception):
     """Raised if the engine crashes in a scheduling call.
 
-    ``why`` is the error message. ``rows`` are the requests of the prefill.
+    ``why`` is the error message. ``rows`` are the requests of the failed prefill.
     """
 
     def __init__(self, why: str, rows: Sequence[Req]) -> None:
@@ -28,14 +28,14 @@ class Req:
 
     - ``max_new``: output limit, clipped at arrival.
     - ``out``: number of emitted tokens.
-    - ``prefix``, ``end``: first token of the prefill, and the token after the last one.
+    - ``prefix``: index of the first token to prefill. ``end``: index after the last one.
     - ``kv``: number of tokens that have a KV slot.
-    - ``owned``: number of tokens that belong to the prefix tree. ``node``: tree node with the last
-      owned token.
-    - ``hit``: number of cached tokens when the queue was last sorted. ``ended``: tree node with the
+    - ``owned``: number of tokens whose slots are in the prefix tree. ``node``: tree node of the
+      last such token.
+    - ``hit``: number of cached tokens when the queue was last sorted. ``ended``: tree node of the
       last cached token.
-    - ``looked``, ``matched``: total and cached tokens when a prefill pass last considered the
-      request.
+    - ``looked``: number of tokens to prefill when a pass last considered the request. ``matched``:
+      number of cached tokens at that time.
     - ``stamp``: number of tokens that the engine had processed when the request was queued.
     - ``passes``: number of prefill passes spent in the queue (only for
       ``lpm_aging_tokens_per_pass``).
@@ -44,7 +44,7 @@ class Req:
     - ``pending``: number of tokens that launched batches will emit.
     - ``aborted``: whether the client has disconnected.
     - ``refused``: whether the request was rejected and runs as a prompt of one token.
-    - ``logprobs_from``: first token for which log probabilities are requested.
+    - ``logprobs_from``: index of the first token whose log probability is requested.
     """
 
     # Tokens that arrive while ``pending`` is 0 are discarded. The first token of a refused request
@@ -88,7 +88,7 @@ class Req:
     def max_cached_tokens(self) -> int:
         """Maximum number of tokens to take from the prefix cache.
 
-        The last token and tokens that need log probabilities are excluded.
+        The last token is always computed, and so are tokens whose log probabilities are requested.
         """
         most = self.fill - 1
         return most if self.logprobs_from is None else min(most, self.logprobs_from)
@@ -139,8 +139,9 @@ class SglangMemory:
         return self.free >= target
 
     def match(self, req: Req, tokens: int) -> tuple[int, RadixNode | None]:
-        """Return the number of cached tokens among the first ``tokens`` tokens, and the last
-        matched node.
+        """Return the number of cached tokens among the first ``tokens`` tokens.
+
+        Also returns the last matching node of the prefix tree.
         """
         # The matched nodes become the most recently used.
         return self.tree.match(req.content, tokens) if self.tree else (0, None)
@@ -191,9 +192,7 @@ class SglangMemory:
             r.kv += 1
 
     def growth(self, rows: Sequence[Req], steps: int) -> list[int]:
-        """Return the number of tokens that ``grow`` allocates in each of the next ``steps``
-        steps.
-        """
+        """Return the number of tokens that ``grow`` allocates in each of the next steps."""
         page = self.page_size
         starting = [0] * page
         for r in rows:
@@ -203,8 +202,8 @@ class SglangMemory:
     def publish(self, req: Req, tokens: int, *, ended: bool = False) -> None:
         """Insert the first ``tokens`` tokens of ``req`` into the prefix tree.
 
-        Only whole pages are inserted. Duplicates of cached tokens are freed. Outputs get a separate
-        node, so that they are evicted before the prompt.
+        Only whole pages are inserted. Slots of tokens that were already cached are freed. Outputs
+        get a separate node, so that they are evicted before the prompt.
         """
         # Older releases give outputs a separate node only if ``req`` has ``ended``, or never.
         if self.tree is None:
@@ -221,7 +220,7 @@ class SglangMemory:
         req.node, req.owned = node, whole
 
     def release(self, req: Req) -> None:
-        """Free the tokens of ``req`` that do not belong to the prefix tree."""
+        """Free the slots of ``req`` that are not in the prefix tree."""
         # The tokens in flight of ``req`` are discarded.
         self.free += self.round_up(req.kv) - req.owned
         self.unlock(req.node)

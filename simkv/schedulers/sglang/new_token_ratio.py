@@ -14,7 +14,8 @@ from simkv.schedulers.sglang.memory import Req
 class NewTokenRatio:
     """Fraction of the remaining output tokens for which memory is reserved.
 
-    Each decode step reduces ``current`` by ``decay``, from ``init`` down to ``least``.
+    ``current`` starts at ``init``. Each decode step reduces it by ``decay``, but not below
+    ``least``.
     """
 
     def __init__(self, config: SglangConfig) -> None:

@@ -63,7 +63,7 @@ class PrefillAdder:
 
     @property
     def verdict(self) -> AddReqResult:
-        """Result for any further candidate, from the token budgets alone."""
+        """Result for the next candidate if only the token budgets are considered."""
         if not (self.left > 0 and self.memory.room - self.needed > 0):
             return AddReqResult.NO_TOKEN
         if self.inputs <= 0 or (self.chunk is not None and self.chunk <= 0):
@@ -73,7 +73,7 @@ class PrefillAdder:
     def continue_chunked(self, r: Req, most: int | None = None) -> None:
         """Add the next chunk of the incomplete prompt of ``r`` without an admission test.
 
-        ``most`` is the maximum chunk size, if the queue order limits the chunk.
+        ``most`` is the maximum chunk size that the queue order allows. None means no limit.
         """
         # No memory is reserved for the rest of the prompt, and the chunk may use reserved memory.
         # Decodes between the chunks can therefore exhaust the memory and crash the engine.

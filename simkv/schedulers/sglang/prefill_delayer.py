@@ -48,7 +48,10 @@ class PrefillDelayer:
         self._usage = (pool - state.memory.room) / pool
 
     def allows(self, running: int) -> bool:
-        """Return whether this pass may prefill prompts, for a number of ``running`` requests."""
+        """Return whether this pass may prefill prompts.
+
+        ``running`` is the number of running requests.
+        """
         free = self.config.rows - running
         self._attempted = max(self._attempted, min(max(self._waiting, 1), max(free, 1)))
         if self._allows is None:

@@ -26,7 +26,8 @@ class PrefillPass:
     def run(self, noted: Batch) -> ScheduleBatch | None:
         """Sort the queue, admit requests from its head and allocate their memory.
 
-        Records skipped and preempted requests in ``noted``. Raises EngineCrash if memory runs out.
+        The skipped and the preempted requests are recorded in ``noted``. Raises EngineCrash if
+        memory runs out.
         """
         if self.delayer is None:
             return self._run(noted)
@@ -70,7 +71,10 @@ class PrefillPass:
         return batch
 
     def ranks(self) -> Hashable:
-        """Return the requests in queue-entry order, with their lengths at the last pass."""
+        """Return the unfinished requests in the order in which they entered the queue.
+
+        Each entry also contains the values of ``looked`` and ``matched``.
+        """
         live = sorted(self.state.live.values(), key=lambda r: r.entry)
         return tuple((r.id, r.looked, r.matched) for r in live)
 

@@ -160,9 +160,10 @@ class QueueOrder:
         self.fcfs_passes += 1
 
     def limit(self, chunked: Req, budget: int) -> int | None:
-        """Return the maximum chunk size with shortest-prefill-first, or None if there is no limit.
+        """Return the maximum chunk size, or None if there is no limit.
 
-        The limit leaves some of the ``budget`` tokens to shorter prompts.
+        Only the policy shortest-prefill-first has a limit. The limit leaves some of the ``budget``
+        tokens to shorter prompts.
         """
         page, reserved = self.state.memory.page_size, 0
         if self.policy != "shortest-prefill-first" or budget < 2 * page:

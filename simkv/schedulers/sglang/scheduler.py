@@ -30,10 +30,10 @@ from simkv.schedulers.sglang.versions import RULES, SglangRules
 
 
 class SglangScheduler:
-    """SGLang's scheduler loop. ``schedule`` launches a batch, and ``complete`` processes its
-    results.
+    """SGLang's scheduler loop.
 
-    ``memory`` replaces the KV pool of the config.
+    ``schedule`` launches a batch, and ``complete`` processes its results. If ``memory`` is given,
+    it is used instead of the KV pool that the config describes.
     """
 
     def __init__(
@@ -142,9 +142,7 @@ class SglangScheduler:
     # ------------------------------------------------------------------ leaping
 
     def leap(self, most: int) -> int:
-        """Return the number of decode-only steps in which no request is admitted and nothing is
-        evicted.
-        """
+        """Return the number of decode-only steps without admissions and evictions."""
         if self.interval.left:
             return self.intake.receiver.quiet(min(most, 1 + self._rest()))
         if self._skipped:  # the next pass skips no request, because the batch is full
@@ -197,7 +195,7 @@ class SglangScheduler:
         return [r.id for r in rows if not r.finished]
 
     def running_ids(self) -> list[int]:
-        """Return the ids of the admitted requests, decode batch first."""
+        """Return the ids of the admitted requests. The requests of the decode batch come first."""
         # Other admitted requests have a partly computed prompt, or their last token is in flight.
         decoding, admitted = self.decode_ids(), self.state.admitted
         if len(decoding) == len(admitted):

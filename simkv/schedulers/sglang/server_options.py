@@ -50,7 +50,7 @@ def _kv(name: Any) -> FieldValues:
 
 
 def place_ranks(ranks: RankOptions) -> Mapping[str, Any]:
-    """Return the hardware, fleet and data-parallel fields for the launcher's options.
+    """Return the hardware, fleet and data-parallel fields that match the launcher's options.
 
     With data-parallel attention, all ranks share the ``tp`` GPUs. Without it, each of the ``dp``
     replicas has ``tp`` GPUs.

@@ -25,7 +25,7 @@ _decode = partial(rule, "Decode steps")
 
 @dataclass(frozen=True)
 class SglangRules:
-    """Rules that differ between releases. The defaults belong to the oldest release.
+    """Rules that differ between releases. The defaults are the rules of the oldest release.
 
     ``lacks`` lists the options that a release does not have.
     """

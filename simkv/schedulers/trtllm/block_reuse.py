@@ -21,9 +21,10 @@ Key = tuple[Segment, ...]
 
 
 class ReusableBlock:
-    """A block in the prefix tree. ``key`` are its tokens.
+    """A block in the prefix tree. ``key`` contains its tokens.
 
-    ``by_start`` groups the children by their first token, oldest first.
+    ``by_start`` groups the children by their first token. Within a group, the oldest child comes
+    first.
     """
 
     # Only children with the same first token have a common prefix.
@@ -52,8 +53,8 @@ class ReusableBlock:
 class ReusingKvCache(KvCache):
     """KV blocks that prompts with equal prefixes share.
 
-    A free block stays in the prefix tree until it is allocated again. All its descendants then
-    leave the tree too.
+    A free block stays in the prefix tree until it is allocated again. At that time, the block and
+    all its descendants leave the tree.
     """
 
     # Free blocks are ordered by the time at which they became free. ``_last`` maps each block to
@@ -80,10 +81,10 @@ class ReusingKvCache(KvCache):
     # ------------------------------------------------------------------ queries before a step
 
     def waits(self, r: LlmRequest, coming: set[Hashable]) -> bool:
-        """Return whether another request is computing the first block that ``r`` needs.
+        """Return whether another request is computing the first block that ``r`` lacks.
 
-        If not, the block is added to ``coming``, the blocks being computed. Source:
-        ``_one_manager_beneficial_to_skip``.
+        ``coming`` contains the blocks that are being computed. If the block is not among them, it
+        is added. Source: ``_one_manager_beneficial_to_skip``.
         """
         new = self._first_new(r) if r.first_chunk else None
         if new is None or new in coming:
@@ -177,8 +178,9 @@ class ReusingKvCache(KvCache):
     # ------------------------------------------------------------------ the tree
 
     def _best(self, node: ReusableBlock, key: Key) -> tuple[ReusableBlock | None, int]:
-        """Return the child with the longest common prefix with ``key``, and the length of the
-        prefix.
+        """Return the child whose tokens match the most leading tokens of ``key``.
+
+        Also returns the number of matching tokens.
         """
         # If several children are equal in this respect, the result is the last stored one, which
         # ``std::unordered_map`` usually visits first.
@@ -227,8 +229,9 @@ class ReusingKvCache(KvCache):
         return keys[:count]
 
     def _pieces(self, r: LlmRequest, tokens: int) -> list[Key]:
-        """Return the keys of the blocks in the first ``tokens`` tokens of ``r``, including a
-        partial block.
+        """Return the keys of the blocks in the first ``tokens`` tokens of ``r``.
+
+        A partial last block is included.
         """
         rest = tokens % self.tokens_per_block
         last = [self._contents[r.id].slices(tokens - rest, tokens)] if rest else []

@@ -20,7 +20,7 @@ class CapacityResult(NamedTuple):
     - ``fits``: requests that may run.
     - ``paused``: pairs of a paused request and the request that needs its blocks. The second
       request is None if the paused request itself lacks blocks.
-    - ``why``: reason why the first request that may not run waits.
+    - ``why``: reason why the first waiting request may not run.
     - ``skipped``: requests that wait for a block that another request computes.
     """
 
@@ -31,10 +31,10 @@ class CapacityResult(NamedTuple):
 
 
 def no_evict(active: Sequence[LlmRequest], cache: KvCache, *, static: bool) -> CapacityResult:
-    """Return the requests that fit until their last possible token (policy ``GuaranteedNoEvict``).
+    """Return the requests that can run to their end (policy ``GuaranteedNoEvict``).
 
-    The first request that does not fit blocks all later ones. If ``static``, no request is admitted
-    while any request decodes.
+    Blocks must suffice for the maximum output of all of them. The first request that does not fit
+    blocks all later ones. If ``static``, no request is admitted while any request decodes.
     """
     fits = [r for r in active if r.state != "context"]
     pending = [r for r in active if r.state == "context"]
@@ -58,8 +58,8 @@ def no_evict(active: Sequence[LlmRequest], cache: KvCache, *, static: bool) -> C
 def max_utilization(active: Sequence[LlmRequest], cache: KvCache) -> CapacityResult:
     """Return the requests that fit in this step (policy ``MaxUtilization``).
 
-    If a request lacks blocks, the last started request is paused until enough blocks are free. The
-    request itself can be paused.
+    If a request lacks blocks, started requests are paused until enough blocks are free. The last
+    request is paused first. The request that lacks blocks can be paused itself.
     """
     # Started requests before it are never paused. With block reuse, a request that is considered
     # again after such a pause is skipped: its own first new block is by then in the set of blocks

@@ -99,13 +99,16 @@ class TrtllmConfig:
 
     @property
     def longest(self) -> int:
-        """Maximum number of tokens of a request: ``max_seq_len``, but at most the pool size."""
+        """Maximum number of tokens of a request.
+
+        This is ``max_seq_len`` or the pool size, whichever is smaller.
+        """
         pool = self.max_tokens_in_paged_kv_cache
         return pool if self.max_seq_len is None else min(self.max_seq_len, pool)
 
 
 def find_rejection(prompt: Prompt, config: TrtllmConfig) -> Refusal | None:
-    """Return the error if the server rejects the request on arrival, else None."""
+    """Return the error with which the server rejects a request on arrival, or None."""
     tokens, most = prompt.prompt_tokens, config.max_num_tokens
     if tokens > most and not config.enable_chunked_prefill:
         words = f"The sum of prompt length ({tokens}), query length (0) should not exceed "

@@ -10,11 +10,10 @@ from simkv.schedulers.trtllm.memory import KvCache
 
 
 def leap(rows: Sequence[LlmRequest], cache: KvCache, least: int, ahead: int, most: int) -> int:
-    """Return the number of decode-only steps, at most ``most``, until a request ends or blocks run
-    out.
+    """Return the number of decode-only steps until a request ends or blocks run out.
 
-    At least ``least`` blocks stay free. The engine processes the end of a request ``ahead`` steps
-    early.
+    The result is at most ``most``. ``least`` blocks must stay free. A request leaves the batch
+    ``ahead`` steps before its end is processed.
     """
     for r in rows:
         most = min(most, r.new - r.generated - ahead)
@@ -45,8 +44,9 @@ def skip(rows: Sequence[LlmRequest], cache: KvCache, steps: int) -> list[int]:
 
 
 def _growth(rows: Sequence[LlmRequest], cache: KvCache, steps: int) -> Counter[int]:
-    """Return, by step, the number of requests that take a block; steps without new blocks are
-    omitted.
+    """Return the number of requests that take a block, by step.
+
+    Steps in which no request takes a block are omitted.
     """
     return Counter(step for r in rows for step in _borders(r, cache, steps))
 

@@ -63,7 +63,7 @@ class LlmRequest:
 
     @property
     def started(self) -> bool:
-        """Whether the request has computed tokens that a pause discards."""
+        """Whether any part of the prompt is computed. Only such requests can be paused."""
         return not self.first_chunk
 
     def begin(self, reused: int, tokens_per_block: int) -> None:
@@ -78,9 +78,7 @@ class LlmRequest:
         self.chunk = min(end, self.prompt) - reused
 
     def pause(self) -> None:
-        """Reset the request. Its output tokens become part of the prompt, which is computed
-        again.
-        """
+        """Discard the computed tokens. Prompt and output tokens are prefilled again later."""
         self.new -= self.generated
         self.prompt = self.known
         self.state = "context"

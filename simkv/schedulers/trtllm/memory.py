@@ -17,7 +17,7 @@ from simkv.schedulers.trtllm.llm_request import LlmRequest
 class KvCache:
     """KV blocks without prefix caching.
 
-    A request gets all blocks of its prompt with the first chunk.
+    The first chunk of a request allocates the blocks of its whole prompt.
     """
 
     def __init__(self, num_blocks: int, tokens_per_block: int) -> None:
@@ -63,8 +63,9 @@ class KvCache:
         self.pool.release(r.id)
 
     def freed(self, victims: Sequence[LlmRequest]) -> int:
-        """Return the number of blocks that a pause of ``victims`` frees
-        (``schedulingReleaseBlocks``).
+        """Return the number of blocks that become free if the requests ``victims`` are paused.
+
+        Source: ``schedulingReleaseBlocks``.
         """
         return sum(self.pool.held(r.id) for r in victims)
 
@@ -77,7 +78,7 @@ class KvCache:
         """Remove the data of a request that has left the engine."""
 
     def coming(self, active: Sequence[LlmRequest]) -> set[Hashable]:  # noqa: ARG002
-        """Return the keys of blocks that are being computed and can be reused afterwards."""
+        """Return the keys of the blocks that are being computed and will be reusable."""
         return set()
 
     def waits(self, r: LlmRequest, coming: set[Hashable]) -> bool:  # noqa: ARG002

@@ -66,7 +66,10 @@ def _whole(r: LlmRequest, most: int) -> int:
 
 
 def share(chunked: Sequence[LlmRequest], left: int, config: TrtllmConfig) -> None:
-    """Reduce the chunks of prompts by whole blocks to ``left`` tokens in total."""
+    """Limit the chunks of the prompts ``chunked`` to ``left`` tokens in total.
+
+    A chunk that does not end its prompt contains only whole blocks.
+    """
     unit = config.tokens_per_block
     for r in chunked:
         r.chunk = 0

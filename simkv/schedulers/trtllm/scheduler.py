@@ -40,7 +40,7 @@ class TrtllmScheduler:
 
     - ``queue``: requests that no iteration has fetched yet.
     - ``active``: fetched requests in arrival order. An active request without blocks waits.
-    - ``launched``: requests of the newest step, whose results are not processed yet.
+    - ``launched``: requests of the newest step. The results of this step are not processed yet.
     - ``pausing``: requests that this iteration has paused.
     - ``leaving``: ids of requests whose clients have disconnected.
     """
@@ -75,15 +75,16 @@ class TrtllmScheduler:
     def abort(self, request_id: int) -> None:
         """Record that the client has disconnected.
 
-        A later iteration that schedules tokens removes the request.
+        The request is removed in a later iteration that schedules tokens.
         """
         self._left.add(request_id)
 
     # ------------------------------------------------------------------ one iteration
 
     def schedule(self) -> Batch:
-        """Schedule a step: free the blocks of paused requests and allocate the blocks of
-        the step.
+        """Schedule a step.
+
+        This frees the blocks of paused requests and allocates the blocks of the step.
         """
         self._move_on()
         while self.queue and len(self.active) < self.config.max_batch_size:
@@ -155,7 +156,7 @@ class TrtllmScheduler:
             batch.held = Held(self.queue[0].id, "slot")
 
     def complete(self, batch: Batch, ended: Collection[int]) -> Completion:
-        """Deliver the tokens of a batch and end the requests that received their last token."""
+        """Deliver the tokens of a batch. End the requests that received their last token."""
         # A request that was paused after the launch does not end with its last token. The pause
         # resets it, so it is recomputed completely before it ends.
         done = Completion([], [])
@@ -202,8 +203,9 @@ class TrtllmScheduler:
     # ------------------------------------------------------------------ leaping
 
     def leap(self, most: int) -> int:
-        """Return the number of decode-only steps until a request ends, is paused or may be
-        admitted.
+        """Return the number of decode-only steps until a request ends or may be admitted.
+
+        No request is paused in these steps.
         """
         # Decodes take only blocks reserved for them and free none, so a request that lacks blocks
         # does not get them during the leap. A request that waits for the token budget could be

@@ -54,8 +54,9 @@ def _setting(config: TrtllmConfig) -> ExecutionSettings:
 
 
 def _longest(given: Mapping[str, Any], machine: LaunchTarget) -> dict[str, Any]:
-    """Return the model's context length as the default of ``max_seq_len``, as ``trtllm-serve``
-    does.
+    """Return the default of ``max_seq_len``.
+
+    ``trtllm-serve`` uses the model's context length.
     """
     if "max_seq_len" in given or machine.model is None:
         return {}
@@ -63,8 +64,9 @@ def _longest(given: Mapping[str, Any], machine: LaunchTarget) -> dict[str, Any]:
 
 
 def _too_long(config: TrtllmConfig, prompt_tokens: int) -> str | None:
-    """Return the reason to reject a prompt that exceeds the tokens of a step or the sequence
-    length, or None.
+    """Return why a prompt is rejected as too long, or None.
+
+    The limits are the number of tokens of a step and the sequence length.
     """
     most = config.max_num_tokens
     if prompt_tokens > most and not config.enable_chunked_prefill:

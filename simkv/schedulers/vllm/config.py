@@ -429,8 +429,9 @@ class VllmConfig:
             )
 
     def in_role(self, role: str) -> VllmConfig:
-        """Return the config of a replica that only prefills (``prefill``) or only decodes
-        (``decode``).
+        """Return the config of a replica that only prefills or only decodes.
+
+        ``role`` is ``prefill`` or ``decode``.
         """
         kv_role = {"prefill": "kv_producer", "decode": "kv_consumer"}[role]
         if self.kv_role not in (None, "kv_both", kv_role):
@@ -448,7 +449,7 @@ class VllmConfig:
 
     @property
     def draft_slots(self) -> int:
-        """Number of tokens per request that the budget of a step reserves for the drafter."""
+        """Number of tokens that a step reserves for the drafter, per request."""
         return int(self.num_speculative_tokens > 0 and self.speculative_method == "draft_model")
 
     @property
@@ -494,15 +495,15 @@ class VllmConfig:
         return rules.caches_states if self.has_states else rules.enable_prefix_caching
 
     def drops_block(self, rules: VllmRules) -> bool:
-        """Return whether prefix-cache hits are one block shorter than the cached prefix (EAGLE)."""
+        """Return whether a prefix-cache hit leaves out the last cached block (EAGLE)."""
         return self.drafts_from_states and not rules.keys_cover_next_token
 
     def states(self, rules: VllmRules) -> Literal["none", "align", "all"]:
-        """Return which recurrent states the prefix cache stores."""
+        """Return the recurrent states that the prefix cache stores."""
         return (self.mamba_cache_mode or "align") if self.caches(rules) else "none"
 
     def most_blocks(self, kind: LayerKind, length: int | None = None) -> int:
-        """Return the maximum number of blocks of a sequence in a layer group.
+        """Return the maximum number of blocks that a sequence needs in a layer group.
 
         ``length`` is in tokens and defaults to ``max_model_len``.
         """

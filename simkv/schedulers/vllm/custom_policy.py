@@ -22,7 +22,7 @@ MAX_COUNTED_PREEMPTIONS = 64
 
 @dataclass(frozen=True, slots=True)
 class EngineView:
-    """Values of the engine that the expressions of a custom policy can read.
+    """Values that the expressions of a custom policy can read from the engine.
 
     ``simkv.core.policy_language`` describes the values.
     """
@@ -44,7 +44,7 @@ class EngineView:
 
 @dataclass(frozen=True, slots=True)
 class RequestView(EngineView):
-    """Values of the engine and of one request that the expressions of a custom policy can read."""
+    """Values that the expressions of a custom policy can read from the engine and one request."""
 
     r: RequestState
 
@@ -78,7 +78,7 @@ class RequestView(EngineView):
 
 
 class VllmExpressionScheduler(VllmScheduler):
-    """Scheduler of a vLLM release in which a custom policy makes some decisions.
+    """Scheduler of a vLLM release, with a custom policy for some of its decisions.
 
     Ties are broken by arrival time.
     """

@@ -65,7 +65,7 @@ class DecodeGroup:
         self.joined.append(r.id)
 
     def part(self, r: RequestState) -> None:
-        """Remove ``r``, which has not ended."""
+        """Remove the unfinished request ``r``."""
         # The tokens in flight of ``r`` are then delivered separately from the group.
         in_flight = self._remove(r)
         for late in list(self._left_since)[len(self._left_since) - in_flight :]:
@@ -76,14 +76,15 @@ class DecodeGroup:
             self.left.append(r.id)
 
     def drop(self, r: RequestState) -> None:
-        """Remove ``r``, which has ended."""
+        """Remove ``r`` after its end."""
         self._remove(r)
         self.left.append(r.id)
 
     def depart(self) -> tuple[list[int], list[int]]:
         """Record that a batch with all members was scheduled.
 
-        Returns the ids of the requests that joined, and of those that left, since the last batch.
+        Returns two lists of ids: the requests that joined since the last batch, and the requests
+        that left.
         """
         changes = self.joined, self.left
         self._newest = self.joined
@@ -101,7 +102,7 @@ class DecodeGroup:
         return self._left_since.popleft()
 
     def in_flight(self, r: RequestState) -> int:
-        """Return the number of tokens of ``r`` that steps in flight are computing."""
+        """Return the number of tokens of ``r`` in the steps in flight."""
         return r.in_flight + self.scheduled - max(self.delivered, r.joined)
 
     def computed(self, r: RequestState) -> int:
@@ -117,7 +118,7 @@ class DecodeGroup:
         return self._borders[(self.scheduled + ahead) % self.block_size]
 
     def stopped(self, steps: int) -> list[RequestState]:
-        """Return the members that reach ``stop_length`` by step ``steps`` of the group.
+        """Return the members that have reached ``stop_length`` after ``steps`` steps of the group.
 
         Each member is returned only once.
         """
@@ -227,10 +228,10 @@ class DecodeGroup:
         return True
 
     def _filled(self, steps: int) -> list[tuple[RequestState, int]] | None:
-        """Return the members that fill blocks in the next ``steps`` steps, each with its number of
-        full blocks.
+        """Return the members that fill blocks in the next ``steps`` steps.
 
-        Returns None if a member has unregistered full blocks.
+        Each member comes with its number of full blocks. Returns None if a member has full blocks
+        that are not registered yet.
         """
         # Computes the cache keys of these blocks; new runs of keys are numbered in the order of the
         # steps.
@@ -279,8 +280,9 @@ class DecodeGroup:
         self.context += steps * len(self.members)
 
     def _quiet(self, aheads: Sequence[int]) -> int:
-        """Return the number of next steps in which no member needs a block, at most
-        ``block_size``.
+        """Return the number of next steps in which no member needs a block.
+
+        The result is at most ``block_size``.
         """
         # A step counts only if no member's blocks are full at any of the offsets ``aheads`` (in
         # steps) from it. The pattern repeats after ``block_size`` steps.

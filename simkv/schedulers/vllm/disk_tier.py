@@ -40,8 +40,8 @@ class DiskJob:
 class DiskLookup:
     """Lookup of a block on disk.
 
-    ``answer`` is None until the lookup completes. ``requesters`` are the ids of the waiting
-    requests.
+    ``answer`` is None until the lookup completes. ``requesters`` are the ids of the requests that
+    wait for it.
     """
 
     # The answer stays valid until the last of these requests ends, even if the block is written to
@@ -58,9 +58,9 @@ class DiskTier:
 
     - ``files``: cache keys of the blocks on disk.
     - ``jobs``: transfers in flight, by number.
-    - ``looks``: cache keys of the lookups in flight, by number.
-    - ``coming``: blocks that are being read from disk.
-    - ``promoted``: blocks that were read from disk, by request id.
+    - ``looks``: lookups in flight, by number. Each has a list of cache keys.
+    - ``coming``: cache keys of the blocks that are being read from disk.
+    - ``promoted``: cache keys of the blocks that were read from disk, by request id.
     """
 
     # ``coming`` includes blocks whose read starts at the end of the step.
@@ -81,7 +81,7 @@ class DiskTier:
 
     @property
     def has_pending_copies(self) -> bool:
-        """Whether there are writes to disk that no batch has listed."""
+        """Whether a write to disk is not listed in a batch yet."""
         return bool(self._writes)
 
     def find(self, key: int, place: int, asker: int, uses: BlockUses) -> LookupResult:
@@ -113,7 +113,10 @@ class DiskTier:
         self._writes.append(self._begin(DiskJob(owner, keys, writes=True)))
 
     def moves(self) -> DiskTransfers | None:
-        """Return the disk transfers and the lookup that start with this step, or None."""
+        """Return the disk transfers and the lookup that start with this step.
+
+        Returns None if nothing starts.
+        """
         reads = [
             self._begin(DiskJob(owner, keys, writes=False)) for owner, keys in self._wanted.items()
         ]

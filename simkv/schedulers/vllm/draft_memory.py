@@ -48,9 +48,9 @@ class DraftMemory(StateMemory):
         self.frees_while_running = config.kv_cache_groups != (0,)
 
     def beyond(self, r: RequestState, start: int, n: int) -> int:
-        """Return the number of blocks for lookahead slots and for the states after draft tokens.
+        """Return the number of blocks for lookahead slots and for states after draft tokens.
 
-        The number is negative if rejected drafts have left unused blocks.
+        The number is negative if a request has unused blocks because drafts were rejected.
         """
         end, table = start + n, self._tables[r.id]
         within = int(super().beyond(r, start, n) > 0)
@@ -63,16 +63,16 @@ class DraftMemory(StateMemory):
         return needed
 
     def missing(self, hits: CacheHits, end: int) -> int:
-        """Return the number of blocks that a waiting request needs for its tokens up to ``end``.
+        """Return the number of new blocks for the first ``end`` tokens of a waiting request.
 
         The cached blocks ``hits`` are not counted.
         """
         return self._admitting(hits, end, min(end + self._at_first, self._longest), 0)
 
     def fits(self, r: RequestState, hits: CacheHits, end: int, *, running: bool) -> bool:
-        """Return whether enough blocks are free to admit ``r`` with its tokens up to ``end``.
+        """Return whether enough blocks are free to admit ``r`` with its first ``end`` tokens.
 
-        ``hits`` are cached blocks that ``r`` reuses. ``running`` is true if other requests run.
+        ``r`` reuses the cached blocks ``hits``. ``running`` is true if other requests run.
         """
         if self.has_unready_hits(r, hits):
             return False
@@ -130,8 +130,8 @@ class DraftMemory(StateMemory):
     ) -> int:
         """Return the length in tokens of the longest hit for layers of ``kind``.
 
-        The hit has at most ``most`` blocks. With ``drops``, it is one block shorter than the cached
-        prefix (EAGLE).
+        The hit has at most ``most`` blocks. With ``drops``, the last cached block is left out
+        (EAGLE).
         """
         reach = window_blocks(kind)
         blocks = longest_run(groups, most, reach + drops if reach else 0, 1)

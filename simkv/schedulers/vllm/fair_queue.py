@@ -23,7 +23,7 @@ from simkv.schedulers.vllm.scheduler import AdmissionStep, VllmScheduler
 
 
 class VllmFairScheduler(VllmScheduler):
-    """Scheduler that admits requests of the client with the least service first."""
+    """Scheduler that admits the requests of the least served client first."""
 
     # If VllmScheduler is compiled, copies must include the attributes of this class.
     __mypyc_attrs__ = (*getattr(VllmScheduler, "__mypyc_attrs__", ()), "__dict__")

@@ -47,7 +47,7 @@ class HostBlockStore:
             self.refs[key] += 1
 
     def complete_read(self, keys: Iterable[int]) -> None:
-        """Record the completion of copies from the blocks ``keys``."""
+        """Record the completion of copies of the blocks ``keys`` from host memory."""
         for key in keys:
             self.refs[key] -= 1
             self._free(key)
@@ -55,8 +55,8 @@ class HostBlockStore:
     def write(self, keys: Sequence[int], first: int, uses: BlockUses) -> list[int] | None:
         """Allocate host memory for the blocks that are not present, and return their keys.
 
-        Returns None if too few blocks can be evicted. ``first`` is the position of the first block
-        in the prompt.
+        ``first`` is the position of the first block in the prompt. Returns None if too few blocks
+        can be evicted.
         """
         absent = [key for key in keys if key not in self.refs]
         there = [key for key in keys if self.refs.get(key, BEING_WRITTEN) != BEING_WRITTEN]
@@ -76,7 +76,7 @@ class HostBlockStore:
         return absent
 
     def complete_write(self, keys: Iterable[int]) -> None:
-        """Record the completion of copies to the blocks ``keys``."""
+        """Record the completion of copies of the blocks ``keys`` to host memory."""
         for key in keys:
             self.refs[key] = 0
             self._free(key)
@@ -89,7 +89,10 @@ class HostBlockStore:
         self._order.touch(keys)
 
     def over(self, uses: BlockUses) -> None:
-        """Record the end of a request, so that the eviction policy counts its blocks as used."""
+        """Record the end of a request.
+
+        The eviction policy then counts the request's blocks as used.
+        """
         self._order.over(sorted(uses.seen, key=uses.seen.__getitem__), uses)
 
     def fingerprint(self) -> Hashable:

@@ -28,9 +28,10 @@ class BlockUses:
 
     - ``seen``: position in the prompt of each block that the request has read or written.
     - ``inserted``: blocks that the request has written.
-    - ``reused``: blocks that were already present.
-    - ``missed``: blocks that were absent at the first lookup.
-    - ``rank``: position of the request in the order of first uses; 0 until its first use.
+    - ``reused``: blocks that were in host memory before.
+    - ``missed``: blocks that were absent when the request first looked them up.
+    - ``rank``: position of the request if requests are sorted by their first use of a block; 0
+      before this use.
     """
 
     # ``seen`` includes blocks that the request tried to write.
@@ -57,7 +58,10 @@ class EvictionPolicy:
         """Record that a block will be written. ``place`` is its position in the prompt."""
 
     def missed(self, keys: Sequence[int]) -> None:
-        """Record that a request has looked up absent blocks for the first time."""
+        """Record that a request has looked up blocks that are absent.
+
+        Each block is reported only once per request.
+        """
 
     def used(self, keys: Iterable[int], uses: BlockUses) -> None:
         """Record that a request uses blocks for the first time."""
@@ -86,11 +90,11 @@ class EvictionPolicy:
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class LruPolicy(EvictionPolicy):
-    """Least-recently-used eviction. Each request loses the end of its prompt first.
+    """Least-recently-used eviction. The last block of a prompt is evicted before the first.
 
-    Until a request ends, its blocks count as used when the request first used a block. Without
-    ``by_request``, each block counts as used when it was written. When a request ends, all its
-    blocks count as used again.
+    With ``by_request``, all blocks of a request count as used when the request first used any
+    block. Without ``by_request``, each block counts as used when it was written. When a request
+    ends, all its blocks count as used once more.
     """
 
     def __init__(self, refs: dict[int, int], *, by_request: bool) -> None:
@@ -164,7 +168,10 @@ class LruPolicy(EvictionPolicy):
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class ArcPolicy(EvictionPolicy):
-    """Adaptive replacement cache, with one LRU list for blocks used once and one for all others."""
+    """Adaptive replacement cache.
+
+    One LRU list contains the blocks used once, another all other blocks.
+    """
 
     # ``_recent`` are the blocks used once and ``_frequent`` the blocks used more often, each in the
     # order of use. ``_ghosts`` are the keys of blocks evicted from the two lists; a miss on such a

@@ -73,7 +73,7 @@ DEFAULT_BLOCK = 16
 
 
 def release_of(given: Mapping[str, Any]) -> str:
-    """Return the release that an engine section names."""
+    """Return the release that the engine section of a scenario names."""
     # If ``variant`` has no patch number, the result is the recorded patch release that represents
     # it.
     name = str(given.get("variant", VllmConfig.variant))
@@ -84,7 +84,7 @@ def release_of(given: Mapping[str, Any]) -> str:
 def before(given: Mapping[str, Any], machine: LaunchTarget) -> dict[str, Any]:
     """Return the default tokens per step, sequences per step and tokens per block.
 
-    Settings in ``given`` are omitted.
+    The result does not contain the settings that are in ``given``.
     """
     release = release_of(given)
     chosen: dict[str, Any] = {}
@@ -181,8 +181,9 @@ def after(section: Mapping[str, Any], machine: LaunchTarget) -> dict[str, Any]:
 
 
 def longest(section: Mapping[str, Any], most: int) -> int:
-    """Return the length in tokens of the longest sequence that the KV cache holds, at most
-    ``most``.
+    """Return the length in tokens of the longest sequence that the KV cache can hold.
+
+    The result is at most ``most``.
     """
     # ``section`` contains the engine settings. If other settings are invalid, the result is
     # ``most``, because the validation of the section reports the error later.

@@ -30,7 +30,7 @@ class VllmLoras:
     def begin(self, sat_out: Iterable[str | None]) -> None:
         """Begin the admission phase of a step.
 
-        ``sat_out`` are the adapters of running requests that the step skips, which do not count
+        ``sat_out`` are the adapters of running requests that the step skips. They do not count
         towards the maximum.
         """
         if self._running:
@@ -42,9 +42,9 @@ class VllmLoras:
 
     @property
     def exceeds_limit(self) -> bool:
-        """Whether more than ``most`` adapters run because a skipped request runs again.
+        """Whether more than ``most`` adapters run.
 
-        An assertion in vLLM fails in this case.
+        This happens when a skipped request runs again. An assertion in vLLM fails in this case.
         """
         return len(self._used) > self.most
 

@@ -49,7 +49,8 @@ class VllmMemory:
     - ``watermark``: number of blocks that stay free at admission.
     - ``frees_while_running``: whether running requests free blocks.
     - ``fills_at_once``: whether `DecodeGroup.skip` may allocate the blocks of many steps at once.
-    - ``aheads``: distances in tokens from the end of a block at which a decode changes its blocks.
+    - ``aheads``: positions at which a decode changes the blocks of its request. A position is a
+      number of tokens before the end of a block.
     """
 
     def __init__(self, config: VllmConfig, rules: VllmRules, *, tables: bool) -> None:
@@ -77,15 +78,18 @@ class VllmMemory:
         return TokenContent(prompt) if self.cache else None
 
     def held(self, tokens: int) -> int:
-        """Return the number of blocks of a running request with ``tokens`` computed tokens."""
+        """Return the number of blocks of a running request.
+
+        ``tokens`` is the number of its computed tokens.
+        """
         return blocks_for(tokens, self.block_size)
 
     def blocks_held_by(self, r: RequestState, computed: int) -> int:  # noqa: ARG002
-        """Return the number of blocks of ``r`` if ``computed`` tokens are computed."""
+        """Return the number of blocks of ``r`` when its first ``computed`` tokens are computed."""
         return self.held(computed)
 
     def missing(self, hits: CacheHits, end: int) -> int:
-        """Return the number of blocks that a waiting request needs for its tokens up to ``end``.
+        """Return the number of new blocks for the first ``end`` tokens of a waiting request.
 
         The cached blocks ``hits`` are not counted.
         """
@@ -97,7 +101,10 @@ class VllmMemory:
         return blocks_for(computed + n, size) - blocks_for(computed, size)
 
     def beyond(self, r: RequestState, start: int, n: int) -> int:  # noqa: ARG002
-        """Return the number of additional blocks for draft tokens and recurrent states."""
+        """Return the number of blocks for draft tokens and recurrent states.
+
+        These blocks are needed in addition to ``blocks_to_grow``.
+        """
         # The blocks are needed in addition to ``blocks_to_grow(start, n)``. There are none in this
         # class.
         return 0
@@ -105,7 +112,7 @@ class VllmMemory:
     def room(self, *, running: bool) -> int:
         """Return the number of blocks that an admission can use.
 
-        The watermark is subtracted if other requests are ``running``.
+        If other requests are ``running``, the watermark must stay free.
         """
         return self.pool.free - (self.watermark if running else 0)
 
@@ -127,23 +134,26 @@ class VllmMemory:
             self._keys.extend(r.keys, r.content, tokens)
 
     def new_runs(self, r: RequestState, blocks: int) -> list[int]:
-        """Return the indices of blocks that may start a new series of consecutive cache keys."""
+        """Return the indices of blocks that may start a new series of consecutive cache keys.
+
+        Only the first ``blocks`` blocks of ``r`` are considered.
+        """
         # The result contains only indices below ``blocks`` of blocks that have no key yet.
         assert r.content is not None
         first = len(r.keys) + self._keys.run_left(r.keys, r.content)
         return [i for i in range(first, blocks) if (i - first) % KEYS_PER_RUN < 2]
 
     def fits(self, r: RequestState, hits: CacheHits, end: int, *, running: bool) -> bool:
-        """Return whether enough blocks are free to admit ``r`` with its tokens up to ``end``.
+        """Return whether enough blocks are free to admit ``r`` with its first ``end`` tokens.
 
-        ``hits`` are cached blocks that ``r`` reuses. ``running`` is true if other requests run.
+        ``r`` reuses the cached blocks ``hits``. ``running`` is true if other requests run.
         """
         end = r.length if self.whole else end
         revived = self.cache.count_unreferenced(hits.groups[0]) if self.cache else 0
         return self.missing(hits, end) + revived <= self.room(running=running)
 
     def has_unready_hits(self, r: RequestState, hits: CacheHits) -> bool:  # noqa: ARG002
-        """Return whether the current step still writes one of the blocks ``hits``."""
+        """Return whether the current step is still writing one of the blocks ``hits``."""
         # Such blocks can be reused from the next step on. Only recurrent states have this
         # restriction.
         return False
@@ -159,12 +169,12 @@ class VllmMemory:
         # Does nothing here, because with full attention every token attends to all earlier tokens.
 
     def take(self, r: RequestState, count: int, end: int) -> None:  # noqa: ARG002
-        """Allocate ``count`` free blocks for the tokens of ``r`` up to ``end``."""
+        """Allocate ``count`` free blocks for the first ``end`` tokens of ``r``."""
         if count:
             self.pool.take(r.id, count)
 
     def register(self, r: RequestState, tokens: int) -> None:
-        """Add the blocks that the first ``tokens`` tokens of ``r`` fill to the prefix cache."""
+        """Add to the prefix cache the blocks that the first ``tokens`` tokens of ``r`` fill."""
         full = tokens // self.block_size
         if not self.cache or r.content is None or full <= r.registered:
             return
@@ -177,8 +187,9 @@ class VllmMemory:
         r.registered = full
 
     def release(self, r: RequestState, unused: int = 0) -> None:
-        """Free all blocks of ``r``, including ``unused`` blocks for tokens that were not
-        computed.
+        """Free all blocks of ``r``.
+
+        ``unused`` is the number of blocks that were allocated for tokens that were not computed.
         """
         # ``r`` must not be a member of the decode group.
         if isinstance(self.pool, BlockPool):
@@ -187,7 +198,7 @@ class VllmMemory:
             self.pool.return_blocks(self.held(r.computed) + unused)
 
     def blocks_of(self, request_id: int) -> list[int]:
-        """Return the ids of the blocks of a request; empty if blocks have no ids."""
+        """Return the ids of the blocks of a request. The list is empty if blocks have no ids."""
         return self.tables.tables.get(request_id, NO_BLOCKS).tolist() if self.tables else []
 
     def fingerprint(self) -> Hashable:

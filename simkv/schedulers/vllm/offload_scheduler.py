@@ -64,8 +64,9 @@ class VllmOffloadScheduler(VllmRemoteKvScheduler):
         self._reported += [job for job in jobs if job in self.connector.jobs]
 
     def finish_disk_transfers(self, jobs: Sequence[int], looks: Sequence[int]) -> None:
-        """Record the completion of disk transfers and lookups, which take effect in the
-        next step.
+        """Record the completion of disk transfers and lookups.
+
+        They take effect in the next step.
         """
         if self.connector.disk:
             self.connector.disk.done(jobs)
@@ -155,14 +156,14 @@ class VllmOffloadScheduler(VllmRemoteKvScheduler):
 
     @property
     def awaits_kv(self) -> bool:
-        """Whether copies are in flight whose completion can make a request schedulable."""
+        """Whether a request may become schedulable when the copies in flight complete."""
         disk = self.connector.disk
         under_way = self.connector.jobs or (disk and (disk.jobs or disk.looks))
         return bool(under_way) and not self._news
 
     @property
     def has_pending_copies(self) -> bool:
-        """Whether there are copies that no batch has listed."""
+        """Whether a copy is not listed in a batch yet."""
         return self.connector.disk is not None and self.connector.disk.has_pending_copies
 
     def fingerprint(self) -> Hashable:

@@ -50,8 +50,8 @@ class RequestOffloadState:
     - ``uses``: blocks in host memory that the request uses.
     - ``stored``: number of prompt blocks that are or will be stored in host memory.
     - ``left``: ids of the blocks that the request held when it stopped running.
-    - ``named``: number of full blocks of the request at the last update.
-    - ``jobs``: numbers of the copies in flight of the request.
+    - ``named``: number of full blocks of the request when it was last considered.
+    - ``jobs``: numbers of the request's copies in flight.
     - ``over``: whether the request has ended and all its copies have started.
     """
 
@@ -70,8 +70,9 @@ class RequestOffloadState:
 class OffloadingConnector:
     """Copies between the GPU and host memory.
 
-    ``jobs`` are the copies in flight, by number. ``behind`` is the reason why the last lookup has
-    no result yet. ``disk`` is the disk tier or None.
+    - ``jobs``: copies in flight, by number.
+    - ``behind``: reason why the last lookup has no result yet.
+    - ``disk``: disk tier, or None.
     """
 
     # When a request ends, its blocks can be reallocated while they are still being copied;
@@ -106,10 +107,10 @@ class OffloadingConnector:
         self._shares[r.id] = RequestOffloadState(r)
 
     def matched(self, r: RequestState, here: int) -> int | None:
-        """Return the number of blocks that ``r`` can load from host memory, or None if it is
-        unknown.
+        """Return the number of blocks that ``r`` can load from host memory.
 
-        The first ``here`` blocks are on the GPU and do not count.
+        The first ``here`` blocks are on the GPU and do not count. Returns None if the number is not
+        known yet.
         """
         # The result is None while the request has copies in flight, or while one of the blocks is
         # being written, read or looked up on disk. The scheduler repeats the lookup in a later
@@ -170,7 +171,7 @@ class OffloadingConnector:
     ) -> None:
         """Record the end of ``r``.
 
-        - ``length``: number of tokens.
+        - ``length``: number of prompt and output tokens.
         - ``computed``: number of computed tokens if the client disconnected, else None.
         - ``table``: ids of the blocks; None if ``r`` is not running.
         """
@@ -191,9 +192,11 @@ class OffloadingConnector:
         taken: Collection[int],
         preempted: Iterable[int],
     ) -> KvCopies | None:
-        """Return the copies that start with a step and the copies that the step waits for, or None.
+        """Return the copies that start with a step, and the copies for which the step must wait.
 
-        - ``given``: running requests with their lengths and scheduled tokens.
+        Returns None if there are none.
+
+        - ``given``: running requests, each with its length and its scheduled tokens.
         - ``tables``: block ids by request id.
         - ``taken``: ids of the blocks allocated in this step.
         - ``preempted``: ids of the requests preempted in this step.
@@ -232,7 +235,7 @@ class OffloadingConnector:
 
     @property
     def fenced(self) -> bool:
-        """Whether a step may have to wait for a copy before it reuses a block."""
+        """Whether some blocks can be reused only after a copy of them has completed."""
         return bool(self._fences)
 
     def owing(self) -> list[RequestState]:

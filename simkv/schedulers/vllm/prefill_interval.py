@@ -10,7 +10,10 @@ from mypy_extensions import mypyc_attr
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class PrefillInterval:
-    """Counter of non-empty steps since the last prefill, at most ``steps``."""
+    """Counter of the non-empty steps since the last prefill.
+
+    While requests decode, only every ``steps``-th step may prefill.
+    """
 
     # If the last admission phase left requests in the queue (the backlog), the next step may also
     # contain prefills.
@@ -38,7 +41,10 @@ class PrefillInterval:
             self._since = 0
 
     def skipped(self, steps: int, *, waiting: bool) -> None:
-        """Record ``steps`` decode-only steps. ``waiting`` is true if requests stay in the queue."""
+        """Record ``steps`` decode-only steps.
+
+        ``waiting`` is true if requests stay in the queue.
+        """
         self._since += steps
         if self._backlog or self._since >= self.steps:
             self._backlog = waiting  # prefills were allowed in some of these steps

@@ -18,7 +18,8 @@ class ReleasedKnob(NamedTuple):
     - ``value``: only value that other releases accept.
     - ``why``: error message for releases before ``since``.
     - ``why_ended``: error message for releases from ``until`` on.
-    - ``gap``: range of releases without the setting (end excluded); ``why_gap``: its error message.
+    - ``gap``: first release without the setting, and first release that has it again.
+    - ``why_gap``: error message for releases in the gap.
     """
 
     since: str

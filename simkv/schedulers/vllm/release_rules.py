@@ -71,7 +71,7 @@ NEWEST = list(RELEASES)[-1]
 class FixedKnob(NamedTuple):
     """The only value that a release accepts for a setting.
 
-    ``why`` is the error message for other values, in which ``{version}`` stands for the release.
+    ``why`` is the error message for other values. In it, ``{version}`` stands for the release.
     """
 
     value: object
@@ -92,9 +92,10 @@ _transfer = partial(rule, "KV from other replicas", knobs=("kv_connector",))
 
 @dataclass(frozen=True)
 class VllmRules:
-    """Scheduling rules that differ between releases. The defaults belong to the oldest release.
+    """Scheduling rules that differ between releases.
 
-    ``fixed`` maps settings that a release does not support to their only accepted value.
+    The defaults are the rules of the oldest release. ``fixed`` contains the settings that a release
+    does not support, each with its only accepted value.
     """
 
     fixed: Mapping[str, FixedKnob] = field(default_factory=dict)

@@ -22,7 +22,7 @@ from simkv.schedulers.vllm.request_state import (
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class RemoteKvQueue:
-    """Waiting requests that hold blocks for their KV, followed by all other waiting requests."""
+    """Waiting queue in which requests that hold blocks for their KV precede all other requests."""
 
     # Both queues have the order of the scheduling policy. In releases without the rule
     # ``queues_loads_apart``, all requests are in one queue.
@@ -50,7 +50,7 @@ class RemoteKvQueue:
         self._rest.put_back(r)
 
     def hold(self, r: RequestState) -> None:
-        """Record that ``r`` holds blocks from now on. Skip ``r`` in this step."""
+        """Move ``r`` to the requests that hold blocks. Skip ``r`` in this step."""
         if not self._apart:
             self._rest.set_aside(r)
             return
@@ -75,7 +75,7 @@ class RemoteKvQueue:
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class TakenBlocksMemory(VllmMemory):
-    """KV blocks, with a record of the blocks that a step allocates or shares (``taken``)."""
+    """KV blocks. ``taken`` contains the blocks that the current step allocates or shares."""
 
     def __init__(self, config: VllmConfig, rules: VllmRules, *, tables: bool) -> None:
         super().__init__(config, rules, tables=tables)

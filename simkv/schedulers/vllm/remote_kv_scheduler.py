@@ -34,7 +34,10 @@ LOADING_REASONS = ("kv", "disk", "remote")
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class VllmRemoteKvScheduler(VllmScheduler):
-    """Scheduler in which requests load KV and blocks can be freed later."""
+    """Scheduler in which requests load KV.
+
+    Blocks to which a step in flight still writes can be freed later than in ``VllmScheduler``.
+    """
 
     # ``_loading``: requests that hold blocks and wait for their KV. ``_arrived``: requests among
     # them whose KV is complete. ``_ready``: requests whose load is complete and that do not run

@@ -25,15 +25,14 @@ class RequestState:
     - ``computed``: tokens whose KV is computed, including steps in flight.
     - ``chunk``: whether the last step left some of the request's tokens to compute.
     - ``placeholders``: output tokens to be delivered.
-    - ``in_flight``: tokens being computed. ``stale``: tokens being computed whose blocks were
-      freed.
+    - ``in_flight``: tokens being computed. ``stale``: those of them whose blocks were freed.
     - ``keys``: cache keys of the full blocks. ``registered``: number of blocks in the prefix cache.
-    - ``gone``: number of blocks freed at the start of each block table.
-    - ``junction``: longest prefix-cache hit of a single layer group, if longer than the common hit;
-      else 0.
+    - ``gone``: number of blocks that were freed at the start of each block table.
+    - ``junction``: longest prefix-cache hit of a single layer group if the hit of all groups is
+      shorter; else 0.
     - ``drafts``: draft tokens for the next step. ``discards_drafts``: whether all are rejected.
-    - ``fresh``: whether the current step admits the request. ``is_padded``: whether its first step
-      reserves slots for drafts.
+    - ``fresh``: whether the current step admits the request.
+    - ``is_padded``: whether the first step of the request reserves slots for drafts.
     - ``order``: position in the order of admission.
     - ``joined``: step count of the decode group when the request joined it.
     - ``deferred``: whether a step has skipped the request since it last ran.
@@ -65,8 +64,8 @@ class RequestState:
 class FcfsQueue:
     """Waiting requests in arrival order. A preempted request returns to the front.
 
-    ``restore_aside`` returns skipped requests to the front, in reverse order if ``turned``. With
-    ``apart``, skipped requests form a separate queue ahead of all other requests.
+    ``restore_aside`` returns skipped requests to the front. With ``turned``, it reverses their
+    order. With ``apart``, skipped requests form a separate queue ahead of all other requests.
     """
 
     def __init__(self, *, turned: bool = False, apart: bool = False) -> None:
@@ -153,9 +152,10 @@ class PriorityQueue:
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class HeapQueue(PriorityQueue):
-    """Waiting requests by (priority, arrival) in a heap, as in vLLM up to 0.11.
+    """Waiting requests in a heap, sorted by (priority, arrival), as in vLLM up to 0.11.
 
-    ``tied`` is set if vLLM raises TypeError because two requests have equal priority and arrival.
+    ``tied`` is set if two requests have equal priority and arrival. vLLM raises TypeError in this
+    case.
     """
 
     def __init__(self) -> None:

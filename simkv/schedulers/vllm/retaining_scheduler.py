@@ -18,7 +18,7 @@ from simkv.schedulers.vllm.scheduler import VllmScheduler
 
 
 class VllmRetainingScheduler(VllmScheduler):
-    """Scheduler whose prefix cache retains the blocks of ended requests for a time."""
+    """Scheduler whose prefix cache retains the blocks of a request for some time after its end."""
 
     # The request asks for the time; requests whose priority value is at most ``pin_priority`` have
     # no limit.

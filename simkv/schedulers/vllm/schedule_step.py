@@ -20,8 +20,10 @@ class ScheduleStep:
     - ``prefill``: whether a prefill was scheduled.
     - ``blocks``: number of new blocks, by running request.
     - ``why``: reason why the head of the queue was skipped, or None.
-    - ``ran``, ``chunks``: whether running requests got any tokens, and any prompt tokens.
-    - ``inputs``: second token limit, which includes ``slots`` tokens per request for the drafter.
+    - ``ran``: whether tokens of running requests were scheduled. ``chunks``: whether any of these
+      were prompt tokens.
+    - ``inputs``: second token limit. Each request also uses ``slots`` of its tokens for the
+      drafter.
     """
 
     # ``ran`` and ``chunks`` are set when admission begins.
@@ -39,13 +41,14 @@ class ScheduleStep:
         self.batch = Batch()
 
     def spend(self, tokens: int, requests: int = 1) -> None:
-        """Subtract the ``tokens`` of ``requests`` scheduled requests from the budget."""
+        """Subtract scheduled tokens from the budget.
+
+        ``requests`` is the number of requests that get the tokens.
+        """
         self.restore(-tokens, -requests)
 
     def restore(self, tokens: int, requests: int = 1) -> None:
-        """Add the ``tokens`` of ``requests`` requests that are no longer scheduled to the
-        budget.
-        """
+        """Undo ``spend`` for tokens that are no longer scheduled."""
         self._left += tokens
         self.budget = self._left
         if self._slots:
@@ -57,7 +60,7 @@ class ScheduleStep:
         self.ran, self.chunks = bool(self.tokens), self.prefill
 
     def skip_request(self, why: WaitReason) -> None:
-        """Record why a waiting request is not admitted. Only the first reason is kept."""
+        """Record why a waiting request is not admitted. Only the first recorded reason is kept."""
         self.why = self.why or why
 
     def dispatch(self, group: Sized, drafts: SpeculativeDecoding | None) -> None:

@@ -42,7 +42,10 @@ AdmissionStep = Literal["is taken", "steps aside", "stops"]
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class VllmScheduler(VllmSchedulerBase):
-    """Scheduling rules of ``vllm.v1.core.sched``. Running requests come first, then admissions."""
+    """Scheduling rules of ``vllm.v1.core.sched``.
+
+    A step first schedules the running requests and then admits waiting requests.
+    """
 
     def schedule(self) -> Batch:
         """Schedule one step."""
@@ -176,7 +179,7 @@ class VllmScheduler(VllmSchedulerBase):
         step.batch.aside[r.id] = "rule"
 
     def _decodes_come_first(self, step: ScheduleStep) -> bool:
-        """Return whether the budget covers the decode group and all other requests run after it."""
+        """Return whether the step can schedule the whole decode group before all other requests."""
         if len(self.decoding) > step.budget:
             return False
         last = reversed(self.running)
@@ -201,7 +204,7 @@ class VllmScheduler(VllmSchedulerBase):
         return r.placeholders > 0 and r.length + r.placeholders >= r.stop_length
 
     def _sees_the_end(self, r: RequestState) -> bool:
-        """Return whether ``r`` is not scheduled again after its last token is in flight."""
+        """Return whether ``r`` is skipped while its last token is in flight."""
         at_most = r.length + r.placeholders >= self.config.max_model_len
         return self.rules.skips_last_token_in_flight or at_most
 

@@ -99,7 +99,7 @@ class VllmSchedulerBase:
         self.waiting.add(r)
 
     def complete(self, batch: Batch, ended: Collection[int]) -> Completion:
-        """Deliver the tokens of a batch and free the blocks of requests that end.
+        """Deliver the tokens of a batch. Free the blocks of requests that end.
 
         Tokens of requests that have ended or were aborted are discarded.
         """
@@ -176,8 +176,9 @@ class VllmSchedulerBase:
 
     @property
     def cache(self) -> BlockPool | None:
-        """The block pool if prefix caching is on and each request has one block table, else
-        None.
+        """The block pool, or None.
+
+        None means that prefix caching is off or that a request has several block tables.
         """
         return None if self.memory.frees_while_running else self.memory.cache
 
@@ -220,8 +221,9 @@ class VllmSchedulerBase:
         }
 
     def fingerprint(self) -> Hashable:
-        """Return the state that determines the following steps if no request arrives or is
-        aborted.
+        """Return the state that determines the following steps.
+
+        This holds as long as no request arrives or is aborted.
         """
         # The order of the waiting requests is usually not included, because the running requests
         # determine it: under fcfs, the running requests followed by the waiting requests form one
@@ -291,7 +293,7 @@ class VllmSchedulerBase:
 def build_memory(config: VllmConfig, rules: VllmRules, *, tables: bool) -> VllmMemory:
     """Build the block memory for a config.
 
-    With ``tables``, blocks always have ids.
+    With ``tables``, blocks have ids even if the config does not need them.
     """
     if config.num_speculative_tokens:
         return DraftMemory(config, rules)

@@ -20,9 +20,10 @@ QueuePosition = tuple[float, ...]
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class SizeBucketedQueue:
-    """Waiting requests in buckets by ``least``, the minimum number of blocks that they need.
+    """Waiting requests in buckets by the minimum number of blocks that they need.
 
-    Within a bucket, requests are in arrival order or, with ``priority``, in priority order.
+    The function ``least`` returns this number. Within a bucket, requests are in arrival order or,
+    with ``priority``, in priority order.
     """
 
     # The cost of ``first`` therefore depends on the number of buckets instead of the number of
@@ -90,8 +91,8 @@ class SizeBucketedQueue:
 class SharedTokenIndex:
     """Record of whether prompts contain tokens of other requests.
 
-    ``others`` is true if any prompt contains tokens of another request. ``outputs`` is true if any
-    prompt contains output tokens.
+    - ``others``: whether any prompt contains tokens of another request.
+    - ``outputs``: whether any prompt contains output tokens.
     """
 
     # Waiting requests may find such tokens in the prefix cache.
@@ -111,9 +112,9 @@ class SharedTokenIndex:
         self.others |= any(stream[0] in "uo" for stream in others)
 
     def least(self, r: RequestState) -> int:
-        """Return the minimum number of free blocks to admit a waiting request.
+        """Return the minimum number of free blocks with which a waiting request can be admitted.
 
-        The number holds for any content of the prefix cache.
+        The request may need more, depending on the content of the prefix cache.
         """
         # This is the number of blocks of the request's own tokens, because only tokens shared with
         # other requests can be cached. The number is valid only while ``others`` is false;

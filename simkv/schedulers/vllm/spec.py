@@ -39,7 +39,7 @@ def build(
 ) -> VllmScheduler:
     """Build the scheduler of ``config.variant``, optionally with other ``rules``.
 
-    With ``tables``, blocks always have ids.
+    With ``tables``, blocks have ids even if the config does not need them.
     """
     if config.offloads:
         from simkv.schedulers.vllm.offload_scheduler import VllmOffloadScheduler

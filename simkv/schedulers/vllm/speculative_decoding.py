@@ -21,7 +21,7 @@ from simkv.schedulers.vllm.request_state import RequestState
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class SpeculativeDecoding:
-    """Numbers of draft tokens (drafts) of requests, and results of their verification.
+    """Numbers of draft tokens (drafts) of each request, and results of their verification.
 
     - ``most``: number of drafts per request and step.
     - ``slots``: number of tokens per request that a step reserves for the drafter.
@@ -56,11 +56,10 @@ class SpeculativeDecoding:
         return min(wanted, self._longest - r.computed - 1)
 
     def count_padded_tokens(self, start: int, ran: bool, chunks: bool, budget: int) -> int:
-        """Return the number of tokens to schedule for a waiting request with one token left to
-        compute.
+        """Return the number of tokens to schedule for a waiting request with one uncomputed token.
 
-        The number includes draft slots if the release reserves them at admission. The result is 0
-        if the request cannot be admitted.
+        Some releases reserve draft slots at admission. In these releases the number includes them.
+        The result is 0 if the request cannot be admitted.
         """
         # Draft slots are included only if the step contains no ``chunks`` of prompts, and if
         # running requests were scheduled in it (``ran``) or, with the rule ``pads_lone_hits``,
@@ -77,8 +76,9 @@ class SpeculativeDecoding:
         return n if n <= budget else 0
 
     def verified(self, r: RequestState, n: int, batch: Batch) -> int:
-        """Return the number of drafts among the ``n`` tokens of ``r`` and record it in the
-        batch.
+        """Return the number of drafts among the ``n`` scheduled tokens of ``r``.
+
+        The number is also recorded in the batch.
         """
         # vLLM counts all drafts, even if the step is shortened at the end of a block.
         drafted = self.most if r.is_padded else n + r.computed - r.length - r.placeholders
@@ -92,7 +92,7 @@ class SpeculativeDecoding:
         return drafted
 
     def propose(self, r: RequestState) -> None:
-        """Set the drafts of ``r`` for its next step, after the current step was scheduled."""
+        """Set the number of drafts of ``r`` for the step after the current one."""
         fresh, r.fresh = r.fresh, False
         if not r.chunk or self._for_chunks:
             r.drafts, r.discards_drafts = self.most, r.chunk
@@ -104,8 +104,8 @@ class SpeculativeDecoding:
     def preempted(self, r: RequestState, had: int) -> None:
         """Discard the drafts of the preempted request ``r``.
 
-        With the rule ``keeps_preempted_drafts``, drafts are discarded only if the step had
-        scheduled tokens of ``r`` (``had``).
+        ``had`` is the number of tokens of ``r`` that the step had scheduled. If it is 0, releases
+        with the rule ``keeps_preempted_drafts`` keep the drafts.
         """
         if had or not self._rules.keeps_preempted_drafts:
             r.drafts = 0
@@ -113,7 +113,7 @@ class SpeculativeDecoding:
     def deliver(self, r: RequestState, batch: Batch, *, stale: bool) -> int:
         """Return the number of tokens that ``r`` received in a completed batch.
 
-        Rejected drafts are removed.
+        The tokens of rejected drafts are subtracted from the counts of ``r``.
         """
         drafted = batch.drafted
         if drafted is None or r.id not in drafted.tokens:

@@ -20,9 +20,9 @@ from simkv.schedulers.vllm.request_state import RequestState
 def has_inner_state(start: int, end: int, proof: int, size: int) -> bool:
     """Return whether the kernel also writes a state inside the chunk from ``start`` to ``end``.
 
-    ``proof`` is the length of the whole prefill, and ``size`` the block size, both in tokens. The
-    kernel writes the state at the last multiple of ``size`` below ``proof``. The multiple must be
-    inside the chunk, at least one block after ``start``.
+    ``proof`` is the length of the whole prefill, and ``size`` is the block size, both in tokens.
+    The kernel writes this state at the last multiple of ``size`` below ``proof``. The multiple must
+    be inside the chunk and at least one block after ``start``.
     """
     last = (proof - 1) // size * size
     reaches = blocks_for(end, size) > start // size + 1
@@ -48,8 +48,8 @@ class StateChunking:
     def clip(self, r: RequestState, start: int, n: int, *, waits: bool) -> int:
         """Return the number of tokens after ``start`` to compute, at most ``n``.
 
-        The result is 0 if the chunk reaches no block end. ``waits`` is true if ``r`` waits for
-        admission.
+        The result is 0 if ``n`` tokens do not reach the end of a block. ``waits`` is true if ``r``
+        waits for admission.
         """
         # With ``waits``, the prefix-cache hit of ``r`` is known.
         prefill = max(r.prompt.prompt_tokens, r.length - 1)

@@ -36,8 +36,9 @@ from simkv.schedulers.vllm.window_memory import WindowMemory
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class StateTable:
-    """Positions of a request's state tables that contain a block (``places``).
+    """Block table of a request's recurrent states.
 
+    - ``places``: positions that contain a block.
     - ``length``: number of all positions.
     - ``older``: position of the second newest state, or -1.
     - ``spare``: number of blocks for the states after draft tokens.
@@ -52,8 +53,7 @@ class StateTable:
         self.begun = False
 
     def lacks(self, blocks: int, within: int) -> int:
-        """Return the number of blocks to allocate so that the newest state is at position
-        ``blocks`` - 1.
+        """Return the number of blocks to allocate for a newest state at position ``blocks`` - 1.
 
         ``within`` is the number of states inside the chunk.
         """
@@ -66,7 +66,7 @@ class StateTable:
         """Extend the table so that the newest state is at position ``blocks`` - 1.
 
         ``within`` is the number of states inside the chunk. Returns the indices of the blocks that
-        move to the end, and the number of new blocks.
+        move to the end of the table, and the number of new blocks.
         """
         before, wanted, begun = self.length, blocks + self.spare, self.begun
         self.begun = True
@@ -89,8 +89,9 @@ class StateTable:
         return moved, new
 
     def writes_within(self, blocks: int) -> bool:
-        """Return whether a chunk that ends in block ``blocks`` - 1 can also save the previous
-        state.
+        """Return whether a chunk can also save the state before its last one.
+
+        The chunk ends in block ``blocks`` - 1.
         """
         # The chunk can save the state if the position contains no block, or only a spare one.
         place = blocks - 2
@@ -98,8 +99,9 @@ class StateTable:
         return place >= self.length or scratch or place not in self.places
 
     def behind(self, blocks: int, *, gaps: bool) -> list[list[int]]:
-        """Return the positions of blocks that can be freed when the newest token is in block
-        ``blocks`` - 1.
+        """Return the positions of blocks that can be freed.
+
+        The newest token is in block ``blocks`` - 1.
         """
         # The first list contains the positions before this block, the last one first. Without
         # ``gaps``, it ends at the first position that contains no block. The second list contains
@@ -160,11 +162,11 @@ class StateMemory(WindowMemory):
         return sum(self._single)
 
     def fits(self, r: RequestState, hits: CacheHits, end: int, *, running: bool) -> bool:
-        """Return whether enough blocks are free to admit ``r`` with its tokens up to ``end``."""
+        """Return whether enough blocks are free to admit ``r`` with its first ``end`` tokens."""
         return not self.has_unready_hits(r, hits) and super().fits(r, hits, end, running=running)
 
     def has_unready_hits(self, r: RequestState, hits: CacheHits) -> bool:
-        """Return whether the current step still writes the state in ``hits``."""
+        """Return whether the current step is still writing the state in ``hits``."""
         last = hits.tokens // self.block_size - 1
         return last >= 0 and r.keys[last] in self._fresh
 
@@ -174,7 +176,7 @@ class StateMemory(WindowMemory):
         self._tables[r.id] = StateTable(hits.tokens // self.block_size, self._spare)
 
     def free_unneeded(self, r: RequestState, computed: int, in_flight: int) -> None:
-        """Free blocks outside the sliding windows and old states."""
+        """Free old states, and free the blocks outside the sliding windows."""
         tokens = computed - in_flight if self._processed else computed
         table, turns = self._tables[r.id], list[list[int]]()
         if self._mode == "align":
@@ -187,7 +189,7 @@ class StateMemory(WindowMemory):
         table.places = [p for p in table.places if not any(p in places for places in turns)]
 
     def take(self, r: RequestState, count: int, end: int) -> None:  # noqa: ARG002
-        """Allocate free blocks for the tokens of ``r`` up to ``end``."""
+        """Allocate free blocks for the first ``end`` tokens of ``r``."""
         states, end = self._states_to(end), self._with_slots(r, end)
         within = int(r.id in self._within)
         self._within.discard(r.id)
@@ -202,7 +204,7 @@ class StateMemory(WindowMemory):
                 self._pool.take(owner, new)
 
     def register(self, r: RequestState, tokens: int) -> None:
-        """Add the blocks that the first ``tokens`` tokens of ``r`` fill to the prefix cache."""
+        """Add to the prefix cache the blocks that the first ``tokens`` tokens of ``r`` fill."""
         super().register(r, tokens)
         if self._marks_again and self._mode == "align":
             place = (r.prompt.prompt_tokens - 1) // self.block_size - 1

@@ -37,7 +37,7 @@ from simkv.schedulers.vllm.scheduler import AdmissionStep
 class VllmTransferScheduler(VllmRemoteKvScheduler):
     """Scheduler of replicas that send or load KV.
 
-    ``sends`` are the finished requests whose blocks other replicas can read since the newest step.
+    ``sends`` are finished requests. Other replicas can read their blocks from the newest step on.
     """
 
     # Sending: ``keep``, ``sent``. Loading: ``fetch``, ``loaded``. ``_dropped`` maps request ids to
@@ -75,7 +75,7 @@ class VllmTransferScheduler(VllmRemoteKvScheduler):
         self._keeps.add(request_id)
 
     def sent(self, request_id: int) -> None:
-        """Free the blocks of a finished request, which no replica needs any more."""
+        """Free the blocks of a finished request. No other replica needs them any more."""
         self._keeps.discard(request_id)
         if r := self._kept.pop(request_id, None):
             self._free_blocks(r)
@@ -157,7 +157,7 @@ class VllmTransferScheduler(VllmRemoteKvScheduler):
 
     @property
     def awaits_kv(self) -> bool:
-        """Whether a KV transfer is in flight, so that an empty step is not a deadlock."""
+        """Whether a KV transfer is in flight. An empty step is then not a deadlock."""
         return bool(self._kept or self._gone or self._loading.keys() - self._arrived)
 
     def fingerprint(self) -> Hashable:

@@ -120,7 +120,7 @@ VARIANTS: Mapping[str, Variant] = {
 
 @lru_cache(maxsize=1024)
 def find_variant(name: str) -> str:
-    """Return the name of the variant with the rules of a release.
+    """Return the variant that simulates a release of vLLM.
 
     An unrecorded patch release has the variant of the newest recorded release before it. Raises
     ValueError for an unknown name.
@@ -179,7 +179,10 @@ def find_equivalent_release(name: str) -> str:
 
 
 def unrecorded_note(name: str) -> str | None:
-    """Return a note on the rules of an unrecorded patch release, or None for a recorded release."""
+    """Return a note on the rules that simulate an unrecorded patch release.
+
+    Returns None for a recorded release.
+    """
     variant = find_variant(name)
     release = plain_release(name)
     if release is None or release in MINORS or (release in RECORDED and ".post" not in name):

@@ -46,7 +46,7 @@ from simkv.schedulers.vllm.request_state import RequestState
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class WindowMemory(VllmMemory):
-    """Block tables of several layer groups. ``layers`` has the kind of each group."""
+    """Block tables of several layer groups. ``layers`` contains the kind of each group."""
 
     # ``_paged`` maps block sizes in tokens to the number of groups that need blocks for every
     # token. A hit ends at a multiple of ``_unit`` tokens. The table of a request in group ``g`` has
@@ -84,7 +84,7 @@ class WindowMemory(VllmMemory):
         return sum(self._pool.held(owner) for owner in self._owners(r.id))
 
     def missing(self, hits: CacheHits, end: int) -> int:
-        """Return the number of blocks that a waiting request needs for its tokens up to ``end``.
+        """Return the number of new blocks for the first ``end`` tokens of a waiting request.
 
         The cached blocks ``hits`` are not counted.
         """
@@ -112,7 +112,7 @@ class WindowMemory(VllmMemory):
         return CacheHits(tokens, groups)
 
     def fits(self, r: RequestState, hits: CacheHits, end: int, *, running: bool) -> bool:
-        """Return whether enough blocks are free to admit ``r`` with its tokens up to ``end``."""
+        """Return whether enough blocks are free to admit ``r`` with its first ``end`` tokens."""
         revived = sum(self._pool.count_unreferenced(blocks) for blocks in hits.groups)
         start, whole = hits.tokens, 0
         if self.whole:
@@ -135,13 +135,13 @@ class WindowMemory(VllmMemory):
             self._let_go_of(r, g, owner, tokens)
 
     def take(self, r: RequestState, count: int, end: int) -> None:  # noqa: ARG002
-        """Allocate free blocks for the tokens of ``r`` up to ``end``."""
+        """Allocate free blocks for the first ``end`` tokens of ``r``."""
         end = self._with_slots(r, end)
         for g, owner in enumerate(self._owners(r.id)):
             self._take_for(r, g, owner, blocks_for(end, self._sizes[g]))
 
     def register(self, r: RequestState, tokens: int) -> None:
-        """Add the blocks that the first ``tokens`` tokens of ``r`` fill to the prefix cache."""
+        """Add to the prefix cache the blocks that the first ``tokens`` tokens of ``r`` fill."""
         size = self.block_size
         full = self._keyed(r, tokens // self._fills * self._fills) // size
         if not self.cache or r.content is None or full <= r.registered:
@@ -174,15 +174,14 @@ class WindowMemory(VllmMemory):
         return self.tables
 
     def _keyed(self, r: RequestState, tokens: int) -> int:  # noqa: ARG002
-        """Return the number of tokens of ``r``, at most ``tokens``, whose full blocks have cache
-        keys.
+        """Return the number of tokens whose full blocks have cache keys.
+
+        Only the first ``tokens`` tokens of ``r`` are considered.
         """
         return tokens
 
     def _with_slots(self, r: RequestState, end: int) -> int:  # noqa: ARG002
-        """Return the number of tokens that need blocks when ``r`` computes its tokens up to
-        ``end``.
-        """
+        """Return the number of tokens that need blocks when ``r`` computes tokens up to ``end``."""
         return end
 
     def _in_all(self, start: int, end: int) -> int:
@@ -288,14 +287,17 @@ def has_limited_attention(kind: LayerKind) -> bool:
 
 
 def window_blocks(kind: LayerKind) -> int:
-    """Return the number of earlier blocks in the window of the first token of a block."""
+    """Return the number of preceding blocks to which the first token of a block attends.
+
+    The number is 0 for layers without a sliding window.
+    """
     return blocks_for(kind.window - 1, kind.block_size) if kind.window else 0
 
 
 def longest_run(groups: list[array[int]], most: int, reach: int, unit: int) -> int:
-    """Return the number of blocks of the longest hit in ``groups``, at most ``most``.
+    """Return the number of blocks in the longest prefix-cache hit, at most ``most``.
 
-    The last ``reach`` blocks of a hit must be cached in all groups. A hit ends at a multiple of
+    The last ``reach`` blocks of a hit must be cached in all ``groups``. A hit ends at a multiple of
     ``unit`` blocks.
     """
     # A shorter run of cached blocks is also a hit if it begins at the first block. With ``reach``
