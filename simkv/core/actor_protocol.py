@@ -33,7 +33,7 @@ class WorkerCrash(RuntimeError):
 
 @dataclass(slots=True)
 class MessageEffects:
-    """Effects of a worker's message: request ids in slot order.
+    """Effects of a worker's message on requests. Each field lists request ids in slot order.
 
     - ``delivered``: requests that received a token.
     - ``acked``: requests whose preemption was acknowledged.
@@ -61,7 +61,7 @@ class ManagerThread(Protocol):
         """Make one scheduling decision and return its tasks for the worker."""
 
     def held(self) -> Held | None:
-        """Return the first waiting request and the reason why it was not admitted, or None."""
+        """Return the first waiting request and the reason why it waits, or None."""
 
     def put(self, tasks: Iterable[Any]) -> Any:
         """Serialize the tasks of a decision for the worker."""
@@ -91,7 +91,10 @@ class WorkerThread(Protocol):
         """Return the ids of the running requests that lack a block for their next token."""
 
     def step(self, ends: IsLastToken) -> Message | None:
-        """Run one step and return its message with the new tokens, or None if there is no work."""
+        """Run one step and return a message with the new tokens.
+
+        Returns None if there is no work.
+        """
 
     def fingerprint(self) -> Hashable:
         """Return the state that determines future steps."""
@@ -113,7 +116,7 @@ class Threads(ABC):
 
     @abstractmethod
     def aside(self) -> dict[int, WaitReason]:
-        """Return the wait reason of each running request that lacks a block, by request id."""
+        """Return the running requests that lack a block, each with the reason why it waits."""
 
     @abstractmethod
     def batch_of(self, work: list[Any], prefills: int, preempted: list[int]) -> Batch:

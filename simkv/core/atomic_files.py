@@ -19,7 +19,7 @@ from simkv.core.errors import InputError
 
 @contextmanager
 def translate_disk_errors(path: object, what: str) -> Iterator[None]:
-    """Turn an OSError into an InputError such as ``PATH: cannot be WHAT: no space left on device``.
+    """Raise an InputError in place of an OSError, such as ``PATH: cannot be WHAT: no space left``.
 
     ``what`` is "read" or "written".
     """
@@ -71,8 +71,8 @@ def make_folder(folder: Path) -> None:
 def atomic_folder(folder: Path, own: Sequence[str] = ("*",)) -> Iterator[Path]:
     """Yield a new directory that replaces ``folder`` if the ``with`` block succeeds.
 
-    Files in ``folder`` that match none of the glob patterns ``own`` are copied to the new
-    directory.
+    Files in ``folder`` are copied to the new directory, except those that match a glob pattern in
+    ``own``.
 
     Raises InputError if the directory cannot be written.
     """
@@ -130,7 +130,7 @@ def check_file(option: str, file: Path) -> None:
 
 
 def check_new_file(option: str, file: Path, source: Path, overwrite: bool) -> None:
-    """Raise InputError if ``file`` cannot be written, is the ``source``, or already exists.
+    """Raise InputError if ``file`` is the ``source``, already exists or cannot be written.
 
     With ``overwrite``, an existing file is accepted.
     """
@@ -146,8 +146,8 @@ def check_folder(
 ) -> None:
     """Raise InputError if ``folder`` cannot be written or contains unrelated files.
 
-    ``what`` names the output in the message, such as "report". ``is_own`` returns whether a
-    directory contains an earlier output.
+    ``what`` names the output in the message, such as "report". The function ``is_own`` returns
+    whether a directory contains an earlier output.
     """
     # Without ``is_own``, any content is accepted.
     with translate_disk_errors(f"{option} {folder}", "written"):

@@ -36,13 +36,14 @@ class TokenContent:
         return self._segments[-1].stream
 
     def find_answers(self) -> list[str]:
-        """Return the streams of other outputs that the prompt contains, the last one first."""
+        """Return the output streams of other requests that the prompt contains, last one first."""
         streams = [segment.stream for segment in self._segments[-2::-1]]
         return [stream for stream in streams if stream.rpartition("/")[2].startswith("o")]
 
     def count_repeated(self, other: TokenContent) -> int:
-        """Return the number of tokens at the beginning that repeat the whole prompt of ``other``
-        and the beginning of its output; 0 if the prompt does not repeat both.
+        """Return the number of leading tokens that are equal to those of ``other``.
+
+        The result is 0 unless they contain the whole prompt of ``other`` and some of its output.
         """
         last = len(other._segments) - 1
         if last >= len(self._segments) - 1 or self._segments[:last] != other._segments[:last]:
@@ -55,7 +56,7 @@ class TokenContent:
     def slices(self, start: int, end: int) -> tuple[Segment, ...]:
         """Return tokens ``start`` to ``end`` as segments.
 
-        Two results are equal if and only if their tokens are equal.
+        Equal tokens always give equal segments, and different tokens give different ones.
         """
         pieces: list[Segment] = []
         index = bisect_right(self._starts, start) - 1
@@ -102,7 +103,7 @@ REMEMBERED_REQUESTS = 1024
 class BlockKeys:
     """Keys of full blocks. A key identifies the tokens of a block and all tokens before them.
 
-    With ``ahead``, a key also covers the ``ahead`` tokens after the block.
+    With ``ahead``, a key also identifies the ``ahead`` tokens after the block.
     """
 
     # The key of block ``i`` depends on the key of block ``i - 1`` and on the block's tokens, like
@@ -164,7 +165,10 @@ class BlockKeys:
         self._remembered[content.output] = content, keys
 
     def run_left(self, keys: array[int], content: TokenContent) -> int:
-        """Return the number of following full blocks that have consecutive keys."""
+        """Return the number of full blocks after ``keys`` whose keys continue the last run.
+
+        A run is a series of consecutive keys.
+        """
         run, place = divmod(keys[-1] + 1 if keys else 0, KEYS_PER_RUN)
         stream, start, stop = content.segment_at(len(keys) * self.block_size)
         if not place or self._heads[run] != (stream, start - place * self.block_size):

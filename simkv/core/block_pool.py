@@ -44,7 +44,10 @@ class BlockPool:
 
     @property
     def free(self) -> int:
-        """Number of blocks that can be allocated, including cached blocks in no block table."""
+        """Number of blocks that can be allocated.
+
+        Cached blocks count if no block table contains them.
+        """
         return self._free.length
 
     @property
@@ -53,7 +56,7 @@ class BlockPool:
         return len(self._key_of) - self._key_of.count(0)
 
     def keys(self) -> npt.NDArray[np.int64]:
-        """Return the key of each block as an array view; 0 means no key."""
+        """Return an array view with the key of each block; 0 means no key."""
         return np.frombuffer(self._key_of, dtype=np.int64)
 
     def held(self, owner: int) -> int:
@@ -119,7 +122,7 @@ class BlockPool:
             self.tables[owner].extend(blocks[turn :: len(owners)])
 
     def are_unused(self, keys: Sequence[array[int]]) -> bool:
-        """Return whether ``keys`` are all different and no block has any of them."""
+        """Return whether all ``keys`` are different and no block has any of them."""
         of_key, known = self._block_of, len(self._block_of)
         for part in keys:
             for key in part:
@@ -145,7 +148,10 @@ class BlockPool:
             self._unreference(ints_view(table)[::-1], keyless_first=keyless_first)
 
     def release_head(self, owner: int, count: int, *, keyless_first: bool = False) -> None:
-        """Free the first ``count`` blocks in the table of ``owner``, last of them first."""
+        """Free the first ``count`` blocks in the table of ``owner``.
+
+        The last of these blocks is freed first.
+        """
         head = np.array(self.tables[owner][:count], dtype=np.intc)
         del self.tables[owner][:count]
         self._unreference(head[::-1], keyless_first=keyless_first)
@@ -164,13 +170,14 @@ class BlockPool:
         table.append(table.pop(place))
 
     def abandon(self, owner: int) -> None:
-        """Remove the table of ``owner`` without freeing its blocks, as engines that leak
-        blocks do.
+        """Remove the table of ``owner`` without freeing its blocks.
+
+        This simulates engines that leak blocks.
         """
         self.tables.pop(owner, None)
 
     def register(self, block: int, key: int) -> None:
-        """Register ``block`` under ``key``, unless the block already has a key."""
+        """Register ``block`` under ``key``. A block that already has a key keeps it."""
         if self._key_of[block]:
             return
         self._extend_keys(key)
@@ -200,7 +207,7 @@ class BlockPool:
             self.register(block, key)
 
     def lookup(self, keys: Sequence[int]) -> array[int]:
-        """Return the cached blocks for the longest completely cached prefix of ``keys``."""
+        """Return the cached blocks for the first keys, up to the first key that is not cached."""
         # If several blocks have the same key, the result contains the block that was registered
         # first.
         if not keys or keys[0] >= len(self._block_of) or not self._block_of[keys[0]]:
@@ -295,7 +302,7 @@ class BlockPool:
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class UnnumberedPool(BlockPool):
-    """Pool without block numbers and prefix cache. It is faster than ``BlockPool``."""
+    """Pool without block numbers and without a prefix cache. It is faster than ``BlockPool``."""
 
     def __init__(self, num_blocks: int) -> None:
         super().__init__(0)
@@ -341,7 +348,7 @@ def _column(blocks: Ints) -> array[int]:
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class BlockCounter:
-    """Counter of free blocks, for callers that store the number of blocks of each owner."""
+    """Counter of free blocks. Its callers store the number of blocks of each owner."""
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks

@@ -24,8 +24,8 @@ from simkv.core.free_queue import FreeQueue, Ints, ints_view
 class RetentionQueue(FreeQueue):
     """Free queue with retained blocks.
 
-    Blocks whose retention has ended are allocated first, and retained blocks last. Retained
-    blocks are allocated in the order in which their retention ends.
+    Blocks whose retention has ended are allocated first, and retained blocks last. Among retained
+    blocks, the one whose retention ends first is allocated first.
     """
 
     # A retention of infinite duration never ends.
@@ -45,7 +45,7 @@ class RetentionQueue(FreeQueue):
 
     @property
     def has_deadline(self) -> bool:
-        """Whether the retention of at least one block will end."""
+        """Whether any block is retained for a finite time."""
         self._drop_stale()
         return bool(self._fresh) or bool(self._heap and self._heap[0][0] < inf)
 
@@ -64,7 +64,7 @@ class RetentionQueue(FreeQueue):
                 self._ended[block] = None
 
     def stop_clock(self) -> None:
-        """Start the retention of later blocks only at the next ``set_time``."""
+        """Delay the start of later retentions until the next ``set_time``."""
         self._now = None
 
     def retain(self, blocks: Ints, seconds: float) -> None:
@@ -129,7 +129,7 @@ class RetentionQueue(FreeQueue):
 class RetentionPool(BlockPool):
     """Pool that retains cached blocks for ``hold`` seconds after their release.
 
-    Retained blocks are allocated if no other block is left.
+    A retained block is allocated only if no other block is left.
     """
 
     # If BlockPool is compiled, copies must include the attributes of this class.

@@ -19,9 +19,9 @@ _VARIABLE = "PYTHONSAFEPATH"
 
 @contextmanager
 def starting_children() -> Iterator[None]:
-    """Context manager for starting child processes safely.
+    """Context manager in which child processes are started safely.
 
-    The children do not have the current directory on their module path, and SIGINT is blocked.
+    The children do not search the current directory for modules, and SIGINT is blocked.
     """
     before = os.environ.get(_VARIABLE)
     os.environ[_VARIABLE] = "1"

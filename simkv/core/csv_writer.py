@@ -11,10 +11,10 @@ from typing import Any
 def write_rows(
     file: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None
 ) -> None:
-    """Write ``rows`` as CSV. ``columns`` are the keys of the first row by default.
+    """Write ``rows`` as CSV. By default, ``columns`` are the keys of the first row.
 
-    If a column contains a float, all its numbers are written as floats. None is written as an empty
-    cell.
+    If a column contains a float, all numbers in the column are written as floats. None becomes an
+    empty cell.
     """
     names = list(columns if columns is not None else rows[0] if rows else ())
     values = [_alike([row[name] for row in rows]) for name in names]

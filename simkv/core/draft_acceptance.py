@@ -12,12 +12,12 @@ SAMPLES_PER_CHUNK = 32
 
 @dataclass(frozen=True, slots=True)
 class DraftAcceptance:
-    """Sampler of the number of accepted draft tokens per output position.
+    """Sampler of the number of accepted draft tokens after each output token.
 
     - ``rates`` as a float: probability that a draft is accepted if all drafts before it are
       accepted.
-    - ``rates`` as a tuple: fraction of accepted drafts for each draft position. Later drafts are
-      never accepted.
+    - ``rates`` as a tuple: fraction of accepted drafts at each draft position. Drafts at later
+      positions are never accepted.
     """
 
     # The fractions are in non-increasing order. The result depends only on ``seed`` and the output

@@ -48,8 +48,8 @@ class Flag(KnobSource):
     def to_argument(self, field: str, value: Any, *, negatable: bool) -> str:
         """Return the command-line argument that sets ``field`` to ``value``.
 
-        ``negatable`` means that ``--no-OPTION`` turns a boolean option off. If there is no argument
-        for the value, the result is a description in words.
+        ``negatable`` means that ``--no-OPTION`` turns a boolean option off. If no argument can set
+        the value, the result is a description in words.
         """
         removed = f"without {self.name}"
         if value in self.unreleased:
@@ -73,11 +73,11 @@ class Flag(KnobSource):
 
 @dataclass(frozen=True)
 class Env(KnobSource):
-    """Environment variable of the engine's server that sets a field."""
+    """Environment variable of the engine's server that sets a field of the config."""
 
 
 def sources(config: type[object]) -> dict[str, KnobSource]:
-    """Return the source of each field by name, in field order."""
+    """Return the source of each config field by field name, in field order."""
     return _sources(cast(Hashable, config))
 
 
@@ -93,5 +93,5 @@ def _sources(config: Any) -> dict[str, KnobSource]:
 
 
 def flags(config: type[object]) -> dict[str, str]:
-    """Return the command-line options by field name."""
+    """Return the command-line option of each config field that has one, by field name."""
     return {name: one.name for name, one in sources(config).items() if isinstance(one, Flag)}

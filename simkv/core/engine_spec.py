@@ -68,7 +68,7 @@ class TabledScheduler(NamedTuple):
 
 @dataclass(frozen=True)
 class KvTransferSpec:
-    """KV transfer of an engine from prefill replicas to decode replicas.
+    """KV transfer from prefill replicas to decode replicas of an engine.
 
     - ``variants``: variants that support the transfer.
     - ``in_role(config, role)``: config of a replica with the role ``prefill`` or ``decode``.
@@ -112,7 +112,7 @@ KvSizing = Literal["measured", "measured by release", "static", "rest"]
 
 @dataclass(frozen=True)
 class VariantNaming:
-    """Mapping from variant names that users write to the keys of ``EngineSpec.variants``.
+    """Conversion of the variant names that users write to keys of ``EngineSpec.variants``.
 
     - ``variant_of(name)``: key for a name, such as 0.27.0 for 0.27. Raises ValueError for an
       unknown name.
@@ -273,13 +273,13 @@ class EngineSpec:
 
     @property
     def distinct_variants(self) -> list[str]:
-        """Names of the variants with different rules."""
+        """Names of variants, one for each set of rules."""
         # Variants with the same rules have one name in the result.
         return [name for name in self.variants if self.naming.like(name) == name]
 
     @property
     def sizes(self) -> tuple[str, ...]:
-        """Names of the settings for request count, request length and KV cache size."""
+        """Names of the settings for the number of requests, request length and KV cache size."""
         return tuple(knob for knob in (self.seats, self.longest, self.memory) if knob)
 
     def takes_loras(self, config: EngineConfig) -> bool:

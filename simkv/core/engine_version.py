@@ -27,7 +27,7 @@ def parse_version(name: str) -> Version:
 
 
 def find_version(name: str) -> Version | None:
-    """Return the version in a name, or None if the name does not start with a version."""
+    """Return the version at the start of a name, or None if there is none."""
     try:
         return parse_version(name)
     except ValueError:
@@ -44,8 +44,9 @@ def is_since(name: str, release: str) -> bool:
 
 
 def plain_release(name: str) -> str | None:
-    """Return the release in a name such as ``v0.11.0`` or ``0.11.0.post1``, or None for another
-    name.
+    """Return the release in a name such as ``v0.11.0`` or ``0.11.0.post1``.
+
+    Returns None for other names.
     """
     # The result is None for variants and pre-releases, because they contain only some changes of
     # their release.
@@ -64,7 +65,7 @@ def release_of_variant(name: str) -> str:
 
 
 def count_releases(older: str, newer: str, part: int) -> int:
-    """Return the number of releases from ``older`` to ``newer``.
+    """Return the number of releases between ``older`` and ``newer``, including ``newer``.
 
     ``part`` is the version component to count: 1 for minor, 2 for patch releases. If an earlier
     component differs, the result is ``MANY`` or ``-MANY``.

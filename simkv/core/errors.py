@@ -15,7 +15,10 @@ class InputError(Exception):
 
 
 def spelling_hint(name: str, known: Iterable[str]) -> str:
-    """Return `` (did you mean 'x'?)`` for the name most similar to ``name``, or an empty string."""
+    """Return `` (did you mean 'x'?)`` with the name that is most similar to ``name``.
+
+    Returns an empty string if no known name is similar.
+    """
     # A known name is similar if at least three quarters of the letters match in order, if it has
     # the same letters in another order, or if it starts with ``name`` (at least three letters).
     names = [one for one in known if one != name]
@@ -27,7 +30,7 @@ def spelling_hint(name: str, known: Iterable[str]) -> str:
 
 
 def nearest_names(name: str, known: Iterable[str]) -> str:
-    """Return ``nearest: a, b, c`` with the names most similar to ``name``."""
+    """Return a text such as ``nearest: a, b, c`` with the names most similar to ``name``."""
     # Organizations of models and manufacturers of GPUs are ignored.
     short = {re.sub(r".*/|^(nvidia|amd) ", "", one.casefold()): one for one in known}
     wanted = re.sub(r".*/|^(nvidia|amd) ", "", name.casefold())

@@ -20,7 +20,10 @@ from functools import cache
 
 
 def read_field_docs(one: type[object]) -> dict[str, str]:
-    """Return the text under each field by field name, base classes first."""
+    """Return the text under each field of a class, by field name.
+
+    The fields of base classes come first.
+    """
     found: dict[str, str] = {}
     for base in reversed(one.__mro__):
         if base.__module__.startswith("simkv."):

@@ -33,7 +33,7 @@ OVER_ALL_TITLE = "Latency of All Requests"
 class Metric:
     """Name, label and unit of a metric in ``summary.json``.
 
-    The unit of a count is "".
+    A count has the unit "".
     """
 
     # ``more_is_better`` is False for metrics where lower is better and for metrics that are neither
@@ -58,7 +58,10 @@ class Metric:
 
     @property
     def per_second(self) -> float | None:
-        """Number of units per second, such as 1,000 for ms; None if the metric is not a time."""
+        """Number of units in a second, such as 1,000 for ms.
+
+        None if the metric is not a time.
+        """
         return {"s": 1.0, "ms": 1000.0}.get(self.unit)
 
     def to_seconds(self, value: float) -> float:
@@ -72,7 +75,7 @@ class Metric:
         return f"{format_number(value)} {self.unit}".rstrip()
 
     def format_like(self, other: float) -> Callable[[float], str]:
-        """Return a function that formats values in the unit that ``format`` uses for ``other``."""
+        """Return a function that formats values of the metric in the unit that suits ``other``."""
         seconds = self.to_seconds(other) if self.per_second else 0.0
         if not 0.0 < abs(seconds) < 0.1:
             return self._format_large
@@ -236,7 +239,7 @@ _OF_FINISHED = ("fastest_e2e_s", "slowest_e2e_s")
 def figure(figures: Mapping[str, Any], name: str) -> Any:
     """Return the value of a metric in a summary, such as ``e2e_ms.mean``.
 
-    Returns None for a latency without samples and for a session metric without sessions.
+    Returns None for latencies without samples, and for session metrics if there are no sessions.
     """
     # ``summary.json`` reports a latency without samples as 0, as ``vllm bench serve`` does, but 0
     # would rank as the best value.
@@ -255,7 +258,10 @@ def figure(figures: Mapping[str, Any], name: str) -> Any:
 
 
 def is_lower_bound(figures: Mapping[str, Any], name: str) -> bool:
-    """Return whether the value is a lower bound because some requests have not ended."""
+    """Return whether the value of a metric is only a lower bound.
+
+    This is the case if some requests have not ended.
+    """
     group, _, statistic = name.partition(".")
     return group in OVER_ALL.values() and statistic in figures[group]["at_least"]
 
@@ -289,7 +295,10 @@ def format_seconds(value: float) -> str:
 
 
 def format_number(value: float) -> str:
-    """Format a number with three significant digits, or all digits before the decimal point."""
+    """Format a number with at least three significant digits.
+
+    All digits before the decimal point are kept.
+    """
     if isinstance(value, int) or value == int(value):
         return f"{int(value):,}"
     digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2

@@ -21,7 +21,7 @@ def ints_view(column: array[int]) -> Ints:
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class FreeQueue:
-    """Queue of the free blocks, which initially contains the blocks 1 to ``size``."""
+    """Queue of the free blocks. Initially it contains the blocks 1 to ``size``."""
 
     # The queue is the section from ``_head`` to ``_tail`` of an array with three times ``size``
     # entries. ``_place[b]`` is the index of block ``b`` in the array, or -1 if the block is not in
@@ -75,7 +75,7 @@ class FreeQueue:
         return blocks
 
     def append(self, blocks: Ints) -> None:
-        """Append blocks in their order."""
+        """Append blocks in the given order."""
         # The blocks must not be in the queue.
         if self._tail + len(blocks) > len(self._line):
             self._close_up()
@@ -83,7 +83,7 @@ class FreeQueue:
         self.length += len(blocks)
 
     def prepend(self, blocks: Ints) -> None:
-        """Insert blocks at the front, in their order."""
+        """Insert blocks at the front, in the given order."""
         # The blocks must not be in the queue.
         if self._head < len(blocks):
             self._close_up()

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 
 def quantile(values: Sequence[float], ends: Sequence[int], share: float) -> float:
-    """Return the quantile ``share`` (0..1) of sorted ``values`` with the cumulative counts
-    ``ends``.
+    """Return the quantile ``share`` (0..1) of sorted values with repetitions.
 
-    Interpolates linearly, as numpy does by default.
+    ``values`` are the distinct values, and ``ends`` their cumulative counts. Interpolates linearly,
+    as numpy does by default.
     """
     # For example, the median of 1, 1, 4 (values 1 and 4, ends 2 and 3) is 1.
     place = share * (ends[-1] - 1)

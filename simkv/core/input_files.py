@@ -56,7 +56,7 @@ def open_bytes(path: Path, pipes: bool = False) -> IO[bytes]:
 def read_bytes(path: Path, most: int = MAX_FILE_BYTES) -> bytes:
     """Return the content of a file or pipe.
 
-    Raises InputError if it has more than ``most`` bytes.
+    Raises InputError if the content has more than ``most`` bytes.
     """
     check_input(path, pipes=True, most=most)
     with open_bytes(path, pipes=True) as stream, translate_disk_errors(path, "read"):
@@ -67,7 +67,10 @@ def read_bytes(path: Path, most: int = MAX_FILE_BYTES) -> bytes:
 
 
 def read_text(path: Path, encoding: str = "utf-8", most: int = MAX_FILE_BYTES) -> str:
-    """Return the content of a text file. Raises InputError if it has more than ``most`` bytes."""
+    """Return the content of a text file.
+
+    Raises InputError if the content has more than ``most`` bytes.
+    """
     try:
         return read_bytes(path, most).decode(encoding)
     except UnicodeDecodeError as error:

@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Properties of a model that the launchers of engines use.
+    """Properties of a model that determine the defaults of launchers.
 
     - ``length``: ``max_position_embeddings``.
     - ``model_type``: value in config.json.
@@ -30,7 +30,7 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class LaunchTarget:
-    """GPUs and model of an engine.
+    """GPUs and model for which an engine is launched.
 
     - ``memory_bytes``: memory of one GPU as CUDA reports it.
     - ``capability``: compute capability; None if unknown.
@@ -66,7 +66,7 @@ ChooseDefaults = Callable[[Mapping[str, Any], LaunchTarget], dict[str, Any]]
 
 
 def choose_nothing(_given: Mapping[str, Any], _machine: LaunchTarget) -> dict[str, Any]:
-    """Return an empty mapping, for a launcher that chooses no defaults."""
+    """Return an empty mapping. For launchers that choose no defaults."""
     return {}
 
 
@@ -74,13 +74,14 @@ def choose_nothing(_given: Mapping[str, Any], _machine: LaunchTarget) -> dict[st
 class LaunchRules:
     """Rules of an engine's launcher for settings that the user does not specify.
 
-    - ``before(given, machine)``: defaults chosen before the size of the KV cache is known.
+    - ``before(given, machine)``: defaults that do not depend on the size of the KV cache.
     - ``after(section, machine)``: defaults that follow from the size of the KV cache. Raises
       LaunchError if the engine refuses to start.
     - ``longest(section, most)``: length in tokens of the longest sequence that the KV cache holds,
-      at most ``most``. None if no setting limits the length.
+      at most ``most``. The field is None if no setting limits the length.
     - ``fields``: settings that the user may set to ``auto``.
-    - ``fitted``: settings that the engine itself fits to its memory if they are ``auto``.
+    - ``fitted``: settings whose value ``auto`` the engine itself replaces, so that they fit its
+      memory.
     """
 
     # ``before`` omits settings in ``given``. ``section`` contains the settings so far, including

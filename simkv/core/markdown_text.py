@@ -21,7 +21,7 @@ _ESCAPED = str.maketrans(
 def escape_markdown(text: object) -> str:
     """Escape Markdown characters in a text. Line ends and control characters become spaces.
 
-    The arrow ``->`` is not escaped: it has no meaning in Markdown.
+    The arrow ``->`` is not escaped, because it has no meaning in Markdown.
     """
     line = "".join(c if c.isprintable() else " " for c in str(text))
     return re.sub("(?<!-)>", "&gt;", line.translate(_ESCAPED))

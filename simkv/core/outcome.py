@@ -21,17 +21,17 @@ class Outcome(StrEnum):
 
     @property
     def word(self) -> str:
-        """Name of the outcome for a sentence, such as ``cut off``."""
+        """Name of the outcome for use in a sentence, such as ``cut off``."""
         return humanize(self)
 
     @property
     def label(self) -> str:
-        """Label for the legend of a plot, with the reason for the outcome."""
+        """Label for the legend of a plot. It contains the reason for the outcome."""
         return _LABELS.get(self, self.word)
 
     @property
     def wasted_wait_label(self) -> str | None:
-        """Label for the waiting time of a failed request, or None for other outcomes."""
+        """Label for the waiting time of failed requests; None for all other outcomes."""
         # The result is also None for requests that their clients cancelled and for requests that
         # the end of the simulation cut off, because they might still have been served.
         if self in (Outcome.STARVED, Outcome.TIMED_OUT):
@@ -72,5 +72,5 @@ def count_served(figures: _Figures) -> float:
 
 
 def humanize(name: str) -> str:
-    """Return the name of an outcome or verdict for a sentence, such as ``cut off``."""
+    """Return the name of an outcome or verdict for use in a sentence, such as ``cut off``."""
     return name.replace("_", " ")

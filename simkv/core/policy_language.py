@@ -51,8 +51,8 @@ HookResult = Literal["order", "group", "test", "tokens"]
 class PolicyHook:
     """Decision that a custom policy can replace.
 
-    ``sort`` is the meaning of the expression's value. ``default_rule`` describes the engine's own
-    decision.
+    ``sort`` states how the value of the expression is used. ``default_rule`` describes the decision
+    of the engine itself.
     """
 
     name: str
@@ -84,13 +84,13 @@ class PolicyExpression:
     python: str
 
     def __call__(self, view: Any) -> float:
-        """Return the value of the expression, with 0 for NaN."""
+        """Return the value of the expression. NaN is replaced by 0."""
         value = self.call(view)
         return value if value == value else 0.0
 
     @property
     def moves(self) -> bool:
-        """Whether the value can change between decode-only steps."""
+        """Whether the value of the expression can change during decode-only steps."""
         return bool(self.names & CHANGING_VARIABLES)
 
 

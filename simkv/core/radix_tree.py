@@ -22,7 +22,7 @@ from simkv.core.block_keys import TokenContent
 class RadixNode:
     """Node with the tokens ``start`` to ``end`` of ``content``.
 
-    Its ancestors hold the tokens before ``start``.
+    The tokens before ``start`` are in its ancestors.
     """
 
     # ``matched`` is another content that is known to have all tokens of the node, and ``last`` the
@@ -59,7 +59,7 @@ class RadixNode:
 
 
 class RadixTree:
-    """Tree of cached prefixes. Lengths are in tokens, in multiples of ``page_size``.
+    """Tree of cached prefixes. All lengths are numbers of tokens and multiples of ``page_size``.
 
     ``evictable`` is the number of tokens in unlocked nodes.
     """
@@ -74,10 +74,9 @@ class RadixTree:
         self._leaves: list[tuple[int, int, RadixNode]] = []
 
     def match(self, content: TokenContent, tokens: int) -> tuple[int, RadixNode]:
-        """Return the length and the last node of the longest cached prefix of the first ``tokens``
-        tokens.
+        """Find the longest cached prefix of the first ``tokens`` tokens.
 
-        The matched nodes become the most recently used.
+        Returns its length and its last node. The matched nodes become the most recently used.
         """
         # If only a part of the last node matches, the node is split.
         end = tokens // self.page_size * self.page_size
@@ -101,7 +100,7 @@ class RadixTree:
     def insert(self, content: TokenContent, tokens: int) -> tuple[int, RadixNode]:
         """Cache the first ``tokens`` tokens.
 
-        Returns the number of cached tokens before, and the last node.
+        Returns the number of tokens that were cached before, and the last node.
         """
         end = tokens // self.page_size * self.page_size
         node = self.root
@@ -137,10 +136,10 @@ class RadixTree:
                 self._offer(held)
 
     def evict(self, tokens: int) -> int:
-        """Evict whole unlocked leaves, least recently used first, until ``tokens`` tokens are
-        freed.
+        """Evict unlocked leaves until at least ``tokens`` tokens are freed.
 
-        Returns the number of freed tokens.
+        The least recently used leaf is evicted first. Returns the number of freed tokens, which is
+        lower if no unlocked leaf is left.
         """
         # The number may be larger than ``tokens``, or smaller if no unlocked leaf remains.
         freed = 0
@@ -175,7 +174,7 @@ class RadixTree:
         return tuple((self._name(node), node.start) for node in self.nodes())
 
     def nodes(self) -> Iterator[RadixNode]:
-        """Yield all nodes except the root, parents before their children."""
+        """Yield all nodes except the root. Parents come before their children."""
         stack = list(self.root.children.values())
         while stack:
             node = stack.pop()
@@ -187,7 +186,7 @@ class RadixTree:
         return node.content.slices(0, node.end)
 
     def path_to_root(self, node: RadixNode) -> Iterator[RadixNode]:
-        """Yield ``node`` and its ancestors except the root, deepest first."""
+        """Yield ``node`` and its ancestors except the root. ``node`` comes first."""
         while node.parent is not None:
             yield node
             node = node.parent

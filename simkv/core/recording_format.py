@@ -18,7 +18,10 @@ RecordingLine = dict[str, Any]
 
 
 def read_queues(scheduler: Any) -> RecordingLine:
-    """Return the ids of waiting and running requests and the number of free blocks."""
+    """Return the queues and the free memory of a scheduler.
+
+    The result contains the ids of waiting and running requests, and the number of free blocks.
+    """
     return {
         "waiting": scheduler.waiting_ids(),
         "running": scheduler.running_ids(),
@@ -27,18 +30,20 @@ def read_queues(scheduler: Any) -> RecordingLine:
 
 
 def record_decision(scheduler: Any) -> tuple[Batch, RecordingLine]:
-    """Return the batch of a ``schedule`` call, without extra fields."""
+    """Call ``schedule`` and return its batch. No extra fields are recorded."""
     return scheduler.schedule(), {}
 
 
 def no_extra_fields(_: Any) -> RecordingLine:
-    """Return an empty mapping, for recordings without extra fields."""
+    """Return an empty mapping. For recordings without extra fields."""
     return {}
 
 
 @dataclass(frozen=True)
 class TickFormat:
-    """Recording format of an engine with threads, one line per iteration of the scheduler's thread.
+    """Recording format of an engine with threads.
+
+    Each iteration of the scheduler's thread has one line.
 
     - ``queues``: reads the state that the threads share.
     - ``task``: converts a task that the scheduler queues.
@@ -54,14 +59,15 @@ class TickFormat:
 class RecordingFormat:
     """Recording format of an engine.
 
-    - ``config``, ``prompt``: read the config and a request from the header.
-    - ``knobs``, ``shown``: return the fields of a config and of a request to record.
+    - ``config``: reads the config from the header. ``prompt``: reads a request from the header.
+    - ``knobs``: returns the fields of a config to record. ``shown``: returns the fields of a
+      request to record.
     - ``queues``: reads the queues at the end of a step. With ``reads_queues_early``, it reads them
       right after the decision.
     - ``decide``: makes a decision and returns extra fields to record.
     - ``left``: returns extra fields at the end of a step.
-    - ``crash_line``: whether a batch that crashes the engine has a line.
-    - ``drains``: whether a recording continues after the last request until a step is empty.
+    - ``crash_line``: whether the recording has a line for a batch that crashes the engine.
+    - ``drains``: whether the recording continues after the last request until a step is empty.
     - ``handles_aborts``: whether a request leaves the engine when its client disconnects.
     """
 
@@ -79,7 +85,7 @@ class RecordingFormat:
     ticks: TickFormat | None = None
 
     def request_line(self, request: Request, step: int) -> RecordingLine:
-        """Return the fields to record of a request that arrives before ``step``."""
+        """Return the recorded fields of a request. The request arrives before ``step``."""
         return {
             "id": request.id,
             "arrival_step": step,

@@ -11,8 +11,8 @@ from simkv.core.draft_acceptance import DraftAcceptance
 class Segment(NamedTuple):
     """Tokens ``start`` to ``end`` (exclusive) of a token stream.
 
-    Tokens are equal if their stream and offset are equal. The output of request ``i`` is the stream
-    ``o<i>``.
+    Two tokens are equal if they have the same stream and the same offset in it. The output of
+    request ``i`` is the stream ``o<i>``.
     """
 
     stream: str
@@ -26,13 +26,14 @@ class Prompt:
 
     - ``arrival``: timestamp in seconds.
     - ``max_tokens``: client's limit on output tokens.
-    - ``priority``: smaller is more urgent, as in vLLM.
+    - ``priority``: smaller values are more urgent, as in vLLM.
     - ``segments``: tokens of the prompt. Without segments, the prompt shares no tokens with others.
     - ``lora``: LoRA adapter; None for the base model.
     - ``routing_key``: key for SGLang's policy ``routing-key``.
-    - ``logprobs_from``: first token with log probabilities; -1 for output tokens only.
-    - ``client``: client of the request, for policies that are fair to clients.
-    - ``retention``: seconds to retain the cached KV after the end of the request.
+    - ``logprobs_from``: index of the first token whose log probability is requested; -1 for output
+      tokens only.
+    - ``client``: name of the client, for policies that are fair to clients.
+    - ``retention``: seconds for which the cached KV is retained after the end of the request.
     """
 
     # All requests without a client count as one client.
@@ -54,11 +55,11 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Request(Prompt):
-    """Prompt with the fields that schedulers cannot see.
+    """A request, including the fields that schedulers cannot see.
 
     - ``output_tokens``: number of tokens that the model emits.
-    - ``timeout``: seconds after ``arrival`` that the client waits for the last token; None for no
-      limit.
+    - ``timeout``: time in seconds, from ``arrival`` on, for which the client waits for the last
+      token; None for no limit.
     - ``acceptance``: sampler of accepted draft tokens; None if none are accepted.
     """
 

@@ -33,7 +33,10 @@ def blocks_for(tokens: int, block_size: int) -> int:
 
 @dataclass(frozen=True)
 class Variant:
-    """Source of a variant (repository, commit or pull request) and its summary."""
+    """A variant of a scheduler.
+
+    ``source`` is its repository, commit or pull request.
+    """
 
     source: str
     summary: str
@@ -99,8 +102,8 @@ PreemptionReason = Literal["blocks", "bucket", "patience"]
 class KvCopy(NamedTuple):
     """Copy of a request's KV between GPU, host memory and disk.
 
-    ``tokens`` is the size of the copy. ``disk`` is the number of tokens that were read from disk
-    before a copy to the GPU.
+    ``tokens`` is the size of the copy. For a copy to the GPU, ``disk`` is the number of these
+    tokens that were read from disk before.
     """
 
     job: int
@@ -114,7 +117,7 @@ class DiskTransfers(NamedTuple):
 
     - ``reads``: copies from disk to host memory.
     - ``writes``: copies from host memory to disk.
-    - ``look``: lookup of blocks on disk, as its job number and the number of blocks.
+    - ``look``: lookup of blocks on disk, as a pair of job number and number of blocks.
     """
 
     reads: list[KvCopy]
@@ -125,10 +128,10 @@ class DiskTransfers(NamedTuple):
 class KvCopies(NamedTuple):
     """KV copies that start with a step.
 
-    - ``loads``: copies to the GPU, which start at once.
-    - ``stores``: copies to host memory, which start after the step.
-    - ``flush``: jobs that must finish before the step starts.
-    - ``disk``: disk transfers, which start at once.
+    - ``loads``: copies to the GPU. They start at once.
+    - ``stores``: copies to host memory. They start after the step.
+    - ``flush``: numbers of the copies that must finish before the step starts.
+    - ``disk``: disk transfers. They start at once.
     """
 
     # Stores in ``flush`` start at once. Some of the jobs in ``flush`` may have started with earlier
@@ -141,7 +144,7 @@ class KvCopies(NamedTuple):
 
 
 class PreemptionCause(NamedTuple):
-    """Reason for a preemption, and the request that caused it."""
+    """Reason for a preemption, and the request for which the victim was preempted."""
 
     # ``by`` is None if all requests that still run caused it.
 
@@ -151,11 +154,11 @@ class PreemptionCause(NamedTuple):
 
 @dataclass(slots=True)
 class DraftedTokens:
-    """Draft tokens of a batch, which the model verifies.
+    """Draft tokens that the model verifies in a batch.
 
     - ``passes``: number of times that the drafter runs after the step.
     - ``tokens``: number of draft tokens by request id.
-    - ``padding``: requests whose draft tokens are fillers, which are never accepted.
+    - ``padding``: requests whose draft tokens are only fillers. Fillers are never accepted.
     - ``accepted``: number of accepted draft tokens by request id.
     """
 
@@ -173,25 +176,24 @@ class DraftedTokens:
 class Batch:
     """Scheduling decision: the work of the next step. Requests are given by id.
 
-    - ``scheduled``: pairs of request and number of new tokens, in the engine's order.
+    - ``scheduled``: pairs of a request and its number of new tokens, in the engine's order.
     - ``context``: number of tokens whose KV is already cached, for each scheduled request.
     - ``emits``: requests that receive a token after the step.
-    - ``preempted``: preempted requests in order. ``causes``: their causes.
+    - ``preempted``: preempted requests in order. ``causes``: causes of the preemptions.
     - ``ignored``: requests that the engine drops.
     - ``refused``: requests rejected because of a limit.
     - ``lost``: unfinished requests that are in no queue.
     - ``fatal``: reason why the real engine crashes on this batch, or None.
-    - ``held``: first waiting request and its wait reason.
-    - ``aside``: waiting or running requests that the step skips, with their wait reasons.
-    - ``joined``, ``left``: requests that entered and left the decode group (requests that decode in
-      every step).
-    - ``decodes``, ``decode_context``: size of the decode group, and its total number of cached
-      tokens.
-    - ``expand``: returns all rows of the batch; valid until the next decision.
+    - ``held``: first waiting request, and the reason why it waits.
+    - ``aside``: waiting or running requests that the step skips, each with the reason.
+    - ``joined``, ``left``: requests that entered and left the decode group. The requests of this
+      group decode in every step.
+    - ``decodes``: size of the decode group. ``decode_context``: its total number of cached tokens.
+    - ``expand``: function that returns all rows of the batch; valid until the next decision.
     - ``moves``: copies to and from host memory.
-    - ``loads``: pairs of a request and the number of tokens whose KV another replica sends.
-    - ``lora_loads``: number of LoRA adapters copied to the GPU, and number of adapters read into
-      host memory before.
+    - ``loads``: requests whose KV another replica sends, each with the number of tokens sent.
+    - ``lora_loads``: number of LoRA adapters copied to the GPU, and number of adapters that had to
+      be read into host memory first.
     - ``drafted``: draft tokens.
     """
 
@@ -271,7 +273,10 @@ class Batch:
         self.moves = moves
 
     def preempt(self, victim: int, by: int | None, why: PreemptionReason = "blocks") -> None:
-        """Add ``victim`` to the preempted requests. ``by`` and ``why`` are its cause."""
+        """Add ``victim`` to the preempted requests.
+
+        ``by`` is the request that needed the memory, and ``why`` is the reason.
+        """
         self.preempted.append(victim)
         self.causes.append(PreemptionCause(by, why))
 
@@ -289,7 +294,10 @@ class Batch:
 
 @dataclass(slots=True, init=False)
 class Completion:
-    """Result of a batch: the ids of the requests that received a token, ended or were rejected."""
+    """Result of a batch.
+
+    The fields list the ids of the requests that received a token, ended or were rejected.
+    """
 
     # ``delivered`` omits the members of a decode group, because each of them received a token.
 
@@ -306,9 +314,9 @@ class Completion:
 
 
 class Livelock(Exception):
-    """Raised when a ``schedule`` call of the real engine would never return.
+    """Raised if a ``schedule`` call of the real engine would never return.
 
-    ``cycle`` are the ids of the requests involved. ``why`` explains the livelock in one sentence.
+    ``cycle`` lists the ids of the requests involved. ``why`` explains the livelock in one sentence.
     """
 
     def __init__(self, why: str, cycle: Sequence[int]) -> None:
@@ -350,7 +358,10 @@ class Scheduler(Protocol):
 
     @property
     def free_blocks(self) -> int:
-        """Number of blocks that can be allocated, including cached blocks that no request holds."""
+        """Number of blocks that can be allocated.
+
+        Cached blocks count if no request holds them.
+        """
 
     @property
     def num_waiting(self) -> int:
@@ -361,16 +372,17 @@ class Scheduler(Protocol):
         """Length of the running list."""
 
     def leap(self, most: int) -> int:
-        """Return the number of steps, 1 to ``most``, for which ``schedule`` would repeat its last
-        batch.
+        """Return for how many steps ``schedule`` would repeat its last batch.
+
+        The result is between 1 and ``most``.
         """
         # The number is valid if no request arrives, is aborted or ends.
 
     def skip(self, steps: int) -> list[int]:
-        """Simulate ``steps`` steps with the last batch. Return the number of free blocks after each
-        of them.
+        """Simulate ``steps`` steps with the last batch.
 
-        ``steps`` must be at most the result of ``leap``.
+        Returns the number of free blocks after each step. ``steps`` must be at most the result of
+        ``leap``.
         """
 
     def waiting_ids(self) -> list[int]:
@@ -404,7 +416,7 @@ class KvWaiter(Scheduler, Protocol):
 
     @property
     def awaits_kv(self) -> bool:
-        """Whether KV is in transfer, so that an idle engine resumes later."""
+        """Whether KV is in transfer. If so, an idle engine resumes later."""
 
 
 class OffloadingScheduler(KvWaiter, Protocol):
@@ -412,7 +424,7 @@ class OffloadingScheduler(KvWaiter, Protocol):
 
     @property
     def has_pending_copies(self) -> bool:
-        """Whether there are copies that no batch has listed."""
+        """Whether a copy is not listed in a batch yet."""
 
     def moved(self, jobs: Sequence[int]) -> None:
         """Record the completion of copies. ``jobs`` are their numbers."""
@@ -434,7 +446,7 @@ class KvConnector(KvWaiter, Protocol):
         """
 
     def sent(self, request_id: int) -> None:
-        """Free the blocks of an ended request, which no replica needs any more."""
+        """Free the blocks of an ended request. No other replica needs them any more."""
 
     def fetch(self, request_id: int) -> None:
         """Load the KV of a request from another replica. Must be called just before ``add``."""

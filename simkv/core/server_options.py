@@ -112,10 +112,11 @@ class LaunchOptions:
         return dict(self._data["aliases"])
 
     def find(self, word: str, *, negatable: bool) -> tuple[str, str, bool] | None:
-        """Return an option's name, its kind, and whether the word turns it off, or None if unknown.
+        """Return the name and the kind of an option, and whether ``word`` turns the option off.
 
-        A name can be abbreviated to a unique prefix. ``negatable`` accepts ``--no-X`` for the
-        switch ``--X``. Raises InputError for an ambiguous prefix.
+        Returns None for an unknown option. A name can be abbreviated to a unique prefix. With
+        ``negatable``, ``--no-X`` turns off the switch ``--X``. Raises InputError for an ambiguous
+        prefix.
         """
         # As in argparse, underscores count as dashes.
         name = "--" + word[2:].replace("_", "-") if word.startswith("--") else word
@@ -135,7 +136,7 @@ class LaunchOptions:
         return (one := found.pop(), self._known[one], False) if found else None
 
     def hint(self, word: str) -> str:
-        """Return a suggestion with the options nearest to ``word``."""
+        """Return a spelling suggestion: the option that is most similar to ``word``."""
         return spelling_hint(word.replace("_", "-"), list(self._known))
 
     def reason(self, name: str) -> str | None:
@@ -147,7 +148,10 @@ class LaunchOptions:
 
 
 def parse_option_value(text: str) -> Any:
-    """Parse the value of an option as JSON, a number with a unit (such as 8k) or text."""
+    """Parse the value of an option.
+
+    The value is JSON, a number with a unit (such as 8k) or text.
+    """
     if match := _WITH_UNIT.fullmatch(text):
         return int(float(match[1]) * _UNITS[match[2]])
     if text.lower() in ("true", "false"):

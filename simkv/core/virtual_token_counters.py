@@ -22,8 +22,8 @@ Waiting = TypeVar("Waiting")
 class QueueEntry(NamedTuple):
     """A waiting request.
 
-    - ``position``: position among requests with equal counters.
-    - ``charge``: amount that the admission adds to the client's counter.
+    - ``position``: sort key among requests whose clients have equal counters.
+    - ``charge``: weighted tokens that the admission adds to the client's counter.
     """
 
     client: Client
@@ -34,9 +34,9 @@ class QueueEntry(NamedTuple):
 class VirtualTokenCounters:
     """Counters of the service that each client has received, in weighted tokens.
 
-    The queue first admits a request of the client with the smallest counter. When a client without
-    waiting requests sends a request, its counter is raised to the smallest counter of the waiting
-    clients. ``emitted`` returns the number of output tokens of a request.
+    The client with the smallest counter is served first. When a client without waiting requests
+    sends a request, its counter is raised to the smallest counter of the clients that wait. The
+    function ``emitted`` returns the number of output tokens of a request.
     """
 
     # The tokens of a prompt are counted when its request is first admitted, and an output token
@@ -58,8 +58,9 @@ class VirtualTokenCounters:
         return self._settled[client] + OUTPUT_WEIGHT * outputs
 
     def enter(self, client: Client) -> None:
-        """Count a request that enters the queue, and raise its client's counter if no other request
-        waits.
+        """Count a request that enters the queue.
+
+        The client's counter is raised if no other request of the client waits.
         """
         if not self._waiting[client]:
             others = [other for other, count in self._waiting.items() if count]
@@ -73,14 +74,15 @@ class VirtualTokenCounters:
         self._left_last = client
 
     def charge(self, request_id: int, client: Client, prompt_tokens: int) -> None:
-        """Count the prompt of an admitted request, unless the request was admitted before."""
+        """Add the prompt of an admitted request to its client's counter.
+
+        A request that was admitted before is not counted again.
+        """
         self._settled[client] += self.due(request_id, client, prompt_tokens)
         self._charged.setdefault(client, set()).add(request_id)
 
     def due(self, request_id: int, client: Client, prompt_tokens: int) -> int:
-        """Return the weighted tokens that the admission of a request adds to its client's
-        counter.
-        """
+        """Return the weighted tokens that an admission adds to the client's counter."""
         return 0 if request_id in self._charged.get(client, ()) else PROMPT_WEIGHT * prompt_tokens
 
     def end(self, request_id: int, client: Client) -> None:
