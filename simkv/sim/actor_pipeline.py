@@ -37,8 +37,9 @@ from simkv.sim.step_log import QueueState
 
 
 class ReceivedTokens(NamedTuple):
-    """Number of tokens that a client has received, and the times of the first and last
-    token (s).
+    """Number of tokens that a client has received.
+
+    ``first`` and ``last`` are the times (s) of the first and the last token.
     """
 
     tokens: int
@@ -49,7 +50,7 @@ class ReceivedTokens(NamedTuple):
 class AsyncPipeline(Replica):
     """Replica whose engine, worker and token processor run concurrently.
 
-    If the replica halts before all requests have ended, ``record.engine_halt`` gives the reason.
+    If the replica halts before all requests have ended, ``record.engine_halt`` contains the reason.
     """
 
     # The reasons: the three actors wait for each other (deadlock), the actors work but no client
@@ -85,7 +86,7 @@ class AsyncPipeline(Replica):
     # The three actors.
 
     def run(self) -> SimProcess:
-        """SimPy process of the engine, which also starts the worker and the token processor."""
+        """SimPy process of the engine. It also starts the worker and the token processor."""
         yield self.timeout_at(self.ready)
         self.env.process(self._work())
         self.env.process(self._listen())
@@ -194,12 +195,12 @@ class AsyncPipeline(Replica):
         return self.manager.put(planned)
 
     def step(self) -> Message | None:
-        """Run the next step of the worker and return its message, or None without work."""
+        """Run the next step of the worker and return its message, or None if there is no work."""
         lives = self.record.requests
         return self.worker.step(lambda i, k: k >= lives[i].request.output_tokens)
 
     def receive(self, message: Message) -> MessageEffects:
-        """Process a message: deliver its tokens and record the requests that finish."""
+        """Process a message: deliver its tokens, and record the requests that finish."""
         heard = self.processor.receive(message)
         self.changed = True
         for i in heard.delivered:
@@ -283,9 +284,9 @@ class AsyncPipeline(Replica):
         return self.manager.fingerprint(), self.worker.fingerprint(), to_border
 
     def state_repeats(self) -> bool:
-        """Return whether the state repeats and no client has received a token since.
+        """Return whether an earlier state occurs again without a new token for any client.
 
-        Records a livelock.
+        If so, a livelock is recorded.
         """
         if not self._at_rest() or not self._watch.repeats(working=False, now=self.env.now):
             return False
@@ -337,7 +338,7 @@ def _disagreement(seq: Any, slot: Any) -> str:
 
 
 def pipeline_notes(record: RunRecord) -> list[str]:
-    """Return notes about clients that received a wrong number of tokens."""
+    """Return a note for each client that received a wrong number of tokens."""
     # Another note reports a halt that affected no request.
     found = [
         f"request {i} received {life.tokens} tokens, but the model emits {n}: tokens in transit "

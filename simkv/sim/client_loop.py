@@ -39,10 +39,10 @@ class SimulatedServer(Protocol):
 def run_clients(
     engine: SimulatedServer, sent: Iterable[Request] | Clients, horizon: float | None
 ) -> RunRecord:
-    """Send requests to the server, simulate until the end and return the record of the run.
+    """Send requests to the server, simulate the run and return its record.
 
-    ``sent`` are requests with fixed arrival times, or clients that wait for answers. The run ends
-    when no event is left, or at ``horizon`` (s).
+    ``sent`` contains requests with fixed arrival times, or clients that wait for answers. The run
+    ends when no event is left, or at ``horizon`` (s).
     """
     # Every request in the record has an outcome.
     env = engine.env

@@ -16,8 +16,9 @@ SimProcess = Generator[simpy.Event, Any, None]
 class ExactTimeout(simpy.Event):
     """Event at exactly ``time`` (s), after all other events at that time.
 
-    Of several ``ExactTimeout`` events at equal times, the one with the lowest ``rank`` comes first.
-    An event with the rank ``BEFORE`` precedes all other events.
+    If several ``ExactTimeout`` events have the same time, the one with the lowest ``rank`` comes
+    first. An exception is the rank ``BEFORE``: such an event precedes all other events at that
+    time.
     """
 
     # Processes that wait for this event see the effects of all other events up to ``time``,
@@ -39,7 +40,10 @@ class ExactTimeout(simpy.Event):
         heappush(env._queue, (when, EventPriority(2 + rank), next(env._eid), self))
 
     def move(self, time: float) -> ExactTimeout:
-        """Move all waiting processes to a new event at ``time`` (s) and return it."""
+        """Replace this event by a new event at ``time`` (s) and return the new one.
+
+        All waiting processes then wait for the new event.
+        """
         other = ExactTimeout(self.env, time, self.rank)
         other.callbacks, self.callbacks = self.callbacks, []
         return other

@@ -7,10 +7,10 @@ from collections.abc import Callable, Hashable
 
 
 class CycleDetector:
-    """Detector of repeated states of an engine, which indicate a deadlock or livelock.
+    """Detector of repeated states of an engine. They indicate a deadlock or livelock.
 
-    ``since`` is the time (s) at which the stored state was taken. ``glance`` returns a cheap
-    summary of the state. Source: R. P. Brent, BIT 20, 1980.
+    ``since`` is the time (s) at which the stored state occurred. The function ``glance`` returns a
+    summary of the state that is cheap to compute. Source: R. P. Brent, BIT 20, 1980.
     """
 
     # The detector stores one earlier state and replaces it after 1, 2, 4, … calls. It finds cycles
@@ -32,7 +32,7 @@ class CycleDetector:
         self.since = 0.0
 
     def progress(self) -> None:
-        """Forget the stored state after a token or an external event."""
+        """Discard the stored state because of a token or an external event."""
         self._count = 0
         self._saved = None
 
@@ -52,7 +52,10 @@ class CycleDetector:
         return False
 
     def silent_calls(self, alike: int) -> int:
-        """Return how many calls of ``repeats`` would have no effect."""
+        """Return the number of next calls of ``repeats`` that would have no effect.
+
+        The last ``alike`` states must differ from each other and from all following states.
+        """
         # Such a call returns False and stores no state. The caller guarantees that the last
         # ``alike`` states and all following states differ from each other.
         if self._saved is None or self._count - self._saved_at >= alike:
@@ -60,5 +63,5 @@ class CycleDetector:
         return (1 << self._count.bit_length()) - self._count - 1
 
     def skip(self, looks: int) -> None:
-        """Count ``looks`` omitted calls of ``repeats``."""
+        """Count ``looks`` calls of ``repeats`` that were left out."""
         self._count += looks

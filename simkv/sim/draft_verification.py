@@ -32,5 +32,5 @@ def verify_drafts(
 
 
 def repeat_per_token(delivered: list[int], drafted: DraftedTokens) -> list[int]:
-    """Return the ids in ``delivered``, each repeated once per token that its client receives."""
+    """Return the ids in ``delivered``. Each id occurs once per token that its client receives."""
     return [i for i in delivered for _ in range(1 + drafted.accepted.get(i, 0))]

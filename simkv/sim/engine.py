@@ -53,7 +53,7 @@ MAX_LEAP_STEPS = 512
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Engine(Replica):
-    """Replica with an engine loop, which alternates decisions and steps.
+    """Replica with an engine loop. The loop alternates between decisions and steps.
 
     - With ``pipeline_depth`` 2, a batch is decided while the previous batch runs.
     - With ``leaping``, consecutive equal decode steps are simulated as one event (a leap). The
@@ -226,8 +226,8 @@ class Engine(Replica):
     ) -> float:
         """Start a batch on the GPU and return its end (s).
 
-        The batch starts at ``start`` (s), or later if it waits for KV copies. ``seconds`` replaces
-        the duration that the executor predicts.
+        The batch starts at ``start`` (s), or later if it must wait for KV copies. If ``seconds`` is
+        given, it replaces the duration that the executor predicts.
         """
         if batch.moves and self.copy_engine:
             start = self.copy_engine.before(batch.moves, start if batch else self.env.now)
@@ -332,7 +332,7 @@ class Engine(Replica):
         return NO_ROW
 
     def leapable_steps(self, batch: Batch) -> int:
-        """Return the number of further steps that equal the step that was just launched."""
+        """Return the number of next steps that are equal to the step just launched."""
         # The result is 0 unless the step only decodes.
         oldest, newest = self.in_flight[0], self.in_flight[-1]
         if not self.leaping or batch.kind != "decode" or not is_same_decision(oldest, newest):
@@ -357,7 +357,8 @@ class Engine(Replica):
     ) -> Leap:
         """Start a leap over steps with the durations ``foreseen`` (s).
 
-        ``own`` contains the durations without the wait for slower engines in lockstep.
+        Engines in lockstep wait for the slowest one in each step. ``own`` contains the durations
+        without this wait.
         """
         # The caller waits for the leap's ``wake`` and then calls ``finish_leap``.
         oldest, newest = self.in_flight[0], self.in_flight[-1]

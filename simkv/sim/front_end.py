@@ -32,7 +32,7 @@ class ApiServer:
         self._delivering: set[int] = set()
 
     def receive(self, life: RequestRecord) -> None:
-        """Receive a request. The engine receives it later."""
+        """Receive a request from a client. The engine receives the request later."""
         costs, request, env = self._costs, life.request, self._engine.env
         self._engine.catch_up()
         self._process_rows(env.now)
@@ -51,7 +51,7 @@ class ApiServer:
             self._engine.enter(life.request)
 
     def finish(self, life: RequestRecord) -> bool:
-        """Deliver the last token of a request. Return whether the delivery completes later."""
+        """Deliver the last token of a request. Return whether the client receives it later."""
         engine = self._engine
         self._process_rows(engine.env.now, inclusive=True)
         at = self.delivered[-1] if self.delivered else 0.0

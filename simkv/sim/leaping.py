@@ -25,7 +25,7 @@ class InFlight:
     - ``row``: row of the batch in the step log.
     - ``end``: end time in seconds.
     - ``finishing_ids``: requests that receive their last token in the batch.
-    - ``group``: requests that decode in every step; empty unless ``Engine.on_tokens`` is set.
+    - ``group``: requests that decode in every step. Empty if ``Engine.on_tokens`` is not set.
     """
 
     # ``finishing_ids`` does not contain members of the decode group.
@@ -51,8 +51,9 @@ class Leap:
 
     - ``load``: load of the step that was just launched.
     - ``ends``: end times of the steps in seconds.
-    - ``moments``: end times of the engine loop's iterations. ``wake``: event at the last end time.
-    - ``own``: durations without the wait for slower engines in lockstep.
+    - ``moments``: end times of the engine loop's iterations. ``wake``: event at the last of these
+      times.
+    - ``own``: durations of the steps if the engine did not wait for slower engines in lockstep.
     """
 
     # ``ends`` begins with the step that was just launched; ``own`` is for the following steps.
@@ -87,7 +88,10 @@ def is_same_decision(oldest: InFlight, newest: InFlight) -> bool:
 
 
 def step_ends(end: float, seconds: Sequence[float] | Floats) -> array[float]:
-    """Return the end times of steps with the durations ``seconds``. The first entry is ``end``."""
+    """Return the end times of consecutive steps.
+
+    ``end`` is the first end time. ``seconds`` are the durations of the following steps.
+    """
     if len(seconds) < MIN_VECTOR_STEPS:
         return array("d", accumulate(seconds, initial=end))
     return array("d", np.cumsum(np.append(end, seconds)).tobytes())

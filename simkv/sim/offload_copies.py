@@ -16,10 +16,10 @@ from simkv.sim.run_record import KvCopyCounts
 
 
 class CopyEngine:
-    """Execution of the KV copies that batches list.
+    """Execution of the KV copies that are listed in batches.
 
-    Completed copies are reported to the scheduler with the next result, as in vLLM. Completed disk
-    transfers are reported before the next decision.
+    The scheduler learns of completed copies with the next result, as in vLLM. It learns of
+    completed disk transfers before the next decision.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class CopyEngine:
         self._due: dict[int, float] = {}
 
     def before(self, moves: KvCopies, start: float) -> float:
-        """Start the copies that precede a step. Return the time at which the step can begin (s).
+        """Start the copies that precede a step. Return the time (s) at which the step can begin.
 
         ``start`` is the planned start of the step. The step waits for the jobs in ``moves.flush``.
         """
@@ -49,7 +49,10 @@ class CopyEngine:
         return start
 
     def after(self, moves: KvCopies, end: float) -> None:
-        """Start the copies to host memory that follow a step. The step ends at ``end`` (s)."""
+        """Start the copies to host memory that follow a step.
+
+        ``end`` (s) is the end of the step.
+        """
         for move in moves.stores:
             if move.job not in moves.flush:
                 self._begin(move.job, self._link.store(move.tokens, end))
@@ -85,7 +88,7 @@ class CopyEngine:
 def attach_copy_engine(
     replica: Replica, link: OffloadLink, disk: OffloadLink | None = None
 ) -> None:
-    """Add a copy engine to a replica and count its copies.
+    """Add a copy engine to a replica. The replica's record then counts the copies.
 
     ``link`` connects GPU and host memory. ``disk`` connects host memory and disk.
     """

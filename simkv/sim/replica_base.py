@@ -38,7 +38,7 @@ LEAVING_REASONS = {
 
 
 class QueueLimit:
-    """Admission control of a server, with counts of the admitted requests."""
+    """Limit on the requests that a server admits, with counts of the admitted requests."""
 
     def __init__(self, admission: AdmissionCheck) -> None:
         self._admission = admission
@@ -71,22 +71,25 @@ class QueueLimit:
 
 
 def build_queue_limit(config: EngineConfig) -> QueueLimit | None:
-    """Return the admission control of an engine's server, or None if it admits all requests."""
+    """Return the queue limit of an engine's server, or None if the server has none."""
     admission = find_engine_spec(config).admission(config)
     return QueueLimit(admission) if admission else None
 
 
 class Copier(Protocol):
-    """Interface for the KV copies of batches."""
+    """Interface of the object that performs the KV copies of batches."""
 
     def before(self, moves: KvCopies, start: float) -> float:
-        """Start the copies that precede a step. Return the time at which the step can begin (s).
+        """Start the copies that precede a step. Return the time (s) at which the step can begin.
 
         ``start`` is the planned start of the step.
         """
 
     def after(self, moves: KvCopies, end: float) -> None:
-        """Start the copies that follow a step. The step ends at ``end`` (s)."""
+        """Start the copies that follow a step.
+
+        ``end`` (s) is the end of the step.
+        """
 
 
 class FrontEnd(Protocol):
@@ -95,10 +98,10 @@ class FrontEnd(Protocol):
     delivered: array[float]
 
     def receive(self, life: RequestRecord) -> None:
-        """Receive a request. The engine receives it later."""
+        """Receive a request from a client. The engine receives the request later."""
 
     def finish(self, life: RequestRecord) -> bool:
-        """Deliver the last token of a request. Return whether the delivery completes later."""
+        """Deliver the last token of a request. Return whether the client receives it later."""
 
     def forget(self, i: int) -> bool:
         """Forget a request whose client has left.
@@ -112,11 +115,11 @@ class FrontEnd(Protocol):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Replica(ABC):
-    """Scheduler, executor and record of a run.
+    """Base class of replicas, with the scheduler, the executor and the record of the run.
 
     - ``ready``: time (s) at which the replica starts to serve requests.
     - ``resolved``, ``on_request_end``: called when a request has ended.
-    - ``rank``: order of replicas at equal times, lowest first.
+    - ``rank``: if events of several replicas have the same time, the lowest rank comes first.
     - ``inbox``: messages since the last decision: requests, aborted ids and callbacks.
     - ``wake``: event that wakes the replica; None while it is awake.
     """
@@ -188,7 +191,7 @@ class Replica(ABC):
         self.notify()
 
     def call_soon(self, message: Callable[[], None], *, news: bool = True) -> None:
-        """Queue a callback to run before the next decision. ``news`` is as in ``notify``."""
+        """Queue a callback to run before the next decision. ``notify`` describes ``news``."""
         self.inbox.append(message)
         self.notify(news=news)
 
@@ -204,7 +207,7 @@ class Replica(ABC):
     def forget_steps(self, kept: int) -> None:
         """Drop old rows of the step log to free memory.
 
-        At least the last ``kept`` rows and the rows of unfinished requests remain.
+        The last ``kept`` rows remain, and so do the rows of unfinished requests.
         """
         # ``conclude`` cannot be called afterwards.
         log = self.record.steps
@@ -285,7 +288,8 @@ class Replica(ABC):
     def timeout_at(self, time: float, after: int = 0) -> ExactTimeout:
         """Return an event at ``time`` (s), after all external events at that time.
 
-        Replicas with events at equal times act in the order of their rank plus ``after``.
+        If several replicas have events at that time, the lowest sum of rank and ``after`` comes
+        first.
         """
         return ExactTimeout(self.env, time, self.rank + after)
 
@@ -311,7 +315,10 @@ class Replica(ABC):
         return compute_step_load(batch, spread=self._wants_spread)
 
     def resolve(self, life: RequestRecord, outcome: Outcome, reason: str = "") -> None:
-        """End a request, unless it has already ended."""
+        """End a request.
+
+        A request that has already ended is not changed.
+        """
         if life.outcome is None:
             self.changed = True
             life.outcome, life.reason, life.ended_at = outcome, reason, self.env.now
@@ -323,7 +330,10 @@ class Replica(ABC):
                 self.on_request_end(life)
 
     def refuse(self, life: RequestRecord, refusal: Refusal) -> None:
-        """Reject a request that exceeds a limit, unless it has already ended."""
+        """Reject a request that exceeds a limit.
+
+        A request that has already ended is not changed.
+        """
         if life.outcome is None:
             life.refusal = refusal
             self.record.end = max(self.record.end, self.env.now)
@@ -337,8 +347,8 @@ class Replica(ABC):
     ) -> None:
         """Reject a request.
 
-        The reason names the limit that the prompt exceeds. If it exceeds none, the reason is
-        ``otherwise``.
+        The reason names the limit that the prompt exceeds. If the prompt exceeds none, the reason
+        is ``otherwise``.
         """
         # ``limit`` is the name of the limit, or None for any limit.
         why = self.too_long(life.request.prompt_tokens) if self.too_long else None
@@ -346,7 +356,10 @@ class Replica(ABC):
         self.resolve(life, Outcome.REJECTED, why if why and named else otherwise)
 
     def die(self, kind: str, why: str, requests: Iterable[int]) -> None:
-        """Stop permanently, as if the engine crashed while it serves ``requests``."""
+        """Stop permanently, as after a crash of the engine.
+
+        ``requests`` are the affected requests.
+        """
         self.dead = True
         held = dict(self.scheduler.blocks_held())
         self.record.engine_halt = EngineHalt(kind, self.env.now, why, sorted(set(requests)), held)
@@ -362,7 +375,7 @@ def record_cut_off(record: RunRecord, request: Request) -> None:
 
 
 def assign_outcomes(record: RunRecord, horizon: float | None) -> None:
-    """Assign an outcome to each request that has none."""
+    """Assign an outcome to each request that does not have one."""
     # If a client gave up after the engine had halted, the outcome of its request is changed to
     # stalled, because the halt was the cause.
     stop = record.engine_halt

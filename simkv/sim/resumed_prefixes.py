@@ -12,11 +12,10 @@ from simkv.workload.clients import Dependency
 def find_resumed_prefixes(
     record: RunRecord, after: Mapping[int, Dependency], block_size: int
 ) -> dict[int, ResumedPrefix]:
-    """Return the prefix of each request in ``after`` that earlier turns of its session have
-    computed.
+    """Return the part of each prompt that earlier turns of the session have computed.
 
-    If several turns share a prefix with the prompt, the longest prefix is returned. Lengths are
-    multiples of ``block_size`` tokens.
+    ``after`` contains the requests and their earlier turns. If several turns share a prefix with
+    the prompt, the longest prefix is returned. Lengths are multiples of ``block_size`` tokens.
     """
     # Earlier turns are the turns that the request waits for. If the request does not repeat such a
     # turn completely, the turns before it count as well, because an agent that waited for
@@ -57,7 +56,7 @@ def _segments(request: Request) -> tuple[Segment, ...]:
 
 
 def count_shared(one: Sequence[Segment], other: Sequence[Segment]) -> int:
-    """Return the number of equal tokens at the beginning of two sequences of segments."""
+    """Return the number of tokens with which two sequences of segments both begin."""
     count = first = second = 0
     of_one = of_other = 0  # tokens of the current segments that are already counted
     while first < len(one) and second < len(other):

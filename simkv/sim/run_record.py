@@ -52,26 +52,27 @@ class Interruptions:
 
 @dataclass(slots=True, eq=False)
 class RequestRecord:
-    """Record of one request. Times are in seconds since the start of the run. A row is the entry of
-    a step in the step log.
+    """Record of one request. Times are in seconds since the start of the run.
+
+    A row is the entry of a step in the step log.
 
     - ``received_at``: time at which the scheduler received the request.
     - ``entered_at``: time at which the engine received the request from the API server.
     - ``preempted_at``: times of preemptions. ``causes``: causes of the preemptions.
       ``preempted_rows``: number of rows at each preemption.
     - ``bounces``: number of preemptions before any KV was computed.
-    - ``recomputed_tokens``: number of tokens computed again.
+    - ``recomputed_tokens``: number of tokens that were computed again.
     - ``tokens``: number of tokens that reached the client. ``first_token``, ``last_token``: times
       of the first and last token.
-    - ``dropped_rows``: rows whose tokens were discarded by the engine.
+    - ``dropped_rows``: rows whose tokens the engine discarded.
     - ``chunks``: tokens and context of prefill rows and of some decode rows.
-    - ``aside``: times at which the scheduler began to skip the request, with reasons. An empty
-      reason is the end of a period.
+    - ``aside``: times at which the scheduler began to skip the request, each with the reason. At
+      the end of such a period, the reason is empty.
     - ``tokens_per_chunk``: number of tokens per chunk sent to the client.
     - ``accepted_drafts``: pairs of row and number of accepted draft tokens.
     - ``accepted_tokens``: number of accepted draft tokens in ``tokens``.
     - ``drafted``: whether decodes of the request verify draft tokens.
-    - ``refusal``: limit for which the request was rejected, or None.
+    - ``refusal``: limit that caused the rejection of the request, or None.
     - ``loaded_tokens``: number of tokens loaded from host memory before the first step.
     - ``disk_tokens``: number of tokens read from disk before the first step.
     """
@@ -112,7 +113,7 @@ class RequestRecord:
     disk_tokens: int = 0
 
     def extra_tokens_in(self, first: int, last: int) -> int:
-        """Return the number of accepted draft tokens emitted in rows ``first`` to ``last``."""
+        """Return the number of accepted draft tokens in the rows from ``first`` to ``last``."""
         if self.accepted_drafts is None:
             return 0
         rows, counts = self.accepted_drafts[::2], self.accepted_drafts[1::2]
@@ -147,14 +148,14 @@ class RequestRecord:
         return self.interruptions.aside if self.interruptions else []
 
     def ensure_interruptions(self) -> Interruptions:
-        """Return ``interruptions`` for writing, and create it if necessary."""
+        """Return ``interruptions`` for writing. Create the object if it does not exist."""
         if self.interruptions is None:
             self.interruptions = Interruptions()
         return self.interruptions
 
     @property
     def deadline(self) -> float | None:
-        """Time at which the client gives up (s), or None."""
+        """Time (s) at which the client gives up, or None."""
         timeout = self.request.timeout
         return None if timeout is None else self.request.arrival + timeout
 
@@ -163,8 +164,8 @@ class RequestRecord:
 class EngineHalt:
     """Permanent stop of the engine at ``since`` (s): a crash, deadlock or livelock.
 
-    ``cycle_start`` is the time (s) at which a repeated state first occurred. ``held`` is the number
-    of blocks by request.
+    ``cycle_start`` is the time (s) at which a repeated state first occurred. ``held`` contains the
+    number of blocks of each request.
     """
 
     kind: str
@@ -178,9 +179,9 @@ class EngineHalt:
 class Shortfall(NamedTuple):
     """Time that a request still needed when its client gave up, in seconds.
 
-    - ``isolated_s``: duration of the request in isolation; None if it exceeds ten times the
-      timeout.
-    - ``remaining_s``: part of ``isolated_s`` that was left.
+    - ``isolated_s``: duration of the request without other requests; None if it exceeds ten times
+      the timeout.
+    - ``remaining_s``: part of ``isolated_s`` that was left when the client gave up.
     - ``delay_s``: delay that other requests had caused.
     """
 
@@ -190,7 +191,7 @@ class Shortfall(NamedTuple):
 
 
 class ResumedPrefix(NamedTuple):
-    """Prefix of a prompt whose KV an earlier turn of the session has computed.
+    """Prefix of a prompt. An earlier turn of the session has computed its KV.
 
     ``row`` is the last row of the step log in which the earlier turn computed tokens.
     """
@@ -205,7 +206,7 @@ class ResumedPrefix(NamedTuple):
 class DraftCounts:
     """Counts of draft tokens, as in vLLM's ``SpecDecodingStats``.
 
-    ``num_drafts`` is the number of pairs of a step and a request with draft tokens.
+    ``num_drafts`` counts each step once for each request that has draft tokens in it.
     """
 
     # Padded draft tokens are included. Tokens past the end of an output do not count as accepted.
@@ -234,9 +235,9 @@ class KvCopyCounts:
 class RunRecord:
     """Complete record of a run.
 
-    - ``isolated_s``: duration of each request in isolation (s), if known.
-    - ``queue_heads``: changes of the first waiting request: the time, and the request with its wait
-      reason or None.
+    - ``isolated_s``: duration (s) of each request if it ran without other requests, if known.
+    - ``queue_heads``: changes of the first waiting request. Each entry has the time, the request
+      and the reason why it waits. Instead of request and reason, it has None if no request waits.
     - ``shortfalls``: entry for each request that timed out.
     - ``tokens_per_chunk``: number of tokens per chunk sent to clients.
     - ``drafting``: counts of draft tokens, or None.
@@ -273,7 +274,10 @@ class RunRecord:
         return life
 
     def decided(self, batch: Batch, now: float) -> None:
-        """Record the preemptions, KV copies and first waiting request of a scheduling decision."""
+        """Record the events of a scheduling decision.
+
+        These are preemptions, KV copies and a change of the first waiting request.
+        """
         if batch.preempted:
             self._note_preempted(batch, now)
         if batch.moves and self.copied:
@@ -306,7 +310,7 @@ class RunRecord:
                 life.bounces += 1
 
     def set_aside(self, aside: dict[int, WaitReason], now: float) -> None:
-        """Record that the scheduler skips exactly the requests in ``aside`` from now on."""
+        """Record that the scheduler skips the requests in ``aside`` from now on, and no others."""
         if aside == self._aside:
             return
         for i in self._aside.keys() - aside.keys():
@@ -371,7 +375,7 @@ class RunRecord:
     def repeat(self, batch: Batch, ends: array[float], free_blocks: list[int], lag: int) -> None:
         """Append rows for steps that repeat the newest step.
 
-        ``ends`` (s) and ``free_blocks`` have one entry per step.
+        ``ends`` (s) and ``free_blocks`` have one entry for each of these steps.
         """
         # The steps have the same batch of decodes. Each step was decided when the step ``lag`` rows
         # earlier ended.
@@ -385,7 +389,7 @@ class RunRecord:
     def leave_decode_group(self, i: int, last: int) -> int:
         """Remove request ``i`` from the decode group after row ``last``.
 
-        Returns the number of steps in which the request was a member.
+        Returns the number of steps in which the request was in the group.
         """
         first = self._decoding_since.pop(i)
         steps = last - first + 1
@@ -396,7 +400,7 @@ class RunRecord:
         return steps
 
     def decoding(self) -> tuple[int, ...]:
-        """Return the requests in the decode group, which decode in every step."""
+        """Return the requests in the decode group. They decode in every step."""
         return tuple(self._decoding_since)
 
     @property
@@ -409,8 +413,9 @@ class RunRecord:
         return self._decoding_since.get(i)
 
     def close(self, last: int) -> None:
-        """Complete the record at the end of the run: close open periods and count delivered
-        tokens.
+        """Complete the record at the end of the run.
+
+        Open periods are closed, and delivered tokens are counted.
         """
         for i in list(self._decoding_since):
             self.leave_decode_group(i, last)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 class RowSegment(NamedTuple):
     """Consecutive rows of the step log in which a request takes part.
 
-    If ``emits``, a decode emits a token in each row, and a prefill emits a token in the last row.
+    With ``emits``, a decode emits a token in each row, and a prefill emits a token in the last row.
     """
 
     # ``kind`` is ``prefill`` or ``decode``.
@@ -92,7 +92,7 @@ def read_chunks(chunks: array[int]) -> list[Chunk]:
 
 
 def shift_rows(numbers: array[int], rows: int, places: Iterable[int]) -> array[int]:
-    """Return packed segments or chunks with ``rows`` added to all row numbers."""
+    """Return a copy of packed segments or chunks in which all row numbers are ``rows`` larger."""
     # ``places`` are the positions of row numbers in each group of three integers.
     found = numbers[:]
     for place in places:

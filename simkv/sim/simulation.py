@@ -44,9 +44,9 @@ ExecutorChange = Callable[[Executor], Executor]
 
 @dataclass(frozen=True)
 class ReplicaSpec:
-    """Configuration of a replica's engine, and the cost profile of its steps.
+    """Configuration of a replica's engine, and the cost profile of the engine's steps.
 
-    - ``profile_name``: name in the scenario, or the profile's own name.
+    - ``profile_name``: name of the profile in the scenario, or else the profile's own name.
     - ``draft_layers``: number of model layers if a further layer proposes draft tokens, else 0.
     """
 
@@ -61,7 +61,7 @@ class ReplicaSpec:
 
 @dataclass(frozen=True)
 class ScenarioRun:
-    """A completed run with its record, replica lifetimes and clients."""
+    """A completed run: its record, its replica lifetimes and its clients."""
 
     # Without a ``fleet`` section, there is one lifetime, and ``record`` is the record of the only
     # engine.
@@ -73,10 +73,10 @@ class ScenarioRun:
 
 
 def build_replica_specs(scenario: Scenario, folder: Path) -> list[ReplicaSpec]:
-    """Return the configuration of each replica that can start.
+    """Return the configuration of each replica that the scenario can start.
 
     Profile files are resolved relative to ``folder``. Raises InputError if a profile cannot be
-    used, or if a router reads the prefix cache of a replica that does not report it.
+    used. Raises InputError if a router reads prefix caches that the replicas do not report.
     """
     found: list[ReplicaSpec] = []
     groups = scenario.fleet.groups if scenario.fleet else [ReplicaGroup()]
@@ -124,7 +124,7 @@ def simulate_scenario(
     """Simulate the scenario's workload on its replicas.
 
     - ``resolved``: called when a request ends.
-    - ``scheduler``: replaces the scheduler of the only engine.
+    - ``scheduler``: replaces the scheduler, if there is only one engine.
     - ``changed``: modifies each executor before the scenario's factors apply.
     - ``sent``: replaces the workload.
     """
@@ -175,7 +175,7 @@ def simulate_with_profile(
 ) -> ScenarioRun:
     """Simulate the scenario with the step costs of ``profile`` on all replicas.
 
-    ``requests`` replace the workload. ``changed`` modifies each executor.
+    If ``requests`` are given, they replace the workload. ``changed`` modifies each executor.
     """
     # The API server takes no time unless the scenario has a ``front_end`` section.
     spec = ReplicaSpec(scenario.engine, profile, profile.name)
@@ -244,7 +244,7 @@ def build_replica(
 
 
 def find_front_end_costs(scenario: Scenario, spec: ReplicaSpec) -> FrontEndCosts | None:
-    """Return the costs of the API server of a replica, or None if its time is not simulated."""
+    """Return the times that a replica's API server needs, or None if they are not simulated."""
     said = scenario.front_end
     if said == "none" or (said is None and scenario.hardware is None):
         return None
@@ -267,9 +267,9 @@ def find_front_end_costs(scenario: Scenario, spec: ReplicaSpec) -> FrontEndCosts
 
 
 def scale_front_end(scenario: Scenario, replicas: Sequence[ReplicaSpec], factor: float) -> Scenario:
-    """Return the scenario with default times of the API server multiplied by ``factor``.
+    """Return a copy of the scenario in which the API server's times are multiplied by ``factor``.
 
-    Times that the scenario specifies stay the same.
+    Only default times are multiplied. Times that the scenario specifies stay the same.
     """
     # A scenario is returned unchanged if it has no API server, or if its replicas have different
     # times.
@@ -325,9 +325,9 @@ def _check_loras(requests: Iterable[Request], replicas: Sequence[ReplicaSpec]) -
 
 
 def check_lora(subject: str, lora: str, replicas: Sequence[ReplicaSpec]) -> None:
-    """Raise InputError if an engine cannot serve the LoRA adapter.
+    """Raise InputError if one of the engines cannot serve the LoRA adapter ``lora``.
 
-    ``subject`` is the first part of the message, which names the user of the adapter.
+    ``subject`` begins the message and names what uses the adapter.
     """
     for spec in replicas:
         if not find_engine_spec(spec.engine).takes_loras(spec.engine):
@@ -349,7 +349,7 @@ def _build(replica: ReplicaSpec) -> Scheduler:
 def build_session_lookup(sent: Clients) -> SessionLookup:
     """Return a function that maps a request to its session.
 
-    Requests that wait for answers to each other form one session. Other requests form a session if
+    Requests that wait for each other's answers form one session. Other requests form a session if
     their prompts begin with the same token stream.
     """
     first = find_sessions(sent.after)

@@ -95,7 +95,10 @@ class StepLog:
         self.free_blocks.append(queues.free_blocks)
 
     def repeat(self, ends: array[float], free_blocks: list[int], lag: int) -> None:
-        """Append repetitions of the newest row, with their ``ends`` (s) and ``free_blocks``."""
+        """Append repetitions of the newest row.
+
+        ``ends`` (s) and ``free_blocks`` have one entry for each repetition.
+        """
         # Each repetition was decided when the row ``lag`` rows earlier ended.
         self._lag[-1] = lag
         self.end.extend(ends)

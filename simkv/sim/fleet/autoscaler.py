@@ -11,7 +11,7 @@ from simkv.sim.fleet.routers import LoadSignal
 
 
 class Autoscaler:
-    """Number of replicas by the rule of Kubernetes' horizontal autoscaler.
+    """Target number of replicas, computed like Kubernetes' horizontal autoscaler does.
 
     The number is the sum of the metric over all replicas, divided by the target per replica. A
     decrease applies only after a delay.

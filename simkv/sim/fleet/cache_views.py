@@ -17,9 +17,10 @@ from simkv.sim.replica_base import Replica
 
 
 class PrefixMatch(NamedTuple):
-    """Prefix of a prompt that a replica has cached, as far as a router knows.
+    """Part of a prompt that a replica has cached, as far as a router knows.
 
-    - ``tokens``: length of the prefix in tokens. ``of``: tokens in the full blocks of the prompt.
+    - ``tokens``: length of this part in tokens. ``of``: number of tokens in all full blocks of the
+      prompt.
     - ``blocks``: number of all cached blocks of the replica.
     """
 
@@ -29,7 +30,7 @@ class PrefixMatch(NamedTuple):
 
 
 class CacheView:
-    """Present prefix cache of a replica. Lookups change nothing in the cache."""
+    """Present contents of a replica's prefix cache. Lookups do not change the cache."""
 
     def __init__(self, engine: Replica) -> None:
         reporter = prefix_reporter(engine.scheduler)
@@ -51,7 +52,7 @@ class CacheView:
 
 
 class DelayedCacheView(CacheView):
-    """Prefix cache of a replica as it was ``delay`` seconds ago."""
+    """Contents of a replica's prefix cache ``delay`` seconds ago."""
 
     def __init__(self, engine: Replica, delay: float) -> None:
         super().__init__(engine)
@@ -91,7 +92,10 @@ class DelayedCacheView(CacheView):
 
 
 def build_cache_view(engine: Replica, knowledge: PrefixKnowledge) -> CacheView:
-    """Return the view of a replica's cache for a router with this ``knowledge``."""
+    """Return the view that a router has of a replica's cache.
+
+    ``knowledge`` describes how the router learns about the cache.
+    """
     if knowledge.prefix_knowledge == "events":
         return DelayedCacheView(engine, knowledge.event_delay)
     return CacheView(engine)

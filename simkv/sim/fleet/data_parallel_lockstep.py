@@ -23,9 +23,10 @@ from simkv.sim.leaping import Leap
 
 
 class DataParallelLockstep:
-    """Engines in lockstep. Start ``run()`` of this object instead of ``run()`` of the engines.
+    """Engines in lockstep.
 
-    Raises ValueError if there is no engine, or if the pipeline depths differ.
+    Start ``run()`` of this object instead of ``run()`` of each engine. Raises ValueError if there
+    is no engine, or if the pipeline depths differ.
     """
 
     # Requests are submitted to the engines. If every awake engine can skip ahead over equal steps

@@ -27,7 +27,7 @@ from simkv.sim.run_record import RequestRecord, RunRecord
 class Handover:
     """Transfer of a request from a prefill replica to a decode replica. Times are in seconds.
 
-    - ``source``, ``target``: indices of the lifetimes of the two replicas.
+    - ``source``, ``target``: lifetimes of the two replicas, as indices.
     - ``prefilled_at``: end of the prefill.
     - ``requested_at``: time at which the decode replica requested the KV.
     - ``arrived_at``: arrival of the KV.
@@ -44,9 +44,9 @@ class Handover:
 
 
 class TransferLinks:
-    """Links that copy KV between replicas, one transfer at a time per link.
+    """Links that copy KV between replicas. A link has one transfer at a time.
 
-    Each prefill replica has its own link, unless all replicas share one (``shared_link``).
+    Each prefill replica has its own link. With ``shared_link``, all replicas share one.
     """
 
     def __init__(self, rule: KvTransfer) -> None:
@@ -56,7 +56,7 @@ class TransferLinks:
     def send(self, source: int, tokens: int, now: float) -> float:
         """Start a transfer of the KV of ``tokens`` tokens at ``now`` (s).
 
-        Returns its arrival time (s).
+        Returns the time (s) at which the KV arrives.
         """
         link = -1 if self.rule.shared_link else source
         start = max(now, self._free_at.get(link, 0.0))
@@ -66,7 +66,7 @@ class TransferLinks:
 
 
 def prefill_request(request: Request) -> Request:
-    """Return the request for the prefill replica, which has one output token."""
+    """Return a copy of the request that has one output token, for the prefill replica."""
     return replace(request, output_tokens=1, max_tokens=1)
 
 
@@ -74,8 +74,8 @@ class DisaggregatedFleet(Fleet):
     """Fleet in which some replicas prefill and others decode.
 
     ``roles`` contains the role of each replica. ``handovers`` contains the transfer of each
-    prefilled request. A prefill replica frees the blocks of a request after its KV has been
-    fetched.
+    prefilled request. The prefill replica frees the blocks of a request when the decode replica has
+    fetched the KV.
     """
 
     # A prefill replica generates one token, which is discarded, as vLLM's proxy does. The request

@@ -38,11 +38,11 @@ RANKS_PER_REPLICA = 2
 class Fleet:
     """Replicas behind a router, with the client interface of a ``Replica``.
 
-    - ``makers``: build the engines, one per possible replica. ``initial``: number of replicas at
-      the start (default: all).
+    - ``makers``: functions that build an engine, one for each possible replica.
+    - ``initial``: number of replicas at the start (default: all).
     - ``resolved``, ``on_request_end``: called when a request has ended.
-    - ``sent``: indices of the replica lifetimes that each request was sent to.
-    - ``served_by``: indices of the lifetimes whose tokens the client kept.
+    - ``sent``: for each request, the lifetimes of replicas to which it was sent, as indices.
+    - ``served_by``: for each request, the lifetimes whose tokens its client kept, as indices.
     - ``in_system_s``: number of requests in the fleet, integrated over time.
     """
 
@@ -94,14 +94,15 @@ class Fleet:
 
     @property
     def replica_records(self) -> dict[str, RunRecord]:
-        """Records of the replica lifetimes by name."""
+        """Record of each replica lifetime, by name."""
         # A replica that restarted has several records.
         return {lifetime.name: lifetime.engine.record for lifetime in self.lifetimes}
 
     @property
     def routes(self) -> dict[int, str]:
-        """Replicas that each request was sent to, such as ``3 0`` for first replica 3, then replica
-        0.
+        """Replicas to which each request was sent.
+
+        For example, ``3 0`` stands for replica 3 and then replica 0.
         """
         return {
             i: " ".join(str(self.lifetimes[place].replica) for place in places)
@@ -256,7 +257,10 @@ class Fleet:
     # Arrival and end of requests.
 
     def submit(self, request: Request) -> None:
-        """Receive a request and route it to a replica. Without a replica, the request waits."""
+        """Receive a request and route it to a replica.
+
+        If there is no replica, the request waits.
+        """
         self._integrate()
         self._in_system.add(request.id)
         self._send(request)

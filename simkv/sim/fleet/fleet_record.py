@@ -34,7 +34,8 @@ def merge_records(
 ) -> RunRecord:
     """Return the record of a fleet whose run ended at ``end`` (s).
 
-    - ``lives``: records of each request that its client observed, in order. Each record is paired
+    - ``parts``: run records of the replica lifetimes.
+    - ``lives``: for each request, the records that its client observed, in order. Each is paired
       with the index of its run record in ``parts``.
     - ``unobserved``: records that the client did not observe, in the same form.
     - ``requests``: requests as sent by clients, if the replicas received modified requests.

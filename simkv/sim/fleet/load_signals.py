@@ -14,7 +14,10 @@ from simkv.sim.replica_base import Replica
 
 @dataclass(slots=True)
 class Occupancy:
-    """Numbers of waiting and running requests on a replica, and the fraction of used blocks."""
+    """Load of a replica.
+
+    The fields are the numbers of waiting and running requests, and the fraction of used blocks.
+    """
 
     waiting: int = 0
     running: int = 0
@@ -27,10 +30,11 @@ def kv_usage(engine: Replica) -> float:
 
 
 class LoadBoard:
-    """Loads that a router reads: the current loads, or the loads at the last ``refresh``.
+    """Loads that a router reads.
 
-    ``engines`` returns pairs of replica number and engine. ``interval`` is the time between
-    refreshes in seconds; 0 means current loads.
+    They are the current loads or, if ``interval`` is not 0, the loads at the last ``refresh``.
+    ``interval`` is the time between refreshes in seconds. The function ``engines`` returns pairs of
+    replica number and engine.
     """
 
     # If ``interval`` is not 0, the caller must call ``refresh`` at all multiples of ``interval``.
@@ -49,7 +53,7 @@ class LoadBoard:
         self._loads: dict[int, Occupancy] = {}
 
     def signals(self, lifetimes: Sequence[ReplicaLifetime]) -> list[LoadSignal]:
-        """Return the loads of replicas as seen by the router."""
+        """Return the loads of replicas as the router sees them."""
         if knowledge := self.router.knowledge:
             for lifetime in lifetimes:
                 # The first call precedes the first request of a replica, so no event is missed.
@@ -86,7 +90,7 @@ class LoadBoard:
     def refresh(self) -> float:
         """Read the load of all replicas.
 
-        Returns the time (s) until which only an event can change the loads.
+        Returns a time (s). Before this time, the loads change only if an event occurs.
         """
         # The time is 0 if the router reads the fraction of blocks in use, because this fraction
         # also changes without an event (during a leap over several steps).

@@ -13,7 +13,7 @@ from simkv.sim.clock import ExactTimeout, SimProcess
 
 @dataclass(eq=False, slots=True)
 class Tick:
-    """Next repetition of a task, at ``number`` times ``interval`` (s)."""
+    """Next repetition of a task. It occurs at ``number`` times ``interval`` (s)."""
 
     interval: float
     number: int
@@ -21,7 +21,10 @@ class Tick:
 
 
 class RecurringTasks:
-    """Periodic tasks that do not keep a simulation running."""
+    """Periodic tasks that do not keep a simulation running.
+
+    The tasks pause if no other event is left.
+    """
 
     # The tasks pause if there are no other events.
 
@@ -44,7 +47,8 @@ class RecurringTasks:
     def every(self, interval: float, work: Callable[[], float]) -> SimProcess:
         """SimPy process: call ``work`` now and at all multiples of ``interval`` (s).
 
-        ``work`` returns the time (s) until which further calls have no effect without an event.
+        ``work`` returns a time (s). Calls before this time would have no effect unless an event
+        occurs.
         """
         # A call precedes other events of the same time. Only the last of the calls without effect
         # is simulated.

@@ -19,8 +19,8 @@ class ReplicaLifetime:
     - ``end``: None if the replica lasts to the end of the run.
     - ``index``: number of the lifetime among all lifetimes of the run.
     - ``in_flight``: number of unfinished requests that the router sent to the replica.
-    - ``signal``: load when the router last read it.
-    - ``cache``: prefix cache as the router sees it, if the router reads it.
+    - ``signal``: load of the replica when the router last read it.
+    - ``cache``: prefix cache as the router sees it; None if the router does not read it.
     """
 
     replica: int
@@ -35,5 +35,8 @@ class ReplicaLifetime:
 
     @property
     def name(self) -> str:
-        """Name of the replica, with its start time unless the replica starts with the run."""
+        """Name of the replica.
+
+        If the replica starts later than the run, the name contains the start time.
+        """
         return f"replica {self.replica}" + (f" from {self.start:g} s" if self.start else "")

@@ -57,12 +57,13 @@ RING_POINTS = 128
 
 
 class LoadSignal(NamedTuple):
-    """Load of a replica as seen by the router.
+    """Load of a replica as the router sees it.
 
     - ``in_flight``: number of unfinished requests that the router sent to the replica.
-    - ``waiting``, ``running``, ``kv_usage``: queue lengths and fraction of used blocks, possibly
-      out of date.
-    - ``cache``: its prefix cache as the router sees it; None if the router does not read it.
+    - ``waiting``, ``running``: queue lengths. ``kv_usage``: fraction of used blocks. These values
+      can be out of date.
+    - ``cache``: prefix cache of the replica as the router sees it; None if the router does not read
+      it.
     """
 
     replica: int
@@ -74,7 +75,7 @@ class LoadSignal(NamedTuple):
 
 
 class Router(Protocol):
-    """Router, which chooses a replica for each request."""
+    """Base class of routers. A router chooses a replica for each request."""
 
     #: Whether the router reads the numbers of waiting and running requests (load), and the fraction
     #: of blocks in use (KV).
@@ -86,11 +87,14 @@ class Router(Protocol):
     knowledge: PrefixKnowledge | None
 
     def choose(self, prompt: Prompt, signals: Sequence[LoadSignal]) -> int:
-        """Return the replica for ``prompt``. ``signals`` are the loads, sorted by replica."""
+        """Return the replica for ``prompt``.
+
+        ``signals`` are the loads of the replicas, sorted by replica.
+        """
         # ``signals`` is not empty.
 
     def forget(self, replica: int) -> None:
-        """Forget the prompts sent to a replica that has lost its cache."""
+        """Forget which prompts were sent to a replica, because the replica has lost its cache."""
 
 
 class _Forgets:
@@ -177,19 +181,20 @@ class AffinityRouter(_Forgets):
         self._abs, self._rel = config.balance_abs_threshold, config.balance_rel_threshold
 
     def fewest(self, signals: Sequence[LoadSignal]) -> LoadSignal:
-        """Return the load of the replica with the fewest requests in flight."""
+        """Return the signal of the replica with the fewest requests in flight."""
         return min(signals, key=lambda signal: signal.in_flight)
 
     def is_out_of_balance(self, most: int, fewest: int) -> bool:
-        """Return whether two numbers of requests in flight are out of balance.
+        """Return whether the loads of two replicas are out of balance.
 
-        Both their difference and their ratio must exceed the thresholds.
+        ``most`` and ``fewest`` are their numbers of requests in flight. Both the difference and the
+        ratio must exceed the thresholds.
         """
         return most - fewest > self._abs and most > self._rel * fewest
 
 
 class SessionAffinityRouter(AffinityRouter):
-    """Router that chooses a replica by a hash of the session, with consistent hashing."""
+    """Router that chooses a replica by consistent hashing of the session."""
 
     # If replicas are added or removed, only few sessions move to another replica.
 
@@ -222,7 +227,7 @@ class SessionAffinityRouter(AffinityRouter):
 
 
 class SentPrompts:
-    """Prefixes of the prompts that a router has sent to each replica."""
+    """Record of the prompt prefixes that a router has sent to each replica."""
 
     def __init__(self, block_size: int) -> None:
         self._blocks = BlockKeys(block_size)
@@ -231,7 +236,7 @@ class SentPrompts:
         self._sent: dict[int, set[int]] = {}
 
     def find(self, prompt: Prompt, signals: Sequence[LoadSignal]) -> list[PrefixMatch]:
-        """Return the prefix of ``prompt`` that each replica has received."""
+        """Return, for each replica, the longest prefix of ``prompt`` that was sent to it."""
         keys: list[int] = []
         self._blocks.extend(keys, TokenContent(prompt), prompt.prompt_tokens)
         self._keys, size = keys, self._blocks.block_size
@@ -248,10 +253,10 @@ class SentPrompts:
 
 
 class ReportedCaches(_Forgets):
-    """Prefixes that the replicas have cached, from ``LoadSignal.cache``."""
+    """Prefixes that the replicas report as cached in ``LoadSignal.cache``."""
 
     def find(self, prompt: Prompt, signals: Sequence[LoadSignal]) -> list[PrefixMatch]:
-        """Return the prefix of ``prompt`` that each replica has cached."""
+        """Return, for each replica, the longest prefix of ``prompt`` that it has cached."""
         return [signal.cache.find(prompt) for signal in signals if signal.cache]
 
     def record_sent(self, replica: int) -> None:
@@ -265,8 +270,8 @@ def _prefixes(config: PrefixKnowledge, block_size: int) -> SentPrompts | Reporte
 class PrefixAffinityRouter(AffinityRouter):
     """Router that chooses the replica with the longest known prefix of the prompt.
 
-    If the prefix is too short, the replica with the fewest known blocks is chosen. If the loads are
-    out of balance, the replica with the fewest requests in flight is chosen.
+    If this prefix is too short, it chooses the replica with the fewest known blocks. If the loads
+    are out of balance, it chooses the replica with the fewest requests in flight.
     """
 
     def __init__(self, config: CacheAwareConfig) -> None:
@@ -294,7 +299,7 @@ class PrefixAffinityRouter(AffinityRouter):
         return signals[blocks.index(min(blocks))].replica
 
     def forget(self, replica: int) -> None:
-        """Forget the prompts sent to a replica that has lost its cache."""
+        """Forget which prompts were sent to a replica, because the replica has lost its cache."""
         self._prefixes.forget(replica)
 
 
@@ -330,12 +335,12 @@ class WeightedRouter:
         return chosen
 
     def forget(self, replica: int) -> None:
-        """Forget the prompts sent to a replica that has lost its cache."""
+        """Forget which prompts were sent to a replica, because the replica has lost its cache."""
         self._prefixes.forget(replica)
 
 
 def build_router(config: RouterConfig, session: SessionLookup) -> Router:
-    """Build the router of a scenario. ``session`` returns the session of a request."""
+    """Build the router of a scenario. The function ``session`` returns the session of a request."""
     match config:
         case RandomConfig():
             return RandomRouter(config)

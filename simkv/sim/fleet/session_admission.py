@@ -18,9 +18,9 @@ from simkv.scenario.fleet_section import PrefixKnowledge, SessionAdmissionConfig
 class SessionState:
     """State of a session.
 
-    - ``tokens``: length of its context. ``turns``: number of its requests.
-    - ``replica``: replica that admitted the session. If the session is ``paused``, the last replica
-      or None.
+    - ``tokens``: length of the session's context in tokens. ``turns``: number of its requests.
+    - ``replica``: replica that admitted the session. For a ``paused`` session, this is the last
+      replica, or None.
     - ``open``: requests that have not ended. ``held``: requests that the router holds.
     - ``idle_since``: time (s) of the last answer.
     - ``marked``: whether the session is paused when its open requests have ended.
@@ -37,7 +37,10 @@ class SessionState:
 
 
 class SessionAdmission:
-    """Router that holds requests of sessions whose contexts do not fit into the replicas."""
+    """Router that admits whole sessions.
+
+    It holds the requests of a session whose context does not fit into a replica.
+    """
 
     reads_load = reads_kv = counts_own_sends = False
     knowledge: PrefixKnowledge | None = None
@@ -90,7 +93,7 @@ class SessionAdmission:
         return max(fitting, key=room.__getitem__, default=None)
 
     def ended(self, prompt: Prompt, tokens: int, now: float) -> None:
-        """Record that a request has ended. ``tokens`` is the length of prompt and answer."""
+        """Record that a request has ended. ``tokens`` is the total length of prompt and answer."""
         self._answered = True
         state = self._state(prompt)
         state.open.discard(prompt.id)
@@ -109,7 +112,10 @@ class SessionAdmission:
         return sent
 
     def force(self, prompt: Prompt) -> list[Prompt]:
-        """Resume the session of a request that was held for too long. Return its requests."""
+        """Resume the session of a request that was held for too long.
+
+        Returns all held requests of the session.
+        """
         # The result is empty if the request is no longer held, or if there is no replica.
         state = self._state(prompt)
         if prompt.id not in state.held or not self._replicas:
