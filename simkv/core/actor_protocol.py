@@ -74,7 +74,7 @@ class ManagerThread(Protocol):
 
 
 class WorkerThread(Protocol):
-    """Thread of the worker, which runs the model. Each slot holds one request."""
+    """Thread of the worker. It runs the model, and each of its slots holds one request."""
 
     slots: dict[int, Any]
 
@@ -101,7 +101,7 @@ class WorkerThread(Protocol):
 
 
 class ProcessorThread(Protocol):
-    """Thread of the token processor, which delivers tokens to clients."""
+    """Thread of the token processor. It delivers tokens to clients."""
 
     def receive(self, message: Message) -> MessageEffects:
         """Process a message of the worker and return its effects."""
@@ -122,5 +122,5 @@ class Threads(ABC):
     def batch_of(self, work: list[Any], prefills: int, preempted: list[int]) -> Batch:
         """Convert the work of a step to a batch.
 
-        ``prefills`` is the number of prefills, which come first in ``work``.
+        The first ``prefills`` items of ``work`` are prefills.
         """

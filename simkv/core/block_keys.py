@@ -41,9 +41,9 @@ class TokenContent:
         return [stream for stream in streams if stream.rpartition("/")[2].startswith("o")]
 
     def count_repeated(self, other: TokenContent) -> int:
-        """Return the number of leading tokens that are equal to those of ``other``.
+        """Return the number of leading tokens that are the same in ``other``.
 
-        The result is 0 unless they contain the whole prompt of ``other`` and some of its output.
+        The result is 0 if they do not contain the whole prompt of ``other`` and some of its output.
         """
         last = len(other._segments) - 1
         if last >= len(self._segments) - 1 or self._segments[:last] != other._segments[:last]:

@@ -138,8 +138,8 @@ class RadixTree:
     def evict(self, tokens: int) -> int:
         """Evict unlocked leaves until at least ``tokens`` tokens are freed.
 
-        The least recently used leaf is evicted first. Returns the number of freed tokens, which is
-        lower if no unlocked leaf is left.
+        The least recently used leaf is evicted first. Returns the number of freed tokens. It is
+        lower than ``tokens`` if no unlocked leaf is left.
         """
         # The number may be larger than ``tokens``, or smaller if no unlocked leaf remains.
         freed = 0

@@ -354,7 +354,7 @@ class Scheduler(Protocol):
 
     @property
     def num_blocks(self) -> int:
-        """Number of blocks without the null block."""
+        """Number of blocks, not counting the null block."""
 
     @property
     def free_blocks(self) -> int:
@@ -460,7 +460,10 @@ class PrefixReporter(Scheduler, Protocol):
 
     @property
     def cache(self) -> BlockPool | None:
-        """The prefix cache, or None if it is off or cannot be reported."""
+        """The prefix cache, or None.
+
+        None means that prefix caching is off or that the scheduler cannot report the contents.
+        """
 
     @property
     def block_size(self) -> int:

@@ -60,11 +60,13 @@ class LaunchOptions:
     - ``module``: path of the module that defines the options.
     - ``programs``: commands that start the server. ``modules``: modules for ``python -m``.
     - ``images``: container images. ``serving_images``: images that start the server.
-    - ``model``: options that name the model. ``model_argument``: whether the model can be the first
-      positional argument.
-    - ``tp``, ``dp``: options for tensor and data parallelism. ``ranks``: their conversion.
-    - ``converted``: conversions of options. ``variables``: conversions of environment variables.
-    - ``not_modelled``: patterns of options that simkv does not simulate, with the reasons.
+    - ``model``: options that name the model. ``model_argument``: whether the first positional
+      argument can name the model.
+    - ``tp``, ``dp``: options for tensor and data parallelism. ``ranks``: function that converts
+      them to scenario fields.
+    - ``converted``: functions that convert options. ``variables``: functions that convert
+      environment variables.
+    - ``not_modelled``: patterns of options that simkv does not simulate, each with the reason.
     """
 
     # ``server_options.json`` is in the directory of ``module``. Options that the engine's config

@@ -37,7 +37,9 @@ class CycleDetector:
         self._saved = None
 
     def repeats(self, working: bool, now: float) -> bool:
-        """Return whether the present state equals the stored state. ``now`` is the time (s)."""
+        """Return whether the present state equals the stored state. ``now`` is the present time
+        (s).
+        """
         # While the engine is ``working``, the first ``PATIENCE`` calls after a ``progress`` call
         # return False.
         self._count += 1

@@ -311,7 +311,7 @@ class Replica(ABC):
             self.wake = None
 
     def load(self, batch: Batch) -> StepLoad:
-        """Return the load of a batch, which determines its duration."""
+        """Return the load of a batch. The load determines how long the batch takes."""
         return compute_step_load(batch, spread=self._wants_spread)
 
     def resolve(self, life: RequestRecord, outcome: Outcome, reason: str = "") -> None:

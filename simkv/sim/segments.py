@@ -44,7 +44,7 @@ WIDTH = 3
 
 
 def append_row(spans: array[int], row: int, *, decode: bool, emits: bool) -> bool:
-    """Add ``row`` to packed segments. Return whether it extends the last segment."""
+    """Add ``row`` to packed segments. Return whether the row extends the last segment."""
     what = (DECODE if decode else PREFILL) + emits
     if spans and spans[-1] == row - 1:
         before = spans[-3]

@@ -143,7 +143,9 @@ class FastDeployScheduler(Threads):
         return len(self.manager.running) + (self.manager.active is not None)
 
     def leap(self, most: int) -> int:
-        """Return the number of decode-only steps, at most ``most``, that the free blocks allow."""
+        """Return the number of decode-only steps for which enough blocks are free, at most
+        ``most``.
+        """
         return leapable_steps(self.manager, self.worker, most)
 
     def skip(self, steps: int) -> list[int]:
@@ -192,7 +194,7 @@ class FastDeployScheduler(Threads):
     def batch_of(self, work: list[SlotWork], prefills: int, preempted: list[int]) -> Batch:
         """Convert the work of a worker step to a batch.
 
-        ``prefills`` is the number of prefills, which come first in ``work``.
+        The first ``prefills`` items of ``work`` are prefills.
         """
         return Batch(
             scheduled=[(w.id, w.tokens) for w in work],

@@ -39,7 +39,7 @@ class WorkerTask(NamedTuple):
 
 
 class TaskBatch(NamedTuple):
-    """The tasks of one ``schedule`` call. ``bsz`` is the highest slot in use plus one."""
+    """The tasks of one ``schedule`` call. ``bsz`` is the highest index of a used slot, plus one."""
 
     tasks: list[WorkerTask]
     bsz: int

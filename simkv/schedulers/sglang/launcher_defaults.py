@@ -69,7 +69,7 @@ def context_length(model: ModelFacts) -> int:
 
 
 def after(section: Mapping[str, Any], machine: LaunchTarget) -> dict[str, Any]:
-    """Return the default of ``max_running_requests``, which depends on the pool size."""
+    """Return the default of ``max_running_requests`` for the size of the KV pool."""
     tokens, ranks = section.get("max_total_num_tokens"), section.get("dp_size", 1)
     if "max_running_requests" in section or machine.model is None:
         return {}

@@ -118,7 +118,7 @@ class RequestIntake:
         """Abort a request whose client has disconnected, as ``AbortReq`` does.
 
         A waiting request or an incomplete prompt is removed at once. A running request computes one
-        more token, which is not reported.
+        more token, but this token is not reported.
         """
         state = self.state
         req = state.live.get(request_id)

@@ -56,7 +56,7 @@ class DecodeGroup:
         return r.id in self.members
 
     def enter(self, r: RequestState) -> None:
-        """Add ``r``, which has only its next token to compute."""
+        """Add a request that has only its next token to compute."""
         r.joined = self.scheduled
         self.members[r.id] = r
         self.context += r.computed

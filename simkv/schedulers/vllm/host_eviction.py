@@ -55,7 +55,10 @@ class EvictionPolicy:
         self._refs = refs
 
     def insert(self, key: int, place: int, uses: BlockUses) -> None:
-        """Record that a block will be written. ``place`` is its position in the prompt."""
+        """Record that a block will be written.
+
+        ``place`` is the position of the block in the prompt.
+        """
 
     def missed(self, keys: Sequence[int]) -> None:
         """Record that a request has looked up blocks that are absent.
@@ -64,7 +67,7 @@ class EvictionPolicy:
         """
 
     def used(self, keys: Iterable[int], uses: BlockUses) -> None:
-        """Record that a request uses blocks for the first time."""
+        """Record the first use of each block in ``keys`` by a request."""
 
     def touch(self, keys: Sequence[int]) -> None:
         """Record that a request looks up or stores blocks. ``keys`` are in token order."""

@@ -24,7 +24,7 @@ class PrefillInterval:
         self._backlog = False
 
     def too_early(self) -> bool:
-        """Return whether prefills are excluded from this step while requests decode."""
+        """Return whether this step may not prefill if requests decode."""
         return not self._backlog and self._since + 1 < self.steps
 
     def admitted(self, *, left_behind: bool) -> None:

@@ -25,7 +25,8 @@ class RequestState:
     - ``computed``: tokens whose KV is computed, including steps in flight.
     - ``chunk``: whether the last step left some of the request's tokens to compute.
     - ``placeholders``: output tokens to be delivered.
-    - ``in_flight``: tokens being computed. ``stale``: those of them whose blocks were freed.
+    - ``in_flight``: tokens being computed. ``stale``: tokens that are still being computed although
+      their blocks were freed.
     - ``keys``: cache keys of the full blocks. ``registered``: number of blocks in the prefix cache.
     - ``gone``: number of blocks that were freed at the start of each block table.
     - ``junction``: longest prefix-cache hit of a single layer group if the hit of all groups is

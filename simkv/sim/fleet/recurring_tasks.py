@@ -47,7 +47,7 @@ class RecurringTasks:
     def every(self, interval: float, work: Callable[[], float]) -> SimProcess:
         """SimPy process: call ``work`` now and at all multiples of ``interval`` (s).
 
-        ``work`` returns a time (s). Calls before this time would have no effect unless an event
+        ``work`` returns a time (s). Calls before this time have no effect as long as no event
         occurs.
         """
         # A call precedes other events of the same time. Only the last of the calls without effect
