@@ -19,9 +19,10 @@ from simkv.core.errors import InputError
 
 @contextmanager
 def translate_disk_errors(path: object, what: str) -> Iterator[None]:
-    """Raise an InputError in place of an OSError, such as ``PATH: cannot be WHAT: no space left``.
+    """Raise InputError in place of OSError.
 
-    ``what`` is "read" or "written".
+    The message is, for example, ``PATH: cannot be WHAT: no space left on device``. ``what`` is
+    "read" or "written".
     """
     try:
         yield
@@ -71,7 +72,7 @@ def make_folder(folder: Path) -> None:
 def atomic_folder(folder: Path, own: Sequence[str] = ("*",)) -> Iterator[Path]:
     """Yield a new directory that replaces ``folder`` if the ``with`` block succeeds.
 
-    Files in ``folder`` are copied to the new directory, except those that match a glob pattern in
+    A file in ``folder`` is copied to the new directory if it matches none of the glob patterns
     ``own``.
 
     Raises InputError if the directory cannot be written.

@@ -56,7 +56,7 @@ class TokenContent:
     def slices(self, start: int, end: int) -> tuple[Segment, ...]:
         """Return tokens ``start`` to ``end`` as segments.
 
-        Equal tokens always give equal segments, and different tokens give different ones.
+        Two results are equal if and only if the tokens are equal.
         """
         pieces: list[Segment] = []
         index = bisect_right(self._starts, start) - 1

@@ -60,8 +60,8 @@ class RecordingFormat:
     """Recording format of an engine.
 
     - ``config``: reads the config from the header. ``prompt``: reads a request from the header.
-    - ``knobs``: returns the fields of a config to record. ``shown``: returns the fields of a
-      request to record.
+    - ``knobs``: returns the recorded fields of a config. ``shown``: returns the recorded fields of
+      a request.
     - ``queues``: reads the queues at the end of a step. With ``reads_queues_early``, it reads them
       right after the decision.
     - ``decide``: makes a decision and returns extra fields to record.

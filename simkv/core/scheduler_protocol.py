@@ -424,7 +424,7 @@ class OffloadingScheduler(KvWaiter, Protocol):
 
     @property
     def has_pending_copies(self) -> bool:
-        """Whether a copy is not listed in a batch yet."""
+        """Whether there are copies that are not listed in a batch yet."""
 
     def moved(self, jobs: Sequence[int]) -> None:
         """Record the completion of copies. ``jobs`` are their numbers."""

@@ -37,8 +37,9 @@ class CycleDetector:
         self._saved = None
 
     def repeats(self, working: bool, now: float) -> bool:
-        """Return whether the present state equals the stored state. ``now`` is the present time
-        (s).
+        """Return whether the present state equals the stored state.
+
+        ``now`` is the present time in seconds.
         """
         # While the engine is ``working``, the first ``PATIENCE`` calls after a ``progress`` call
         # return False.

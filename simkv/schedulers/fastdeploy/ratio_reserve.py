@@ -1,4 +1,7 @@
-"""FastDeploy's resource manager of PR #7038: it prefills first and reserves a ratio of outputs."""
+"""FastDeploy's resource manager of PR #7038.
+
+It prefills first. It reserves memory for a share of the remaining output tokens.
+"""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ class ResourceManager:
 
     @property
     def admission_is_stable(self) -> bool:
-        """Whether the admission decision stays the same while the number of free blocks does."""
+        """Whether only a change in the number of free blocks can change the admission decision."""
         return False
 
     def growing(self, seq: FastDeployRequest, steps: int) -> Sequence[int]:

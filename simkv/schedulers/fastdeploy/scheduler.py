@@ -143,8 +143,9 @@ class FastDeployScheduler(Threads):
         return len(self.manager.running) + (self.manager.active is not None)
 
     def leap(self, most: int) -> int:
-        """Return the number of decode-only steps for which enough blocks are free, at most
-        ``most``.
+        """Return the number of decode-only steps for which enough blocks are free.
+
+        The result is at most ``most``.
         """
         return leapable_steps(self.manager, self.worker, most)
 

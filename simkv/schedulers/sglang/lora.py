@@ -44,7 +44,10 @@ class SglangLoras:
         self._used = {r.lora for r in running if not r.finished} | {r.lora for r in can}
 
     def admit(self, r: Req) -> bool:
-        """Return whether the limit of adapters and the draining allow ``r`` in the batch."""
+        """Return whether ``r`` may join the batch with its adapter.
+
+        The limit of adapters can prevent this, and so can the draining of its adapter.
+        """
         if self.drainer and not self.drainer.admits(r):
             return False
         return r.lora in self._used or len(self._used) < self.most

@@ -63,7 +63,7 @@ class LlmRequest:
 
     @property
     def started(self) -> bool:
-        """Whether any part of the prompt is computed. Only such requests can be paused."""
+        """Whether any part of the prompt is computed. If not, the request is never paused."""
         return not self.first_chunk
 
     def begin(self, reused: int, tokens_per_block: int) -> None:

@@ -81,7 +81,7 @@ class DiskTier:
 
     @property
     def has_pending_copies(self) -> bool:
-        """Whether a write to disk is not listed in a batch yet."""
+        """Whether there are writes to disk that are not listed in a batch yet."""
         return bool(self._writes)
 
     def find(self, key: int, place: int, asker: int, uses: BlockUses) -> LookupResult:

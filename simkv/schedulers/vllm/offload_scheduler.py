@@ -163,7 +163,7 @@ class VllmOffloadScheduler(VllmRemoteKvScheduler):
 
     @property
     def has_pending_copies(self) -> bool:
-        """Whether a copy is not listed in a batch yet."""
+        """Whether there are copies that are not listed in a batch yet."""
         return self.connector.disk is not None and self.connector.disk.has_pending_copies
 
     def fingerprint(self) -> Hashable:

@@ -24,7 +24,7 @@ class PrefillInterval:
         self._backlog = False
 
     def too_early(self) -> bool:
-        """Return whether this step may not prefill if requests decode."""
+        """Return whether a step with decodes may not contain prefills yet."""
         return not self._backlog and self._since + 1 < self.steps
 
     def admitted(self, *, left_behind: bool) -> None:

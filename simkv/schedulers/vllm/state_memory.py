@@ -53,9 +53,9 @@ class StateTable:
         self.begun = False
 
     def lacks(self, blocks: int, within: int) -> int:
-        """Return the number of blocks to allocate for a newest state at position ``blocks`` - 1.
+        """Return the number of blocks to allocate before the newest state moves to a position.
 
-        ``within`` is the number of states inside the chunk.
+        The position is ``blocks`` - 1. ``within`` is the number of states inside the chunk.
         """
         # The result is negative if rejected drafts left extra blocks; vLLM subtracts these from the
         # needs of other groups.

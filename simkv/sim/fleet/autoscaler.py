@@ -11,7 +11,7 @@ from simkv.sim.fleet.routers import LoadSignal
 
 
 class Autoscaler:
-    """Target number of replicas, computed like Kubernetes' horizontal autoscaler does.
+    """Target number of replicas, by the rule of Kubernetes' horizontal autoscaler.
 
     The number is the sum of the metric over all replicas, divided by the target per replica. A
     decrease applies only after a delay.
