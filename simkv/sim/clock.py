@@ -17,8 +17,7 @@ class ExactTimeout(simpy.Event):
     """Event at exactly ``time`` (s), after all other events at that time.
 
     If several ``ExactTimeout`` events have the same time, the one with the lowest ``rank`` comes
-    first. An exception is the rank ``BEFORE``: such an event precedes all other events at that
-    time.
+    first. With the rank ``BEFORE``, the event comes before all other events at that time instead.
     """
 
     # Processes that wait for this event see the effects of all other events up to ``time``,
