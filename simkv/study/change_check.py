@@ -59,7 +59,9 @@ class FigureChange:
 
     @property
     def least_worse(self) -> float:
-        """Smallest deterioration in the range of the change; 0 if the range has an improvement."""
+        """Smallest relative deterioration from ``low`` to ``high``; 0 if the range includes an
+        improvement.
+        """
         return max(-self.high if METRICS[self.name].more_is_better else self.low, 0.0)
 
 
@@ -78,7 +80,7 @@ class RequestChange:
 
     @property
     def failed(self) -> bool:
-        """Whether the request finishes before the change and not after it."""
+        """Whether the request finishes without the change but not with it."""
         return self.outcome_before == Outcome.FINISHED and self.outcome_after != Outcome.FINISHED
 
     @property
@@ -93,8 +95,8 @@ class RequestChange:
 class ChangeCheck:
     """Result of a comparison of two deployments.
 
-    ``worse`` and ``better`` list the changed requests with the first seed, the largest change
-    first.
+    ``worse`` and ``better`` list the requests that get worse or better in the runs with the first
+    seed. The largest change comes first.
     """
 
     figures: tuple[FigureChange, ...]
@@ -105,15 +107,12 @@ class ChangeCheck:
     with_errors: bool
 
     def beyond(self, tolerance: float) -> list[FigureChange]:
-        """Return the metrics that get worse by more than ``tolerance`` in their whole range.
-
-        ``tolerance`` is a fraction.
-        """
+        """Return the metrics that get worse by more than ``tolerance`` (a fraction) in all runs."""
         return [one for one in self.figures if one.least_worse > tolerance]
 
     def unsure(self, tolerance: float) -> list[FigureChange]:
-        """Return the metrics that get worse by more than ``tolerance``, but not in their whole
-        range.
+        """Return the metrics whose mean gets worse by more than ``tolerance`` (a fraction), but not
+        in all runs.
         """
         return [one for one in self.figures if one.worse > tolerance >= one.least_worse]
 

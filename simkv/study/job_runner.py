@@ -45,7 +45,7 @@ class ResultStore(Protocol):
 
 @dataclass(frozen=True)
 class JobRunner:
-    """Runner of jobs with ``execute``. Results are stored in ``store``."""
+    """Runner that executes jobs with ``execute`` and stores their results in ``store``."""
 
     execute: JobExecutor
     store: ResultStore

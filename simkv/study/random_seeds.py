@@ -35,9 +35,10 @@ def reseed_scenario(scenario: Scenario, repeat: int) -> Scenario:
 
 
 def with_form(workload: Workload, **fields: Any) -> dict[str, Any]:
-    """Return the section of a workload that samples requests, with its ``fields`` changed.
+    """Return a copy of the ``arrivals`` or ``sessions`` section of a workload, with ``fields``
+    changed.
 
-    The result is empty if the workload has no such section.
+    The result has the section's name as its key. It is empty if the workload has neither section.
     """
     for name in ("arrivals", "sessions"):
         form = getattr(workload, name)
@@ -48,7 +49,7 @@ def with_form(workload: Workload, **fields: Any) -> dict[str, Any]:
 
 
 def make_unseeded_error(repeats: int) -> InputError:
-    """Return the error for several ``repeats`` of a workload that is not random."""
+    """Return the error to raise if ``repeats`` is above 1 for a workload that is not random."""
     return InputError(
         f"--repeats {repeats}: the workload has no random part, so all repeats would give the "
         "same result; expected 1"

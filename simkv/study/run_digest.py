@@ -67,7 +67,7 @@ def hash_code() -> str:
 
 
 def list_source_files(package: Path) -> list[Path]:
-    """Return the modules and data of ``package`` that a run uses, without profiles."""
+    """Return the files of ``package`` that affect a run: modules and data, but not profiles."""
     in_rooms = {
         path
         for room in RUN_PACKAGES

@@ -52,7 +52,7 @@ class ValueRange:
 
     @property
     def ends(self) -> tuple[float, float]:
-        """Lowest and highest value, as integers with ``whole``."""
+        """Lowest and highest value. With ``whole``, both are integers."""
         return (int(self.low), int(self.high)) if self.whole else (self.low, self.high)
 
     def at(self, share: float) -> float:
@@ -66,7 +66,7 @@ class ValueRange:
 class Axis:
     """A setting, by its path as in ``--set``, and its ``values``.
 
-    A continuous ``span`` can replace the values in samples and searches.
+    In samples and searches, a continuous range ``span`` can replace the values.
     """
 
     path: str
@@ -95,7 +95,7 @@ def parse_axis(text: str) -> Axis:
 
 
 def make_axis(path: str, values: float | str | Iterable[Any]) -> Axis:
-    """Return an axis of a Python value, several values, or text in the syntax of the command line.
+    """Return an axis from one value, a list of values, or text in the syntax of the command line.
 
     Raises InputError if there is no value, a duplicate, or a value that is not a YAML scalar.
     """

@@ -46,7 +46,8 @@ def open_executor(
     jobs: int | None = None,
     address: str | None = None,
 ) -> Iterator[Callable[..., Iterator[Any]]]:
-    """Yield a function with the arguments of ``WorkerPool.run``. All calls use one set of workers.
+    """Yield a function with the parameters of ``WorkerPool.run``. All its calls share the same
+    workers.
 
     Raises InputError if Ray is not installed, or if there is no cluster at ``address``.
     """

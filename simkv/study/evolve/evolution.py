@@ -51,8 +51,9 @@ class EvolutionRequest:
     At most ``budget`` candidates are run on ``scenarios`` and compared by the metrics in
     ``objectives``. ``over`` contains the settings to search, in the syntax of ``--over``.
     ``propose`` is a command that writes schedulers. Without ``over`` and ``propose``, policies are
-    evolved, or sampled if ``random`` is true. ``train``, ``final`` and ``test`` are the numbers of
-    seeds (or trace windows) for the search, the final round and the evaluation of the winner.
+    searched: by random sampling if ``random`` is true, and by evolution otherwise. ``train``,
+    ``final`` and ``test`` are the numbers of seeds (or trace windows) for the search, the final
+    round and the evaluation of the winner.
     """
 
     scenarios: tuple[Path, ...]

@@ -264,7 +264,7 @@ def _judged(found: Evolution) -> list[str]:
 
 
 def describe_evaluation(judged: WinnerEvaluation) -> list[str]:
-    """Return lines of text for one evaluation of the winner, such as at another request rate."""
+    """Return lines of text for one evaluation of the winner."""
     name = judged.condition.description
     if judged.why:
         return [f"{name}: cannot be run: {judged.why}"]

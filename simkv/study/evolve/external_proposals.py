@@ -101,7 +101,9 @@ def propose(
 
 
 def make_code_candidate(file: Path, trial: TrialScenario) -> Candidate | str:
-    """Return a candidate with the scheduler in ``file``, or the reason if the file is invalid."""
+    """Return a candidate with the scheduler in ``file``. If the file is invalid, return the error
+    message.
+    """
     try:
         config = build_custom_spec(PROPOSED_NAME, str(file), file.parent).config
     except InputError as error:

@@ -185,7 +185,8 @@ def simplify(text: str) -> str:
 def simplify_for_hook(text: str, sort: HookResult) -> str:
     """Return a shorter expression that leads to equal decisions.
 
-    ``sort`` is the kind of result. For example, scaling a sort key has no effect.
+    ``sort`` is the kind of value that the hook expects. For example, the factor of a sort key is
+    removed.
     """
     node = ast.parse(text, mode="eval").body
     value = _value(node)

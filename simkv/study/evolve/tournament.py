@@ -99,9 +99,7 @@ class CandidateScore:
 
     @property
     def improves(self) -> bool:
-        """Whether any goal or the number of served requests is better than with the engine's
-        scheduler.
-        """
+        """Whether a goal improves, or more requests are served than with the engine's scheduler."""
         return not self.why and (self.unserved < 0 or any(loss < 0 for loss in self.loss))
 
     @property
@@ -129,15 +127,15 @@ class Tournament:
     def job(self, candidate: Candidate, trial: TrialScenario) -> SimulationJob:
         """Return the job that runs a candidate in a trial.
 
-        Raises InputError if they are incompatible.
+        Raises InputError if the trial does not allow the candidate's changes.
         """
         return make_job(candidate.apply_to(trial), trial.folder, self.limits, endings=self.endings)
 
     def summaries(
         self, candidates: Sequence[Candidate], trials: Sequence[TrialScenario]
     ) -> list[list[dict[str, Any]] | str]:
-        """Return the summaries of all trials for each candidate, or the reason if the candidate
-        fails.
+        """Return one entry per candidate: the summaries of its trials, or an error message if a
+        trial fails.
         """
         jobs: list[list[SimulationJob] | str] = []
         for candidate in candidates:

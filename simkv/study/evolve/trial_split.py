@@ -39,9 +39,9 @@ class TrialScenario:
 
 @dataclass(frozen=True)
 class EvaluationCondition:
-    """A change under which the winner is evaluated, such as another request rate.
+    """A changed condition for evaluating the winner, such as another request rate.
 
-    ``trials`` contains the held-out trials with this change.
+    ``trials`` contains the held-out trials under this condition.
     """
 
     description: str

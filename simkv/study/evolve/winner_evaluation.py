@@ -52,7 +52,7 @@ class Improvement:
 
 @dataclass(frozen=True)
 class WinnerEvaluation:
-    """Result of evaluating the winner, for example at one request rate.
+    """Result of evaluating the winner under one condition, such as a request rate.
 
     ``unserved`` contains the numbers of unserved requests with the engine's scheduler and with the
     winner. ``why`` is the reason if the winner could not be run.
@@ -67,7 +67,8 @@ class WinnerEvaluation:
     def holds(self) -> bool:
         """Whether the winner is better than the engine's scheduler.
 
-        At least one goal or the number of served requests must improve, and none may get worse.
+        At least one goal must improve, or more requests must be served. No goal may get worse, and
+        the number of served requests must not decrease.
         """
         before, after = self.unserved
         better = after < before or any(gain.surely_better for gain in self.gains)

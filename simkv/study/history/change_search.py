@@ -56,8 +56,9 @@ def find_changes(
 ) -> HistorySearch[Found]:
     """Return the changes of a result among the revisions 0 to ``count - 1``.
 
-    ``state`` returns the compared property of a result. Changes are found by bisection between
-    ``samples`` evenly spaced revisions. Changes between samples with equal states are not detected.
+    ``state`` returns the compared property of a result. First, ``samples`` evenly spaced revisions
+    are run. Each interval between two of them is bisected if their states differ. Changes in the
+    other intervals are not detected.
     """
     results: dict[int, Found] = {}
     skipped: dict[int, SkippedRevision] = {}

@@ -77,9 +77,9 @@ def merge_base(repository: Path, one: Commit, other: Commit) -> Commit:
 
 
 def list_commits(repository: Path, old: Commit, new: Commit) -> list[Commit]:
-    """Return the commits from ``old`` to ``new``, which must be a descendant.
+    """Return the commits from ``old`` to its descendant ``new``.
 
-    Only first parents are followed, unless they do not lead to ``old``.
+    If the first parents lead from ``new`` to ``old``, only these commits are returned.
     """
     span = f"{old.hash}..{new.hash}"
     found = _commits(repository, "--reverse", "--first-parent", span)

@@ -69,7 +69,8 @@ def bisect_commits(
 ) -> Bisection[Commit]:
     """Find the commit between ``good`` and ``bad`` that changes the result.
 
-    Either commit may be older. If they are on different branches, one branch is searched.
+    Either commit may be older. If they are on different branches, only the branch on which the
+    result changes is searched. It starts at the common ancestor.
     """
     ends = _Ends(good, bad, run, when, tolerance)
     base = merge_base(repository, good, bad)

@@ -46,7 +46,7 @@ class RevisionResult:
 
 @dataclass(frozen=True)
 class ScenarioRunner:
-    """Runner of one variant of a scenario on several revisions, each at most once.
+    """Runner of one variant of a scenario. It runs the variant at most once on each revision.
 
     ``store`` contains earlier results. Changes in the directory ``ignored`` do not cause another
     run.

@@ -25,9 +25,7 @@ class CandidateResults:
         self.values: dict[tuple[int, PlanCondition], FigureValues] = {}
 
     def holds(self, candidate: int, condition: PlanCondition) -> bool | None:
-        """Return whether the candidate meets all objectives in one run, or None without this
-        run.
-        """
+        """Return whether the candidate meets all objectives in a run, or None without the run."""
         values = self.values.get((candidate, condition))
         if values is None:
             return None

@@ -39,11 +39,12 @@ def next_probes(
     width: int = PROBES_AT_ONCE,
     hint: int | None = None,
 ) -> tuple[int, ...]:
-    """Return the candidates, out of ``count``, to try next; empty when the search has ended.
+    """Return which of ``count`` candidates to try next. The result is empty at the end of the
+    search.
 
     The search finds an interval that contains the answer, bisects it and tries the neighbours of
     the answer. With a ``hint``, the search starts at this candidate and continues in growing
-    strides: 0, then 1 and 3, then 7 and 15.
+    strides.
     """
     if not known:
         if hint is None:

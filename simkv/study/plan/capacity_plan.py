@@ -31,9 +31,9 @@ class ObjectiveStatus:
     """An objective, evaluated for the answer of a plan.
 
     ``value`` is the worst value of the metric. ``slack`` is the distance from the limit, as a
-    fraction of the limit. ``value_before`` and ``slack_before`` belong to the candidate before the
-    answer. ``by_failure`` is true if this candidate fails the objective only in runs with a replica
-    failure.
+    fraction of the limit. ``value_before`` and ``slack_before`` are the same numbers for the
+    candidate before the answer. ``by_failure`` is true if this candidate fails the objective only
+    in runs with a replica failure.
     """
 
     objective: Objective
@@ -54,9 +54,10 @@ class CapacityPlan:
     """Result of a plan. Answers are indices of candidates.
 
     ``answer`` is the first candidate that meets all objectives, and ``answers`` contains the
-    answers for the individual seeds. ``by_error`` is the range of answers within the profile's
-    error. ``isolated_answers`` contains candidates that meet the objectives although a later
-    candidate in ``failing`` does not. ``held_back`` contains the results for the held-out scenario.
+    answers for the individual seeds. ``by_error`` is the range of the answers for faster, unchanged
+    and slower steps. ``failing`` contains candidates that fail although an earlier candidate meets
+    the objectives. ``isolated_answers`` contains candidates that meet the objectives although a
+    later candidate is in ``failing``. ``held_back`` contains the results for the held-out scenario.
     """
 
     prepared: PreparedPlan
@@ -223,7 +224,8 @@ def _cost(prepared: PreparedPlan, board: CandidateResults, answer: int | None) -
 def count_gpus(scenario: Scenario, per_replica: int | None) -> int:
     """Return the number of GPUs of all replicas.
 
-    ``per_replica`` is the number of GPUs of a replica, by default from its hardware section.
+    ``per_replica`` is the number of GPUs of one replica. The default is taken from the replica's
+    hardware section.
     """
     groups = scenario.fleet.groups if scenario.fleet else [ReplicaGroup()]
     return sum(

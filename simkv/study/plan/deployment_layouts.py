@@ -31,7 +31,7 @@ LeftOut = Callable[[str], None]
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """A deployment without a fixed number of replicas, and the results for the tried numbers.
+    """A deployment whose number of replicas is searched, and the results of the search.
 
     With ``prefill`` replicas, the candidates are the numbers of decode replicas.
     """
@@ -74,8 +74,8 @@ class Layout:
 def prepare_layouts(
     document: YamlDocument, request: PlanRequest, tp_given: bool, left_out: LeftOut
 ) -> tuple[list[Layout], tuple[int, ...]]:
-    """Return a layout for each GPU and tensor parallel size, and the numbers of tokens per step to
-    try.
+    """Return two lists: layouts, and the values to try for the number of tokens per step. There is
+    one layout for each GPU and tensor parallel size.
 
     With ``tp_given``, only the tensor parallel size of the scenario is tried. ``left_out`` receives
     the layouts that do not fit. Raises InputError if the input is invalid.

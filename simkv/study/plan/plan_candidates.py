@@ -48,10 +48,10 @@ class PlanCondition:
 
 @dataclass(frozen=True)
 class PlanCandidates:
-    """A variant of a scenario, with the setting ``knob`` at each of the values ``candidates``.
+    """Candidates of one variant: the setting ``knob`` has one of the values ``candidates``.
 
     Later values should give better results. ``limits`` contains the latency limits (ms) of the
-    goodput. ``factors`` contains the factors on step durations for the profile's error.
+    goodput. ``factors`` contains factors that make steps faster or slower by the profile's error.
     ``own_error`` is true if the profile states its error. ``survive`` is true if one replica may
     fail. ``option`` is the command option of the setting.
     """

@@ -35,9 +35,11 @@ def find_answer_range(answers: Sequence[int | None]) -> AnswerRange:
 
 
 def coverage_of_range(repeats: int) -> float:
-    """Return the probability that the range of n answers contains the median of all answers.
+    """Return the least probability that the range of n answers contains the median of their
+    distribution.
 
-    The probability that all n values lie on one side of the median is at most 2**(1-n) (sign test).
+    The answers must be independent. All n answers are on one side of the median with a probability
+    of at most 2**(1-n) (sign test).
     """
     return 1.0 - 2.0 * 0.5**repeats if repeats > 1 else 0.0
 

@@ -28,8 +28,8 @@ class PlanCost:
     """Cost of ``gpus`` GPUs, in the currency of the price table.
 
     ``per_hour`` is the cost per hour. Costs per million tokens are None if no request was served.
-    They are for the tokens of ``seconds``, the makespan of the runs, which includes the time after
-    the last arrival.
+    They are averages over the makespan of the run (``seconds``), which includes the time after the
+    last arrival.
     """
 
     gpu: str
@@ -106,7 +106,7 @@ def parse_prices(texts: Iterable[str]) -> dict[str, float]:
 def split_label(prices: str) -> tuple[Path, str | None]:
     """Return the file and the entry of ``FILE#NAME``.
 
-    An existing file with the whole name is used without an entry.
+    If a file with the whole name exists, return this file and None.
     """
     if Path(prices).exists() or "#" not in prices:
         return Path(prices), None

@@ -37,7 +37,8 @@ class PreparedPlan:
     """A checked request for a plan of one variant.
 
     ``repeats`` is the number of seeds, or 1 if the workload has no randomness. ``price`` is the
-    price per hour of one ``gpu``. ``point`` contains the values of the settings in ``each``.
+    price per hour of one ``gpu``. ``point`` is a text with the values of the settings for which
+    separate plans are made (the field ``each`` of the request).
     """
 
     name: str
@@ -52,7 +53,7 @@ class PreparedPlan:
 
     @property
     def label(self) -> str:
-        """Label of the plan: the variant and the values of the settings in ``each``."""
+        """Label of the plan: the variant and ``point``."""
         own = [] if self.case.variant == "run" else [self.case.variant]
         return " ".join([*own, self.point] if self.point else own)
 
@@ -64,8 +65,8 @@ class PreparedPlan:
     def seed_conditions(
         self, repeat: int, side: ErrorSide | None = None
     ) -> tuple[PlanCondition, ...]:
-        """Return the runs for one seed: without a replica failure and, if requested, with a
-        failure.
+        """Return the runs for one seed: a run without a replica failure and, if requested, a run
+        with a failure.
         """
         calm = PlanCondition(side, False, repeat)
         return (calm, replace(calm, failing=True)) if self.request.survive else (calm,)
@@ -80,9 +81,9 @@ class PreparedPlan:
 def prepare(
     source: Path | YamlDocument, request: PlanRequest, left_out: Callable[[str], None] | None = None
 ) -> list[PreparedPlan]:
-    """Return one plan for each variant and each combination of the settings in ``each``.
+    """Return one prepared plan for each variant and each combination of the settings in ``each``.
 
-    ``left_out`` receives impossible combinations, for example because the weights do not fit.
+    ``left_out`` receives the impossible combinations, such as those whose weights do not fit.
     Raises InputError if the input is invalid or all combinations are impossible.
     """
     whole = read_document(source) if isinstance(source, Path) else source

@@ -112,7 +112,7 @@ def _given(section: PlanSection) -> dict[str, Any]:
 def parse_plan_request(given: Mapping[str, Any]) -> PlanRequest:
     """Return the request with the given fields. Fields with the value None are left out.
 
-    Raises InputError with the command option if a field is invalid.
+    Raises InputError if a field is invalid. The message names the command option of the field.
     """
     fields = {name: value for name, value in given.items() if value is not None}
     try:

@@ -39,7 +39,9 @@ def describe_objectives(objectives: Iterable[Objective]) -> str:
 
 
 def describe_basis(plans: Iterable[CapacityPlan]) -> list[str]:
-    """Return the notes and the errors of step times of the plans, each distinct text once."""
+    """Return lines with the plans' notes and with the errors of their step times, without
+    repetition.
+    """
     found: dict[str, list[str]] = {}
     for plan in plans:
         last = len(plan.prepared.case.candidates) - 1
@@ -62,7 +64,7 @@ def describe_basis(plans: Iterable[CapacityPlan]) -> list[str]:
 
 
 def compare_plans(plans: Sequence[CapacityPlan]) -> list[str]:
-    """Return lines of text that rank plans by cost, or by number of GPUs without prices."""
+    """Return lines of text that rank plans by cost. Without prices, they rank by number of GPUs."""
     met = [plan for plan in plans if plan.answer is not None]
     if len(plans) < 2 or not plans[0].prepared.point or not met:
         return []
@@ -163,8 +165,9 @@ def _without_gain(
 def _worst_values(
     plan: CapacityPlan, candidate: int, conditions: Sequence[PlanCondition]
 ) -> dict[str, float | None] | None:
-    """Return the worst value of each objective's metric in the runs of a candidate under the given
-    conditions; None if there are no runs.
+    """Return the worst value of each objective's metric over a candidate's runs; None without runs.
+
+    Only the runs under the given conditions count.
     """
     found = [
         plan.results.values[candidate, one]

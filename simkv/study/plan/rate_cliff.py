@@ -63,7 +63,7 @@ def _faster(workload: Workload, factor: float) -> dict[str, Any] | None:
 def compute_rate(scenario: Scenario) -> float:
     """Return the rate in requests per second.
 
-    Without a configured rate, the rate is computed from the first to the last arrival.
+    Without a configured rate, it is the mean rate between the first and the last arrival.
     """
     workload = scenario.workload
     for asked in (workload.request_rate, getattr(workload.arrivals, "request_rate", None)):
@@ -84,8 +84,8 @@ def cliff(
 ) -> list[RateResult]:
     """Run a candidate at other request rates to find the rate at which an objective fails.
 
-    The result is empty if the workload has no rate. The search is repeated with faster and slower
-    steps, by the profile's error. Raises RunsFailed if a run fails.
+    The result is empty if the workload has no rate. The search is repeated with steps that are
+    faster or slower by the profile's error. Raises RunsFailed if a run fails.
     """
     base = case.scenario(candidate)
     if scale_rate(base, 1.0) is None:

@@ -78,9 +78,9 @@ def generate_changes(
 
 
 def apply_change(scenario: Scenario, folder: Path, change: Change) -> Scenario:
-    """Return the scenario with a change applied, except a change of the kind ``rule``.
+    """Return the scenario with a change applied.
 
-    Raises InputError if the engine rejects the change.
+    The change must not be of the kind ``rule``. Raises InputError if the engine rejects the change.
     """
     values = {change.field: change.after}
     values |= _same_memory(scenario.engine, change.field, change.after)

@@ -42,7 +42,7 @@ class VerdictCondition:
 
     @property
     def outcome(self) -> str:
-        """Outcome that requests have if the verdict affects them."""
+        """Outcome of the requests that the verdict affects."""
         if self.words == ("served",):
             return "finished"
         return "stalled" if set(self.words) <= set(STALLED) else self.words[0]

@@ -43,8 +43,9 @@ class RequestEnding(NamedTuple):
 class RunFigures:
     """Result of a run: the verdict and its details, the metrics, and the ends of requests by id.
 
-    ``figures["e2e_ms.median"]`` is one number; ``core.figure_registry.FIGURE_NAMES`` lists the
-    names. A latency without a sample is None in ``values`` and NaN as ``figures[name]``.
+    ``figures["e2e_ms.median"]`` returns one metric. The names of the metrics are listed in
+    ``core.figure_registry.FIGURE_NAMES``. A latency without a sample is None in ``values``, but
+    ``figures[name]`` returns NaN.
     """
 
     verdict: str
@@ -159,19 +160,20 @@ class Evaluator:
 
     @property
     def expected(self) -> int | None:
-        """Total number of different jobs at the end of the current batch and of the planned jobs.
+        """Number of different jobs requested so far, plus the jobs of the current batch and the
+        planned jobs.
 
-        None without a batch and planned jobs.
+        The value is None if there is neither a batch nor a planned job.
         """
         later = self._batch | self._planned
         return len(self._asked | later) if later else None
 
     def plan_jobs(self, jobs: Iterable[SimulationJob]) -> None:
-        """Add jobs that will be evaluated later to ``expected``."""
+        """Count jobs in ``expected`` that will be evaluated later."""
         self._planned |= {job.digest for job in jobs}
 
     def skip_jobs(self, jobs: Iterable[SimulationJob]) -> None:
-        """Remove planned jobs that will not be evaluated from ``expected``."""
+        """Stop counting planned jobs in ``expected``, because they will not be evaluated."""
         self._planned -= {job.digest for job in jobs}
 
     def job(self, scenario: Scenario, rules: Any = None) -> SimulationJob:

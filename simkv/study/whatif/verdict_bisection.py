@@ -130,8 +130,8 @@ def find_flips(
 ) -> Flips:
     """Find where the verdict changes over the values of the field at ``path``.
 
-    ``when`` is a condition to use instead of the verdict. ``samples`` values of a range are tried
-    before the bisection. Raises InputError if there is no such field.
+    ``when`` is a condition to use instead of the verdict. ``samples`` is the number of values of a
+    range to try before the bisection. Raises InputError if there is no such field.
     """
     try_ = partial(_try, scenario, path, evaluator, when)
     if not isinstance(values, SteppedRange):

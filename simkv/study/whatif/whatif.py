@@ -85,10 +85,10 @@ class Effect:
 class WhatIfResult:
     """The changes that were tried, the best first. ``by`` is the metric to rank by, or None.
 
-    ``refused`` contains the changes that the engine rejects, with the reason. ``skipped`` lists
-    values of limits that were not tried, because less strict values decreased the number of served
-    requests twice in a row. ``cause`` describes the limit that the longest prompt exceeds, or is
-    None. ``best`` is the first effect that fixes the problem or helps, or None.
+    ``refused`` contains the changes that the engine rejects, with the reason. ``skipped`` contains
+    stricter limits that were not tried, because each of the last two limits tried served fewer
+    requests than the one before. ``cause`` describes the limit that the longest prompt exceeds, or
+    is None. ``best`` is the first effect that fixes the problem or helps, or None.
     """
 
     base: RunFigures
