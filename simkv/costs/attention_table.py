@@ -3,10 +3,10 @@
 A measured batch has one prefill of a given length after a given number of cached tokens, and a
 number of decodes of equal context. A step is converted to an equivalent batch:
 
-- All decodes get the mean context, so the total amount of KV read stays the same.
-- Several prefills become one prefill with the same numbers of tokens and of attention pairs. If the
-  prefills have fewer pairs than one prefill without cached tokens, the cost above that of the
-  shortest measured prefill is scaled down in proportion to the pairs.
+- All decodes get the mean context, so the total amount of KV read stays the same. - Several
+prefills become one prefill with the same numbers of tokens and of attention pairs. They can have
+fewer pairs than one prefill of this length without cached tokens. The part of the cost that exceeds
+the cost of the shortest measured prefill is then reduced in proportion to the pairs.
 
 Interpolation is linear on all four axes. The authors of LLMServingSim report errors of 9 to 14 %
 for logarithmic interpolation of these tables (commit 5daddb2). If the table has no mixed batches,
@@ -30,8 +30,7 @@ Count = Annotated[int, Field(ge=0)]
 
 
 class AttentionRow(FrozenModel):
-    """Measured times in seconds of batches with ``prefill_context`` cached tokens before the
-    prefill.
+    """Measured times (s) of batches whose prefill follows ``prefill_context`` cached tokens.
 
     ``seconds`` has one value per ``decode_context``, the context in tokens of each decode.
     """
@@ -68,7 +67,8 @@ class SkewCorrection(FrozenModel):
     """Additional cost of decodes of unequal context length, computed as in LLMServingSim.
 
     The attention time is between the time of decodes with the mean context and the time of decodes
-    with the longest context. A table contains the measured position between both times.
+    with the longest context. The position between both times is looked up in a table of
+    measurements.
     """
 
     default: float

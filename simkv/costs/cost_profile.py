@@ -145,8 +145,8 @@ class FitQuality(FrozenModel):
     ``rms_s`` is the root mean square error in seconds over ``points`` measurements. ``held_out``
     contains the errors on held-out steps by kind of step. ``beyond`` contains the relative step
     error for each doubling of a feature outside the range. ``unmeasured_kernels`` are kernels of
-    the engine without measurements. ``sources`` are the sources of error of composed costs, in
-    place of ``held_out``.
+    the engine without measurements. Composed costs have ``sources`` (sources of error) in place of
+    ``held_out``.
     """
 
     points: int
@@ -162,7 +162,7 @@ class CostProfile(FrozenModel):
     """Step costs of an engine, model and GPU, with their range and the sources of the data.
 
     The step time is the sum of the ``terms``, plus the attention time from ``attention`` or
-    ``grid``. Its lower bound is the sum of the terms in ``floor``, the host time of a launch.
+    ``grid``. It is at least the host time of a launch, which is the sum of the terms in ``floor``.
 
     ``graph_sizes`` are the token counts of captured CUDA graphs. ``range`` contains the smallest
     and largest measured value of each feature. ``idle_pass_s`` is the duration of a scheduler pass
@@ -318,7 +318,7 @@ class StepCost:
 
 
 def merge_tables(terms: Sequence[CostTerm]) -> list[CostTerm]:
-    """Merge the tables of terms with equal ``feature`` and ``when`` into their sum."""
+    """Replace terms with tables and equal ``feature`` and ``when`` by one term, their sum."""
     groups: dict[object, list[CostTerm]] = {}
     for number, term in enumerate(terms):
         alike = (term.feature, term.when) if term.table else number

@@ -14,7 +14,7 @@ class FrontEndCosts:
 
     ``request_s`` is the time per request, ``prompt_token_s`` the time per prompt token, and
     ``output_token_s`` the time per token sent to a client. ``processes`` is the number of server
-    processes. ``latency_s`` is a delay of each request without CPU time.
+    processes. ``latency_s`` is an additional delay of each request that uses no CPU time.
     """
 
     request_s: float = 0.0

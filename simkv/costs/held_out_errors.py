@@ -42,7 +42,7 @@ def compute_held_out_errors(
     """Return the relative errors of step times, by kind of step (decode, prefill or mixed).
 
     Each measured batch is predicted from its two neighbors in the table. ``rest`` returns the time
-    of a step without attention (s). The result is empty if no batch has two neighbors.
+    (s) of a step, excluding its attention. The result is empty if no batch has two neighbors.
     """
     measured = _measured(table)
 
@@ -69,8 +69,8 @@ def compute_extrapolation_errors(
 ) -> dict[Feature, float]:
     """Return the relative step error for each doubling of a feature outside the range, by feature.
 
-    The error is the 90th percentile of extrapolations to the last measured values. ``rest`` returns
-    the time of a step without attention (s).
+    The last measured values are predicted by extrapolation. The result is the 90th percentile of
+    these errors. ``rest`` returns the time (s) of a step, excluding its attention.
     """
     measured = _measured(table)
     found: dict[Feature, float] = {}

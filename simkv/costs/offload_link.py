@@ -21,15 +21,19 @@ class OffloadLink:
         self._loaded = self._stored = 0.0
 
     def load(self, tokens: int, start: float) -> float:
-        """Add a copy of ``tokens`` tokens to the GPU at ``start`` (s), and return its end time
-        (s).
+        """Schedule a transfer of ``tokens`` tokens to the GPU.
+
+        The transfer starts at ``start`` (s) or after the previous transfer to the GPU. Return its
+        end time (s).
         """
         self._loaded = max(self._loaded, start) + (self.latency + tokens * self._load)
         return self._loaded
 
     def store(self, tokens: int, start: float) -> float:
-        """Transfer ``tokens`` tokens from the GPU, from ``start`` (s) on, and return the end time
-        (s).
+        """Schedule a transfer of ``tokens`` tokens from the GPU.
+
+        The transfer starts at ``start`` (s) or after the previous transfer from the GPU. Return its
+        end time (s).
         """
         self._stored = max(self._stored, start) + (self.latency + tokens * self._store)
         return self._stored

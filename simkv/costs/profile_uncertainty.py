@@ -63,8 +63,8 @@ def error_ends(
 ) -> dict[str, tuple[float, float]]:
     """Return an interval of log(real / predicted) for each kind of step.
 
-    The interval contains 95 % of the real steps or, with ``lasting``, the mean duration of many
-    steps. ``runs`` is the relative variation between runs and hosts.
+    The interval contains 95 % of the real steps. With ``lasting``, it contains the mean over many
+    steps instead. ``runs`` is the relative variation between runs and hosts.
     """
     worst = max(errors.values(), key=lambda error: error.p95)
     found: dict[str, tuple[float, float]] = {}

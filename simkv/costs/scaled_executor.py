@@ -27,7 +27,8 @@ MAX_ERROR = 0.9
 
 
 def error_end(error: float, side: ErrorSide) -> float:
-    """Return the lower (faster) or upper (slower) end of the interval of log(real / predicted).
+    """Return one end of the interval of log(real / predicted): the lower end if ``side`` is
+    ``faster``, and the upper end otherwise.
 
     ``error`` is the relative error: predicted time / real time - 1.
     """

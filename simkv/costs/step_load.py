@@ -17,16 +17,16 @@ Floats = npt.NDArray[np.float64]
 class StepLoad(NamedTuple):
     """Work of a step. All token counts are totals over the sequences.
 
-    ``prefill_context`` is the number of tokens before the prefills, with KV that was computed
-    earlier. ``decode_context`` is the number of KV tokens that decodes read. ``prefill_pairs`` is
-    the number of attention pairs (prefill token, attended token). ``emits`` is the number of
-    sampled tokens. ``shortest`` and ``longest`` are the smallest and largest KV length of a decode,
-    or 0 if not needed.
+    ``prefill_context`` is the number of tokens before the prefills; their KV was computed earlier.
+    ``decode_context`` is the number of KV tokens that decodes read. ``prefill_pairs`` is the number
+    of attention pairs (prefill token, attended token). ``emits`` is the number of sampled tokens.
+    ``shortest`` and ``longest`` are the smallest and largest KV length of a decode, or 0 if not
+    needed.
 
     ``group_ranks`` is the number of data-parallel ranks in lockstep, or 0 for a single engine.
-    ``group_tokens`` is the number of tokens of all ranks, and ``group_most`` is the number of the
-    largest rank. ``lora_copies`` is the number of adapters copied to the GPU before the step.
-    ``lora_reads`` is the number of adapters read from disk. ``draft_tokens`` are verified by
+    ``group_tokens`` is the number of tokens of all ranks, and ``group_most`` is the largest number
+    of tokens of a rank. ``lora_copies`` is the number of adapters copied to the GPU before the
+    step. ``lora_reads`` is the number of adapters read from disk. ``draft_tokens`` are verified by
     decodes. ``draft_passes`` is the number of drafter passes after the step.
     """
 
@@ -127,8 +127,8 @@ class Executor(Protocol):
         """
 
     def ran(self, load: StepLoad, seconds: Sequence[float]) -> None:
-        """Record that steps which were forecast after ``load`` have run, with their durations
-        ``seconds``.
+        """Record that forecast steps have run. ``load`` is the step before them, and ``seconds``
+        contains their durations.
         """
 
     def idle(self) -> float:

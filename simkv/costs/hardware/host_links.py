@@ -47,8 +47,8 @@ class HostLink(FrozenModel):
         """Estimate the durations of a ring collective on ``ranks`` GPUs, as pairs of bytes and
         seconds.
 
-        The bytes are the whole message for an all-reduce, and the data of one GPU for other
-        collectives.
+        For an all-reduce, the bytes are the size of the whole message. For other collectives, they
+        are the size of one GPU's data.
         """
         trips = 2 * (ranks - 1) / ranks if collective == "all_reduce" else float(ranks - 1)
         return [(size, self.latency + trips * size / self.bandwidth) for size in SIZES]

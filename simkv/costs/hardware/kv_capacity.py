@@ -272,13 +272,12 @@ def block_size(hardware: Hardware, setting: ExecutionSettings) -> int:
 
 
 def kv_groups(hardware: Hardware, block_size: int = 16) -> list[int | str]:
-    """Return the kinds of the layer groups with separate block tables, in the format of vLLM's
-    config.
+    """Return the kind of each layer group, in the format of vLLM's config.
 
-    A kind is a sliding window in tokens (0 for full attention), ``chunked-8192`` for chunked
-    attention, or ``mamba`` for a recurrent state. In ``0/32``, 32 is the number of tokens per
-    block. All groups have equal numbers of layers and equal block sizes in bytes
-    (``vllm/v1/core/kv_cache_planning.py`` of 0.33).
+    Each group has its own block table. A kind is a sliding window in tokens (0 for full attention),
+    ``chunked-8192`` for chunked attention, or ``mamba`` for a recurrent state. A suffix such as
+    ``/32`` is the number of tokens per block. All groups have equal numbers of layers and equal
+    block sizes in bytes (``vllm/v1/core/kv_cache_planning.py`` of 0.33).
     """
     counts = _by_kind(hardware)
     if len({name for name, _ in counts}) < 2:

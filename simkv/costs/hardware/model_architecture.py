@@ -28,8 +28,9 @@ class Gqa:
     chunked: bool = False
 
     def weights(self, hidden: int) -> int:
-        """Return the number of parameters of the projections, without biases and norms (below 0.1
-        %).
+        """Return the number of parameters of the projections.
+
+        Biases and norms (less than 0.1 %) are not counted.
         """
         queries = self.heads * (2 if self.output_gate else 1)
         return hidden * self.head_dim * (queries + 2 * self.kv_heads + self.heads)
@@ -75,7 +76,7 @@ class Mla:
     def shared_weights(self, hidden: int) -> int:
         """Return the number of parameters that every tensor-parallel GPU replicates.
 
-        They belong to the latent projections and the indexer.
+        These are the parameters of the latent projections and of the indexer.
         """
         down = hidden * (self.q_lora_rank + self.latent_width)
         if not self.sparse:
@@ -107,7 +108,9 @@ class GatedDeltaNet:
 
     @property
     def gates(self) -> int:
-        """Number of output columns of the projections of gate, decay and beta for all heads."""
+        """Total number of output columns of the gate, decay and beta projections, over all
+        heads.
+        """
         gate = self.v_heads * self.v_dim + self.v_heads
         return (2 * self.gate_rank or gate) + self.v_heads
 
@@ -295,7 +298,9 @@ class Architecture:
 
     @property
     def parameters(self) -> int:
-        """Total number of parameters, without biases and norms inside attention (below 0.1 %)."""
+        """Total number of parameters. Biases and norms inside attention (below 0.1 %) are not
+        counted.
+        """
         norms = (2 * self.depth + 1) * self.hidden
         return (
             norms

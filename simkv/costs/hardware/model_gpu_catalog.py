@@ -70,8 +70,8 @@ class Model(_Named):
 
     @property
     def parameters(self) -> int:
-        """Number of parameters including embedding and output head, without biases (below 0.1
-        %).
+        """Number of parameters with embedding and output head. Biases (below 0.1 %) are not
+        counted.
         """
         attention = self.hidden * self.head_dim * 2 * (self.heads + self.kv_heads)
         router = self.hidden * self.experts
@@ -223,8 +223,10 @@ def other_names(model: str) -> list[str]:
 
 
 def find_model(name: str) -> Model:
-    """Return the ``Model`` with the given name. Raises InputError if it is unknown or its layers
-    differ.
+    """Return the ``Model`` with the given name.
+
+    Raises InputError if the model is unknown, or if its layers are not equal or lack full
+    attention.
     """
     wanted = _squeezed(name)
     for model in models():

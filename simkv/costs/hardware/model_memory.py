@@ -27,8 +27,10 @@ SPARSE_FP8_TOKEN_BYTES = 656
 
 
 class ExpertPadding(NamedTuple):
-    """Padding of experts: the width on one GPU and the hidden size become multiples of these
-    numbers.
+    """Padding of experts.
+
+    The expert width on one GPU is rounded up to a multiple of ``width``, and the hidden size to a
+    multiple of ``hidden``.
     """
 
     width: int = 1

@@ -101,7 +101,7 @@ def make_hardware(
 def add_layers(hardware: Hardware, layers: int) -> Hardware:
     """Return the hardware with ``layers`` more layers of the model, for multi-token prediction.
 
-    The added layers equal the last layers of the model that store KV for the whole context.
+    The added layers have the shape of the model's last layer with KV for the whole context.
     """
     if not layers:
         return hardware

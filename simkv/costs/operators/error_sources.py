@@ -49,8 +49,8 @@ STEP_KINDS = {"prefill": 0, "mixed": 0, "decode": 1}
 class MeasuredPair:
     """First and last engine release on which a configuration was measured, and its error.
 
-    ``scale`` is the error for TTFT and for TPOT, relative to similar configurations: equal engine
-    and kind of MLP.
+    ``scale`` is the error for TTFT and for TPOT, divided by the error of configurations with the
+    same engine and the same kind of MLP.
     """
 
     releases: tuple[str, str]
@@ -124,7 +124,7 @@ def protocol_factor(concurrency: int) -> float:
     """Return the factor for the squared width of ``protocol``, which grows with concurrency.
 
     ``protocol`` is the error from an unknown number of requests per client. All clients start at
-    once, so the initial burst has an unknown share in the mean TTFT.
+    once. The effect of this initial burst on the mean TTFT depends on the unknown number.
     """
     return math.log1p(concurrency / 64) ** 2
 
@@ -204,8 +204,9 @@ def packaged_sources() -> ErrorSources:
 def add_error_sources(
     profile: CostProfile, hardware: Hardware, setting: ExecutionSettings
 ) -> CostProfile:
-    """Return a composed profile with its sources of error, or unchanged if the engine was not
-    measured.
+    """Return a composed profile with its sources of error added.
+
+    If the engine was not measured, return the profile unchanged.
     """
     kind = classify_configuration(hardware, setting)
     packaged = packaged_sources()
@@ -237,11 +238,11 @@ def add_error_sources(
 
 
 def find_kernel_source(profile: CostProfile, spread: tuple[float, float]) -> list[ErrorSource]:
-    """Return the source of error ``kernels`` of composed costs whose experts may run on several
-    kernels; empty if the kernel is known.
+    """Return the source of error ``kernels``: it is unknown on which kernel the experts run.
 
-    ``spread`` has the ends of log(time / used time) of the experts. The result has the ends for
-    whole steps: a prefill of ``SPREAD_PROMPT`` tokens, and ``SPREAD_SEQS`` decodes.
+    ``spread`` contains the lowest and the highest log(time / used time) of the experts. The result
+    contains these ends for whole steps: for a prefill of ``SPREAD_PROMPT`` tokens, and for
+    ``SPREAD_SEQS`` decodes. The result is empty if the kernel is known.
     """
     if max(map(abs, spread)) < MIN_SPREAD:
         return []

@@ -63,7 +63,7 @@ class KernelRule(FrozenModel):
     def fits(
         self, operator: Operator, form: str, hardware: Hardware, setting: ExecutionSettings
     ) -> bool:
-        """Return whether the rule applies to an operator in a number format."""
+        """Return whether the rule applies to an operator with the number format ``form``."""
         first, end = self.releases or ("0", "9999")
         low, high = self.capability or ((0, 0), (99, 0))
         return (

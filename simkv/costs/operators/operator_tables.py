@@ -180,10 +180,10 @@ def clean_rows(
 
 
 def select_plausible_curve(own: Sequence[Curve], others: Sequence[Curve]) -> Curve:
-    """Return the first curve of ``own`` that is plausible by rule 3 of the module, or the fastest
-    curve.
+    """Return the first curve of ``own`` that is plausible by rule 3 of the module.
 
-    ``own`` is in order of preference.
+    If there is none, return the fastest curve of ``own`` and ``others``. The curves in ``own`` are
+    in order of preference.
     """
     every = [*own, *others]
     for curve in own:

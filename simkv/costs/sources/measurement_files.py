@@ -79,8 +79,9 @@ def _checked(path: Path, column: pd.Series[Any], kind: ColumnKind) -> pd.Series[
 
 
 def check_prefills_and_decodes(path: Path, prefills: object, decodes: object) -> None:
-    """Raise InputError unless an attention table has prefills without decodes and decodes without
-    prefills.
+    """Check that an attention table has batches of prefills only and batches of decodes only.
+
+    Raises InputError if either kind is missing.
     """
     for some, what in ((prefills, "a prefill"), (decodes, "decodes")):
         if not some:

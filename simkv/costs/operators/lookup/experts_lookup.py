@@ -89,13 +89,13 @@ def lookup_experts(
 def find_kernel_spread(
     store: TableStore, shape: MoeShape, form: str, flops: float
 ) -> tuple[float, float]:
-    """Return the smallest and the largest log(time / used time) over the kernels that a release may
-    run.
+    """Return the smallest and the largest log(time / used time) over the possible kernels of a
+    release.
 
-    The function is for formats whose kernel is unknown. If a table of the release exists, or all
-    tables are older, the result is (0, 0). Otherwise, the kernels come from the tables just
-    before and after the release. If no table is older, all kernels of both engines count, also for
-    similar number formats.
+    Use this function for number formats whose kernel is unknown. The result is (0, 0) if a table of
+    the release exists, or if all tables are older. Otherwise, the possible kernels are those in the
+    last table before the release and in the first table after it. If all tables are newer, all
+    kernels of both engines are possible, including kernels for similar number formats.
     """
     used = lookup_experts(store, shape, form, flops)
     distribution = name_expert_distribution(shape.experts)

@@ -34,9 +34,9 @@ class MeasuredOperators:
 
     ``sheet`` estimates times from the data sheet. ``kernels`` are the engine's kernels. ``notes``
     lists estimated and substituted operators. ``points`` is the number of operators in the tables.
-    ``unmeasured`` are the kernels without measurements. ``expert_spread`` has the ends of
-    log(time / used time) of the experts over all kernels that the release may run; both are 0 if
-    the kernel is known.
+    ``unmeasured`` are the kernels without measurements. ``expert_spread`` contains the smallest and
+    the largest log(time / used time) of the experts over all possible kernels. Both are 0 if the
+    kernel is known.
     """
 
     def __init__(

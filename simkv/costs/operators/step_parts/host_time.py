@@ -24,7 +24,7 @@ class HostTime(FrozenModel):
     """Host time of an engine in seconds: per step, per sequence, and per layer outside a CUDA
     graph.
 
-    ``asynchronous`` is None if the values apply to synchronous and asynchronous scheduling.
+    ``asynchronous`` is None if the values apply to both synchronous and asynchronous scheduling.
     ``mixture_layer_s`` is a lower bound of the time per layer with a mixture of experts.
     """
 
