@@ -102,7 +102,10 @@ class CheckedBenchmark:
 def build_benchmark_scenario(
     benchmark: BenchmarkResult, options: ScenarioOptions, overrides: Sequence[str] = ()
 ) -> tuple[Scenario, BuiltScenario]:
-    """Return the scenario of a server under the load of a benchmark result. Raises InputError."""
+    """Return the scenario of a server under the load of a benchmark result.
+
+    Raises InputError if the options or overrides are invalid.
+    """
     return _build(benchmark, options, overrides, {})
 
 
@@ -120,9 +123,10 @@ def _build(
 def build_other_protocols(
     benchmark: BenchmarkResult, options: ScenarioOptions, overrides: Sequence[str] = ()
 ) -> list[Scenario]:
-    """Return scenarios with other arrival times and lengths that a benchmark result also allows.
+    """Return scenarios with other loads that are possible for a benchmark result.
 
-    The result is empty for a file with the times and lengths of single requests.
+    The arrival times or the lengths differ. The result is empty if the file has the times and
+    lengths of single requests.
     """
     if "trace" in benchmark.load:
         return []
@@ -141,7 +145,7 @@ def check_benchmark(
     """Predict the metrics of a benchmark result.
 
     ``notes`` are the options of the launch line that the scenario does not include. ``protocols``
-    are scenarios with other loads that the benchmark result also allows. Their metrics determine
+    are scenarios with other possible loads (see ``build_other_protocols``). Their metrics determine
     the source of error ``protocol``, which widens the intervals.
     """
     result = run_scenario(scenario, Path())
@@ -329,8 +333,10 @@ def _first_guess(
 def predict_figures(
     case: CalibrationCase, calibration: Calibration | None = None
 ) -> list[ComparedFigure]:
-    """Predict the metrics that a calibration is fitted to, for a case with the given calibration
-    (None: packaged costs).
+    """Predict the metrics to which calibrations are fitted.
+
+    ``calibration`` is used for the prediction; None selects the packaged costs. Raises InputError
+    if the benchmark has none of the metrics.
     """
     scenario = calibration.apply(case.scenario) if calibration else case.scenario
     summary = _simulate(scenario)

@@ -87,9 +87,10 @@ MEAN_LENGTHS = "the file has no lengths of single requests: all have the mean le
 
 
 def read_benchmarks(path: Path) -> list[BenchmarkResult]:
-    """Read the results of a load generator: one, or one for each load in a report of guidellm.
+    """Read the results of a load generator.
 
-    Raises InputError that names the file and the fault.
+    A report of guidellm has one result per load; other files have one result. Raises InputError,
+    with the file and the fault, if the file cannot be used.
     """
     loads = read_loads(path, _text(path)) if path.is_file() else []
     if len(loads) == 1 and loads[0].has_requests:

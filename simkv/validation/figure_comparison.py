@@ -60,8 +60,9 @@ class FigureComparison:
         return relative_error(self.simulated[model], self.real)
 
     def error_interval(self, model: str = JUDGED_MODEL) -> tuple[float, float] | None:
-        """Return the 95 % confidence interval of a cost model's relative error, resampled over the
-        repeats.
+        """Return the 95 % confidence interval of a cost model's relative error.
+
+        The interval is computed by resampling the repeats.
 
         Returns None with fewer than two runs, or if a measured value is 0.
         """
@@ -95,7 +96,9 @@ def format_error(error: float | None) -> str:
 def markdown(
     head: Sequence[str], rows: Iterable[Sequence[str]], texts: int | None = None
 ) -> Iterator[str]:
-    """Yield lines of a Markdown table. Columns after the first ``texts`` are right-aligned."""
+    """Yield lines of a Markdown table. Only the first ``texts`` columns are left-aligned; the
+    default is all.
+    """
     rules = ["---" if texts is None or i < texts else "---:" for i in range(len(head))]
     for row in (head, rules, *rows):
         yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |"

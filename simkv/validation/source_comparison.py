@@ -44,7 +44,7 @@ Judgement = Literal["better", "worse", "mixed", "unchanged", "not run"]
 
 @dataclass(frozen=True)
 class FigureDifference:
-    """Values of a metric with simkv's model of a release (``before``) and with the engine's own
+    """Two values of a metric: with simkv's model of a release (``before``), and with the engine's
     code.
 
     A value is NaN if the run has no such metric.
@@ -70,8 +70,8 @@ class FigureDifference:
 
 @dataclass(frozen=True)
 class SourceComparison:
-    """Results of a variant of an incident with simkv's model of a release and the engine's own
-    code.
+    """Results of one variant of an incident, run with simkv's model of a release and with the
+    engine's own code.
 
     ``differences`` are metrics whose change exceeds the tolerance. ``refused`` is the reason for a
     missing result.
@@ -131,7 +131,7 @@ def compare_incidents(
     advance: Callable[[int, int], None] | None = None,
     release: str | None = None,
 ) -> list[SourceComparison]:
-    """Compare each variant of ``incidents``, which must use the engine of the compared code.
+    """Compare each variant of ``incidents``. All must use the engine whose code is compared.
 
     ``jobs`` is the maximum number of processes, by default one per core. ``advance`` is called with
     the number of finished runs and the total number of runs. ``release`` is the compared release,

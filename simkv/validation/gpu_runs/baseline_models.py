@@ -1,4 +1,4 @@
-"""Simple cost models for comparison with a profile, whose errors should be smaller than theirs.
+"""Simple cost models for comparison. A good profile has smaller errors than these models.
 
     models = fit_baselines(training, profile)
     models["tokens only"].seconds(loads)

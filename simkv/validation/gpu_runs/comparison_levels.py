@@ -89,7 +89,8 @@ def validate_run(
 ) -> Validation:
     """Compare ``profile`` and ``baselines`` with a run and its repeats (``again``).
 
-    All steps except stalled steps are compared, and the means of the metrics.
+    The times of all steps except stalled steps are compared. For metrics, the means over the runs
+    are compared.
     """
     runs = [run, *again]
     models = {
@@ -166,7 +167,7 @@ def measured_over_composed(
 def figure_intervals(
     scenario: Scenario, profile: CostProfile, nominal: RunRecord
 ) -> dict[str, tuple[float, float]]:
-    """Return the interval of each metric from the profile's error on held-out steps.
+    """Return the interval of each metric that follows from the profile's error on held-out steps.
 
     Metrics without finite bounds are left out. The result is empty if the error is unknown.
     """

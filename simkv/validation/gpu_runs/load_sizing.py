@@ -111,7 +111,8 @@ class LoadSizer:
     scale: PlanScale
 
     def closed_loop(self, name: str, engine: JsonDict, rows: int, shape: JsonDict) -> Scenario:
-        """Return a scenario with ``rows`` clients that send a request when their previous one ends.
+        """Return a scenario with ``rows`` clients. Each client sends a request when its last one
+        ends.
 
         ``shape`` contains the lengths, which are reduced if the run would take too long.
         """

@@ -39,10 +39,10 @@ class Plan:
 
 
 def read_profiles(path: Path) -> tuple[dict[str, CostProfile], Path]:
-    """Return the profiles at ``path``, the one for overlapped host time first, and their directory.
+    """Return the profiles at ``path`` by name, and their directory.
 
-    ``path`` is a profile, or a directory of `simkv gpu calibrate`. Raises InputError if there is no
-    profile.
+    The profile for overlapped host time is first. ``path`` is a profile, or an output directory of
+    `simkv gpu calibrate`. Raises InputError if there is no profile.
     """
     if not path.is_dir():
         profile = load_profile(path.name, path.parent)
@@ -96,7 +96,7 @@ def write_plan(folder: Path, plan: Plan) -> None:
 def read_plan(folder: Path, profiles: Mapping[str, CostProfile] | None = None) -> Plan | None:
     """Return the plan in ``folder/plan``, or None if there is none.
 
-    Raises InputError for a damaged plan, or if ``profiles`` differ from those of the plan.
+    Raises InputError if the plan is damaged, or if its profiles differ from ``profiles``.
     """
     path = folder / "plan" / "plan.json"
     if not path.is_file():

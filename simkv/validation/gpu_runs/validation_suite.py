@@ -119,7 +119,10 @@ def predicted_duration(trials: Sequence[Trial], start_s: float = START_S) -> flo
 
 
 def order_trial_runs(trials: Sequence[Trial], repeats: int) -> list[TrialRun]:
-    """Return every trial once, then the first trial of ``NOISE_CASE`` up to ``repeats`` times."""
+    """Return one run of every trial, then more runs of the first trial of ``NOISE_CASE``.
+
+    The first trial of ``NOISE_CASE`` has ``repeats`` runs in total.
+    """
     again = [trial for trial in trials if trial.name.startswith(NOISE_CASE)][:1]
     return [
         *(TrialRun(trial, 1) for trial in trials),

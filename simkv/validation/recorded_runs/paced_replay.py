@@ -1,8 +1,8 @@
 """Replay a recorded run step by step at the pace of the record.
 
-The scheduler's rules decide the batches. The scheduler sees a request from the recorded time of its
-first scheduling on. A step with the first or last token of a request ends at the recorded time of
-this token. The cost profile gives the time of the kernels between two such tokens.
+The scheduler's rules decide the batches. The scheduler does not see a request before the recorded
+time at which it was first scheduled. A step with the first or last token of a request ends at the
+recorded time of this token. The cost profile gives the time of the kernels between two such tokens.
 """
 
 from __future__ import annotations

@@ -34,7 +34,10 @@ from simkv.validation.recorded_runs.recorded_run import RecordedRun
 def calibrate_run(
     case: RecordedRun, given: Path | None = None, tables: Path | None = None
 ) -> CostProfile:
-    """Return the cost profile of a recorded run: ``given``, or selected by the rule of this module.
+    """Return the cost profile of a recorded run.
+
+    This is the profile ``given``, if there is one. Otherwise, it is selected by the rule of this
+    module.
 
     Bundles are also searched for in ``tables``. Raises InputError if there is no source of costs.
     """

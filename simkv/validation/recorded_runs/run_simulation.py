@@ -250,7 +250,7 @@ def _blocks(case: RecordedRun) -> tuple[int, list[str]]:
 
 
 def requests_of(case: RecordedRun) -> list[Request]:
-    """Return the requests as sent, in the order of the record."""
+    """Return the requests that the clients sent, in the order of the record."""
     if case.table.name == "case.json" and case.facts.arrivals is not None:
         sent = case.facts.arrivals.requests(None)
         return sorted(sent, key=lambda request: request.arrival)

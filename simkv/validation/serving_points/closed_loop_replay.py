@@ -31,8 +31,7 @@ from simkv.workload.clients import Clients, Dependency
 
 @dataclass(frozen=True)
 class ClosedLoop:
-    """Workload of a closed-loop benchmark: at most ``concurrency`` of ``prompts`` requests in
-    flight.
+    """Workload of a closed-loop benchmark: ``prompts`` requests, at most ``concurrency`` in flight.
 
     Lengths are sampled between two fractions (``shares``) of ``isl`` prompt tokens and ``osl``
     output tokens. One in ``fresh`` prompts is not in the prefix cache. ``warm_up`` is the number of

@@ -24,7 +24,8 @@ def slopes(logs: Sequence[StepLog], lives: Sequence[RequestRecord], profile: Cos
     """Return the derivatives of mean TTFT (row 0) and mean TPOT (row 1) by fitted constant
     (columns).
 
-    The unit is milliseconds per unit of the constant. Several ``logs`` are engines in lockstep.
+    The unit is milliseconds per unit of the constant. If there are several ``logs``, their engines
+    run in lockstep.
     """
     found = np.empty((2, len(FITTED_CONSTANTS)))
     steps = _joined(logs)

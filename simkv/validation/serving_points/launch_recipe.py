@@ -94,7 +94,7 @@ def is_blackwell(row: MeasuredRow) -> bool:
 def recipe_of(row: MeasuredRow) -> Recipe:
     """Return the launch configuration of a measured point.
 
-    Raises InputError if it is unknown for the model or the precision.
+    Raises InputError if the configuration for the model or the precision is unknown.
     """
     name = row.model.lower().rsplit("/", 1)[-1]
     for key, find in _RECIPES.items():
