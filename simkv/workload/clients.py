@@ -47,7 +47,7 @@ class Dependency(NamedTuple):
 
 
 def find_sessions(after: Mapping[int, Dependency]) -> dict[int, int]:
-    """Return the session of each request that waits for another request or is awaited by one.
+    """Return the session of each request that depends on another request or is awaited.
 
     A session is identified by the id of one of its requests.
     """
@@ -161,7 +161,7 @@ class Clients:
     def ended(self, number: int, now: float, answered: bool = True) -> None:
         """Record that request ``number`` ended at ``now`` (s).
 
-        Without an answer, the requests that wait for the answer are not sent.
+        If ``answered`` is false, the requests that wait for its answer are not sent.
         """
         self._in_flight.discard(number)
         self._ended.add(number)

@@ -86,10 +86,10 @@ def csv_tables(
     header: Sequence[str],
     quoted: bool = False,
 ) -> Iterator[CsvTable]:
-    """Yield the columns ``wanted`` of a CSV file without its header.
+    """Yield the columns ``wanted`` of the rows in ``lines``, which follow the header of a CSV file.
 
-    ``line`` is the number of the next line. ``quoted`` allows quoted fields with line ends. Invalid
-    rows are reported to ``source``.
+    ``line`` is the number of the first of these lines. ``quoted`` allows quoted fields with line
+    ends. Invalid rows are reported to ``source``.
     """
     # Columns that the header does not contain are left out.
     csv.field_size_limit(MAX_FIELD_CHARACTERS)

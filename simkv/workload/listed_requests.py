@@ -118,7 +118,7 @@ def make_acceptance(rates: AcceptanceRates | None, seed: int) -> DraftAcceptance
 
 
 def acceptance_fields(request: Request) -> dict[str, Any]:
-    """Return the fields of a listed request for the draft acceptance of ``request``."""
+    """Return the draft acceptance of ``request`` as fields of a listed request."""
     if request.acceptance is None:
         return {}
     rates, seed = request.acceptance.rates, request.acceptance.seed
@@ -127,15 +127,15 @@ def acceptance_fields(request: Request) -> dict[str, Any]:
 
 
 def shared_prefix(group: str, tokens: int, number: int, prompt: int) -> tuple[Segment, ...]:
-    """Return the segments of a prompt that begins with ``tokens`` tokens shared by its group."""
+    """Return the segments of a prompt. Its first ``tokens`` tokens are shared by its group."""
     shared = min(tokens, prompt)
     return Segment(f"g{group}", 0, shared), Segment(f"u{number}", 0, prompt - shared)
 
 
 def hashed_prompt(hash_ids: Sequence[int], block: int, prompt: int) -> tuple[Segment, ...]:
-    """Return the segments of a prompt of blocks that ``hash_ids`` identify.
+    """Return the segments of a prompt: one per block.
 
-    ``block`` is the number of tokens per block.
+    ``hash_ids`` identify the blocks. ``block`` is the number of tokens per block.
     """
     return tuple(
         Segment(f"h{name}", 0, min(block, prompt - index * block))

@@ -65,7 +65,7 @@ class TraceReader:
         self.source = TraceSource(self.path, self.selection, progress)
 
     def no_rows_error(self) -> InputError:
-        """Return the error for a trace without any remaining request."""
+        """Return the error to raise if no request of the trace is left after the selection."""
         left_out = "; ".join(self.tally.lines()) or f"{self.tally.rows:,} rows"
         return InputError(
             f"{self.path}: the selection contains no requests of this trace ({left_out})"
@@ -325,7 +325,10 @@ def read_trace(
 
 
 def cached_trace(path: Path, selection: Selection | None = None, format: str = "auto") -> Trace:
-    """Return a trace as ``read_trace`` does, with a cache and the request limit of scenarios."""
+    """Return a trace as ``read_trace`` does. The result is cached.
+
+    Raises InputError if the trace is unusable or has more requests than a scenario may have.
+    """
     # The result is cached because the variants of a scenario usually use the same trace.
     stamps = tuple((p.stat().st_mtime_ns, p.stat().st_size) for p in [path] if p.exists())
     return _cached(path.resolve(), stamps, selection or Selection(), format)
@@ -346,7 +349,7 @@ def sort_by_arrival(parts: Sequence[RequestRows], source: TraceSource) -> Reques
 
 
 def shift_to_zero(rows: RequestRows) -> RequestRows:
-    """Shift all arrival times so that the earliest is 0, if it is negative."""
+    """If the earliest arrival time is negative, shift all arrival times so that it becomes 0."""
     # The earliest arrival time can be negative in an unordered file.
     first = rows.arrival[0] if len(rows) else 0.0
     return rows.with_arrival(rows.arrival - first) if first < 0 else rows

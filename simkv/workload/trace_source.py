@@ -97,7 +97,7 @@ class TraceSource:
         self.tally.first.setdefault(reason, line)
 
     def failed(self, reason: str, rows: Flags, lines: Sequence[int]) -> None:
-        """Count the requests marked in ``rows`` as failed."""
+        """Count failed requests: those for which ``rows`` is true."""
         count = int(rows.sum())
         if count:
             self.tally.failed[reason] += count

@@ -126,7 +126,8 @@ class BinnedAmounts:
 class PrefixSharing:
     """Counter of leading prompt tokens that also occur in earlier prompts.
 
-    Their fraction of all prompt tokens is the hit rate of an unlimited cache.
+    The number of these tokens, divided by the number of all prompt tokens, is the hit rate of an
+    unlimited cache.
     """
 
     # The pieces of prompts are stored in a trie; the common prefix of two prompts ends where their

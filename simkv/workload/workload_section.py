@@ -53,7 +53,10 @@ TRACE_OPTIONS = (
 
 
 def find_other_form_fields(chosen: Container[str]) -> list[str]:
-    """Return the workload fields that do not apply to the chosen form, such as ``trace``."""
+    """Return the workload fields that do not apply to the form in ``chosen``, such as ``trace``.
+
+    The form is the kind of workload.
+    """
     # A scenario variant or ``--set`` removes these fields when it selects another form. The result
     # is empty if ``chosen`` contains no form.
     if not any(form in chosen for form in FORMS):

@@ -160,7 +160,7 @@ class BenchCommand:
 def read_bench_command(text: str, option: str = "--load") -> BenchCommand:
     """Read the command line of a benchmark. Raises InputError if it is invalid.
 
-    ``option`` names the option in the message.
+    ``option`` is the name of simkv's option in the error message.
     """
     # Without ``--dataset-name``, the default dataset of the tool is used. If it is ``random``, the
     # options determine the lengths. SGLang's default needs a tokenizer and is an error, unless an

@@ -44,7 +44,7 @@ def _rows(source: TraceSource) -> Iterator[RequestRows]:
 
 
 def session_numbers(source: TraceSource, names: ColumnArray) -> Ints:
-    """Return the numbers of sessions by name; -1 for an empty name."""
+    """Return the number of each session in ``names``, or -1 for an empty name."""
     number = source.sessions.number
     return np.array([number(name) if name else -1 for name in names], np.int64)
 

@@ -248,7 +248,7 @@ SIMKV = TraceFormat("simkv", "simkv's own traces (CSV)", _known, _rows)
 def used_columns(rows: RequestRows, already: Sequence[str] = ()) -> list[str]:
     """Return the names of the columns that a file with these rows needs.
 
-    They include the columns ``already`` and the lengths.
+    The lengths and the columns in ``already`` are always included.
     """
     # The names are in the order of ``COLUMN_PARSERS``. A column is needed if any value differs from
     # the default.
