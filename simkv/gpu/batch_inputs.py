@@ -33,11 +33,11 @@ class StepSize(NamedTuple):
 class StepInputs(NamedTuple):
     """Arrays of a step, all int32: numpy arrays on the host, tensors on the device.
 
-    A seat is the index of a request in the device's tables. ``seat`` and ``position`` belong to
-    token slots. ``row_seat``, ``length``, ``out_seat`` and ``out_position`` belong to row slots,
-    one per request. ``length`` is the number of tokens with KV after the step, or 0 for padding.
-    The next token is written to ``out_seat`` and ``out_position``. ``start`` contains the first
-    token slot of each prefill, and the end of the last prefill.
+    A seat is the index of a request in the device's tables. ``seat`` and ``position`` have one
+    entry per token slot. ``row_seat``, ``length``, ``out_seat`` and ``out_position`` have one entry
+    per row slot, which stands for a request. ``length`` is the number of tokens with KV after the
+    step, or 0 for padding. The next token is written to ``out_seat`` and ``out_position``.
+    ``start`` contains the first token slot of each prefill, and the end of the last prefill.
     """
 
     seat: Any
@@ -133,8 +133,8 @@ def _columns(
 class TableDelta(NamedTuple):
     """Changes of the device's block tables: write ``blocks`` to the flat indices ``places``.
 
-    ``unbacked`` is the number of tokens in the step without an allocated block. Their KV is written
-    to the null block and is invalid, as in the engines.
+    ``unbacked`` is the number of the step's tokens that have no allocated block. As in the engines,
+    their KV is written to the null block and is invalid.
     """
 
     places: list[int]
@@ -145,8 +145,8 @@ class TableDelta(NamedTuple):
 class TableTracker:
     """Track the contents of the device's block tables, so that only changes are sent.
 
-    A table object of the scheduler only grows. A new table object, as after a preemption, is sent
-    as a whole.
+    The scheduler only appends to a table object. If a request has a new table object, for example
+    after a preemption, the whole table is sent.
     """
 
     def __init__(self, block_size: int, width: int) -> None:

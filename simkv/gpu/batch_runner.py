@@ -5,8 +5,8 @@
     flight = runner.launch(rows, emits, tables)
     done = runner.wait(flight)          # done.tokens = {id: token}, done.timing
 
-Several steps may be in flight; they run in the order of their launch, and each reads the tokens
-sampled by the previous one.
+Several steps may be in flight. They run in the order of their launch. Each step reads the tokens
+that the previous step sampled.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def covering_config(configs: Iterable[RunnerConfig]) -> RunnerConfig:
 
 
 class Timing(NamedTuple):
-    """Times of a step in seconds, and how it was run.
+    """Times of a step in seconds, and other data about its execution.
 
     ``gpu_s`` is the device's time from the start of the model to the copy of its outputs. On a CPU,
     it is the time inside the model. ``prepare_s``, ``launch_s`` and ``wait_s`` are host times.
@@ -224,7 +224,7 @@ class Runner:
     ) -> torch.Tensor:
         """Enqueue a step. The sampled tokens are valid until the next step.
 
-        ``begin`` is called between the inputs and the model.
+        ``begin`` is called after the copy of the inputs is enqueued, and before the model.
         """
         if size in self.graphs.sizes:
             return self.graphs.run(packed, size, begin)

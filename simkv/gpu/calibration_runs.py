@@ -37,7 +37,7 @@ class CalibrationLoad:
     shortest_output: int = 16
 
     def scenario(self, limits: Limits, *, pipelined: bool = False) -> Scenario:
-        """Return a scenario of this load, with twice as many requests as run concurrently.
+        """Return a scenario with this load. It has twice as many requests as ``in_flight``.
 
         With ``pipelined``, the scheduler is one step ahead of the device.
         """
@@ -81,8 +81,8 @@ class CalibrationLoad:
 def fit_load(limits: Limits) -> CalibrationLoad:
     """Return the load of the run that measures the serving overhead.
 
-    The load covers all numbers of decodes and medium-sized steps. Outputs have two thirds of the
-    tokens of prompts, as in many chats.
+    The run has steps with every number of decodes, and its steps have a medium number of tokens. As
+    in many chats, the mean output length is two thirds of the mean prompt length.
     """
     budget = max(limits.decodes, min(limits.tokens // 4, 2048))
     prompt = limits.context // 16

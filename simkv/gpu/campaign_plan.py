@@ -1,9 +1,10 @@
 """The steps and parts of steps that a calibration measures, the most useful first.
 
 A part is measured by running all layers of the real model without the other parts. ``rest`` is the
-step without attention. ``decode`` and ``prefill`` are only the attention of these requests. ``mixed
-decode`` is the attention of decodes in a step with prefills, which the kernel splits differently.
-``step`` is a whole step as in serving. Half of the whole steps are held out of every fit.
+step without attention. ``decode`` is only the attention of decodes, and ``prefill`` is only the
+attention of prefills. ``mixed decode`` is the attention of decodes in a step with prefills, which
+the kernel splits differently. ``step`` is a whole step as in serving. Half of the whole steps are
+held out of every fit.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Model operations in vectorized torch, for tests on any device.
 
-In shapes, T is the number of token slots, H of query heads, K of key-value heads, and D the head
-dimension. ``keys`` and ``values`` are one layer of the pool with shape [block, token, K, D].
-``tables`` has the shape [request, index of the block in the sequence]. ``cuda_ops`` has the same
-functions as Triton kernels.
+In shapes, T is the number of token slots, H is the number of query heads, K is the number of
+key-value heads, and D is the head dimension. ``keys`` and ``values`` are one layer of the pool with
+shape [block, token, K, D]. ``tables`` has the shape [request, index of the block in the sequence].
+``cuda_ops`` has the same functions as Triton kernels.
 """
 
 from __future__ import annotations

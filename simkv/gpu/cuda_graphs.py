@@ -41,7 +41,7 @@ class StepGraphs:
     ) -> torch.Tensor:
         """Run a step of the given size. The result is valid until the next step is enqueued.
 
-        ``begin`` is called between the copy of the inputs and the model.
+        ``begin`` is called after the copy of the inputs is enqueued, and before the model.
         """
         self.buffer[: len(packed)].copy_(packed, non_blocking=True)
         begin()

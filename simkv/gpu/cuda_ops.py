@@ -28,7 +28,7 @@ MIXED_ROWS = 32
 
 
 def tiles_of(kernel: AttentionKernel, q: torch.Tensor) -> Tiles:
-    """Return the tile configuration of a kernel for queries like ``q``."""
+    """Return the tile configuration of a kernel for the head size, type and device of ``q``."""
     device = _name(q.device) if q.is_cuda else ""
     return choose_tiles(kernel, q.shape[2], q.element_size(), arch=architecture(), device=device)
 

@@ -39,8 +39,9 @@ def free_memory(device: str) -> int:
 
 
 def default_model(device: str) -> str:
-    """Return the largest default model that fits on a GPU together with a KV pool; ``small`` on a
-    CPU.
+    """Return the largest default model that fits on a GPU together with a KV pool.
+
+    On a CPU, return ``small``.
     """
     if torch.device(device).type != "cuda":
         return "small"
@@ -56,8 +57,9 @@ def weight_bytes(shape: ModelShape, itemsize: int) -> int:
 
 
 def fitting_tokens(shape: ModelShape, itemsize: int, free: int) -> int:
-    """Return the number of KV tokens that fit beside weights and activations, in whole
-    thousands.
+    """Return the number of KV tokens that fit beside weights and activations.
+
+    The number is rounded down to a multiple of 1,000.
     """
     step = 8192 * 3 * 2 * shape.intermediate * itemsize + 512 * shape.vocab * (itemsize + 4)
     left = USABLE_SHARE * free - weight_bytes(shape, itemsize) - (step if itemsize == 2 else 0)
@@ -90,8 +92,9 @@ def fit_limits(setup: GpuSetup, limits: Limits, kv_tokens: int | None) -> Limits
 
 
 def new_runner(setup: GpuSetup, config: RunnerConfig) -> Runner:
-    """Free the memory of the last runner and return a new one. Raises InputError if it does not
-    fit.
+    """Free the memory of the last runner and return a new runner.
+
+    Raises InputError if the new runner does not fit into the device memory.
     """
     release_memory(setup.device)
     check_fits(setup, config)

@@ -36,9 +36,7 @@ SMALL_SIZES = Limits(decodes=8, tokens=128, context=128, kv_tokens=4096)
 
 
 def sizes_for(kv_tokens: int, sizes: Limits = SIZES) -> Limits:
-    """Return ``sizes``, with fewer requests in a size that needs more than ``kv_tokens`` KV
-    tokens.
-    """
+    """Return ``sizes`` for a pool of ``kv_tokens`` KV tokens, if necessary with fewer decodes."""
     rows = (kv_tokens - 2 * sizes.tokens) // (sizes.context + sizes.block_size)
     return replace(sizes, decodes=max(min(sizes.decodes, rows), 1), kv_tokens=kv_tokens)
 

@@ -14,7 +14,8 @@ from simkv.costs.hardware.model_shape import ModelShape
 
 
 class KVPool:
-    """Keys and values of ``num_blocks`` blocks of ``block_size`` tokens, and of the null block.
+    """Keys and values of ``num_blocks`` blocks and the null block. A block has ``block_size``
+    tokens.
 
     The tensor has the shape [block, layer, 2, token, kv head, head dim]. The null block is zero;
     the initial content of the other blocks is undefined.

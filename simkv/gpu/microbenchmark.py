@@ -39,7 +39,7 @@ class CapturedProbe(NamedTuple):
 
 
 class Microbenchmark:
-    """A model to time single steps or parts of steps, with a KV cache of random numbers.
+    """A model for timing single steps or parts of steps. Its KV cache contains random numbers.
 
     Captured graphs are stored until ``forget`` is called.
     """
@@ -172,7 +172,7 @@ def _copy(source: torch.Tensor, target: torch.Tensor) -> None:
 
 
 class WithAttention:
-    """The operations of a model, with another function ``attend``."""
+    """The operations of a model, with the function ``attend`` replaced."""
 
     def __init__(self, ops: Any, attend: Callable[..., torch.Tensor]) -> None:
         self._ops = ops

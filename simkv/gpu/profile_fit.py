@@ -285,7 +285,7 @@ def fit_overlapped(
 
 
 def halves(steps: Sequence[MedianPass]) -> tuple[list[MedianPass], list[MedianPass]]:
-    """Split the steps into two halves with every other step of each kind."""
+    """Split the steps into two halves. The steps of each kind go alternately to either half."""
     ordered = sorted(steps, key=lambda step: (classify_step(step.load), step.sample.key))
     return ordered[::2], ordered[1::2]
 

@@ -98,9 +98,10 @@ class ScenarioExecution:
 def execute_scenario(
     scenario: Scenario, setup: GpuSetup, runner: Runner, advance: Callable[[], None] | None = None
 ) -> ExecutionRecord:
-    """Serve a scenario. If a kernel was built during the run, serve it once more.
+    """Serve a scenario. If a kernel was built during the run, serve the scenario once more.
 
-    Raises InputError if the second run also builds a kernel, which takes seconds.
+    A build takes seconds and would distort the measured times. Raises InputError if the second run
+    also builds a kernel.
     """
     for _ in range(2):
         run = ScenarioExecution(scenario, setup, runner).serve(advance)

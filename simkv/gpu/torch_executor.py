@@ -4,10 +4,11 @@
     executor = TorchExecutor(runner, tables, clock)
     engine = Engine(clock, executor.watch(scheduler), executor, leaping=False)
 
-The loop, the schedulers, the record and the metrics are the same as in the simulation. A step lasts
-from its decision, or from the end of the previous step if later, until its tokens are on the host.
-A request that arrives during a step is considered in the next decision. Decisions therefore depend
-only on the recorded durations, and a simulation with these durations must make the same decisions.
+The loop, the schedulers, the record and the metrics are the same as in the simulation. A step
+starts at its decision or at the end of the previous step, whichever is later. It ends when its
+tokens are on the host. A request that arrives during a step is considered in the next decision.
+Decisions therefore depend only on the recorded durations, and a simulation with these durations
+must make the same decisions.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ SPIN = 0.0005
 class WallClock(simpy.Environment):
     """SimPy environment in real time.
 
-    An event occurs when its time since ``start`` has passed, or at once with ``skip_waiting``. With
-    the CPU time of the thread, the clock jumps to the next event instead of waiting.
+    An event at time t occurs t seconds after ``start``. With ``skip_waiting``, it occurs at once.
+    If the timer counts CPU time, the clock jumps to the next event instead of waiting.
     """
 
     def __init__(self) -> None:
@@ -129,7 +130,8 @@ class TorchExecutor:
     def run(self, load: StepLoad) -> float:
         """Run the batch and return its duration in seconds.
 
-        The duration starts at the decision, or at the end of the previous step if later.
+        The duration counts from the decision or from the end of the previous step, whichever is
+        later.
         """
         self.enqueue(load)
         return self.finish(float(self.clock.now))[1]
@@ -148,8 +150,9 @@ class TorchExecutor:
         return len(self._under_way)
 
     def finish(self, decided: float) -> tuple[float, float]:
-        """Wait for the oldest step, decided at ``decided``. Return its start and its duration in
-        seconds.
+        """Wait for the oldest step, and return its start and its duration in seconds.
+
+        ``decided`` is the time at which the step was decided.
         """
         flight, batch, rows, load, schedule_s = self._under_way.popleft()
         done = self.runner.wait(flight)

@@ -40,7 +40,8 @@ class Weights:
 def random_weights(
     shape: ModelShape, device: torch.device | str, dtype: torch.dtype, seed: int = 0
 ) -> Weights:
-    """Return random normal weights, equal for equal seeds and kinds of device.
+    """Return normally distributed random weights. On one kind of device, they depend only on the
+    seed.
 
     The scale keeps activations near 1 in every layer.
     """
@@ -83,7 +84,7 @@ class Transformer:
     """Weights and the device state that a step reads and writes.
 
     ``tokens`` [request, position] contains prompts and sampled tokens. ``tables`` [request, index]
-    contains the block tables. Each tensor has one additional request for padding.
+    contains the block tables. Each tensor has one additional row for padding.
     """
 
     def __init__(

@@ -60,7 +60,7 @@ def decode(q, out, partial, logsum, keys, values, tables, row_seat, length, scal
            block_stride, token_stride, table_stride,
            HEADS: tl.constexpr, GROUP: tl.constexpr, PADDED: tl.constexpr, D: tl.constexpr,
            BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr):  # fmt: skip
-    """Process one split of one request and key-value head; grid (kv heads, rows, SPLITS).
+    """Process one split of one request for one KV head. The grid is (KV heads, rows, SPLITS).
 
     With one split, the result is written to ``out`` [T, H, D]. With several splits, the inputs of
     ``reduce`` are written: the normalized ``partial`` [rows, H, SPLITS, D], and ``logsum`` [rows,
@@ -107,7 +107,7 @@ def decode(q, out, partial, logsum, keys, values, tables, row_seat, length, scal
 @_jit
 def reduce(partial, logsum, out, length,
            HEADS: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr):  # fmt: skip
-    """Combine the splits of ``decode``; grid (rows, H).
+    """Combine the splits of ``decode``. The grid is (rows, H).
 
     Padding rows store nothing, because their slots belong to prefill tokens.
     """
@@ -185,8 +185,9 @@ def prefill(q, out, keys, values, tables, row_seat, length, start, rows, scale,
 @_jit
 def add_norm(residual, x, weight, normed, width, eps,
              ADD: tl.constexpr, WIDTH: tl.constexpr):  # fmt: skip
-    """Set ``residual += x`` and store its RMSNorm; grid (T,). Without ADD, ``residual`` is
-    ``x``.
+    """Set ``residual += x`` and store the RMSNorm of ``residual``. The grid is (T,).
+
+    Without ADD, ``residual`` is ``x``.
     """
     at = tl.program_id(0).to(tl.int64) * width
     column = tl.arange(0, WIDTH)
@@ -206,7 +207,7 @@ def rotate_and_store(qkv, q, position, slot, cosine, sine, keys, values,
                      block_stride, token_stride,
                      HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr,
                      BLOCK_SIZE: tl.constexpr, ALL: tl.constexpr):  # fmt: skip
-    """Rotate the queries and keys of a token, and store its keys and values; grid (T,).
+    """Rotate the queries and keys of a token, and store its keys and values. The grid is (T,).
 
     ALL is the total number of query, key and value heads, rounded up to a power of two.
     """
@@ -239,7 +240,10 @@ def rotate_and_store(qkv, q, position, slot, cosine, sine, keys, values,
 
 @_jit
 def silu_mul(x, out, width, WIDTH: tl.constexpr):
-    """Compute SiLU of the first half of each row times its second half; grid (T, width / WIDTH)."""
+    """Compute SiLU of the first half of each row times its second half.
+
+    The grid is (T, width / WIDTH).
+    """
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     inside = column < width

@@ -47,7 +47,7 @@ def execute_plan(
 ) -> list[str]:
     """Run the trials in the order of ``order_trial_runs`` and return the names of skipped runs.
 
-    A run is skipped if it would take longer than ``deadline()``, the remaining seconds.
+    ``deadline`` returns the remaining seconds. A run is skipped if it would take longer.
     """
     begin = perf_counter()
     wanted = order_trial_runs(cases, repeats)
@@ -77,7 +77,7 @@ def execute_plan(
 
 
 def check_device(profile: CostProfile, setup: GpuSetup, *, other_gpu: bool) -> None:
-    """Raise InputError if ``profile`` is for another device, unless ``other_gpu`` allows it."""
+    """Raise InputError if ``profile`` is for another device. With ``other_gpu``, do nothing."""
     found = machine_info(setup.device)["device"]
     if found != profile.gpu and not other_gpu:
         raise InputError(
