@@ -25,7 +25,7 @@ class FrontEndCosts:
 
 
 class PackagedFrontEnd(NamedTuple):
-    """Costs of an engine's releases from ``since`` on, with separate costs for gpt-oss models."""
+    """Costs of an engine from release ``since`` on. The costs of gpt-oss models are separate."""
 
     engine: str
     since: str

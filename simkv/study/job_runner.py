@@ -35,7 +35,7 @@ ProgressCallback = Callable[[int, int], None]
 
 
 class ResultStore(Protocol):
-    """Interface of a storage for job results."""
+    """Interface for the storage of job results."""
 
     done: dict[str, Any]
 

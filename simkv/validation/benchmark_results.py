@@ -70,7 +70,7 @@ class BenchmarkResult:
 
     @property
     def name(self) -> str:
-        """Path of the file, and the load in parentheses if the file has several."""
+        """Path of the file. If the file has several loads, the load is added in parentheses."""
         return self._with_part(str(self.path))
 
     @property

@@ -190,7 +190,7 @@ def _compared(
 def find_source_engine(source: str) -> str:
     """Return the name of the engine whose code is in ``source``.
 
-    Raises InputError if there is none.
+    Raises InputError if ``source`` contains no engine.
     """
     for name in NATIVE_ENGINES:
         try:

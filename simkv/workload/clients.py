@@ -47,9 +47,10 @@ class Dependency(NamedTuple):
 
 
 def find_sessions(after: Mapping[int, Dependency]) -> dict[int, int]:
-    """Return the session of each request that depends on another request or is awaited.
+    """Return the session of each request that has dependencies, in either direction.
 
-    A session is identified by the id of one of its requests.
+    Requests that depend on each other form a session. A session is identified by the id of one of
+    its requests.
     """
     parents: dict[int, int] = {}
 

@@ -247,7 +247,7 @@ class LayerSpec:
 
 @dataclass(frozen=True)
 class PublishedFormats:
-    """Number formats of the published weights. None means the format in ``weights``."""
+    """Number formats of the published weights. None means the same format as ``weights``."""
 
     weights: FormatName = "bf16"
     attention: FormatName | None = None

@@ -35,7 +35,7 @@ class Curve:
 
 
 def make_curve(points: Mapping[float, float]) -> Curve:
-    """Return the curve through points, given as y by x in any order."""
+    """Return the curve through ``points``, a mapping of x to y in any order."""
     xs = sorted(points)
     return Curve(tuple(float(x) for x in xs), tuple(float(points[x]) for x in xs))
 

@@ -19,7 +19,7 @@ from simkv.costs.held_out_errors import add_error_estimates
 
 
 def build_attention_table(prefills: pd.DataFrame, decodes: pd.DataFrame) -> AttentionTable:
-    """Return an attention table of measured times of prefills and decodes.
+    """Return an attention table with measured times of prefill attention and of decode attention.
 
     ``prefills`` has the columns ``tokens``, ``before`` (cached tokens before the prefill) and
     ``seconds``. ``decodes`` has the columns ``seqs``, ``context`` and ``seconds``. Repeated

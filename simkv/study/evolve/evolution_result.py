@@ -287,7 +287,7 @@ def _said(figure: str, value: float | None) -> str:
 
 
 def describe_cost(cost: RequestClassCost) -> str:
-    """Return a line of text for the effect of the winner on one class of requests."""
+    """Return a line of text that describes the effect of the winner on one class of requests."""
     before, after = cost.before_s, cost.after_s
     parts = ["no request finished in both runs"]
     if before is not None and after is not None:

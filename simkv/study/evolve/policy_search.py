@@ -41,7 +41,7 @@ class _Individual:
 
 
 def make_policy_candidate(text: str) -> Candidate:
-    """Return the text of a policy as a candidate."""
+    """Return a candidate that uses the policy ``text``."""
     return Candidate((("engine.rule", text),), count_parts(text))
 
 

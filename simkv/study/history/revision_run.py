@@ -33,7 +33,9 @@ DIED = "engine died"
 
 @dataclass(frozen=True)
 class RevisionResult:
-    """Metrics of a run, and pairs of an expectation and whether it is met."""
+    """Metrics of a run, and its expectations. Each expectation is paired with a flag: whether it is
+    met.
+    """
 
     figures: RunFigures
     expectations: tuple[tuple[str, bool], ...]

@@ -124,7 +124,7 @@ class PlanCandidates:
 
 
 def parse_candidates(text: str, largest: bool) -> tuple[str, tuple[Number, ...]]:
-    """Return the path of a setting and its values in search order, from the syntax of ``--over``.
+    """Parse a setting in the syntax of ``--over``. Return its path, and its values in search order.
 
     Raises InputError if the text is invalid or a value is not a number.
     """

@@ -35,7 +35,7 @@ def find_answer_range(answers: Sequence[int | None]) -> AnswerRange:
 
 
 def coverage_of_range(repeats: int) -> float:
-    """Return the least probability that the range of n answers contains the median of their
+    """Return a lower bound on the probability that n answers enclose the median of their
     distribution.
 
     The answers must be independent. All n answers are on one side of the median with a probability
@@ -47,8 +47,8 @@ def coverage_of_range(repeats: int) -> float:
 def bound_violated_share(repeats: int, confidence: float = 0.95) -> float:
     """Return an upper bound on the fraction of seeds that violate an objective.
 
-    All ``repeats`` simulated seeds met the objective. The bound is the upper end of the
-    one-sided Clopper-Pearson interval.
+    ``repeats`` is the number of simulated seeds. All of them met the objective. The bound is the
+    upper end of the one-sided Clopper-Pearson interval.
     """
     return float(1.0 - (1.0 - confidence) ** (1.0 / repeats))
 

@@ -78,7 +78,9 @@ class Sweep:
 
     @property
     def idle_knobs(self) -> list[str]:
-        """Settings without an effect in any pair of runs that differ only in the setting."""
+        """Settings without an effect: runs that differ only in such a setting have equal
+        results.
+        """
         return [knob for knob in self.knobs if self._is_idle(knob)]
 
     def _is_idle(self, knob: str) -> bool:

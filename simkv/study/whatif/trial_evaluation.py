@@ -116,7 +116,7 @@ class _Memory:
 
 
 class Evaluator:
-    """Evaluator of jobs (simulations), each only once.
+    """Evaluator that runs jobs (simulations). Equal jobs run only once.
 
     Must be used as a context manager. ``workers`` is the number of processes. Paths of profiles are
     relative to ``folder``. ``runs`` is the number of different jobs so far. ``tick`` is called

@@ -117,8 +117,9 @@ def run_whatif(
     also: Iterable[tuple[Change, SimulationJob]] = (),
     wanted: Callable[[Change], bool] = lambda _: True,
 ) -> WhatIfResult:
-    """Try and rank every single change for which ``wanted`` returns true, and the changes in
-    ``also``.
+    """Try single changes one at a time, and rank them.
+
+    The changes are those for which ``wanted`` returns true, and those in ``also``.
 
     ``by`` is the metric of ``summary.json`` by which changes are ranked. The default is the number
     of finished requests, then latency.

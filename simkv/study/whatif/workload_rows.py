@@ -152,8 +152,9 @@ class WorkloadDraft:
     def with_rows(
         self, change: Callable[[ListedRequest], ListedRequest], only: Collection[int] | None = None
     ) -> WorkloadDraft:
-        """Return the draft with ``change`` applied to the rows at the indices ``only``, by default
-        all.
+        """Return the draft with ``change`` applied to its rows.
+
+        ``only`` contains the indices of the rows to change. The default is all rows.
         """
         rows = (
             change(row) if only is None or index in only else row

@@ -340,8 +340,9 @@ def with_seed(scenario: Scenario, seed: int) -> Scenario:
 
 @lru_cache(maxsize=4)
 def trace_requests(divisor: int, longest: int) -> list[JsonDict]:
-    """Return the requests of the packaged trace of load spikes that are shorter than ``longest``
-    tokens.
+    """Return the requests of the packaged trace of load spikes.
+
+    Only requests shorter than ``longest`` tokens are returned.
     """
     path = packaged_trace("spikes.csv")
     workload = Workload.model_validate({"trace": path.name}, context={"folder": path.parent})

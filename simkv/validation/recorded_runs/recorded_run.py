@@ -132,7 +132,9 @@ class EngineFacts(_Facts):
 
 
 class Origin(_Facts):
-    """The simulator of the project that published the record, with its errors in percent."""
+    """Origin of a record: the project's own simulator, and the errors of this simulator in
+    percent.
+    """
 
     simulator: str = "origin"
     published: dict[str, Any] = {}

@@ -69,7 +69,9 @@ def write_scores(
 
 
 def figure_rows(scores: Sequence[Score]) -> pd.DataFrame:
-    """Return one row per run and metric. ``stage`` is empty for all scored requests together."""
+    """Return one row per run, stage and metric. Rows for all scored requests have an empty
+    ``stage``.
+    """
     rows: list[dict[str, Any]] = []
     for s in scores:
         for stage, figures in {"": s.figures, **s.stages}.items():

@@ -92,7 +92,9 @@ def score_groups(predictions: Sequence[Prediction]) -> dict[str, list[GroupScore
 
 
 def class_of(row: MeasuredRow) -> str:
-    """Return the class of a row, for accuracy targets: the engine and the kind of model."""
+    """Return the class of a row: the engine and the kind of model. Accuracy targets refer to these
+    classes.
+    """
     if row.backend == "sglang":
         return "SGLang"
     try:

@@ -127,7 +127,7 @@ def _data(path: Path) -> Path:
 def read_head(path: Path) -> FileHead:
     """Return the kind of a file and its column names or keys.
 
-    Raises InputError if it is unreadable.
+    Raises InputError if the file is unreadable.
     """
     if path.is_dir():
         return FileHead(path, "folder", frozenset())

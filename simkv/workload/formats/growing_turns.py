@@ -45,7 +45,8 @@ class _Turn:
 
 
 class GrowingTurns:
-    """Prefixes that the prompts of sessions repeat, for logs with one row per turn.
+    """Prefixes of prompts in sessions, for logs with one row per turn. Each prompt repeats earlier
+    turns.
 
     The rows of a session must be in the order of their turns.
     """

@@ -49,8 +49,8 @@ MAX_MEMBER_BYTES = 1 << 28
 class RateWindow:
     """Time window of a client from ``start`` to ``end`` (s).
 
-    ``rate`` is the number of requests per second. ``law`` and ``shape`` are the distribution of the
-    gaps between requests.
+    ``rate`` is the number of requests per second. ``law`` is the distribution of the gaps between
+    requests, and ``shape`` is its shape parameter.
     """
 
     index: int

@@ -41,7 +41,7 @@ _SHAPE = ["hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "mo
 
 
 def name_expert_distribution(experts: int) -> str:
-    """Return the name of the distribution of tokens over experts in the tables.
+    """Return the distribution of tokens over experts to look up, by its name in the tables.
 
     The exponents of the power law are from aiconfigurator's model files.
     """

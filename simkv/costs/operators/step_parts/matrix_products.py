@@ -110,7 +110,10 @@ def mlp_parts(
 
 
 def head_parts(operators: OperatorTimes, hardware: Hardware) -> list[StepPart]:
-    """Return the part of the step time for the output head in 16 bits, per sampled token."""
+    """Return the part of the step time for the output head. Its weights have 16 bits.
+
+    The feature of this part is the number of sampled tokens.
+    """
     model = hardware.architecture
     shape = (-(-model.vocab // hardware.tp), model.hidden)
     return [StepPart("head", "emits", product_curve(operators, hardware, "bf16", shape))]
