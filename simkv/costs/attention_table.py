@@ -3,10 +3,10 @@
 A measured batch has one prefill of a given length after a given number of cached tokens, and a
 number of decodes of equal context. A step is converted to an equivalent batch:
 
-- All decodes get the mean context, so the total amount of KV read stays the same. - Several
-prefills become one prefill with the same numbers of tokens and of attention pairs. They can have
-fewer pairs than one prefill of this length without cached tokens. The part of the cost that exceeds
-the cost of the shortest measured prefill is then reduced in proportion to the pairs.
+- All decodes get the mean context, so the total amount of KV read stays the same.
+- Several prefills become one prefill with the same numbers of tokens and of attention pairs. They
+  can have fewer pairs than one prefill of this length without cached tokens. The part of the cost
+  that exceeds the cost of the shortest measured prefill is then reduced in proportion to the pairs.
 
 Interpolation is linear on all four axes. The authors of LLMServingSim report errors of 9 to 14 %
 for logarithmic interpolation of these tables (commit 5daddb2). If the table has no mixed batches,
@@ -49,7 +49,7 @@ class AttentionRow(FrozenModel):
 
 
 class AttentionSlice(FrozenModel):
-    """Measured batches with equal numbers of prefill tokens and equal numbers of decodes."""
+    """Measured batches with the same number of prefill tokens and the same number of decodes."""
 
     prefill_tokens: Count
     decode_seqs: Count

@@ -318,7 +318,9 @@ class StepCost:
 
 
 def merge_tables(terms: Sequence[CostTerm]) -> list[CostTerm]:
-    """Replace terms with tables and equal ``feature`` and ``when`` by one term, their sum."""
+    """Merge terms that have tables and the same ``feature`` and ``when``. Other terms are
+    unchanged.
+    """
     groups: dict[object, list[CostTerm]] = {}
     for number, term in enumerate(terms):
         alike = (term.feature, term.when) if term.table else number

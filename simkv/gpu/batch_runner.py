@@ -255,7 +255,7 @@ class Runner:
     def warm_up(self, seconds: float) -> None:
         """Run empty steps of each kind for the given number of seconds, at least once.
 
-        Kernels are compiled and libraries set up before any measurement.
+        This compiles the kernels and sets up the libraries before any measurement.
         """
         most = self.config.max_decodes
         counts = [(1, 0, 1), (most, 0, most), (0, 1, 512), (1, 1, 512), (1, PREFILL_ROWS + 1, 4096)]

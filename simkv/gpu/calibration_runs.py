@@ -90,7 +90,7 @@ def fit_load(limits: Limits) -> CalibrationLoad:
 
 
 def evaluation_loads(limits: Limits) -> list[CalibrationLoad]:
-    """Return two loads for evaluation: few requests with long prompts, many requests with short
+    """Return two loads for evaluation: few requests with long prompts, and many requests with short
     prompts.
     """
     few = max(limits.decodes // 8, 8)

@@ -51,8 +51,9 @@ def _name(device: torch.device) -> str:
 
 
 def splits_for(size: StepSize, kv_heads: int) -> int:
-    """Return the number of programs per request and key-value head in the decode kernel, a power of
-    two.
+    """Return the number of programs per request and KV head in the decode kernel.
+
+    The number is a power of two.
     """
     rows = min(size.decodes, MIXED_ROWS) if size.prefills else size.decodes
     wanted = -(-BUSY_PROGRAMS // (rows * kv_heads))

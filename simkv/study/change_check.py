@@ -39,7 +39,7 @@ LEAST_CHANGE_S = 0.01
 
 @dataclass(frozen=True)
 class FigureChange:
-    """Mean of a metric over seeds before and after a change, and the relative difference.
+    """Mean of a metric over all seeds, before and after a change, and the relative difference.
 
     ``low`` and ``high`` are the smallest and the largest difference over all seeds and step-time
     errors.

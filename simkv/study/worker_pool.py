@@ -177,8 +177,9 @@ def run_on_ray(
 ) -> Iterator[Product]:
     """Run on the Ray cluster at ``address`` (default: RAY_ADDRESS, or a new cluster).
 
-    A new cluster has ``jobs`` workers. Every node needs one version of simkv, traces and profiles.
-    Raises InputError if Ray or the cluster is missing. Raises RunsFailed if workers die repeatedly.
+    A new cluster has ``jobs`` workers. All nodes need the same versions of simkv, of the traces and
+    of the profiles. Raises InputError if Ray or the cluster is missing. Raises RunsFailed if
+    workers die repeatedly.
     """
     with _session(address, jobs) as ray:
         # Ray retries a task if its worker or node is lost.

@@ -235,7 +235,11 @@ class Clients:
                         self._queue.append(one)
 
     def queued(self, number: int) -> float:
-        """Return the client queue time: seconds from a request's start to its sending."""
+        """Return the client queue time in seconds.
+
+        A request is in the queue from its start until it is sent. It starts at its arrival, or when
+        ``max_sessions`` allows its session to start.
+        """
         return self.sent[number] - self.started[number]
 
     @property

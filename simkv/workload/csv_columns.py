@@ -21,7 +21,7 @@ class CsvTable:
     """Rows of a CSV file as columns by name.
 
     - ``lines``: line number of each row.
-    - ``numbers``: number of each row in the file.
+    - ``numbers``: index of each row among the rows of the file.
     - ``others``: names of unused columns.
     """
 

@@ -121,7 +121,7 @@ def new_model_factor(measured: Measured, kind: Configuration) -> float:
 
 
 def protocol_factor(concurrency: int) -> float:
-    """Return the factor for the squared width of ``protocol``, which grows with concurrency.
+    """Return the factor for the squared width of ``protocol``. The factor grows with concurrency.
 
     ``protocol`` is the error from an unknown number of requests per client. All clients start at
     once. The effect of this initial burst on the mean TTFT depends on the unknown number.

@@ -27,7 +27,7 @@ class KernelTable(FrozenModel):
     """Rows of operator tables that measure a kernel.
 
     ``backend`` is the measured engine. ``dtype`` is the number format in the table. ``source`` is a
-    part of the column ``kernel_source``.
+    part of the text in the column ``kernel_source``.
     """
 
     backend: str

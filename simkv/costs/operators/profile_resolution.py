@@ -60,8 +60,9 @@ def compose_from_tables(
     tables: Sequence[Path] = (),
     constants: CostConstants | None = None,
 ) -> CostProfile | None:
-    """Return the profile from operator tables, or None if there are no matrix products of the
-    GPU.
+    """Return the profile from operator tables.
+
+    Returns None if the tables contain no matrix products measured on the GPU.
     """
     package = find_installed_tables()
     roots = (*tables, *([package] if package else []))

@@ -43,7 +43,7 @@ class ModelTraits:
 def compute_model_traits(
     model: Model, max_num_batched_tokens: int, block_size: int = 16, tensor_parallel: int = 1
 ) -> ModelTraits:
-    """Return the properties of a catalog model, divided by the number of tensor-parallel GPUs."""
+    """Return the properties of a catalog model, per tensor-parallel GPU."""
     chosen = model.experts_per_token / model.experts if model.experts else 1.0
     embeddings = model.vocab * model.hidden * (1 if model.tied else 2)
     computed = model.parameters - embeddings - (1 - chosen) * model.mlp_parameters

@@ -44,8 +44,9 @@ class Candidate:
         return repr(self.change)
 
     def apply_to(self, trial: TrialScenario) -> Scenario:
-        """Return the trial's scenario with the candidate's changes. Raises InputError if it is
-        invalid.
+        """Return the trial's scenario with the candidate's changes.
+
+        Raises InputError if the changed scenario is invalid.
         """
         found = trial.scenario
         for path, value in self.change:
@@ -87,7 +88,10 @@ class CandidateScore:
 
     @cached_property
     def fitness(self) -> tuple[float, ...]:
-        """Loss plus penalties for unserved requests and length, for each goal. Lower is better."""
+        """Loss for each goal, plus penalties for unserved requests and for the candidate's length.
+
+        Lower is better.
+        """
         more = PART_PENALTY * self.candidate.parts + (
             0.0 if self.has_outcome_goal else UNSERVED_WEIGHT * self.unserved
         )

@@ -123,7 +123,7 @@ def _windows(scenario: Scenario, folder: Path, count: int) -> list[TrialScenario
 def build_evaluation_conditions(
     ground: TrialSplit, given_error: float | None
 ) -> tuple[list[EvaluationCondition], list[str]]:
-    """Return the changes under which the winner is evaluated, and notes on impossible changes."""
+    """Return the conditions for evaluating the winner, and notes on impossible conditions."""
     found = [EvaluationCondition("as configured", ground.test)]
     changes: list[tuple[str, Callable[[TrialScenario], Scenario]]] = [
         *((f"cache x {x:g}", partial(_sized, by=x)) for x in CACHE_FACTORS),

@@ -47,8 +47,8 @@ class PlannedDeployment:
     """A layout with a number of replicas, given by the index ``candidate``.
 
     ``tok_s_per_gpu`` is the output throughput per GPU. ``tpot_ms`` is the mean TPOT, and
-    ``ttft_ms`` is the P99 TTFT. All are means over seeds, and None without a sample. ``meets`` is
-    None if more seeds must be simulated.
+    ``ttft_ms`` is the P99 TTFT. They are averaged over seeds. A value is None without a sample.
+    ``meets`` is None if more seeds must be simulated.
     """
 
     layout: Layout

@@ -30,7 +30,7 @@ Number = int | float
 
 @dataclass(frozen=True)
 class PlanCondition:
-    """Seed, step-time error and replica failure of a run of a plan.
+    """Condition of a plan's run: its seed, step-time error and replica failure.
 
     ``side`` selects faster or slower steps, or is None. ``failing`` is true if one replica fails.
     ``repeat`` is the index of the seed.

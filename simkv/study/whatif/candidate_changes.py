@@ -111,9 +111,8 @@ def _too_long(scenario: Scenario) -> list[Request]:
 
 
 def length_cause(scenario: Scenario) -> str | None:
-    """Return the limit that the longest prompt exceeds as text, or None.
-
-    An example is ``prompt 20,000 > max_model_len 8,192``.
+    """Return a text about the limit that the longest prompt exceeds, or None. An example is
+    ``prompt 20,000 > max_model_len 8,192``.
     """
     prompts = [request.prompt_tokens for request in _too_long(scenario)]
     engine = scenario.engine
@@ -199,8 +198,9 @@ def _limits(engine: EngineConfig, knob: str) -> tuple[int, ...]:
 def has_no_effect(scenario: Scenario, change: Change) -> bool:
     """Return whether a change cannot have an effect, because the scenario does not use the setting.
 
-    Without ``hardware``, step durations do not depend on settings. The settings of LoRA adapters
-    and of draft tokens have no effect if there are none.
+    Without ``hardware``, step durations do not depend on settings. Settings of LoRA adapters have
+    no effect if the engine does not support adapters. Settings of draft tokens have no effect if
+    the engine drafts no tokens.
     """
     engine, spec = scenario.engine, find_engine_spec(scenario.engine)
     if change.kind != "knob" or scenario.hardware or scenario.fleet:

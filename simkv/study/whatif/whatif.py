@@ -57,10 +57,11 @@ JUDGEMENT_ORDER: tuple[Judgement, ...] = (
 class Effect:
     """Effect of a change on the run.
 
-    ``newly_finished`` and ``newly_failed`` contain the ids of requests that finish only with, or
-    only without the change. ``faster`` and ``slower`` contain the ids of requests whose latency
-    changes by at least 5 %. ``e2e_ratio`` is the mean E2E latency with the change divided by the
-    mean without it. ``latency_ratio`` is the geometric mean of the ratios of several latencies.
+    ``newly_finished`` contains the ids of requests that finish only with the change, and
+    ``newly_failed`` the ids of requests that finish only without the change. ``faster`` and
+    ``slower`` contain the ids of requests whose latency changes by at least 5 %. ``e2e_ratio`` is
+    the mean E2E latency with the change divided by the mean without it. ``latency_ratio`` is the
+    geometric mean of the ratios of several latencies.
     """
 
     change: Change
@@ -117,12 +118,11 @@ def run_whatif(
     also: Iterable[tuple[Change, SimulationJob]] = (),
     wanted: Callable[[Change], bool] = lambda _: True,
 ) -> WhatIfResult:
-    """Try single changes one at a time, and rank them.
+    """Try every change separately, and rank the changes.
 
-    The changes are those for which ``wanted`` returns true, and those in ``also``.
-
-    ``by`` is the metric of ``summary.json`` by which changes are ranked. The default is the number
-    of finished requests, then latency.
+    The changes are those for which ``wanted`` returns true, and those in ``also``. ``by`` is the
+    metric of ``summary.json`` by which changes are ranked. The default is the number of finished
+    requests, then latency.
     """
     base = evaluator.evaluate(evaluator.job(scenario))
     tried: list[tuple[Change, SimulationJob]] = []

@@ -102,8 +102,9 @@ class Trial:
 
 @dataclass(frozen=True)
 class LoadSizer:
-    """Choice of arrival rates and numbers of requests by simulation with the costs of a data
-    sheet.
+    """Sizer of validation runs. It chooses arrival rates and numbers of requests.
+
+    The choice is made by simulation with costs from a data sheet.
     """
 
     profile: CostProfile

@@ -70,7 +70,9 @@ def is_trusted(prediction: Prediction) -> bool:
 
 
 def score_groups(predictions: Sequence[Prediction]) -> dict[str, list[GroupScore]]:
-    """Return the scores of groups of predictions, by name of the grouping.
+    """Return the scores of groups of predictions. The predictions are grouped in several ways.
+
+    The keys of the result describe the groupings, such as ``class``.
 
     Rows with a suspect configuration have separate groups.
     """

@@ -58,7 +58,7 @@ class CallWait(NamedTuple):
 
 
 def infer_waits(calls: Sequence[RecordedCall], parents: Mapping[str, str]) -> list[CallWait]:
-    """Return which calls each call waits for.
+    """Return the calls for which each call waits.
 
     ``calls`` is in order of start times. ``parents`` maps sub-agents to the agents that start them.
     """
