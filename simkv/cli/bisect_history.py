@@ -229,7 +229,10 @@ def _custom_file(document: YamlDocument, repository: Path) -> Path | None:
         return None
     file = (document.path.parent / str(name)).resolve()
     if not file.is_relative_to(repository.resolve()):
-        raise InputError(f"{document.path}: engine.file: {name} is not in the clone {repository}")
+        raise InputError(
+            f"{document.path}: engine.file: {name} is not in the clone {repository}; "
+            f"expected a scheduler file inside the clone"
+        )
     return file.relative_to(repository.resolve())
 
 

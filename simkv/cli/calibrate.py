@@ -96,8 +96,8 @@ def calibrate(
         if len(steps) < len(files):
             other = next(path for path in files if path not in steps)
             raise InputError(
-                f"{other}: not a file with forward-pass metrics, but {steps[0]} is one; "
-                "expected files of one kind"
+                f"{other}: contains no forward-pass metrics, but {steps[0]} does; expected files "
+                f"of one kind"
             )
         _fit_steps(steps, out or Path("calibrated.json"), options_of(described), set_, as_json)
         return

@@ -54,7 +54,8 @@ def compare(
     lines = described.pop("from_command") or []
     if len(lines) != 2:
         raise InputError(
-            f"--from-command: expected exactly two, before and after the change; found {len(lines)}"
+            f"--from-command: expected two launch commands, one before and one after the change; "
+            f"found {len(lines)}"
         )
     before, after = (
         _scenario({**described, "from_command": line}, set_ or [], label)

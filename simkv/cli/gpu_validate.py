@@ -145,7 +145,7 @@ def validate(
     plan = _find_plan(folder, profile, budget_s, seed, kv_tokens, on_cpu=device == "cpu")
     main = next(iter(plan.profiles.values()))
     if model not in (None, main.model):
-        raise InputError(f"--model {model}: the profile is of {main.model}")
+        raise InputError(f"--model {model}: the profile was measured with model {main.model}")
     trials = _wanted(plan.trials, case or [])
     _print_plan(trials, on_cpu=device == "cpu")
     if plan_only:

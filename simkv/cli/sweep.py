@@ -77,7 +77,7 @@ def sweep(
     plot: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="METRIC:KNOB",
+            metavar="METRIC:SETTING",
             help="Plot this metric of summary.json against this setting; may be repeated.",
         ),
     ] = None,
@@ -130,8 +130,8 @@ def sweep(
     for figure in drawn_figures:
         if figure in FLEET_METRICS and any(run.job.scenario.fleet is None for run in whole.runs):
             raise InputError(
-                f"{figure}: this metric requires a fleet at every point of the sweep, and some "
-                "points have none"
+                f"{figure}: this metric requires a fleet at every point of the sweep; some points "
+                f"have no fleet"
             )
     folder = out or Path("runs") / f"{whole.name}-sweep"
     check_store(folder, "sweep")

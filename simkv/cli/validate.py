@@ -252,7 +252,9 @@ def judge_cases(
             try:
                 case = read_recorded_run(folder)
                 if case.name in found.costs:
-                    raise InputError(f"{case.name}: duplicate case name")
+                    raise InputError(
+                        f"{case.name}: two cases have this name; give cases with different names"
+                    )
                 costs = calibrate_run(case, profile, kernel_tables)
                 scored = simulate_and_score(case, costs, *engine_of(case))
                 found.changed[case.name] = score_sensitivity(case, costs) if varied else []

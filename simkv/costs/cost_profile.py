@@ -208,7 +208,8 @@ class CostProfile(FrozenModel):
         by_context = {"decode_context", "decode_mean", "decode_tail"}
         if any(term.feature in by_context for term in self.floor or ()):
             raise ValueError(
-                "floor: must not have terms that depend on the context, because host time does not"
+                "floor: must not contain terms that depend on the context, because host time does "
+                "not depend on it"
             )
         for load in (StepLoad(1, 1, 0, 0, 0, 1, 1), StepLoad(0, 0, 0, 1, 1, 0, 1)):
             if StepCost(self)(load) < 1e-9:

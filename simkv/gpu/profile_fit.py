@@ -139,8 +139,8 @@ def fit_profile(
     both = [p for p in parts["rest"] if p.load.prefill_seqs and p.load.decode_seqs]
     if not decoding or not prefilling:
         raise ValueError(
-            "the measurements lack steps without attention, for decodes and prefills; use a "
-            "longer --budget"
+            "the measurements contain too few kinds of steps without attention: expected steps "
+            "with only decodes and steps with only prefills; use a longer --budget"
         )
     terms = [
         CostTerm(

@@ -46,7 +46,10 @@ def sample_workload(histograms: Mapping[str, Any], series: pd.DataFrame, seed: i
     grid = np.array(histograms["t_s"])
     counts = _counts(histograms)
     if counts.sum() == 0:
-        raise InputError("no request ended between the first and the last scrape")
+        raise InputError(
+            "no request ended between the first and the last scrape; expected "
+            "scrapes of a server that finishes requests"
+        )
     which = np.repeat(np.arange(len(grid)), counts)
     told = {name: _means(histograms, name) for name in ("ttft", "queue", "prefill", "itl", "e2e")}
     prompts = _lengths(histograms["prompt_tokens"], counts, luck)

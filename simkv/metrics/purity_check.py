@@ -41,8 +41,8 @@ def check_scheduler_run(scenario: Scenario, folder: Path) -> RunRecord:
     """
     if scenario.fleet is not None:
         raise InputError(
-            "fleet: not supported by the check of schedulers, which runs a single engine; "
-            "remove `fleet`"
+            "fleet: not supported, because the check of a scheduler runs a single engine; remove "
+            "`fleet`"
         )
     if find_custom_code(scenario.engine) is None:
         raise InputError(

@@ -91,15 +91,15 @@ def _file(name: str) -> str:
 
 
 def parse_plot(text: str, knobs: Sequence[str]) -> Plot:
-    """Parse ``METRIC:KNOB``. Raises InputError for an unknown metric or setting."""
+    """Parse ``METRIC:SETTING``. Raises InputError for an unknown metric or setting."""
     figure, colon, knob = text.partition(":")
     _known(figure, f"--plot {text}")
     known = [*knobs, "variant"]
     if not colon or knob not in known:
         raise InputError(
             f"--plot {text}: {knob!r} is not a setting of this "
-            f"sweep{spelling_hint(knob, known)}; expected "
-            f"METRIC:KNOB, KNOB one of {', '.join(known)}"
+            f"sweep{spelling_hint(knob, known)}; expected METRIC:SETTING with SETTING one of "
+            f"{', '.join(known)}"
         )
     return Plot(figure, knob)
 

@@ -441,7 +441,10 @@ class FleetSection(FleetSettings):
 
     def _check_admission(self) -> None:
         if isinstance(self.decode_router, SessionAdmissionConfig):
-            raise ValueError("decode_router: session_admission works only as router")
+            raise ValueError(
+                "decode_router: must not be session_admission, which is supported "
+                "only by the field router"
+            )
         if not isinstance(self.router, SessionAdmissionConfig):
             return
         if self.disaggregated:

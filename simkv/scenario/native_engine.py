@@ -150,4 +150,6 @@ def _check_options(name: str, folder: Path, given: dict[str, Any]) -> None:
 
 
 def _no_tables(config: Any) -> TabledScheduler:
-    raise InputError(f"engine.source: {config.name} with a source only runs in simulations")
+    raise InputError(
+        f"engine.source: {config.name} with a source runs only in simulations, not on a device"
+    )

@@ -118,7 +118,9 @@ class _Builder:
                 f"{', '.join(ENGINES)}"
             )
         if self.line and self.line.engine != name:
-            raise InputError(f"--engine {name}: the launch line starts {self.line.engine}")
+            raise InputError(
+                f"--engine {name}: the launch command starts {self.line.engine}; remove --engine"
+            )
         return ENGINES[name]
 
     def _version(self, spec: EngineSpec) -> None:

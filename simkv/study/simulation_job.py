@@ -93,9 +93,8 @@ def run_job(job: SimulationJob) -> JobResult:
     try:
         if job.compute_digest() != job.digest:
             raise InputError(
-                "a worker process uses another version of simkv, the cost profile or the trace "
-                "than the main process; if you changed one of them during the run, run the "
-                "command again"
+                "simkv, the cost profile or the trace of a worker process differs from that of "
+                "the main process; if you changed a file during the run, run the command again"
             )
         return JobResult(job.digest, _summary(job))
     except InputError as error:

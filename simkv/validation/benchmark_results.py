@@ -296,7 +296,7 @@ def _with_requests(path: Path, summary: Mapping[str, Any]) -> BenchmarkResult:
             found[f"{name}.median"] = float(values.median())
             found[f"{name}.p99"] = float(values.quantile(0.99))
     if not found:
-        raise InputError(f"{path}: has no measured latencies of requests")
+        raise InputError(f"{path}: contains no measured request latencies")
     ends = served["arrival_s"] + served["e2e_ms"] / 1e3
     seconds = float(ends.max() - served["arrival_s"].min())
     if seconds > 0:

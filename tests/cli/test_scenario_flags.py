@@ -147,7 +147,8 @@ def test_compare_exits_1_beyond_the_tolerance(simkv: Simkv) -> None:
     one = simkv("compare", "--from-command", LINE, *words)
     assert (one.code, one.err) == (
         2,
-        "simkv: --from-command: expected exactly two, before and after the change; found 1\n",
+        "simkv: --from-command: expected two launch commands, one before and one after the "
+        "change; found 1\n",
     )
 
 

@@ -46,7 +46,7 @@ def test_gpu_serve_rejects_custom_schedulers(tmp_path: Path) -> None:
     options = ["--device", "cpu", "--model", "tiny", "--out", tmp_path / "out"]
     assert NOT_TRUSTED in refused("gpu", "run", path, *options)
     assert not (tmp_path / "mine.py.ran").exists()
-    assert "only run in simulations" in refused("gpu", "run", path, *options, "--trust")
+    assert "run only in simulations" in refused("gpu", "run", path, *options, "--trust")
 
 
 @pytest.mark.parametrize("command", ["replay", "validate"])

@@ -207,12 +207,12 @@ def test_rejects_bad_input(folder, tmp_path):
         invoke(folder, "--budget", "soon")
     with pytest.raises(InputError, match="--evaluate-only: cannot be combined with --plan-only"):
         invoke(folder, "--plan-only", "--evaluate-only")
-    with pytest.raises(InputError, match="--model small: the profile is of tiny"):
+    with pytest.raises(InputError, match="--model small: the profile was measured with model tiny"):
         invoke(folder, "--model", "small")
     with pytest.raises(InputError, match="does not contain a plan"):
         invoke(tmp_path)
     write_campaign(tmp_path / "other", PROFILE.model_copy(update={"name": "other"}))
     with pytest.raises(InputError, match="made with another profile than other"):
         invoke(folder, "--profile", str(tmp_path / "other"))
-    with pytest.raises(InputError, match="calibrated up to 2048 tokens of KV"):
+    with pytest.raises(InputError, match="calibrated for at most 2048 tokens of KV"):
         invoke(tmp_path, "--profile", str(tmp_path / "other"), "--kv-tokens", "9000")

@@ -152,11 +152,11 @@ def test_sequence_longer_than_pool_fits_with_windows_only() -> None:
         ({"variant": "0.9.2"}, "not modelled for vLLM 0.9.2, only since 0.10"),
         (
             {"variant": "0.11.0", "kv_cache_groups": (0, "mamba")},
-            "0.11.0, only full attention together with one window",
+            "0.11.0; use full attention together with one window",
         ),
         (
             {"variant": "0.19.0", "kv_cache_groups": (0, 8, 12)},
-            "0.19.0, only full attention together with one window",
+            "0.19.0; use full attention together with one window",
         ),
         (
             {"variant": "0.19.0", "num_speculative_tokens": 2},

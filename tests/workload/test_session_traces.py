@@ -198,7 +198,7 @@ def test_measured_ttfts_are_summarized(tmp_path: Path) -> None:
 
 
 def test_turns_require_sessions() -> None:
-    with pytest.raises(InputError, match="turn requires session"):
+    with pytest.raises(InputError, match="the column turn requires the column session"):
         parse_columns("turn=t")
 
 

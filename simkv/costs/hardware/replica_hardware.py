@@ -120,7 +120,7 @@ def _check(hardware: Hardware) -> None:
         if heads % hardware.tp:
             raise InputError(
                 f"hardware: tp: {hardware.tp} GPUs cannot split the {heads} heads of {model.name} "
-                "evenly"
+                f"evenly; use a divisor of {heads}"
             )
     if hardware.ep > 1 and not model.experts:
         raise InputError(f"hardware: ep: {model.name} has no experts; remove ep")
@@ -131,5 +131,5 @@ def _check(hardware: Hardware) -> None:
     if hardware.ep > 1 and model.experts % hardware.ep:
         raise InputError(
             f"hardware: ep: {hardware.ep} GPUs cannot split the {model.experts} experts of "
-            f"{model.name} evenly"
+            f"{model.name} evenly; use a divisor of {model.experts}"
         )

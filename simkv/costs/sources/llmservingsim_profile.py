@@ -265,7 +265,8 @@ def _check_whole(path: Path, frame: pd.DataFrame, needed: Sequence[str]) -> None
     missing = [name for name in needed if name not in set(frame["layer"])]
     if missing:
         raise InputError(
-            f"{path}: layer: missing rows for {', '.join(missing)}, which every step runs"
+            f"{path}: layer: missing rows for {', '.join(missing)}, but every step runs these "
+            f"layers"
         )
 
 

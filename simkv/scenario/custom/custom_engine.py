@@ -155,7 +155,9 @@ def _setting(config: Any) -> ExecutionSettings:
 
 
 def _no_tables(config: Any) -> TabledScheduler:
-    raise InputError(f"engine {config.name}: custom schedulers only run in simulations")
+    raise InputError(
+        f"engine {config.name}: custom schedulers run only in simulations, not on a device"
+    )
 
 
 def _nowhere(_: Any) -> Any:

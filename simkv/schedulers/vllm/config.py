@@ -359,9 +359,9 @@ class VllmConfig:
             )
         if rules.reserves_draft_slots and (self.max_num_scheduled_tokens or 0) > left:
             raise ValueError(
-                f"max_num_scheduled_tokens: {self.max_num_scheduled_tokens} must be at most {left} "
-                f"(max_num_batched_tokens {self.max_num_batched_tokens} less {slots} for the "
-                f"draft model) with num_speculative_tokens in vLLM {self.variant}"
+                f"max_num_scheduled_tokens: with num_speculative_tokens, vLLM {self.variant} "
+                f"allows at most {left} (max_num_batched_tokens {self.max_num_batched_tokens} "
+                f"minus {slots} tokens for the draft model), got {self.max_num_scheduled_tokens}"
             )
 
     def _check_drafts_in_groups(self, rules: VllmRules) -> None:
@@ -548,7 +548,8 @@ class VllmConfig:
         if self.startup_check and usable < needed:
             raise ValueError(
                 f"num_gpu_blocks: {usable} usable blocks, but a sequence of max_model_len "
-                f"{self.max_model_len} needs {needed} in {len(kinds)} groups"
+                f"{self.max_model_len} needs {needed} in {len(kinds)} groups; increase "
+                f"num_gpu_blocks or reduce max_model_len"
             )
 
     def _check_old_groups(self, kinds: tuple[LayerKind, ...]) -> None:
@@ -561,8 +562,8 @@ class VllmConfig:
         if plain != {full} or len(windows) != 1 or sizes != {self.block_size}:
             raise ValueError(
                 f"kv_cache_groups: {list(self.kv_cache_groups)} is not modelled for vLLM "
-                f"{self.variant}, only full attention together with one window, as in [0, 128]; "
-                f"use vLLM {ALL_GROUPS_SINCE} or later"
+                f"{self.variant}; use full attention together with one window, as in [0, 128], or "
+                f"vLLM {ALL_GROUPS_SINCE} or later"
             )
         if self.num_speculative_tokens:
             raise ValueError(

@@ -169,7 +169,10 @@ def _paced(trial: TrialScenario, by: float) -> Scenario:
         rows = [one.model_copy(update={"arrival": one.arrival / by}) for one in workload.requests]
         changed = {"requests": rows}
     if not changed:
-        raise InputError("the workload has no request rate that could be changed")
+        raise InputError(
+            "the workload has no request rate, so it cannot be simulated at other "
+            "rates; use another form of workload, such as arrivals with request_rate"
+        )
     return trial.scenario.model_copy(update={"workload": workload.model_copy(update=changed)})
 
 

@@ -128,7 +128,9 @@ def split_layout(layout: Layout, prefill: int, decode: int, bandwidth: float) ->
     """
     section = layout.scenario.hardware
     if section is None:
-        raise InputError("the KV bytes per token are unknown without hardware")
+        raise InputError(
+            "a split needs a hardware section: without it, the KV bytes per token are unknown"
+        )
     hardware = build_hardware(section)
     per_gpu = sum(
         one.count * kv_bytes(one.attention, hardware) for one in hardware.architecture.layers

@@ -66,7 +66,8 @@ def scale_of(profile: CostProfile, kv_tokens: int | None = None) -> PlanScale:
     rows, covered, tail, tokens = (int(profile.range[name][1]) for name in wanted)
     if kv_tokens and kv_tokens > covered:
         raise InputError(
-            f"--kv-tokens {kv_tokens}: the profile was calibrated up to {covered} tokens of KV"
+            f"--kv-tokens {kv_tokens}: the profile was calibrated for at most {covered} tokens of "
+            f"KV; use at most this number"
         )
     large = tail > 2000
     return PlanScale(

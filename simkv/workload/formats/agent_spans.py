@@ -88,7 +88,9 @@ def _call(span: Span, agent: str, number: int) -> RecordedCall:
     )
     if not span.end >= span.start:
         what = "missing" if span.end != span.end else f"found {span.end:.6f}"
-        raise ValueError(f"end: should be a time since 1970 at or after the start; {what}")
+        raise ValueError(
+            f"end: should be a time in 1970 or later, and not before the start; {what}"
+        )
     return RecordedCall(agent, span.start, span.end, prompt, output, number, span.line)
 
 

@@ -64,7 +64,7 @@ def parse_columns(text: str) -> dict[str, str]:
             raise InputError(f"--columns {text}: {pair.strip()}: column given twice")
         found[ours] = theirs
     if "turn" in found and "session" not in found:
-        raise InputError(f"--columns {text}: turn requires session")
+        raise InputError(f"--columns {text}: the column turn requires the column session")
     return found
 
 

@@ -116,7 +116,7 @@ def test_empty_front(frame: pd.DataFrame, tmp_path: Path) -> None:
     [
         ("e2e_ms.p9:engine.a", "did you mean 'e2e_ms.p9"),
         ("e2e_ms.p99:engine.c", "not a setting of this sweep"),
-        ("e2e_ms.p99", "expected METRIC:KNOB"),
+        ("e2e_ms.p99", "expected METRIC:SETTING"),
     ],
 )
 def test_rejects_invalid_plots(text: str, what: str) -> None:

@@ -136,7 +136,7 @@ def test_scale_follows_the_range_of_the_campaign():
     scale = scale_of(H200[SYNCHRONOUS])
     assert (scale.rows, scale.kv_tokens, scale.budget) == (256, 393_216, 2048)
     assert scale_of(H200[SYNCHRONOUS], 50_000).kv_tokens == 50_000
-    with pytest.raises(InputError, match="calibrated up to 393216 tokens"):
+    with pytest.raises(InputError, match="calibrated for at most 393216 tokens"):
         scale_of(H200[SYNCHRONOUS], 500_000)
     with pytest.raises(InputError, match="range: missing decode_tail"):
         scale_of(H200[SYNCHRONOUS].model_copy(update={"range": {"decode_seqs": (1, 2)} | {
