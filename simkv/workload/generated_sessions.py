@@ -6,13 +6,15 @@ sub-agents that the previous turn started.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Annotated, Self
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import cache, cached_property
+from itertools import accumulate
+from typing import LiteralString, Self
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from simkv.core.request import Request, Segment
 from simkv.workload.clients import Dependency
@@ -24,71 +26,25 @@ from simkv.workload.length_distributions import (
     sample_lengths,
     sample_times,
 )
+from simkv.workload.session_calls import MAX_TURNS, ContextRules, SessionCall
+from simkv.workload.session_graph import (
+    GraphTurn,
+    RandomStreams,
+    build_calls,
+    count_copies,
+    find_graph_faults,
+)
+from simkv.workload.sub_agents import SubAgents, check_sub_agents, start_sub_agents
 from simkv.workload.workload_base import (
     MAX_REQUEST_COUNT,
-    MAX_TOKEN_COUNT,
     Count,
     Seed,
-    StrictModel,
     Tokens,
     make_random_stream,
 )
 
-#: Maximum number of turns in a session; each turn repeats all previous turns.
-MAX_TURNS = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class SessionCall:
-    """A request of a session, before it has a number and a time. Calls are given by index in the
-    session.
-
-    - ``new``: number of new prompt tokens. ``output``: number of output tokens.
-    - ``before``: calls that this call waits for.
-    - ``history``: calls whose new prompt tokens (True) or answers (False) the prompt repeats, in
-      order.
-    - ``rewritten``: number of tokens of a compacted context.
-    - ``agent``: first call of the sub-agent; -1 for the main agent.
-    - ``first_wins``: whether the call waits only for the first answer.
-    """
-
-    new: int
-    output: int
-    before: tuple[int, ...] = ()
-    history: tuple[tuple[int, bool], ...] = field(default=(), repr=False)
-    rewritten: int = 0
-    agent: int = -1
-    first_wins: bool = False
-
-
-class SubAgents(StrictModel):
-    """Sub-agents that a turn starts. The next turn waits for them and repeats their last answers.
-
-    Each sub-agent has its own context, which begins with ``prefix_tokens`` shared tokens.
-    """
-
-    # All sub-agents share these tokens. With ``first_wins``, the next turn starts when the first
-    # sub-agent ends, and its prompt contains only the last answer of this one.
-
-    count: LengthDistribution
-    """Number of sub-agents that a turn starts: a number or a distribution."""
-    every: Count = 1
-    """Interval, in turns, at which sub-agents are started; with 1, each turn except the last starts
-    sub-agents."""
-    turns: LengthDistribution = 1
-    """Number of turns per sub-agent."""
-    prompt_tokens: LengthDistribution
-    """New prompt tokens per turn of a sub-agent."""
-    output_tokens: LengthDistribution
-    """Output tokens per turn of a sub-agent."""
-    tool_time: TimeDistribution = 0.0
-    """Seconds of tool calls between two turns of a sub-agent."""
-    prefix_tokens: Annotated[int, Field(ge=0, le=MAX_TOKEN_COUNT)] = 0
-    """System and tool prompt that all sub-agents of all sessions share."""
-    first_wins: bool = False
-    """Whether the next turn waits only for the first sub-agent that ends. The others are cancelled
-    at that time: their clients disconnect. The last answers of all sub-agents that start together
-    then have the same length, which is the shortest of the sampled lengths."""
+#: Fields about turns, which a template graph replaces. The first ones are required without it.
+TURN_FIELDS = ("turns", "prompt_tokens", "output_tokens", "think_time", "tool_time", "sub_agents")
 
 
 class Sessions(SharedPrefixes, ArrivalProcess):
@@ -104,18 +60,22 @@ class Sessions(SharedPrefixes, ArrivalProcess):
 
     num_sessions: Count
     """Number of conversations."""
-    turns: LengthDistribution
-    """Number of turns per conversation: a number or a distribution."""
-    prompt_tokens: LengthDistribution
-    """New prompt tokens per turn, in addition to all previous turns."""
-    output_tokens: LengthDistribution
-    """Output tokens per turn. The scheduler does not see this number."""
+    turns: LengthDistribution | None = None
+    """Number of turns per conversation: a number or a distribution. Required without ``graph``."""
+    prompt_tokens: LengthDistribution | None = None
+    """New prompt tokens per turn, in addition to all previous turns. Required without ``graph``."""
+    output_tokens: LengthDistribution | None = None
+    """Output tokens per turn. The scheduler does not see this number. Required without
+    ``graph``."""
     think_time: TimeDistribution = 0.0
     """Seconds from the end of an answer to the next turn: a number or a distribution."""
     tool_time: TimeDistribution = 0.0
     """Seconds of tool calls before the next turn, in addition to ``think_time``."""
     sub_agents: SubAgents | None = None
     """Sub-agents that turns start; the next turn waits for them."""
+    graph: list[GraphTurn] | None = Field(None, min_length=1)
+    """Template of a session as a list of named turns that wait for each other, in place of the
+    other fields about turns."""
     compact_at: Tokens | None = None
     """Prompt length in tokens above which the context is compacted."""
     compact_to: Tokens | None = None
@@ -126,7 +86,28 @@ class Sessions(SharedPrefixes, ArrivalProcess):
     """Random seed for arrivals, turns and lengths."""
 
     @model_validator(mode="after")
+    def _turns_or_graph(self) -> Self:
+        faults: list[InitErrorDetails] = []
+        if self.graph is None:
+            faults += (
+                InitErrorDetails(type="missing", loc=(name,), input=None)
+                for name in TURN_FIELDS[:3]
+                if name not in self.model_fields_set
+            )
+        else:
+            for name in TURN_FIELDS:
+                if name in self.model_fields_set and getattr(self, name) is not None:
+                    faults.append(_fault("cannot be combined with graph", name))
+            for index, name, reason in find_graph_faults(self.graph):
+                faults.append(_fault(reason, "graph", index, name))
+        if faults:
+            raise ValidationError.from_exception_data("Sessions", faults)
+        return self
+
+    @model_validator(mode="after")
     def _not_too_many(self) -> Self:
+        if self.graph is not None:
+            return self
         if sum(self._counts) > MAX_REQUEST_COUNT or max(self._counts) > MAX_TURNS:
             raise ValueError(
                 f"too many turns: at most {MAX_TURNS:,} per session and {MAX_REQUEST_COUNT:,} "
@@ -139,7 +120,8 @@ class Sessions(SharedPrefixes, ArrivalProcess):
         if (self.compact_at is None) != (self.compact_to is None):
             raise ValueError("compact_at and compact_to must be set together")
         if self.compact_at is not None and self.compact_to is not None:
-            least = self.prefix_tokens + self.compact_to
+            prefixes = (one.prefix_tokens for one in self.graph or ())
+            least = max(self.prefix_tokens, *prefixes, 0) + self.compact_to
             if least >= self.compact_at:
                 raise ValueError(
                     f"compact_at: must be greater than prefix_tokens + compact_to ({least:,}), "
@@ -148,29 +130,43 @@ class Sessions(SharedPrefixes, ArrivalProcess):
         return self
 
     @model_validator(mode="after")
-    def _not_too_many_sub_agents(self) -> Self:
-        if self.sub_agents is not None:
-            total = 0
-            for session in range(self.num_sessions):
-                total += len(self._calls(session))
-                if total > MAX_REQUEST_COUNT:
-                    raise ValueError(
-                        f"too many requests: at most {MAX_REQUEST_COUNT:,}, including the "
-                        "requests of sub-agents"
-                    )
+    def _not_too_many_requests(self) -> Self:
+        counts: Iterable[int] = ()
+        if self.graph is not None:
+            streams = self._graph_streams()
+            graph = self.graph
+            counts = (sum(count_copies(graph, streams)) for _ in range(self.num_sessions))
+        elif self.sub_agents is not None:
+            counts = (len(self._calls(session)) for session in range(self.num_sessions))
+        if any(total > MAX_REQUEST_COUNT for total in accumulate(counts)):
+            raise ValueError(
+                f"too many requests: at most {MAX_REQUEST_COUNT:,}, including the requests of "
+                "sub-agents and copies"
+            )
         return self
 
     @cached_property
     def _counts(self) -> list[int]:
         """Number of turns of each session, without the limit ``max_model_len``."""
+        assert self.turns is not None
         return sample_lengths(self.turns, make_random_stream(self.seed, 1), self.num_sessions)
 
     @cached_property
     def session_calls(self) -> list[list[SessionCall]]:
         """Requests of every session, in dependency order."""
+        if self.graph is not None:
+            streams = self._graph_streams()
+            rules = self._context_rules
+            return [build_calls(self.graph, rules, streams) for _ in range(self.num_sessions)]
         return [self._calls(session) for session in range(self.num_sessions)]
 
+    def _graph_streams(self) -> RandomStreams:
+        """Return new random streams of the turns of a graph, which all sessions share."""
+        return cache(lambda turn, purpose: make_random_stream(self.seed, 11, turn, purpose))
+
     def _lengths(self, session: int, count: int) -> list[tuple[int, int]]:
+        assert self.prompt_tokens is not None
+        assert self.output_tokens is not None
         lengths: tuple[tuple[LengthDistribution, LengthField], ...] = (
             (self.prompt_tokens, "prompt_tokens"),
             (self.output_tokens, "output_tokens"),
@@ -181,25 +177,22 @@ class Sessions(SharedPrefixes, ArrivalProcess):
             )
             for purpose, (length, which) in enumerate(lengths)
         )
-        return list(zip(prompts, map(self._limited, outputs), strict=True))
-
-    def _limited(self, output: int) -> int:
-        return output if self.max_tokens is None else min(output, self.max_tokens)
-
-    def _fits(self, tokens: int) -> bool:
-        return self.max_model_len is None or tokens <= self.max_model_len
+        return list(zip(prompts, map(self._context_rules.limited, outputs), strict=True))
 
     def _calls(self, session: int) -> list[SessionCall]:
         """Return the requests of a session that fit into ``max_model_len``."""
         calls: list[SessionCall] = []
         history: list[tuple[int, bool]] = []
-        size, rewritten = self.prefix_tokens, 0
+        size, rewritten, rules = self.prefix_tokens, 0, self._context_rules
         counts = self._sub_agent_counts(session)
         before: tuple[int, ...] = ()
         for turn, (new, output) in enumerate(self._lengths(session, self._counts[session])):
             started: list[SessionCall] = []
             if turn and turn - 1 in counts:
-                started, before = self._started(session, turn, counts[turn - 1], len(calls))
+                assert self.sub_agents is not None
+                random = make_random_stream(self.seed, 9, session, turn)
+                arguments = random, counts[turn - 1], len(calls)
+                started, before = start_sub_agents(self.sub_agents, rules, *arguments)
                 repeated = before[:1] if self._first_wins else before
                 history += [(last, False) for last in repeated]
                 size += sum(started[last - len(calls)].output for last in repeated)
@@ -207,7 +200,7 @@ class Sessions(SharedPrefixes, ArrivalProcess):
                 assert self.compact_to is not None
                 history, rewritten = [], self.compact_to
                 size = self.prefix_tokens + rewritten
-            if turn and not self._fits(size + new + output):
+            if turn and not rules.fits(size + new + output):
                 break
             calls += started
             first = self._first_wins and bool(started)
@@ -220,6 +213,13 @@ class Sessions(SharedPrefixes, ArrivalProcess):
             before = (own,)
         return calls
 
+    @cached_property
+    def _context_rules(self) -> ContextRules:
+        return ContextRules(
+            *(self.prefix_tokens, self.max_tokens, self.max_model_len),
+            *(self.compact_at, self.compact_to or 0),
+        )
+
     @property
     def _first_wins(self) -> bool:
         return self.sub_agents is not None and self.sub_agents.first_wins
@@ -231,43 +231,8 @@ class Sessions(SharedPrefixes, ArrivalProcess):
             return {}
         turns = range(rules.every - 1, self._counts[session] - 1, rules.every)
         counts = sample_lengths(rules.count, make_random_stream(self.seed, 8, session), len(turns))
-        _check_sub_agents(counts, most=MAX_REQUEST_COUNT)
+        check_sub_agents(counts, most=MAX_REQUEST_COUNT)
         return dict(zip(turns, counts, strict=True))
-
-    def _started(
-        self, session: int, turn: int, count: int, position: int
-    ) -> tuple[list[SessionCall], tuple[int, ...]]:
-        """Return the calls of the sub-agents that precede ``turn``, and the index of the last call
-        of each.
-        """
-        # The first call is at ``position`` in the session, right after the turn that starts the
-        # sub-agents.
-        rules = self.sub_agents
-        assert rules is not None
-        random = make_random_stream(self.seed, 9, session, turn)
-        calls: list[SessionCall] = []
-        last: list[int] = []
-        turn_counts = sample_lengths(rules.turns, random, count)
-        _check_sub_agents(turn_counts, most=MAX_TURNS)
-        for turns in turn_counts:
-            prompts = sample_lengths(rules.prompt_tokens, random, turns, "prompt_tokens")
-            outputs = sample_lengths(rules.output_tokens, random, turns, "output_tokens")
-            history: list[tuple[int, bool]] = []
-            size, first, before = rules.prefix_tokens, position + len(calls), position - 1
-            for new, output in zip(prompts, map(self._limited, outputs), strict=True):
-                if history and not self._fits(size + new + output):
-                    break
-                own = position + len(calls)
-                calls.append(SessionCall(new, output, (before,), tuple(history), 0, first))
-                history += [(own, True), (own, False)]
-                size += new + output
-                before = own
-            last.append(before)
-        if rules.first_wins:
-            output = min(calls[one - position].output for one in last)
-            for one in last:
-                calls[one - position] = replace(calls[one - position], output=output)
-        return calls, tuple(last)
 
     @property
     def size(self) -> int:
@@ -276,6 +241,9 @@ class Sessions(SharedPrefixes, ArrivalProcess):
 
     def _delays(self, session: int, calls: list[SessionCall]) -> Iterator[tuple[float, float]]:
         """Yield the think time and the tool time (s) before each call of a session."""
+        if self.graph is not None:
+            yield from (call.delay for call in calls)
+            return
         main = [call for call in calls if call.agent < 0]
         thinks = sample_times(self.think_time, make_random_stream(self.seed, 5, session), len(main))
         tools = sample_times(self.tool_time, make_random_stream(self.seed, 7, session), len(main))
@@ -344,10 +312,9 @@ class Sessions(SharedPrefixes, ArrivalProcess):
         # ``group`` is the main agent's shared prefix.
         call = calls[position]
         said: list[Segment] = []
-        if call.agent >= 0:
-            assert self.sub_agents is not None
-            if self.sub_agents.prefix_tokens:
-                said.append(Segment("sub-agents", 0, self.sub_agents.prefix_tokens))
+        if call.prefix is not None:
+            if call.prefix[1]:
+                said.append(Segment(call.prefix[0], 0, call.prefix[1]))
         elif group is not None:
             said.append(Segment(f"g{group}", 0, self.prefix_tokens))
         if call.rewritten:
@@ -360,13 +327,11 @@ class Sessions(SharedPrefixes, ArrivalProcess):
         return tuple(said)
 
 
-def _check_sub_agents(counts: Sequence[int], most: int) -> None:
-    """Raise ValueError if a count exceeds ``most``, or if there are too many requests in total."""
-    if max(counts, default=0) > most or sum(counts) > MAX_REQUEST_COUNT:
-        raise ValueError(
-            f"sub_agents: too many requests: at most {MAX_TURNS:,} turns per sub-agent and "
-            f"{MAX_REQUEST_COUNT:,} requests in total"
-        )
+def _fault(reason: str, *location: str | int) -> InitErrorDetails:
+    """Return a validation error of the field at ``location``, which may be missing in the file."""
+    kind: LiteralString = "neither" if reason.startswith("missing") else "own"
+    error = PydanticCustomError(kind, "{why}", {"why": reason})
+    return InitErrorDetails(type=error, loc=location, input=None)
 
 
 def _earliest(

@@ -139,7 +139,7 @@ TIED = {
     *("requests", "burst", "arrivals", "sessions", "trace", "format", "hash_ids", "segments"),
     *("ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps", "diurnal", "distribution"),
     *("prefix_group", "prefix_tokens", "prefix_groups", "name", "role", "kv_transfer", 0),
-    *("sub_agents", "compact_at", "compact_to", "first_wins", "wait_for"),
+    *("sub_agents", "graph", "compact_at", "compact_to", "first_wins", "wait_for"),
     *("think_time", "tool_time"),  # of a listed request, which require wait_for
     *(
         "hardware",
