@@ -32,8 +32,9 @@ HEAD = """\
 
 Each picture shows one packaged incident. A lane is one request: grey is waiting, dark blue is
 prefill, light blue is decode, yellow is time after a preemption, and orange is waiting until the
-client gave up. The upper half is the incident, the lower half the best variant of the same
-scenario. To run an incident, use `simkv run NAME`; to find its cause, use `simkv explain NAME`.
+client gave up. The upper half is the incident. The lower half is another variant of the same
+scenario: one that serves more requests or serves them faster, if there is one. To run an incident,
+use `simkv run NAME`. To find its cause, use `simkv explain NAME`.
 
 `make gallery` generates this page from the packaged scenarios.
 """

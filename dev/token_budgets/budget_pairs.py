@@ -87,9 +87,12 @@ def table(found: Iterable[Pair]) -> list[str]:
 
 
 def near(found: Sequence[Pair], within: float = 0.05) -> str:
-    """Return a sentence with the number of pairs of different budgets with an error below
-    ``within``.
+    """Return a sentence with the number of predictions for other budgets with an error
+    below ``within``.
     """
     apart = [pair for pair in found if pair.fitted != pair.asked]
     good = sum(abs(pair.error) < within for pair in apart)
-    return f"{good} of {len(apart)} pairs of different budgets are within {100 * within:g} %"
+    return (
+        f"{good} of {len(apart)} predictions for other budgets than the fitted one are within "
+        f"{100 * within:g} %"
+    )
