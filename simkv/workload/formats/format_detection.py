@@ -18,6 +18,7 @@ from simkv.workload.formats.llmservingsim import CAPTURE, LLMSERVINGSIM
 from simkv.workload.formats.mapped_columns import make_mapped_format
 from simkv.workload.formats.mooncake import MOONCAKE
 from simkv.workload.formats.mooncake_agentic import MOONCAKE_AGENTIC
+from simkv.workload.formats.mooncake_agentic_v2 import MOONCAKE_AGENTIC_V2
 from simkv.workload.formats.otel_spans import SPANS
 from simkv.workload.formats.recorded_case import CASE
 from simkv.workload.formats.servegen import SERVEGEN, is_client_file
@@ -35,6 +36,7 @@ TRACE_FORMATS = (
     SIMKV,
     PARQUET,
     AZURE,
+    MOONCAKE_AGENTIC_V2,
     MOONCAKE_AGENTIC,
     MOONCAKE,
     BURSTGPT,

@@ -25,7 +25,9 @@ from simkv.workload.request_columns import PromptPieces, RequestRows, make_tuple
 from simkv.workload.trace_source import TraceSource, select_served
 
 
-class _Row(NamedTuple):
+class AgenticRow(NamedTuple):
+    """A row with its line and its number in the file."""
+
     record: dict[str, Any]
     line: int
     number: int
@@ -57,18 +59,18 @@ def _rows(source: TraceSource) -> Iterator[RequestRows]:
         _check(record)
         blocks(record)
 
-    rows: list[_Row] = []
+    rows: list[AgenticRow] = []
     with source.text() as lines:
         for some in json_records(source, check, lines):
             columns = zip(some.records, some.lines, some.numbers.tolist(), strict=True)
-            rows += (_Row(*row) for row in columns)
-    if ordered := _sort(source, _without_duplicates(source, rows)):
-        yield _of_rows(source, ordered, blocks.block)
+            rows += (AgenticRow(*row) for row in columns)
+    if ordered := sort_rows(source, drop_duplicates(source, rows)):
+        yield make_rows(source, ordered, blocks.block)
 
 
-def _without_duplicates(source: TraceSource, rows: Sequence[_Row]) -> dict[str, _Row]:
+def drop_duplicates(source: TraceSource, rows: Sequence[AgenticRow]) -> dict[str, AgenticRow]:
     """Return the rows by request id. Report a second row with the same id."""
-    found: dict[str, _Row] = {}
+    found: dict[str, AgenticRow] = {}
     for row in rows:
         name = row.record["request_id"]
         if found.setdefault(name, row) is not row:
@@ -77,8 +79,13 @@ def _without_duplicates(source: TraceSource, rows: Sequence[_Row]) -> dict[str, 
     return found
 
 
-def _sort(source: TraceSource, rows: dict[str, _Row]) -> list[tuple[_Row, float]]:
-    """Return the rows in dependency order, with their earliest arrival times (s)."""
+def sort_rows(
+    source: TraceSource, rows: dict[str, AgenticRow], column: str = "wait_for"
+) -> list[tuple[AgenticRow, float]]:
+    """Return the rows in dependency order, with their earliest arrival times (s).
+
+    ``column`` is the field that error messages name.
+    """
     # Rows that wait for each other, or for requests that are not in the trace, are reported as
     # invalid.
     arrivals: dict[str, float] = {}
@@ -90,7 +97,7 @@ def _sort(source: TraceSource, rows: dict[str, _Row]) -> list[tuple[_Row, float]
             row = rows[name]
             if unknown := [one for one in row.wait_for if one not in rows]:
                 what = f"should be request ids of this trace; found {unknown[0]!r}"
-                source.bad(row.line, "wait_for", what)
+                source.bad(row.line, column, what)
                 del rows[name]
                 continue
             delay = row.seconds("delay") + row.seconds("tool_wait_ms")
@@ -100,13 +107,16 @@ def _sort(source: TraceSource, rows: dict[str, _Row]) -> list[tuple[_Row, float]
     for name in [name for name in rows if name not in arrivals]:
         row = rows[name]
         what = f"should not lead back to the request; found a cycle with {row.wait_for[0]!r}"
-        source.bad(row.line, "wait_for", what)
+        source.bad(row.line, column, what)
         del rows[name]
     ordered = [(rows[name], arrival) for name, arrival in arrivals.items() if name in rows]
     return sorted(ordered, key=lambda one: one[1])
 
 
-def _of_rows(source: TraceSource, ordered: list[tuple[_Row, float]], block: int) -> RequestRows:
+def make_rows(
+    source: TraceSource, ordered: list[tuple[AgenticRow, float]], block: int
+) -> RequestRows:
+    """Return sorted rows as columns. ``block`` is the number of tokens per hash id."""
     rows = [row for row, _ in ordered]
     records = [row.record for row in rows]
     numbers = {row.record["request_id"]: row.number for row in rows}
@@ -129,7 +139,7 @@ def _of_rows(source: TraceSource, ordered: list[tuple[_Row, float]], block: int)
     return select_served(source, found, [row.line for row in rows])
 
 
-def _delays(rows: Sequence[_Row], name: str) -> Any:
+def _delays(rows: Sequence[AgenticRow], name: str) -> Any:
     """Return the delay ``name`` of each row in seconds; NaN if the row waits for no other row."""
     return make_column((row.seconds(name) if row.wait_for else np.nan for row in rows), np.float64)
 
