@@ -365,14 +365,16 @@ class _Maker:
         except ValueError as error:
             if "startup_check" not in self.names:
                 raise InputError(
-                    f"the settings found in the inputs are an invalid combination: {error}"
+                    f"the settings found in the inputs are an invalid combination: {error}; "
+                    f"change a setting with --set engine.NAME=VALUE"
                 ) from error
             loose = {**engine, "startup_check": False}
             try:
                 self.spec.config(**loose)
             except ValueError as other:
                 raise InputError(
-                    f"the settings found in the inputs are an invalid combination: {other}"
+                    f"the settings found in the inputs are an invalid combination: {other}; "
+                    f"change a setting with --set engine.NAME=VALUE"
                 ) from other
             self.assumed.append(
                 f"the start-up check was skipped, because the real server did start: {error}"
@@ -380,7 +382,8 @@ class _Maker:
             return loose
         except TypeError as error:
             raise InputError(
-                f"the settings found in the inputs are an invalid combination: {error}"
+                f"the settings found in the inputs are an invalid combination: {error}; change a "
+                f"setting with --set engine.NAME=VALUE"
             ) from error
         return engine
 

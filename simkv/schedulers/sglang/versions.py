@@ -91,18 +91,17 @@ class SglangRules:
         until="0.5.20",
     )
     bounds_delays: bool = _admission(
-        "The prefill delayer postpones prefills for a limited number of passes, if fewer slots "
-        "are free than the largest of the last 16 prefills used. It decides after all other "
-        "checks. A chunked prompt that continues also triggers its decision, but is not "
-        "postponed.",
+        "If fewer slots are free than the largest of the last 16 prefills used, the prefill "
+        "delayer postpones prefills for a limited number of passes. It decides after all other "
+        "checks. A chunked prompt that continues also triggers its decision, but is not postponed.",
         "The prefill delayer postpones prefills for any number of passes, considers the largest "
         "prefill so far, and decides before all other checks.",
         source="managers/prefill_delayer.py",
         since="0.5.20",
     )
     refreshes: bool = _memory(
-        "At regular intervals, passes that do not look up queued prompts in the prefix cache "
-        "mark the cached prefixes of the first queued requests as recently used.",
+        "Some passes do not look up queued prompts in the prefix cache. At regular intervals, "
+        "such a pass marks the cached prefixes of the first queued requests as recently used.",
         source="managers/schedule_policy.py",
         since="0.5.22",
     )
@@ -126,7 +125,7 @@ class SglangRules:
     )
     foresees_ends: bool = _decode(
         "The overlap loop does not schedule a request again if its token in flight is the last "
-        "one that its output limit allows.",
+        "token that its output limit allows.",
         "The request computes one more token, which is discarded.",
         source="managers/scheduler.py",
         since="0.5.22",

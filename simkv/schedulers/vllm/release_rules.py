@@ -112,7 +112,7 @@ class VllmRules:
         "Start-up",
         "By default, a request is admitted only if enough blocks are free for all its known "
         "tokens.",
-        "Enough free blocks for its first chunk suffice by default.",
+        "A request is admitted by default if the blocks for its first chunk are free.",
         source="#37307",
         since="0.19",
     )
@@ -175,8 +175,8 @@ class VllmRules:
         since="0.33",
     )
     keeps_position: bool = _priority(
-        "A step can preempt a request that precedes the current request in the running list and "
-        "that it has not scheduled. It then skips no other request.",
+        "If a step preempts an unscheduled request that precedes the current request in the "
+        "running list, it skips no other request.",
         "The step then skips the request after the current one.",
         source="Issue #49097",
         since="0.28",
@@ -279,15 +279,15 @@ class VllmRules:
         needs=("frees_after_steps",),
     )
     splits_first_chunk_at_hits: bool = _state(
-        "If one layer group has a longer hit than all groups together, the first chunk of the "
-        "prompt ends where the longer hit ends.",
+        "If the hit of one layer group is longer than the hit that all groups share, the first "
+        "chunk of the prompt ends where the longer hit ends.",
         source="Scheduler._mamba_block_aligned_split",
         since="0.24",
         hidden_by=("splits_chunks_at_hits",),
     )
     splits_chunks_at_hits: bool = _state(
-        "If one layer group has a longer hit than all groups together, any chunk of the prompt "
-        "that would cross the end of the longer hit ends there.",
+        "If the hit of one layer group is longer than the hit that all groups share, any chunk of "
+        "the prompt that would cross the end of the longer hit ends there.",
         source="Scheduler._mamba_block_aligned_split",
         since="0.26",
     )
