@@ -164,12 +164,14 @@ RACE = [
 ]  # fmt: skip
 
 
-def race(engine: str, leaping: bool = True, graph: list[dict[str, Any]] = RACE) -> RunResult:
+def race(
+    engine: str, leaping: bool = True, graph: list[dict[str, Any]] = RACE, count: int = 12
+) -> RunResult:
     scenario = Scenario.model_validate(
         {
             "name": "race",
             "workload": {
-                "sessions": {"num_sessions": 12, "request_rate": 0.2, "graph": graph},
+                "sessions": {"num_sessions": count, "request_rate": 0.2, "graph": graph},
                 "session_deadline": 40.0,
             },
             "engine": ENGINES[engine],
@@ -205,6 +207,19 @@ def test_leaping_does_not_change_a_graph(engine: str) -> None:
             request_rows("run", race(engine, leaping, graph).record) for leaping in (True, False)
         ]
         assert rows[0] == rows[1]
+
+
+@settings(max_examples=15, deadline=None)
+@given(graph=graphs(), engine=st.sampled_from(sorted(ENGINES)))
+def test_leaping_changes_no_random_graph(graph: list[dict[str, Any]], engine: str) -> None:
+    found = [race(engine, leaping, graph, count=3) for leaping in (True, False)]
+    rows = [request_rows("run", one.record) for one in found]
+    assert rows[0] == rows[1]
+    record, after = found[0].record, found[0].run.clients.after
+    for number, arrived in found[0].run.clients.arrived.items():
+        if number in after:
+            awaited = find_awaited(record, after[number])
+            assert arrived == pytest.approx((awaited.ended_at or 0.0) + after[number].delay)
 
 
 def test_fork_join_on_an_engine_has_the_closed_form(tmp_path: Path) -> None:
