@@ -129,6 +129,6 @@ def test_command(
     (tmp_path / "other.json").write_text("{}")
     done = simkv("calibrate", "a.jsonl", "other.json")
     assert done.code == 2
-    assert "other.json: not a file with forward-pass metrics" in done.err
+    assert "other.json: contains no forward-pass metrics" in done.err
     done = simkv("calibrate", "a.jsonl", "--json")
     assert json.loads(done.out)["steps"] == 800
