@@ -121,6 +121,7 @@ def _vllm(draw: Draw, variant: str) -> Knobs:
         ),
         "mamba_cache_mode": draw(st.sampled_from([None, None, "align", "all"])),
         "mamba_prefill_checkpoints": draw(st.booleans()),
+        "prefix_cache_retention_interval": _interval(draw, block_size, groups),
         "max_num_scheduled_tokens": draw(rarely(_whole(1, 40))),
         "policy": draw(st.sampled_from(policies)),
         "enable_prefix_caching": draw(st.booleans()),
@@ -148,6 +149,16 @@ def _vllm(draw: Draw, variant: str) -> Knobs:
         knobs |= _host(draw, knobs)
     fixed = find_rules(variant).fixed.keys() - {"enable_prefix_caching", "num_cpu_blocks"}
     return {k: v for k, v in knobs.items() if k not in fixed}
+
+
+def _interval(draw: Draw, block_size: int, groups: list[Any]) -> int | str | None:
+    """Return a retention interval that vLLM accepts for these groups, or None."""
+    chosen = draw(st.sampled_from([None, None, 0, "None", 1, 2, 3]))
+    special = any(str(group)[0] != "0" and "chunked" not in str(group) for group in groups)
+    if not isinstance(chosen, int) or not chosen:
+        return chosen
+    # a multiple of both block sizes; without a prefix cache, a block for states is longer
+    return 6 * block_size * chosen if special and "mamba" not in groups else 0
 
 
 def _host(draw: Draw, knobs: Knobs) -> Knobs:
@@ -184,7 +195,8 @@ def _drafts(draw: Draw, variant: str, knobs: Knobs) -> Knobs:
     }
     if "mamba" in knobs["kv_cache_groups"]:
         more["mamba_cache_mode"] = None
-        more["mamba_prefill_checkpoints"] = rules.keys_cover_next_token
+        interval = knobs["prefix_cache_retention_interval"]
+        more["mamba_prefill_checkpoints"] = rules.keys_cover_next_token and not interval
     return more | ({"max_num_scheduled_tokens": None} if rules.reserves_draft_slots else {})
 
 

@@ -19,6 +19,7 @@ from simkv.scenario.custom.vllm_policy import CustomVllmConfig
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.scheduler import VllmScheduler
 from simkv.schedulers.vllm.spec import VLLM
+from simkv.schedulers.vllm.versions import find_rules
 from tests.schedulers import vllm_layer_groups
 from tests.schedulers.vllm_layer_groups import hits, step
 
@@ -98,6 +99,34 @@ def test_same_prompt_and_repeated_branch_are_hits() -> None:
     assert hits(engine(), chat(0, 1), chat(1, 1)) == [0, 32]
     assert hits(engine(), chat(0, 13), chat(1, 9), chat(2, 9)) == [0, 0, 32]
     assert hits(engine(variant="0.28.0"), chat(0, 13), chat(1, 9)) == [0, 32]
+
+
+@pytest.mark.parametrize(
+    ("interval", "hit"), [(0, 0), (8, 32), (12, 24), (16, 32), (24, 24), (40, 0), ("None", 32)]
+)
+@pytest.mark.parametrize("other", [8, "mamba"])
+def test_interval_adds_places_where_hits_end(interval: Any, hit: int, other: Any) -> None:
+    """Prompts have 32 common tokens; the longest hit ends at the last multiple before token 33."""
+    knobs = {"kv_cache_groups": (0, other), "prefix_cache_retention_interval": interval}
+    scheduler = engine(**knobs, max_num_batched_tokens=10)
+    assert hits(scheduler, chat(0, 13), chat(1, 9)) == [0, hit]
+
+
+def test_interval_stores_the_windows_before_its_multiples() -> None:
+    scheduler = engine(prefix_cache_retention_interval=16)
+    hits(scheduler, chat(0, 13))
+    # 11 full blocks without a window, two blocks up to tokens 16, 32 and 44
+    assert scheduler.memory.cache
+    assert scheduler.memory.cache.cached == 11 + 3 * 2
+
+
+def test_all_states_are_stored_with_eagle_in_0_29() -> None:
+    drafts = {"num_speculative_tokens": 1, "kv_cache_groups": (0, "mamba"), "num_gpu_blocks": 90}
+    for variant, interval in (("0.28.0", None), ("0.29.0", None), ("0.30.0", 0)):
+        config = VllmConfig(**SMALL | drafts | {"variant": variant})
+        assert config.retention_interval(find_rules(variant)) == interval
+    without = VllmConfig(**SMALL | {"variant": "0.29.0", "kv_cache_groups": (0, "mamba")})
+    assert without.retention_interval(find_rules("0.29.0")) == 0
 
 
 def test_chunked_attention_hit_needs_blocks_after_last_multiple_only() -> None:
@@ -182,6 +211,34 @@ def test_sequence_longer_than_pool_fits_with_windows_only() -> None:
         (
             {"kv_cache_groups": (0, "chunked-8"), "num_speculative_tokens": 2},
             "with eagle vLLM has no separate group for chunked-8",
+        ),
+        (
+            {"variant": "0.28.0", "prefix_cache_retention_interval": 16},
+            "prefix_cache_retention_interval: not an option of vLLM 0.28.0, added in 0.29",
+        ),
+        ({"prefix_cache_retention_interval": 6}, "interval: 6 must be a multiple of 4, the least"),
+        (
+            {"prefix_cache_retention_interval": 16, "kv_cache_groups": (0,)},
+            "interval: 16 has no effect, because .* no sliding window",
+        ),
+        (
+            {
+                "prefix_cache_retention_interval": 16,
+                "kv_cache_groups": (0, "mamba"),
+                "enable_prefix_caching": False,
+                "max_model_len": 60,
+            },
+            "interval: 16 must be a multiple of 60",
+        ),
+        (
+            {
+                "prefix_cache_retention_interval": "None",
+                "kv_cache_groups": (0, "mamba"),
+                "mamba_prefill_checkpoints": True,
+                "num_speculative_tokens": 2,
+                "num_gpu_blocks": 90,
+            },
+            "interval: None is not modelled with num_speculative_tokens and mamba_prefill",
         ),
         # The longest sequence needs 16 blocks in the first group and 17 in the window group.
         ({"num_gpu_blocks": 33}, "32 usable blocks, but a sequence .* 64 needs 33"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from math import lcm
 from random import Random
 from typing import Any
 
@@ -54,6 +55,11 @@ FAMILIES = (
             *("spec", "specgone", "winspec", "winspecgone"),
             *("mambaspecgone", "mambaspec", "sizespec", "sizespecgone"),
         ),
+    ),
+    (
+        "prefix_cache_retention_interval",
+        4,
+        ("winkept", "mambakept", "sizekept", "winspeckept", "mambaspeckept", "winkeptgone"),
     ),
     ("num_cpu_blocks", 4, ("tier", "tiergone")),
     ("secondary_tiers", 4, ("disk", "diskgone")),
@@ -211,6 +217,20 @@ def _drafts(draw: Random, config: VllmConfig) -> VllmConfig:
     return replace(config, **knobs)
 
 
+def _keep(draw: Random, config: VllmConfig) -> VllmConfig:
+    """Return the config with an interval at which windows and states stay in the prefix cache."""
+    unit = lcm(*(kind.block_size for kind in config.layer_kinds))
+    interval = unit * draw.choice([1, 2, 2, 3, 4, 7])
+    if not config.caches(find_rules(config.variant)):
+        interval = 0
+    drafts = config.num_speculative_tokens > 0
+    return replace(
+        config,
+        mamba_prefill_checkpoints=config.mamba_prefill_checkpoints and not drafts,
+        prefix_cache_retention_interval=draw.choice([interval, interval, interval, "None"]),
+    )
+
+
 def _offload(draw: Random, config: VllmConfig, *, disk: bool) -> VllmConfig:
     """Return the config with KV blocks in host memory; with a disk, host memory is too small."""
     sizes = (range(1, 13), range(4, 25), range(8, 41)) if disk else (range(1, 9), range(4, 41), 200)
@@ -250,6 +270,7 @@ FEATURES: Mapping[str, Callable[[Random, VllmConfig], VllmConfig]] = {
     "mamba": partial(_layers, kind="mamba"),
     "size": _sizes,
     "spec": _drafts,
+    "kept": _keep,
     "tier": partial(_offload, disk=False),
     "disk": partial(_offload, disk=True),
     "pdsend": partial(_apart, kv="send"),

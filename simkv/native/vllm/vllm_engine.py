@@ -268,12 +268,11 @@ class VllmEngine:
         ]
         sizes = {group.kv_cache_spec.block_size for group in groups}
         kind = interface.KVCacheConfig
-        # computed as in vllm/config/cache.py
-        default = accepted_fields(kind, prefix_cache_retention_interval=0)
+        interval = {"prefix_cache_retention_interval": config.retention_interval(rules)}
         tensors = (
             [ConfigStub(size=BLOCK_BYTES * config.num_gpu_blocks)] if self.worker.works else []
         )
-        cache = kind(config.num_gpu_blocks, tensors, groups, **default)
+        cache = kind(config.num_gpu_blocks, tensors, groups, **accepted_fields(kind, **interval))
         managers = importlib.import_module(CORE + "single_type_kv_cache_manager")
         if hasattr(managers, "register_all_kvcache_specs"):
             managers.register_all_kvcache_specs(ImportStub())
@@ -285,6 +284,7 @@ class VllmEngine:
                 scheduler_config=scheduler_config,
                 cache_config=ConfigStub(
                     knobs
+                    | interval
                     | {"mamba_cache_mode": _mode(config), "cache_dtype": "auto"}
                     | native.get("CacheConfig", {})
                 ),

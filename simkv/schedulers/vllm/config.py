@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import lcm
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -211,6 +212,14 @@ class VllmConfig:
     """Whether kernels also write the state at the end of a block inside a chunk. The last chunk of
     a prompt can then extend beyond the end of a block. vLLM does this for Mamba2 since 0.32, and
     for gated delta nets with FlashInfer since 0.33."""
+    prefix_cache_retention_interval: Annotated[
+        Annotated[int, Ge(0)] | Literal["None"] | None, Flag("--prefix-cache-retention-interval")
+    ] = None
+    """Distance in tokens between the positions at which the prefix cache stores the blocks of
+    sliding windows and recurrent states. With 0, it stores only the blocks that the same prompt can
+    reuse, or a prompt that diverges where the hit of another group ended. `None` stores all blocks
+    (in YAML the word `None`, not `null`). Default: the default of the release, which is 0.
+    """
     gpu_memory_utilization: Annotated[
         Annotated[float, Gt(0), Le(1)] | None, Flag("--gpu-memory-utilization")
     ] = None
@@ -282,6 +291,7 @@ class VllmConfig:
         self._check_offloading(rules)
         self._check_transfer(rules)
         self._check_retention(rules)
+        self._check_interval(rules)
         if (self.max_num_active_seqs or 0) > self.max_num_seqs:
             raise ValueError(
                 f"max_num_active_seqs: {self.max_num_active_seqs} must be at most max_num_seqs "
@@ -309,6 +319,35 @@ class VllmConfig:
         }
         if found := next((other for other, is_set in others.items() if is_set), None):
             raise ValueError(f"{name}: not supported with {found}; remove one of them")
+
+    def _check_interval(self, rules: VllmRules) -> None:
+        """Raise ValueError for an interval that vLLM refuses at start-up, or that is not modelled.
+
+        Source: ``vllm/v1/core/kv_cache_coordinator.py``.
+        """
+        given = self.prefix_cache_retention_interval
+        if given and self.mamba_prefill_checkpoints and self.num_speculative_tokens:
+            raise ValueError(
+                f"prefix_cache_retention_interval: {given} is not modelled with "
+                "num_speculative_tokens and mamba_prefill_checkpoints, because vLLM then fails an "
+                "assertion (_get_partial_block_hash); use 0"
+            )
+        if not given or given == "None":
+            return
+        kinds = self.layer_kinds
+        if not any(kind.window or kind.states for kind in kinds):
+            raise ValueError(
+                f"prefix_cache_retention_interval: {given} has no effect, because "
+                f"kv_cache_groups {list(self.kv_cache_groups)} contain no sliding window and no "
+                "recurrent state; use 0"
+            )
+        whole = self.states(rules) == "none"  # a block for states then has max_model_len tokens
+        sizes = [self.max_model_len if kind.states and whole else kind.block_size for kind in kinds]
+        if given % (unit := lcm(*sizes)):
+            raise ValueError(
+                f"prefix_cache_retention_interval: {given} must be a multiple of {unit}, the least "
+                "common multiple of the block sizes of all layer groups"
+            )
 
     def _check_order(self, rules: VllmRules) -> None:
         if self.policy == "vtc" and rules.skip_blocked:
@@ -497,6 +536,18 @@ class VllmConfig:
     def drops_block(self, rules: VllmRules) -> bool:
         """Return whether a prefix-cache hit leaves out the last cached block (EAGLE)."""
         return self.drafts_from_states and not rules.keys_cover_next_token
+
+    def retention_interval(self, rules: VllmRules) -> int | None:
+        """Return the distance in tokens between the stored windows and states.
+
+        0 means that only reusable ends of prompts are stored, and None that all are stored.
+        """
+        given = self.prefix_cache_retention_interval
+        if given is not None:
+            return None if given == "None" else given
+        hybrid = self.has_states and len(self.kv_cache_groups) > 1
+        dense = rules.stores_all_for_eagle and hybrid and self.drafts_from_states
+        return 0 if rules.caches_boundaries_only and not dense else None
 
     def states(self, rules: VllmRules) -> Literal["none", "align", "all"]:
         """Return the recurrent states that the prefix cache stores."""

@@ -137,17 +137,19 @@ class DraftMemory(StateMemory):
         blocks = longest_run(groups, most, reach + drops if reach else 0, 1)
         return max(blocks - drops, 0) * self.block_size
 
-    def _worth(self, r: RequestState, g: int, known: int, full: int) -> list[tuple[int, int]]:
-        kind, size, prompt = self.layers[g], self.block_size, r.prompt.prompt_tokens
-        if not (self._drops and self._boundaries and kind.window):
-            return super()._worth(r, g, known, full)
+    def _reusable_ends(self, r: RequestState, kind: LayerKind) -> list[int]:
+        size, prompt = self.block_size, r.prompt.prompt_tokens
+        if not self._drops:
+            return super()._reusable_ends(r, kind)
         ends = {(prompt - 1) // size}
         if self._replays:
             ends = {max(tokens // size - 1, 0) for tokens in (prompt - 1, prompt)}
         if r.junction:
             ends.add(r.junction // size)
-        behind = 0 if kind.states else 1
-        return [(end - window_blocks(kind), end + behind) for end in ends]
+        return list(ends)
+
+    def _past(self, kind: LayerKind) -> int:
+        return int(self._drops and not kind.states)
 
     def _register_tails(self, r: RequestState, tokens: int) -> None:
         """Cache the partly filled last block of a prompt, for groups with a larger block size."""

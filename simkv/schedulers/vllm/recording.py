@@ -6,7 +6,7 @@ that, it delivers the results of the oldest one.
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, cast
 
 from simkv.core.recording_format import RecordingFormat, RecordingLine
@@ -19,6 +19,7 @@ from simkv.core.scheduler_protocol import (
     blocks_for,
 )
 from simkv.schedulers.vllm.config import COST_KNOBS, VllmConfig
+from simkv.schedulers.vllm.versions import find_rules
 
 if TYPE_CHECKING:
     from simkv.schedulers.vllm.scheduler import VllmScheduler
@@ -34,6 +35,7 @@ LATER_KNOBS = {
     "kv_cache_groups": [0],
     "mamba_cache_mode": None,
     "mamba_prefill_checkpoints": False,
+    "prefix_cache_retention_interval": None,
     "num_speculative_tokens": 0,
     "speculative_method": "eagle",
     "eviction_policy": "lru",
@@ -59,7 +61,12 @@ def _config(header: RecordingLine) -> VllmConfig:
     given = {knob: recorded[knob] for knob in knobs}
     for knob in ("kv_cache_groups", "secondary_tiers"):
         given[knob] = tuple(given[knob])
-    return VllmConfig(startup_check=False, variant=variant, **given)
+    config = VllmConfig(startup_check=False, variant=variant, **given)
+    rules = find_rules(variant)
+    older = "prefix_cache_retention_interval" not in header["config"]
+    if older and rules.caches_boundaries_only and config.retention_interval(rules) is None:
+        return replace(config, prefix_cache_retention_interval=0)  # used by older recorders
+    return config
 
 
 def _knobs(config: VllmConfig) -> RecordingLine:

@@ -76,6 +76,12 @@ RELEASED_KNOBS: Mapping[str, ReleasedKnob] = {
     "max_num_scheduled_tokens": ReleasedKnob("0.26", None),
     "max_num_queued_reqs": ReleasedKnob("0.29", None),
     "max_num_queued_tokens": ReleasedKnob("0.29", None),
+    "prefix_cache_retention_interval": ReleasedKnob(
+        "0.29",
+        None,
+        "not an option of vLLM {{version}}, added in {since}; remove it (the variable "
+        "VLLM_PREFIX_CACHE_RETENTION_INTERVAL of older releases is not modelled)",
+    ),
     "max_num_active_seqs": ReleasedKnob("0.31", None),
     "long_prefill_token_threshold_adaptive": ReleasedKnob("0.31", False),
     "mamba_prefill_checkpoints": ReleasedKnob("0.32", False),

@@ -250,9 +250,9 @@ class VllmRules:
     )
     caches_boundaries_only: bool = _window(
         "In layer groups with a window, the prefix cache stores only the blocks that a later "
-        "hit could need.",
+        "hit could need, unless `prefix_cache_retention_interval` is set.",
         "It stores all full blocks of these groups.",
-        source="vllm/v1/core/single_type_kv_cache_manager.py",
+        source="reachable_block_mask (vllm/v1/core/single_type_kv_cache_manager.py)",
         since="0.29",
     )
     caches_aligned_only: bool = _window(
@@ -409,6 +409,14 @@ class VllmRules:
         "block shorter.",
         source="vllm/v1/core/single_type_kv_cache_manager.py",
         since="0.30",
+    )
+    stores_all_for_eagle: bool = _draft(
+        "With EAGLE, `prefix_cache_retention_interval` is `None` by default for models with "
+        "recurrent states.",
+        source="EngineArgs.create_engine_config (vllm/engine/arg_utils.py)",
+        since="0.29",
+        until="0.30",
+        at_start=True,
     )
     looks_up_last_block: bool = _draft(
         "With EAGLE and several layer groups, the last block of a prompt is also looked up in "

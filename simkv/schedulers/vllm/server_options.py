@@ -247,7 +247,7 @@ OPTIONS = LaunchOptions(
         "--mamba-(block-size|cache-dtype|ssm-cache-dtype)|--enable-mamba-.*": (
             "recurrent states are simulated with their default sizes"
         ),
-        "--(swa-bounded-replay|prefix-match-unit|prefix-cache-retention-interval)": (
+        "--(swa-bounded-replay|prefix-match-unit)": (
             "this change of the prefix cache is not modelled"
         ),
         "--(max-num-partial-prefills|max-long-partial-prefills)": (

@@ -146,8 +146,12 @@ class StateMemory(WindowMemory):
         return needed - sum(self._single) if needed and self._mode == "none" else needed
 
     def beyond(self, r: RequestState, start: int, n: int) -> int:
-        """Return the number of blocks for states inside the last chunk of a prompt."""
+        """Return the number of blocks for states inside a chunk.
+
+        With a retention interval of 0, only the last chunk of a prompt saves such a state.
+        """
         end, prefill = start + n, max(r.prompt.prompt_tokens, r.length - 1)
+        prefill = prefill if self._interval == 0 else 0
         self._within.discard(r.id)
         if (
             not self._exports

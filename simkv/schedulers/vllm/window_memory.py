@@ -21,9 +21,10 @@ since 0.10:
 - Groups can have different block sizes (Gemma 4). Cache keys are computed for blocks of
   ``block_size``, the smallest size; a larger block has the key of its last part. Hits end, and
   blocks are registered, at common multiples of all sizes.
-- The cache stores all full blocks of groups with windows. With the rule ``caches_boundaries_only``,
-  it stores only blocks that the same prompt can reuse, or a prompt that diverges at the point where
-  the hit of another group ended.
+- The cache stores all full blocks of groups with windows. With a retention interval of 0, it
+  stores only blocks that the same prompt can reuse, or a prompt that diverges at the point where
+  the hit of another group ended. With a longer interval, it also stores the windows before its
+  multiples (``reachable_block_mask``).
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class WindowMemory(VllmMemory):
         self._processed = rules.frees_after_steps
         self._peek = 0  # tokens after the longest possible hit that are also looked up
         self._keyless_behind = rules.reuses_uncached_first or rules.reuses_uncached_windows_first
-        self._boundaries = rules.caches_boundaries_only
+        self._interval = config.retention_interval(rules)
         # Numbers of tokens before a block is full at which another block leaves a window; one step
         # later if tokens in flight do not count as computed.
         windows = [kind.window for kind in self.layers if kind.window]
@@ -267,17 +268,33 @@ class WindowMemory(VllmMemory):
 
     def _worth(self, r: RequestState, g: int, known: int, full: int) -> list[tuple[int, int]]:
         """Return the ranges of blocks in a group that are worth caching."""
-        # Ranges end after block ``known``; the first ``full`` blocks are filled.
-        kind, unit = self.layers[g], self._unit
-        reach, step = window_blocks(kind), self._fills // kind.block_size
-        if self._boundaries and kind.window:
-            tokens = {where // unit * unit for where in (r.prompt.prompt_tokens - 1, r.junction)}
-            ends = [where // kind.block_size for where in tokens if where]
-        elif kind.window and reach < step:
-            ends = [*range(known // step * step + step, full + 1, step)]
-        else:
+        # Ranges end after block ``known``; the first ``full`` blocks are filled. A hit needs the
+        # last ``reach`` blocks up to its end, and ``past`` blocks after it. With an interval, hits
+        # can end at its multiples, which lie ``step`` blocks apart, and at ends of this prompt.
+        kind = self.layers[g]
+        if not kind.window:
             return [(0, full)]
-        return [(end - reach, end) for end in ends]
+        reach, past = window_blocks(kind), self._past(kind)
+        if self._interval is None:
+            ends, step = list[int](), max(self._fills // kind.block_size, 1)
+        else:
+            ends, step = self._reusable_ends(r, kind), self._interval // kind.block_size
+        if step:
+            if reach + past >= step:
+                return [(0, full)]
+            ends += range(max(known // step, 1) * step, full + reach, step)
+        return [(end - reach, end + past) for end in ends]
+
+    def _reusable_ends(self, r: RequestState, kind: LayerKind) -> list[int]:
+        """Return the block ends at which a hit of the same prompt, or of another one, can end."""
+        tokens = {
+            where // self._unit * self._unit for where in (r.prompt.prompt_tokens - 1, r.junction)
+        }
+        return [where // kind.block_size for where in tokens if where]
+
+    def _past(self, kind: LayerKind) -> int:  # noqa: ARG002
+        """Return the number of blocks after the end of a hit that must also be cached."""
+        return 0
 
 
 def has_limited_attention(kind: LayerKind) -> bool:
