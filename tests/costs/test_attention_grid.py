@@ -88,5 +88,5 @@ def test_rejects_invalid_grids() -> None:
         AttentionGrid.model_validate({**GRID.model_dump(), "decode_s": [[1, 2, 3]]})
     with pytest.raises(ValidationError, match="prefill_mean: values must be strictly increasing"):
         AttentionGrid.model_validate({**GRID.model_dump(), "prefill_mean": [1, 1, 2]})
-    with pytest.raises(ValidationError, match="must not have terms that depend on the context"):
+    with pytest.raises(ValidationError, match="must not contain terms that depend on the context"):
         profile([CostTerm(name="x", feature="decode_mean", seconds=1.0)])
