@@ -326,7 +326,8 @@ class VllmConfig:
         Source: ``vllm/v1/core/kv_cache_coordinator.py``.
         """
         given = self.prefix_cache_retention_interval
-        if given and self.mamba_prefill_checkpoints and self.num_speculative_tokens:
+        within = self.has_states and self.mamba_prefill_checkpoints
+        if given and within and self.num_speculative_tokens:
             raise ValueError(
                 f"prefix_cache_retention_interval: {given} is not modelled with "
                 "num_speculative_tokens and mamba_prefill_checkpoints, because vLLM then fails an "
