@@ -138,6 +138,12 @@ class ComparedScheduler:
         for one in (self.port, self.native):
             one.moved(jobs)
 
+    def finish_disk_transfers(self, jobs: Sequence[int], looks: Sequence[int]) -> None:
+        """Report finished disk transfers and lookups to both schedulers."""
+        self.features["disk transfers"] += len(jobs)
+        for one in (self.port, self.native):
+            one.finish_disk_transfers(jobs, looks)
+
     def leap(self, most: int) -> int:  # noqa: ARG002
         """Return 1, because every step is compared."""
         return 1
@@ -179,7 +185,7 @@ def _drafts(batch: Batch) -> dict[int, int]:
 def _copies(batch: Batch) -> Any:
     """Return the copies between GPU and host memory that start with a batch."""
     moves = batch.moves
-    return moves and ([*moves.loads], [*moves.stores], sorted(moves.flush))
+    return moves and ([*moves.loads], [*moves.stores], sorted(moves.flush), moves.disk)
 
 
 def _tables(port: Any) -> Any:

@@ -14,16 +14,17 @@ from simkv.core.engine_version import find_version, parse_version
 from simkv.core.request import Prompt
 from simkv.core.scheduler_protocol import Batch, Completion
 
-#: State after a call of the driver: numbers of waiting requests, of running requests and of free
-#: blocks.
-Counts = tuple[int, int, int]
+#: State after a call of the driver: numbers of waiting requests, of running requests, of free
+#: blocks and of writes to disk that no batch lists yet.
+Counts = tuple[int, int, int, int]
 
 
 class NativeDriver(Protocol):
     """Adapter that runs the real scheduler of an engine, similar to ``Scheduler``.
 
     ``num_blocks`` are the blocks that requests can use. ``pipeline_depth`` is the maximum number of
-    batches in flight. ``scheduler`` is the engine's own object, for the debugger.
+    batches in flight. ``scheduler`` is the engine's own object, for the debugger. Drivers of
+    engines that transfer KV also have ``sent``, ``loaded`` and ``finish_disk_transfers``.
     """
 
     num_blocks: int

@@ -38,8 +38,6 @@ class NativeScheduler:
     Raises InputError if the code cannot be imported.
     """
 
-    has_pending_copies = False  # only writes to disk can be pending without a batch that lists them
-
     def __init__(
         self,
         engine: str,
@@ -52,16 +50,20 @@ class NativeScheduler:
         self._folder = folder
         self.failure = ""
         self._now = 0.0
-        self._news: list[Prompt | int] = []  # new requests, and the ids of aborted requests
+        self._news: list[tuple[Any, ...]] = []  # calls that the driver repeats, with arguments
         self._live: set[int] = set()
         self._copies: set[int] = set()  # under way between GPU and host memory
+        self._disk: set[tuple[str, int]] = set()  # transfers and lookups under way
+        self._transfers: dict[int, str] = {}
+        self._loading: set[int] = set()
+        self._sending: set[int] = set()
         self._reported: list[int] = []
         self._has_news = False
         started = self._exchange("start", knobs, native, _debugged)
         if self.failure:
             raise InputError(f"{folder}: {self.failure}")
         self.num_blocks, self.pipeline_depth = started
-        self._counts = (0, 0, self.num_blocks)
+        self._counts = (0, 0, self.num_blocks, 0)
 
     @property
     def free_blocks(self) -> int:
@@ -71,7 +73,8 @@ class NativeScheduler:
     @property
     def num_waiting(self) -> int:
         """Length of the waiting queue."""
-        return self._counts[0] + sum(isinstance(message, Prompt) for message in self._news)
+        added = sum(1 for name, *_ in self._news if name == "add")
+        return self._counts[0] + added
 
     @property
     def num_running(self) -> int:
@@ -85,12 +88,14 @@ class NativeScheduler:
     def add(self, prompt: Prompt) -> None:
         """Add a request; the real scheduler receives it at the next decision."""
         self._live.add(prompt.id)
-        self._news.append(prompt)
+        transfer = self._transfers.get(prompt.id)
+        self._news.append(("add", prompt, transfer) if transfer else ("add", prompt))
 
     def abort(self, request_id: int) -> None:
         """Abort a request; the real scheduler receives the abort at the next decision."""
         self._live.discard(request_id)
-        self._news.append(request_id)
+        self._transfers.pop(request_id, None)
+        self._news.append(("abort", request_id))
 
     def schedule(self) -> Batch:
         """Return the decision of the real scheduler."""
@@ -103,6 +108,10 @@ class NativeScheduler:
         self._has_news = False
         if batch.moves:
             self._copies.update(move.job for move in (*batch.moves.loads, *batch.moves.stores))
+            if disk := batch.moves.disk:
+                self._disk.update(("job", move.job) for move in (*disk.reads, *disk.writes))
+                self._disk.update(("look", disk.look[0]) for _ in (disk.look,) if disk.look)
+        self._loading.update(i for i, tokens in batch.loads if tokens)
         return batch
 
     def complete(self, batch: Batch, ended: Collection[int]) -> Completion:
@@ -118,16 +127,51 @@ class NativeScheduler:
         completion: Completion
         completion, self._counts = answer
         self._live.difference_update(completion.finished, completion.refused)
+        kept = {i for i in completion.finished if self._transfers.pop(i, None) == "send"}
+        self._sending |= kept
         return completion
 
     def moved(self, jobs: Sequence[int]) -> None:
         """Record finished copies, which the engine receives with the next completed batch."""
         self._reported += [job for job in jobs if job in self._copies]
 
+    def finish_disk_transfers(self, jobs: Sequence[int], looks: Sequence[int]) -> None:
+        """Record finished disk transfers and lookups, which affect the next decision."""
+        self._disk.difference_update(("job", i) for i in jobs)
+        self._disk.difference_update(("look", i) for i in looks)
+        self._news.append(("finish_disk_transfers", jobs, looks))
+
+    def keep(self, request_id: int) -> None:
+        """Keep the blocks of a request after its end until ``sent`` is called."""
+        self._transfers[request_id] = "send"
+
+    def fetch(self, request_id: int) -> None:
+        """Load the KV of a request from another replica."""
+        self._transfers[request_id] = "load"
+
+    def sent(self, request_id: int) -> None:
+        """Free the blocks of a finished request. No other replica needs them any more."""
+        self._transfers.pop(request_id, None)
+        if request_id in self._sending:
+            self._sending.remove(request_id)
+            self._news.append(("sent", request_id))
+
+    def loaded(self, request_id: int) -> None:
+        """Record that the KV of a request has arrived."""
+        if request_id in self._loading:
+            self._loading.remove(request_id)
+            self._news.append(("loaded", request_id))
+
     @property
     def awaits_kv(self) -> bool:
-        """Whether copies are in flight."""
-        return bool(self._copies) and not self._has_news
+        """Whether copies or transfers are in flight."""
+        under_way = self._copies or self._disk or self._loading or self._sending
+        return bool(under_way) and not self._has_news
+
+    @property
+    def has_pending_copies(self) -> bool:
+        """Whether there are writes to disk that no batch lists yet."""
+        return self._counts[3] > 0
 
     def leap(self, most: int) -> int:  # noqa: ARG002
         """Return 1, because the real scheduler decides every step."""

@@ -23,7 +23,6 @@ from types import FrameType
 from typing import Any
 
 from simkv.core.errors import InputError
-from simkv.core.request import Prompt
 from simkv.core.scheduler_protocol import Batch
 from simkv.native.driver_protocol import Counts
 from simkv.native.import_stubs import MissingImport
@@ -121,15 +120,12 @@ class DriverServer:
             else:
                 self.to.send(("done", answer))
 
-    def _schedule(self, now: float, news: list[Prompt | int]) -> tuple[Batch, Counts]:
-        """Pass new requests and aborts to the scheduler and return its decision."""
+    def _schedule(self, now: float, news: list[tuple[Any, ...]]) -> tuple[Batch, Counts]:
+        """Repeat the calls in ``news`` on the driver, and return the scheduler's decision."""
         driver = self.driver
         self.world.now = now
-        for message in news:
-            if isinstance(message, Prompt):
-                driver.add(message)
-            else:
-                driver.abort(message)
+        for name, *given in news:
+            getattr(driver, name)(*given)
         decide: Any = driver.schedule
         if self.step == self.debugged:
             debugger = EntryDebugger(self.folder, NATIVE_ENGINES[self.engine].entry)

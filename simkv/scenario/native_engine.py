@@ -105,7 +105,7 @@ def _spec(name: str) -> EngineSpec:
         config=config,
         build=_build,
         build_with_tables=_no_tables,
-        transfer=None,
+        transfer=engine.transfer and replace(engine.transfer, build=_build),
         published_cache=None,
     )
     config.own_spec = spec  # type: ignore[attr-defined]

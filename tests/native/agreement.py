@@ -45,6 +45,7 @@ EVENTS = (
     "waits for an adapter",
     "accepted drafts",
     "copies to or from host memory",
+    "disk transfers",
     "crashes",
 )
 #: Subjects whose numbers of comparisons are in the table.

@@ -31,7 +31,7 @@ class VllmRun(CaseRun):
         self._in_flight: deque[tuple[int, Launched]] = deque()
 
     def arrive(self, request: dict[str, Any]) -> None:
-        self.engine.add(RECORDING.prompt(request), request)
+        self.engine.add(RECORDING.prompt(request), request.get("kv"))
 
     def abort(self, number: int) -> None:
         """Abort one request; vLLM frees the blocks of several requests in the order of a set."""

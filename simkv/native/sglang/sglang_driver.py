@@ -148,7 +148,7 @@ class NativeSglang(NativeDriver):
         if not self.config.disable_radix_cache:
             free += memory.tree.evictable_size()
         waiting = len(self.scheduler.waiting_queue) + len(self.engine.unread)
-        return waiting, len(self.running_ids()), free // page
+        return waiting, len(self.running_ids()), free // page, 0
 
     def waiting_ids(self) -> list[int]:
         unread = [line["id"] for line in self.engine.unread if not isinstance(line, int)]

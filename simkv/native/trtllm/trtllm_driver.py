@@ -89,7 +89,7 @@ class NativeTrtllm:
     def counts(self) -> Counts:
         running = len(self.running_ids())
         waiting = len(self.engine.active) - running + len(self.engine.waiting_queue)
-        return waiting, running, self.engine.cache.free
+        return waiting, running, self.engine.cache.free, 0
 
     def blocks_held(self) -> dict[int, int]:
         held = self.engine.cache.held

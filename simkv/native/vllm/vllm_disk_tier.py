@@ -41,19 +41,23 @@ class UnmetCondition(threading.Condition):
 
 
 class SteppedDiskTier:
-    """A disk tier in a temporary folder; ``given`` is its configuration for vLLM."""
+    """A disk tier in a temporary folder; ``given`` is its configuration for vLLM.
 
-    def __init__(self, steps: Sequence[int], looks: Sequence[int]) -> None:
+    Transfers and lookups take the numbers of steps ``steps`` and ``looks``. If ``steps`` is None,
+    they end when ``finish`` is called. ``looked`` is the number of lookups so far.
+    """
+
+    def __init__(self, steps: Sequence[int] | None, looks: Sequence[int]) -> None:
         self._folder = TemporaryDirectory(prefix="simkv-")
         for module in ("async_lookup", "fs.thread_pool"):
             still = ConfigStub(Thread=IdleThread, Condition=UnmetCondition, Lock=threading.Lock)
             importlib.import_module(TIERING_PACKAGE + module).__dict__["threading"] = still
         tier = {"type": "fs", "root_dir": self._folder.name}
         self.given = {"spec_name": "TieringOffloadingSpec", "secondary_tiers": [tier]}
-        self._script = ScriptedDisk(steps, looks)
+        self._script = None if steps is None else ScriptedDisk(steps, looks)
         self._transfers: dict[int, Any] = {}
         self._looks: dict[int, Any] = {}
-        self._looked = 0
+        self.looked = 0
 
     def attach(self, manager: Any) -> None:
         """Connect to the manager of host memory that owns the tier."""
@@ -73,8 +77,23 @@ class SteppedDiskTier:
             (reads if job.is_promotion else writes).append(move)
             self._transfers[number] = task
         look = self._look()
-        self._script.begin(DiskTransfers(reads, writes, look), step)
-        transfers, looks = self._script.done(step)
+        if self._script:
+            self._script.begin(DiskTransfers(reads, writes, look), step)
+            self.finish(*self._script.done(step))
+        return {
+            "reads": [[*move[:3]] for move in reads],
+            "writes": [[*move[:3]] for move in writes],
+            "look": look[1] if look else 0,
+        }
+
+    @property
+    def pending_writes(self) -> int:
+        """Number of writes that ``begin`` has not collected yet."""
+        return len(self._tier._pool._store_q)
+
+    def finish(self, transfers: Sequence[int], looks: Sequence[int]) -> None:
+        """Run the transfers and lookups with these numbers."""
+        pool = self._tier._pool
         for number in transfers:
             pool._load_q.append(self._transfers.pop(number))
             _run_dry(pool)
@@ -83,11 +102,6 @@ class SteppedDiskTier:
             queue.put(self._looks.pop(number))
             queue.put(None)
             self._tier._lookup_manager._worker()
-        return {
-            "reads": [[*move[:3]] for move in reads],
-            "writes": [[*move[:3]] for move in writes],
-            "look": look[1] if look else 0,
-        }
 
     def read_for(self, request: str, keys: Any, states: Any) -> int:
         """Return the number of a request's loaded blocks that vLLM read from disk."""
@@ -101,9 +115,9 @@ class SteppedDiskTier:
             batch = self._tier._lookup_manager._lookup_queue.get_nowait()
         except Empty:
             return None
-        self._looks[self._looked] = batch
-        self._looked += 1
-        return self._looked - 1, len(batch)
+        self._looks[self.looked] = batch
+        self.looked += 1
+        return self.looked - 1, len(batch)
 
 
 def _run_dry(pool: Any) -> None:

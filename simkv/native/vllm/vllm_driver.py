@@ -9,10 +9,12 @@ from dataclasses import replace
 from typing import Any
 
 from simkv.core.engine_version import plain_release
+from simkv.core.recording_format import RecordingLine
 from simkv.core.request import Prompt
 from simkv.core.scheduler_protocol import (
     Batch,
     Completion,
+    DiskTransfers,
     DraftedTokens,
     Held,
     KvCopies,
@@ -29,6 +31,7 @@ from simkv.native.driver_protocol import (
 )
 from simkv.native.import_stubs import name_of
 from simkv.native.vllm.vllm_engine import Launched, VllmEngine
+from simkv.native.vllm.vllm_kv_workers import worker_report
 from simkv.native.vllm.vllm_stubs import CORE, REAL_MODULES, stub_vllm_imports
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.schedulers.vllm.lora import VllmLoras
@@ -81,13 +84,26 @@ class NativeVllm(NativeDriver):
             self._failed[request.request_id] = None
         return fits
 
-    def add(self, prompt: Prompt) -> None:
+    def add(self, prompt: Prompt, transfer: str | None = None) -> None:
         """Add a request; the API server rejects prompts of ``max_model_len`` or more tokens."""
         if prompt.prompt_tokens >= self.config.max_model_len:
             self._refused.append(prompt.id)
             return
         self._prompts[name_of(prompt.id)] = prompt
-        self.engine.add(prompt)
+        self.engine.add(prompt, transfer)
+
+    def sent(self, number: int) -> None:
+        self._report((), [name_of(number)])
+
+    def loaded(self, number: int) -> None:
+        self._report([name_of(number)], ())
+
+    def _report(self, loaded: Sequence[str], sent: Sequence[str]) -> None:
+        """Report transfers to vLLM, which otherwise receives the report with a batch's result."""
+        self.scheduler._update_from_kv_xfer_finished(worker_report(loaded, sent))
+
+    def finish_disk_transfers(self, jobs: Sequence[int], looks: Sequence[int]) -> None:
+        self.engine.worker.disk.finish(jobs, looks)
 
     def abort(self, number: int) -> None:
         if not self.engine.is_over(name_of(number)):
@@ -119,19 +135,33 @@ class NativeVllm(NativeDriver):
             batch.fatal = (
                 f"the scheduler scheduled {tokens} tokens, more than max_num_batched_tokens {most}"
             )
+        line = self.engine.worker.begin(self.scheduler.connector, launched.output, 0)
         if self.config.offloads:
-            batch.moves = self._copies(launched)
+            batch.moves = self._copies(line)
+        elif self.config.kv_connector:
+            batch.loads = [(i, self._loaded_tokens(i, blocks)) for i, blocks in line["loads"]]
         self._explain(batch, launched)
         return batch
 
-    def _copies(self, launched: Launched) -> KvCopies | None:
+    def _copies(self, line: RecordingLine) -> KvCopies | None:
         """Return the copies that start with a step, or None."""
-        line = self.engine.worker.begin(self.scheduler.connector, launched.output, 0)
-        loads, stores = (
-            [KvCopy(job, i, blocks * self.config.block_size) for job, i, blocks in line[name]]
-            for name in ("loads", "stores")
+        size = self.config.block_size
+        loads, stores, reads, writes = (
+            [KvCopy(job, i, *(n * size for n in sizes)) for job, i, *sizes in line.get(name, ())]
+            for name in ("loads", "stores", "reads", "writes")
         )
-        return KvCopies(loads, stores, line["flush"]) if any(line.values()) else None
+        disk = None
+        if reads or writes or line.get("look"):
+            number = self.engine.worker.disk.looked - 1
+            disk = DiskTransfers(reads, writes, (number, line["look"]) if line["look"] else None)
+        return KvCopies(loads, stores, line["flush"], disk) if any(line.values()) else None
+
+    def _loaded_tokens(self, number: int, blocks: int) -> int:
+        """Return the number of prompt tokens in the last ``blocks`` blocks of a prompt."""
+        if not blocks:
+            return 0
+        length, size = self._prompts[name_of(number)].prompt_tokens, self.config.block_size
+        return length - (-(-length // size) - blocks) * size
 
     def _explain(self, batch: Batch, launched: Launched) -> None:
         """Infer why requests were not scheduled and which adapters are copied."""
@@ -145,10 +175,11 @@ class NativeVllm(NativeDriver):
         if not waiting:
             return
         loading = {r.request_id for r in waiting if r.status.name == "WAITING_FOR_REMOTE_KVS"}
-        batch.aside.update((int(i), "kv") for i in loading)
+        copied: WaitReason = "remote" if self.config.kv_connector else "kv"
+        batch.aside.update((int(i), copied) for i in loading)
         head = next((r.request_id for r in waiting if r.request_id not in loading), None)
         if head is None:
-            batch.held = Held(int(waiting[0].request_id), "kv")
+            batch.held = Held(int(waiting[0].request_id), copied)
             return
         full = len(self._running) >= (self.config.max_num_active_seqs or self.config.max_num_seqs)
         why: WaitReason = "budget" if spent else "slot" if full else "rule"
@@ -233,7 +264,8 @@ class NativeVllm(NativeDriver):
         scheduler = self.scheduler
         running = len(scheduler.running)
         waiting = len(self._prompts) - running
-        return waiting, running, self.engine.pool.get_num_free_blocks()
+        free = self.engine.pool.get_num_free_blocks()
+        return waiting, running, free, self.engine.worker.pending_writes
 
     def waiting_ids(self) -> list[int]:
         return [int(r.request_id) for r in self.engine.waiting()]
@@ -266,9 +298,8 @@ def resolved(config: VllmConfig) -> VllmConfig:
 
 
 def _refused(config: VllmConfig) -> str | None:
-    for knob in ("secondary_tiers", "kv_connector", "rule"):
-        if getattr(config, knob):
-            return knob
+    if config.rule:
+        return "rule"
     if config.retains:
         return "request_retention" if config.request_retention else "pin_priority"
     return "policy" if config.policy == "vtc" else None

@@ -199,8 +199,8 @@ class VllmEngine:
             keys.append(number.to_bytes(8, "big"))
         return keys[known:]
 
-    def add(self, prompt: Prompt, line: Mapping[str, Any] = MappingProxyType({})) -> None:
-        """Add a request; ``line`` describes its KV transfer, if any."""
+    def add(self, prompt: Prompt, transfer: str | None = None) -> None:
+        """Add a request. ``transfer`` is ``send`` or ``load`` if its KV is sent or loaded."""
         tokens = [
             self.number(stream, position)
             for stream, start, end in prompt.segments
@@ -214,8 +214,8 @@ class VllmEngine:
             eos_token_id=-1,
             ignore_eos=False,
             # A proxy requests this number of tokens from the prefill replica.
-            stop_token_ids=() if line.get("kv") == "send" else stops,
-            extra_args=sampling_extra_args(line, self.config.block_size),
+            stop_token_ids=() if transfer == "send" else stops,
+            extra_args=sampling_extra_args(prompt, transfer, self.config.block_size),
             skip_reading_prefix_cache=False,
         )
         images = ("inputs", "kwargs", "hashes", "placeholders")  # some releases require them

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from simkv.core.recording_format import RecordingLine
+from simkv.core.request import Prompt
 from simkv.core.scheduler_protocol import KvCopies, KvCopy
 from simkv.native.import_stubs import ConfigStub, ImportStub, name_of
 from simkv.native.scripted_transfers import ScriptedCopies, ScriptedTransfers
@@ -84,7 +85,9 @@ class Platform(ImportStub):
 class NixlWorker:
     """Worker that reports transfers as finished; ``given`` is its configuration for vLLM."""
 
-    works = False  # an attribute of workers that copy KV to host memory
+    # attributes of workers that copy KV to host memory
+    works = False
+    pending_writes = 0
 
     def __init__(self, config: VllmConfig, copying: Mapping[str, Sequence[int]]) -> None:
         self.given = connect(
@@ -97,7 +100,7 @@ class NixlWorker:
             kv_buffer_device="cuda",
             get_from_extra_config=lambda _, default: default,
         )
-        self._transfers = ScriptedTransfers(copying["transfers"])
+        self._transfers = ScriptedTransfers(copying.get("transfers", ()))
 
     def attach(self, _: Any) -> None:
         """Do nothing, because this worker does not need the scheduler."""
@@ -115,17 +118,20 @@ class NixlWorker:
         loads, sends = self._transfers.done(step)
         return worker_report([name_of(i) for i in loads], [name_of(i) for i in sends])
 
+    def report_done(self, _: Sequence[int]) -> None:
+        """Return None, because ``NativeVllm`` reports transfers as soon as they finish."""
 
-def sampling_extra_args(request: Mapping[str, Any], block_size: int) -> Any:
+
+def sampling_extra_args(prompt: Prompt, transfer: str | None, block_size: int) -> Any:
     """Return the ``extra_args`` that a proxy sets for the KV transfer of a request, or None."""
-    kv = request.get("kv")
-    if kv is None:
+    if transfer is None:
         return None
-    blocks = [*range(1, 1 + -(-request["prompt_tokens"] // block_size))]
-    there = {"remote_block_ids": [blocks], "remote_request_id": f"p{request['id']}"}
+    blocks = [*range(1, 1 + -(-prompt.prompt_tokens // block_size))]
+    there = {"remote_block_ids": [blocks], "remote_request_id": f"p{prompt.id}"}
+    sends = transfer == "send"
     return {
         "kv_transfer_params": REMOTE_DECODE_PARAMS.copy()
-        if kv == "send"
+        if sends
         else REMOTE_PREFILL_PARAMS | there
     }
 
@@ -158,7 +164,7 @@ class FakeOffloadingWorker:
         self.works = config.offloads
         self.disk = None
         if config.secondary_tiers:
-            self.disk = SteppedDiskTier(copying.get("disk", ()), copying.get("looks", ()))
+            self.disk = SteppedDiskTier(copying.get("disk"), copying.get("looks", ()))
         self.given: dict[str, Any] = {}
         if self.works:
             extra = {
@@ -176,6 +182,11 @@ class FakeOffloadingWorker:
         """Connect to the scheduler that owns the worker."""
         if self.disk:
             self.disk.attach(scheduler.connector.connector_scheduler.manager)
+
+    @property
+    def pending_writes(self) -> int:
+        """Number of writes to disk that no batch lists yet."""
+        return self.disk.pending_writes if self.disk else 0
 
     def begin(self, connector: Any, output: Any, step: int) -> RecordingLine:
         """Start the copies of a batch and return the fields to record."""

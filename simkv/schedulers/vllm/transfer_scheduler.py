@@ -81,10 +81,14 @@ class VllmTransferScheduler(VllmRemoteKvScheduler):
             self._free_blocks(r)
 
     def complete(self, batch: Batch, ended: Collection[int]) -> Completion:
-        if lost := [i for i, _ in batch.scheduled if i in self._dropped]:
-            batch.emits = [i for i in batch.emits if i not in lost]
-            ended = [i for i in ended if i not in lost]
-        return super().complete(batch, ended)
+        lost = [i for i, _ in batch.scheduled if i in self._dropped]
+        if not lost:
+            return super().complete(batch, ended)
+        emits = batch.emits
+        batch.emits = [i for i in emits if i not in lost]
+        completion = super().complete(batch, [i for i in ended if i not in lost])
+        batch.emits = emits  # so that the caller sees which tokens were discarded
+        return completion
 
     # Loading KV.
 

@@ -219,6 +219,22 @@ def test_connector_requires_fleet_with_roles() -> None:
         split(at(0.0), engine={"kv_connector": "MooncakeConnector"})
 
 
+def test_discarded_tokens_of_preempted_requests_are_not_counted() -> None:
+    # vLLM discards the tokens in flight of preempted requests on replicas that can send KV. The
+    # times are those of a run with the scheduler of vLLM 0.28.0 itself (engine.source).
+    asked = ((0.0, 28), (0.3, 28), (0.3, 2), (1.0, 9), (0.3, 8), (0.3, 20))
+    requests = [{"arrival": t, "prompt_tokens": n, "output_tokens": 30} for t, n in asked]
+    requests[0]["timeout"] = requests[4]["timeout"] = 12.0
+    requests[1]["timeout"] = 3.5
+    engine = {"variant": "0.28.0", "num_gpu_blocks": 19, "max_model_len": 72, "max_num_seqs": 4}
+    engine |= {"async_scheduling": True, "policy": "priority", "kv_role": "kv_both"}
+    transfer = {"bytes_per_token": 10, "bandwidth": 1000.0, "shared_link": True}
+    result = split(requests, transfer, engine=engine, horizon=9.5)
+    life = result.request_rows("")[2]
+    assert life["preemptions"] == 3
+    assert life["first_token_s"] == pytest.approx(7.28)
+
+
 whole = st.integers
 
 
