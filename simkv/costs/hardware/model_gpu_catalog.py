@@ -263,22 +263,31 @@ def find_architecture(name: str) -> Architecture:
     raise _unknown("model", name, [entry.name for entry in _entries()])
 
 
+#: Additional words in names of GPUs: number of GPUs, memory, form factor and product line.
+_ADDITIONAL_WORDS = re.compile(
+    r"x|\d+(?:gb|gib|g)?|gb|gib|pg\d+|hbm\d?e?|gddr\d\w?|sxm\d?|pcie|oam|hgx|dgx|nvl\d*|tesla|quadro|rtx|gpu"
+    r"|tensor|core|generation|server|workstation|ada|ampere|hopper|blackwell"
+)
+
+
 def find_gpu(name: str) -> Gpu:
     """Return the GPU with the given name. Raises InputError if no GPU matches.
 
-    The name may contain additional words, as in ``NVIDIA H100 80GB``.
+    The name may also contain the number of GPUs, the memory, the form factor and the product line,
+    as in ``2 x NVIDIA H100 80GB``, and a remark in parentheses. Other words are an error.
     """
     if "," in name:
         raise InputError(f"expected one GPU, found {name!r}; `simkv plan` accepts several")
     for gpu in gpus():
         if _squeezed(name) in {_squeezed(known) for known in (gpu.name, *gpu.also)}:
             return gpu
-    words = _words(name)
+    words = _words(re.sub(r"\(.*\)", "", name))
     best: tuple[int, Gpu] | None = None
     for gpu in gpus():
         for known in (gpu.name, *gpu.also):
             own = _words(known)
-            if own <= words and (best is None or len(own) > best[0]):
+            matches = own <= words and all(map(_ADDITIONAL_WORDS.fullmatch, words - own))
+            if matches and (best is None or len(own) > best[0]):
                 best = (len(own), gpu)
     if best is None:
         raise _unknown("GPU", name, [gpu.name for gpu in gpus()])

@@ -62,9 +62,13 @@ def test_names_are_unique_and_match_longer_names() -> None:
     long = "2 x NVIDIA RTX PRO 6000 Blackwell Server 96 GB"
     assert find_gpu(long).name == "NVIDIA RTX PRO 6000 Blackwell Server Edition"
     assert find_gpu("NVIDIA H100 80GB (by the evaluator)").name == "NVIDIA H100 80GB HBM3"
+    assert find_gpu("H200-SXM").name == "NVIDIA H200"
     assert find_gpu("NVIDIA A100-SXM4-40GB").memory_bytes < 50e9
     with pytest.raises(InputError, match="unknown GPU 'TPU v9'"):
         find_gpu("TPU v9")
+    for name in ("my H100", "foo-H100", "H100 foo", "NVIDIA H100 MIG 1g.10gb"):
+        with pytest.raises(InputError, match=r"unknown GPU .*; nearest: .*NVIDIA H100 80GB HBM3"):
+            find_gpu(name)
     with pytest.raises(InputError, match=r"nearest: meta-llama/Llama-3.1-8B, "):
         find_model("meta-llama/Llama-3.1-8")
 
