@@ -10,7 +10,6 @@ reason.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,12 +25,25 @@ from simkv.core.server_options import (
     parse_option_value,
 )
 from simkv.costs.hardware.model_gpu_catalog import find_architecture
-from simkv.scenario.launch_words import LaunchWords, find_launch_words
+from simkv.scenario.launch_words import (
+    LaunchWords,
+    find_launch_words,
+    join_words,
+    unset_variable,
+    without_value,
+)
 from simkv.scenario.yaml_document import read_document
 from simkv.schedulers.engine_registry import ENGINES
 
 #: Options with a secret value, which is not printed, and the variable that replaces it.
-SECRETS = {"api-key": "API_KEY", "hf-token": "HF_TOKEN"}
+SECRETS = {
+    "api-key": "API_KEY",
+    "admin-api-key": "ADMIN_API_KEY",
+    "hf-token": "HF_TOKEN",
+    "ssl-keyfile-password": "SSL_KEYFILE_PASSWORD",
+}
+#: Last words of the names of environment variables with a secret value.
+_SECRET_WORDS = ("KEY", "TOKEN", "PASSWORD", "SECRET")
 
 Effect = Literal["used", "ignored", "not modelled", "unknown"]
 
@@ -146,6 +158,7 @@ class _Reader:
         while words:
             word = words.pop(0)
             if not word.startswith("-") or word == "-":
+                self._require_value(word)
                 if self.server.model_argument and model is None:
                     model = word
                 else:
@@ -161,8 +174,9 @@ class _Reader:
                 continue
             name, kind, off = found
             values = [text] if sign else self._values(word, kind, words)
-            shown = shlex.join([head + (f".{key}" if key else ""), *values])
+            shown = join_words([head + (f".{key}" if key else ""), *values])
             if name == "--config" and values:
+                self._require_value(shown)
                 given = [*self._file(values[0]), *given]
                 self.uses.append(OptionUse(shown, "used"))
             elif kind == "switch":
@@ -194,7 +208,8 @@ class _Reader:
             raise InputError(f"{self.option}: {word}: no release has this option{hint}")
         while words and not _is_option(words[0]):
             word += f" {words.pop(0)}"
-        self.uses.append(OptionUse(word, "unknown", "no modelled release has this option"))
+        reason = "no modelled release has this option"
+        self.uses.append(OptionUse(_without_secret(word), "unknown", reason))
 
     def _file(self, name: str) -> Iterator[_Given]:
         """Yield the options in a configuration file, whose keys are the names of options."""
@@ -211,6 +226,8 @@ class _Reader:
     def _take(self, one: _Given) -> None:
         """Set the fields that an option sets, or record the reason if there are none."""
         server = self.server
+        if self._has_effect(one.name):
+            self._require_value(one.text)
         if one.name in server.model:
             self._use(one, {}, "used")
             return
@@ -230,6 +247,20 @@ class _Reader:
             self._use(one, {}, "not modelled", reason)
         else:
             self._use(one, {}, "ignored")
+
+    def _has_effect(self, name: str) -> bool:
+        """Return whether an option sets a field, the model or the number of GPUs."""
+        server = self.server
+        return (
+            name in (*server.model, server.tp, server.dp)
+            or name in server.converted
+            or (name, "") in _fields_by_flag(self.spec)
+        )
+
+    def _require_value(self, text: str) -> None:
+        """Raise InputError if the text refers to a variable that has no value."""
+        if variable := unset_variable(text):
+            raise InputError(f"{self.option}: {text}: {without_value(variable)}")
 
     def _converted(self, one: _Given) -> Mapping[str, Any] | None:
         """Return the values of the fields that an option sets, or None if it sets no field."""
@@ -274,6 +305,8 @@ class _Reader:
             for field, source in sources(self.spec.config).items()
             if not isinstance(source, Flag)
         }
+        if name in by_name or name in self.server.variables:
+            self._require_value(f"{name}={value}")
         if name in by_name:
             path = f"engine.{by_name[name]}"
             self.fields[path] = parse_option_value(value)
@@ -283,7 +316,9 @@ class _Reader:
             self.fields |= found
             self.uses.append(OptionUse(f"{name}={value}", "used", fields=tuple(found)))
         else:
-            self.uses.append(OptionUse(f"{name}={value}", "ignored"))
+            secret = name.upper().split("_")[-1] in _SECRET_WORDS
+            shown = f"${name}" if secret and value else value
+            self.uses.append(OptionUse(f"{name}={shown}", "ignored"))
 
 
 def has_experts(model: str | None) -> bool:

@@ -102,13 +102,15 @@ def _in_compose(path: Path, wanted: str) -> list[LaunchWords]:
             continue
         variables = _variables(service.get("environment"))
         words = [
-            _expanded(word, variables, str(path))
+            _expanded(word, variables)
             for part in ("entrypoint", "command")
             for word in _listed(service.get(part))
         ]
-        image = _expanded(str(service.get("image", "")), variables, str(path))
+        image = _expanded(str(service.get("image", "")), variables)
         launch = _of_words([image, *words], variables)
         if launch:
+            if variable := unset_variable(image):
+                raise InputError(f"{path}: services.{name}.image: {without_value(variable)}")
             found[str(name)] = launch
     if len(found) > 1:
         raise InputError(
@@ -144,15 +146,13 @@ def _in_script(text: str, source: str) -> Iterator[LaunchWords]:
     variables: dict[str, str] = {}
     release = None
     for command in _commands(text, source):
-        words = [_expanded(word, variables, source, strict=False) for word in command]
+        words = [_expanded(word, variables) for word in command]
         plain = words[1:] if words[:1] in (["export"], ["set"]) else words
         if plain and all(_ASSIGNMENT.fullmatch(word) for word in plain):
             variables |= dict(word.split("=", 1) for word in plain)
             continue
         launch = _of_words(words, {})
         if launch:
-            for word in launch.words:
-                _expanded(word, {}, source)
             own = dict(launch.variables)
             yield LaunchWords(launch.engine, launch.words, launch.version or release, own)
         else:
@@ -188,25 +188,34 @@ def _commands(text: str, source: str) -> Iterator[list[str]]:
         yield words
 
 
-def _expanded(text: str, variables: Mapping[str, str], source: str, *, strict: bool = True) -> str:
-    """Replace references to variables by their values.
-
-    With ``strict``, raises InputError for an unknown variable.
-    """
+def _expanded(text: str, variables: Mapping[str, str]) -> str:
+    """Replace references to variables by their values; references to unset variables remain."""
 
     def value(match: re.Match[str]) -> str:
         name = match[1] or match[3]
         if name in variables:
             return variables[name]
-        if match[2] is not None:
-            return str(match[2])
-        if strict:
-            raise InputError(
-                f"{source}: the variable ${name} has no value; replace it with its value"
-            )
-        return match[0]
+        return match[0] if match[2] is None else str(match[2])
 
     return _REFERENCE.sub(value, text)
+
+
+def unset_variable(text: str) -> str | None:
+    """Return the first variable in a word of a launch line that has no value, or None."""
+    match = _REFERENCE.search(text)
+    return (match[1] or match[3]) if match else None
+
+
+def without_value(variable: str) -> str:
+    """Return the message for a variable that has no value."""
+    return f"the variable ${variable} has no value; replace it with its value"
+
+
+def join_words(words: Sequence[str]) -> str:
+    """Return words as a shell command. Words that are a reference to a variable can be expanded."""
+    return " ".join(
+        f'"{word}"' if _REFERENCE.fullmatch(word) else shlex.quote(word) for word in words
+    )
 
 
 def _of_words(words: Sequence[str], variables: Mapping[str, str]) -> LaunchWords | None:

@@ -155,7 +155,7 @@ services:
         ("ls -l", "no launch command of a server"),
         ("vllm serve X --max-num-seqz 3", "did you mean '--max-num-seqs'"),
         ("vllm serve X --max-num-seqs", "expected a value"),
-        ("vllm serve $M", r"\$M has no value"),
+        ("vllm serve $M", r"\$M: the variable \$M has no value"),
         ("vllm serve X --max-num 3", "ambiguous option"),
         ("vllm serve 'X", "not a valid command"),
         ("vllm serve X -tp two", "expected a whole number"),
@@ -208,6 +208,44 @@ def test_errors_name_the_option_of_the_line() -> None:
 )
 def test_values_of_options(text: str, value: object) -> None:
     assert parse_option_value(text) == value
+
+
+def test_unset_variables_matter_only_in_options_with_an_effect(tmp_path: Path) -> None:
+    file = tmp_path / "compose.yaml"
+    text = """\
+services:
+  web: {image: "${WEB_IMAGE}"}
+  llm:
+    image: vllm/vllm-openai:v0.11.0
+    command: --model Qwen/Qwen3-8B OPTION --max-num-seqs 48 --served-model-name ${NAME}
+"""
+    file.write_text(text.replace("OPTION", "--api-key=${KEY}"))
+    line = read_launch_line(str(file))
+    assert line.fields == {"engine.max_num_seqs": 48}
+    ignored = 'ignored (no effect on scheduling): --api-key $API_KEY, --served-model-name "${NAME}"'
+    assert line.summary() == [ignored]
+    for option in ("-tp $N", "--max-num-batched-tokens=${N}", "--config $N", "$N"):
+        file.write_text(text.replace("OPTION", option))
+        with pytest.raises(InputError, match=r"the variable \$N has no value"):
+            read_launch_line(str(file))
+    file.write_text(text.replace("OPTION", "").replace("v0.11.0", "${TAG}"))
+    with pytest.raises(InputError, match=r"services.llm.image: the variable \$TAG has no value"):
+        read_launch_line(str(file))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "vllm serve Qwen/Qwen3-8B --ssl-keyfile-password abc123",
+        "python -m sglang.launch_server --model-path Qwen/Qwen3-8B --admin-api-key abc123",
+        "VLLM_API_KEY=abc123 vllm serve Qwen/Qwen3-8B",
+        "docker run -e HF_TOKEN=abc123 vllm/vllm-openai:v0.11.0 --model Qwen/Qwen3-8B",
+    ],
+)
+def test_no_secret_is_printed(command: str) -> None:
+    summary = " ".join(read_launch_line(command).summary())
+    assert "abc123" not in summary
+    assert "$" in summary
 
 
 def test_secrets_are_not_printed() -> None:
