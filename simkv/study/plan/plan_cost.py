@@ -158,9 +158,10 @@ def find_price(gpu: str, prices: dict[str, float], path: str) -> float:
     by_name = {_one_name(name): price for name, price in prices.items()}
     if _one_name(gpu) in by_name:
         return by_name[_one_name(gpu)]
+    another = "" if path == "--gpu-price" else ", or select another entry as FILE#NAME"
     raise InputError(
-        f"{path}: no price for {gpu!r}{spelling_hint(gpu, prices)}; add one, or select another "
-        f"entry as FILE#NAME: {', '.join(prices) or 'the table is empty'}"
+        f"{path}: no price for {gpu!r}{spelling_hint(gpu, prices)}; add one{another}; found: "
+        f"{', '.join(prices) or 'no prices'}"
     )
 
 

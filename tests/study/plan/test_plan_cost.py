@@ -18,6 +18,8 @@ def test_reads_prices_from_yaml_and_csv(tmp_path: Path) -> None:
     assert find_price("h100", read_prices(yaml), "prices.yaml") == 2.5
     with pytest.raises(InputError, match=r"prices\.yaml: no price for 'H200'.*H100, L4"):
         find_price("H200", read_prices(yaml), "prices.yaml")
+    with pytest.raises(InputError, match=r"no price for 'H100' .*; add one; found: H200"):
+        find_price("H100", {"H200": 3.0}, "--gpu-price")
 
 
 @pytest.mark.parametrize(
