@@ -51,6 +51,26 @@ def find_lost_prefixes(record: RunRecord) -> list[LostPrefix]:
     return found
 
 
+def find_moved_prefixes(fleet: RunRecord, replica: RunRecord) -> dict[int, int]:
+    """Return the tokens that requests computed again because another replica had computed them.
+
+    ``fleet`` is the merged record of all replicas. The keys are ids of requests of ``replica``. The
+    numbers are upper bounds, because the other replica may have evicted the tokens.
+    """
+    if not replica.prefix_cache:
+        return {}
+    found = {}
+    for i, resumed in fleet.resumed.items():
+        life = replica.requests.get(i)
+        if life is None or not life.chunk_rows:
+            continue
+        here = replica.resumed.get(i)
+        known = max(life.chunks[0].context, here.tokens if here else 0)
+        if resumed.tokens > known:
+            found[i] = resumed.tokens - known
+    return found
+
+
 def find_evictors(record: RunRecord, lost: Sequence[LostPrefix]) -> list[tuple[int, float]]:
     """Return the requests that evicted the prefixes ``lost``, with their numbers of evicted tokens.
 

@@ -9,9 +9,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import fsum
+from types import MappingProxyType
 from typing import Any
 
 from simkv.explain.blame import (
@@ -22,6 +23,7 @@ from simkv.explain.blame import (
     find_overtakes,
     find_preemptions,
 )
+from simkv.explain.cache_eviction import find_moved_prefixes
 from simkv.explain.computed_runs import tabulate_runs
 from simkv.explain.ledger_kinds import Ledger, LedgerKind, LedgerSegment
 from simkv.explain.verdicts.cache_thrash import find_cache_thrash
@@ -44,6 +46,7 @@ from simkv.explain.wait_attribution import (
     find_block_holdings,
 )
 from simkv.explain.wait_ledger import build_ledger, total_by_kind
+from simkv.sim.fleet.disaggregated_fleet import DisaggregatedFleet
 from simkv.sim.fleet.fleet import Fleet
 from simkv.sim.run_record import RequestRecord, RunRecord
 
@@ -138,8 +141,13 @@ def preemption_rows(variant: str, found: Diagnosis) -> list[dict[str, Any]]:
     ]
 
 
-def diagnose_run(record: RunRecord, block_size: int) -> Diagnosis:
-    """Return the diagnosis of a run. ``block_size`` is in tokens."""
+def diagnose_run(
+    record: RunRecord, block_size: int, moved: Mapping[int, int] = MappingProxyType({})
+) -> Diagnosis:
+    """Return the diagnosis of a run. ``block_size`` is in tokens.
+
+    For a replica of a fleet, ``moved`` is the result of ``find_moved_prefixes``.
+    """
     table = tabulate_runs(record)
     intervals = build_ledger(record, table=table)
     pressure = WaitAttribution(record, intervals, block_size, table)
@@ -154,7 +162,7 @@ def diagnose_run(record: RunRecord, block_size: int) -> Diagnosis:
         worst_overtakes=overtaken,
         recompute_tokens=sum(life.recomputed_tokens for life in record.requests.values()),
         waste=compute_wasted_time(record, table),
-        verdicts=find_verdicts(record, intervals, pressure, taken, overtaken, block_size),
+        verdicts=find_verdicts(record, intervals, pressure, taken, overtaken, block_size, moved),
         pressure=pressure,
     )
 
@@ -166,6 +174,7 @@ def find_verdicts(
     preemptions: Sequence[Preemption],
     overtakes: Sequence[Overtake],
     block_size: int,
+    moved: Mapping[int, int],
 ) -> tuple[Verdict, ...]:
     """Return all verdicts on a run, the most severe first."""
     found = (
@@ -176,7 +185,7 @@ def find_verdicts(
         find_rejected(record),
         find_timed_out(record),
         find_thrashing(record, pressure, preemptions),
-        find_cache_thrash(record, block_size),
+        find_cache_thrash(record, block_size, moved),
         find_head_of_line_blocking(record, ledger, block_size),
         find_priority_inversion(record, ledger, preemptions),
     )
@@ -233,10 +242,13 @@ def diagnose_fleet(fleet: Fleet, record: RunRecord, block_sizes: Sequence[int]) 
     replica in tokens. Replicas without requests are omitted.
     """
     lifetimes = [lifetime for lifetime in fleet.lifetimes if lifetime.engine.record.requests]
-    found = [
-        diagnose_run(lifetime.engine.record, block_sizes[lifetime.replica])
-        for lifetime in lifetimes
-    ]
+    # Replicas that only prefill receive turns whose answers were decoded elsewhere.
+    same_roles = not isinstance(fleet, DisaggregatedFleet)
+    found = []
+    for lifetime in lifetimes:
+        own = lifetime.engine.record
+        moved = find_moved_prefixes(record, own) if same_roles else {}
+        found.append(diagnose_run(own, block_sizes[lifetime.replica], moved))
     places = [fleet.lifetimes.index(lifetime) for lifetime in lifetimes]
     by_place = dict(zip(places, found, strict=True))
     ledger = {

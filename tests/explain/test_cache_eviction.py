@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from simkv.explain.cache_eviction import find_evictors, find_lost_prefixes
+from simkv.explain.diagnosis import ReplicaVerdict
 from simkv.explain.ledger_kinds import LedgerKind
 from simkv.explain.verdicts.cache_thrash import CacheThrash
 from simkv.metrics.run_result import RunResult
@@ -95,3 +96,54 @@ def test_leaps_do_not_change_evictors() -> None:
     leapt, stepped = play(engine), play(engine, leaping=False)
     assert leapt.diagnosis.ledger == stepped.diagnosis.ledger
     assert leapt.diagnosis.verdicts == stepped.diagnosis.verdicts
+
+
+def on_replicas(router: str, **engine: Any) -> RunResult:
+    """Run ten sessions of four turns on two replicas."""
+    sessions = {"num_sessions": 10, "request_rate": 0.3, "burstiness": 1.0, "turns": 4}
+    sessions |= {"prompt_tokens": 8, "output_tokens": 12, "think_time": 9.0}
+    data = {
+        "name": "x",
+        "profile": "unit-step",
+        "workload": {"sessions": sessions},
+        "engine": {"name": "vllm", "max_model_len": 96, "block_size": 4, "num_gpu_blocks": 400}
+        | {"enable_prefix_caching": True}
+        | engine,
+        "fleet": {"replicas": 2, "router": router},
+    }
+    return run_scenario(Scenario.model_validate(data), Path())
+
+
+def test_prefixes_on_another_replica_are_part_of_the_verdict() -> None:
+    result = on_replicas("least_loaded")
+    found = [v.found for v in result.diagnosis.verdicts if isinstance(v, ReplicaVerdict)]
+    verdicts = [v for v in found if isinstance(v, CacheThrash)]
+    assert [v.tokens for v in verdicts] == [0, 0]  # no prefix is evicted
+    assert all(v.moved_turns > 1 for v in verdicts)
+    assert all("another replica" in v.text and "evicted" not in v.text for v in verdicts)
+    # Without evictions, the estimate is exact: the router ``session`` reaches this hit rate.
+    asked = sum(life.request.prompt_tokens for life in result.record.requests.values())
+    moved = 100.0 * sum(v.moved for v in verdicts) / asked
+    kept = on_replicas("session").summary["prefix_cache"]["hit_rate"]
+    assert kept == pytest.approx(result.summary["prefix_cache"]["hit_rate"] + moved)
+
+
+def test_session_router_and_single_servers_have_no_moved_prefixes() -> None:
+    assert not on_replicas("session").diagnosis.verdicts
+    result = play({"name": "vllm"} | ENGINES["vllm"])
+    (verdict,) = [v for v in result.diagnosis.verdicts if isinstance(v, CacheThrash)]
+    assert verdict.moved == 0
+    assert verdict.affinity_hit_rate is None
+    assert "replica" not in verdict.text
+
+
+def test_evictions_and_moved_prefixes_are_told_apart() -> None:
+    result = on_replicas("least_loaded", num_gpu_blocks=30)
+    found = [v.found for v in result.diagnosis.verdicts if isinstance(v, ReplicaVerdict)]
+    verdicts = [v for v in found if isinstance(v, CacheThrash)]
+    assert all(v.tokens and v.moved for v in verdicts)
+    resumed, records = result.record.resumed, result.record.requests
+    lost = sum(
+        max(prefix.tokens - records[i].chunks[0].context, 0) for i, prefix in resumed.items()
+    )
+    assert sum(v.tokens + v.moved for v in verdicts) == lost
