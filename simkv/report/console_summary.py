@@ -34,15 +34,17 @@ from simkv.sim.run_record import RunRecord
 #: Columns after name, ending and finished requests, with their rank; columns with the highest rank
 #: are omitted first.
 _FIGURES = {
-    "ttft_all_ms.mean": 3,
-    "e2e_all_ms.mean": 6,
-    "makespan_s": 7,
-    "preemptions": 8,
-    "ttft_all_ms.p99": 4,
-    "recomputed_tokens": 9,
-    "longest_stall_s": 10,
-    "output_throughput": 5,
-    "e2e_all_ms.p99": 11,
+    "ttft_all_ms.median": 2,
+    "ttft_all_ms.p99": 3,
+    "tpot_ms.mean": 5,
+    "output_throughput": 4,
+    "ttft_all_ms.mean": 7,
+    "e2e_all_ms.mean": 8,
+    "makespan_s": 9,
+    "preemptions": 10,
+    "recomputed_tokens": 11,
+    "longest_stall_s": 12,
+    "e2e_all_ms.p99": 13,
 }
 #: Minimum number of requests for a statement about the load.
 MIN_LOAD_REQUESTS = 50
@@ -249,7 +251,7 @@ def build_variants_table(results: Mapping[str, RunResult]) -> AdaptiveTable:
     columns = [
         Column("variant", list(results), right=False),
         Column("ending", list(map(narrative.describe_ending, found)), 1, right=False),
-        Column("finished", finished, 2),
+        Column("finished", finished, 6),
     ]
     for key, rank in _FIGURES.items():
         if any(METRICS[key].unit or result.summary[key] for result in found):
