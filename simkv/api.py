@@ -262,7 +262,7 @@ class Plans:
 
     @cached_property
     def evaluations(self) -> pd.DataFrame:
-        """Evaluated candidates, one row per run of the search, as in ``evaluations.csv``."""
+        """Rows of ``evaluations.csv``: one row per simulation of the search."""
         return pd.concat([evaluations(plan) for plan in self.plans.values()], ignore_index=True)
 
     @cached_property

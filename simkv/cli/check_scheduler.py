@@ -16,8 +16,8 @@ def check_scheduler(
     file: Annotated[
         Path,
         typer.Argument(
-            help="Python file that defines a custom scheduler, or a scenario that uses one. The "
-            "Python file is executed."
+            help="Python file with a custom scheduler, or scenario file (YAML) that uses a custom "
+            "scheduler. The Python file is executed."
         ),
     ],
     examples: Annotated[

@@ -138,8 +138,8 @@ def schema(
     command: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Command whose --json output to describe, such as plan or profile list (default: "
-            "describe scenario files)."
+            help="Describe the --json output of this command, for example 'plan' or 'profile "
+            "list' (default: describe scenario files)."
         ),
     ] = None,
 ) -> None:

@@ -25,7 +25,11 @@ SLOT_SETTING = "max_num_seqs"
 
 @dataclass(frozen=True)
 class LogSummary:
-    """Measured metrics of a log as text, and its problems, the most important first."""
+    """Metrics that were measured in a log, and the problems found in the log.
+
+    ``figures`` has the metrics as text. ``findings`` has the problems; the most important problem
+    comes first.
+    """
 
     figures: str
     findings: tuple[Finding, ...]

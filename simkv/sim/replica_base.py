@@ -110,7 +110,7 @@ class FrontEnd(Protocol):
         """
 
     def close(self) -> None:
-        """Complete ``delivered`` at the end of the run."""
+        """Record the delivery times that are still missing at the end of the run."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

@@ -19,8 +19,8 @@ from simkv.schedulers.vllm.release_rules import VllmRules
 class HostBlockStore:
     """Host memory for ``capacity`` KV blocks.
 
-    ``refs`` maps the key of each block to the number of copies that read it. The value is
-    ``BEING_WRITTEN`` while the block is being written.
+    ``refs`` maps the key of each block to the number of transfers that are reading the block. The
+    value is ``BEING_WRITTEN`` while the block is being written.
     """
 
     def __init__(self, capacity: int, policy: str, rules: VllmRules) -> None:

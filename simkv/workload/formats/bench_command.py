@@ -205,7 +205,7 @@ def _options(words: list[str], option: str) -> list[tuple[str, Any, str]]:
     while rest and rest[0] not in _ENDS:
         word = rest.pop(0)
         if not word.startswith("--"):
-            raise InputError(f"{option}: {word}: expected an option")
+            raise InputError(f"{option}: unexpected word {word!r}; expected --NAME")
         head, sign, text = word.partition("=")
         name = head.replace("_", "-")
         values = [text] if sign else _values(name, head, rest, option)
