@@ -403,6 +403,7 @@ def test_held_blocks_match_the_pool(data: st.DataObject) -> None:
     knobs["kv_cache_groups"] = (0,)
     knobs |= {"num_speculative_tokens": 0, "num_cpu_blocks": 0}  # drafts have blocks too
     knobs["secondary_tiers"] = ()
+    knobs["prefix_cache_retention_interval"] = None
     engine = type(scenario.engine)(**{**vars(scenario.engine), **knobs})
     record = run(scenario.model_copy(update={"engine": engine})).record
     held = [

@@ -94,7 +94,7 @@ def test_skipping_changes_nothing_without_blocked_requests(data: st.DataObject) 
     scenario = data.draw(scenarios("vllm", "0.33.0"))
     knobs = {"num_gpu_blocks": 1000, "watermark": 0.0, "rule": None, "kv_cache_groups": (0,)}
     knobs |= {"num_speculative_tokens": 0, "num_cpu_blocks": 0, "eviction_policy": "lru"}
-    knobs |= {"secondary_tiers": ()}
+    knobs |= {"secondary_tiers": (), "prefix_cache_retention_interval": None}
     if scenario.engine.policy == "vtc":  # not modelled for this variant
         knobs["policy"] = "fcfs"
     same = with_engine(scenario, **knobs), with_engine(scenario, variant=SKIP, **knobs)

@@ -94,8 +94,10 @@ class SessionAdmission:
 
     def ended(self, prompt: Prompt, tokens: int, now: float) -> None:
         """Record that a request has ended. ``tokens`` is the total length of prompt and answer."""
+        state = self._sessions.get(self._session(prompt))
+        if state is None or prompt.id not in state.open:
+            return  # the client left before any replica was ready
         self._answered = True
-        state = self._state(prompt)
         state.open.discard(prompt.id)
         state.held.pop(prompt.id, None)
         state.tokens = tokens
