@@ -35,8 +35,8 @@ class Blocker(NamedTuple):
     """A request that held a resource for which other requests waited.
 
     ``seconds`` is the waiting time of other requests that is attributed to the request (see
-    ``WaitAttribution``). ``block_seconds`` is the number of blocks that it held during this time,
-    integrated over time.
+    ``WaitAttribution``). ``block_seconds`` is the time integral of the number of blocks that the
+    request held while the others waited.
     """
 
     id: int

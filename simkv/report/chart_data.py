@@ -216,9 +216,9 @@ def preemption_arrows(
 def block_owners(record: RunRecord, block_size: int, edges: Floats) -> dict[str, Any]:
     """Return the mean number of blocks held in each time bin.
 
-    The requests with the most blocks have one series each. The series ``others`` is the total of
-    all other requests. If requests share blocks, the values are scaled down to the number of used
-    blocks.
+    Each of the requests with the most blocks has a series. The series ``others`` is the total of
+    all other requests. If requests share blocks, the values are scaled so that their sum is the
+    number of used blocks.
     """
     held = {
         i: [
@@ -295,7 +295,7 @@ def pack_column(column: Sequence[Any]) -> Sequence[Any] | dict[str, list[Any]]:
 def cumulative_curve(seconds: Iterable[float | None], among: int) -> list[list[float]]:
     """Return the cumulative distribution of durations as [[seconds, percent], …].
 
-    ``among`` is the number of requests that equals 100 %.
+    A percentage of 100 corresponds to ``among`` requests.
     """
     values = sorted(value for value in seconds if value is not None)
     if not values or not among:

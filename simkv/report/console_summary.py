@@ -173,8 +173,9 @@ def _changes(ours: RunResult, theirs: RunResult, hardware: bool = False) -> list
 def describe_overload(record: RunRecord) -> str:
     """Return a sentence if requests arrive faster than the server answers them, or "".
 
-    The load is called too high if the queue grows during the last two thirds of the arrivals, and
-    if fewer requests end in this time than arrive. A queue contains the requests without a token.
+    This is the case if two conditions hold during the last two thirds of the arrivals: the queue
+    grows, and fewer requests end than arrive. The queue consists of all requests that have not
+    received a token.
     """
     lives = sorted(record.requests.values(), key=lambda life: life.request.arrival)
     arrivals = np.array([life.request.arrival for life in lives])

@@ -606,8 +606,10 @@ def build_compare_answer(found: ChangeCheck, tolerance: float) -> CompareAnswer:
 def build_zoo_answer(
     results: Mapping[str, Sequence[ExpectationCheck]], comparisons: list[Values]
 ) -> ZooAnswer:
-    """Return the answer with the checks of packaged incidents, and the comparisons of engine code
-    with a release.
+    """Return the answer of ``simkv zoo``.
+
+    It contains the checks of packaged incidents. With ``--source``, it also compares the results of
+    the source with those of a release.
     """
     incidents = [
         IncidentChecks(

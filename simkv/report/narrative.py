@@ -398,10 +398,11 @@ def select_pair(results: Mapping[str, RunResult]) -> list[str]:
 
 
 def find_better_variant(results: Mapping[str, RunResult], name: str) -> str | None:
-    """Return a variant that serves more requests than ``name``, or the same number faster, or None.
+    """Return the variant that serves the most requests, if it is better than the variant ``name``.
 
-    Only variants with the same workload and costs are compared. Among several, the variant that
-    serves the most requests is returned.
+    A variant is better if it serves more requests, or as many requests with a higher
+    ``improvement``. Only variants with the same workload and costs are compared. Returns None if no
+    variant is better.
     """
     ours = results[name].summary
     better = {

@@ -96,8 +96,8 @@ def draw_answer(plan: CapacityPlan, path: Path) -> Path:
 def draw_cliff(plan: CapacityPlan, path: Path) -> Path | None:
     """Draw latency and unserved requests against the request rate, and return the path.
 
-    The plot is for the answer of the plan, or for the last candidate if there is no answer. Returns
-    None if the plan did not vary the request rate.
+    The plot shows the plan's answer, or the last candidate if the plan has no answer. Returns None
+    if the plan did not vary the request rate.
     """
     if not plan.points:
         return None

@@ -137,7 +137,10 @@ def number_requests(axis_of: Axes, which: str, lives: Sequence[RequestRecord]) -
 def mark_failures(
     axes: Axes, failed: Mapping[Outcome, Sequence[tuple[float, float]]], size: float
 ) -> None:
-    """Draw the marker of each outcome at its points (x, y) in data coordinates."""
+    """Draw a marker at each point (x, y) in ``failed``, in data coordinates.
+
+    The shape of the marker depends on the outcome.
+    """
     for outcome, mark in FAILURE_MARKS.items():
         points = failed.get(outcome)
         if points:

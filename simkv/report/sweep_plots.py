@@ -141,7 +141,7 @@ def check_figures(frame: pd.DataFrame, figures: Iterable[str], where: str) -> No
 def average_repeats(
     frame: pd.DataFrame, knobs: Sequence[str], figures: Sequence[str]
 ) -> pd.DataFrame:
-    """Return one row per sweep point and variant, averaged over the repeats with other seeds.
+    """Return one row per sweep point and variant: the mean over the repeats.
 
     The column ``±NAME`` is half of the 95 % confidence interval of the mean of metric NAME
     (Student's t; NaN for one repeat). ``unserved`` is true if a request in any repeat neither

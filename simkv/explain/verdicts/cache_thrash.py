@@ -29,7 +29,7 @@ class CacheThrash(Verdict):
     largest number of tokens that a request recomputed. ``requests`` contains this request, and the
     request that evicted most tokens. ``moved`` is the number of prompt tokens that were recomputed
     in ``moved_turns`` turns because the earlier turn ran on another replica. ``affinity_hit_rate``
-    is the hit rate (%) without these tokens, an upper bound.
+    is an upper bound of the hit rate (%) that a router with session affinity would reach.
     """
 
     name = "cache-thrash"

@@ -21,9 +21,9 @@ MIN_BLOCKED_SHARE = 0.05
 class HeadOfLineBlocking(Verdict):
     """The head of the queue waited for blocks while a request behind it would have fit.
 
-    ``seconds`` is the total time. ``requests`` contains the head and the request behind it with the
-    longest wait, ``longest`` seconds. The head needed ``needs`` blocks, the other request needed
-    ``other_needs`` blocks, and ``free`` blocks were free.
+    ``seconds`` is the total time. ``requests`` contains the head, and the request behind it that
+    waited longest. This request waited for ``longest`` seconds. The head needed ``needs`` blocks,
+    the other request needed ``other_needs`` blocks, and ``free`` blocks were free.
     """
 
     name = "head-of-line blocking"

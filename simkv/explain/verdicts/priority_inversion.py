@@ -19,8 +19,8 @@ class PriorityInversion(Verdict):
     """A request was served before a more urgent waiting request, ``count`` times.
 
     ``requests`` contains the pair with the longest wait, the more urgent request first.
-    ``priorities`` contains their priorities. The less urgent request was served at ``at`` (s). The
-    more urgent request waited for another ``seconds``.
+    ``priorities`` contains their priorities. The less urgent request was served at ``at`` (s).
+    After that, the more urgent request still waited for ``seconds``.
     """
 
     name = "priority inversion"
