@@ -88,9 +88,9 @@ def run(
         str | None,
         typer.Option(
             metavar="PATH",
-            help="Also run the engine's own scheduler code from this checkout or wheel. Compare "
-            "all its decisions with those of simkv's reimplementation, and print the first "
-            "difference. Exit 1 if there is one.",
+            help="Also run the engine's own scheduler code from this checkout or wheel, compare "
+            "its decisions with simkv's reimplementation, and print the first difference. Exit 1 "
+            "if there is a difference.",
         ),
     ] = None,
     pdb_at_step: Annotated[

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import count
+from typing import Any
 
 from simkv.conformance.decision_recorder import Recorder, ended_requests
 from simkv.core.engine_spec import EngineSpec
@@ -15,11 +16,7 @@ from simkv.core.scheduler_protocol import (
     Livelock,
     clocked,
 )
-from simkv.native.scripted_transfers import (
-    ReplayedTransfers,
-    ScriptedCopies,
-    ScriptedDisk,
-)
+from simkv.native.scripted_transfers import ScriptedCopies, ScriptedDisk, ScriptedTransfers
 
 
 def replay_steps(
@@ -80,6 +77,36 @@ def closing_line(ending: str, why: str, proved: int | None = None) -> RecordingL
     ``proved`` is the step at which the scheduler's state occurred for the second time, or None.
     """
     return {"truncated": True, "ending": ending, "why": why, "proved": proved}
+
+
+class ReplayedTransfers:
+    """KV transfers between replicas during a replay; none if ``steps`` is None."""
+
+    def __init__(self, scheduler: Any, steps: Sequence[int] | None) -> None:
+        self._scheduler = scheduler
+        self._script = None if steps is None else ScriptedTransfers(steps)
+
+    def announce(self, request: RecordingLine) -> None:
+        """Report, before a request is added, that its KV will be sent or loaded."""
+        if kv := request.get("kv"):
+            tell = {"send": self._scheduler.keep, "load": self._scheduler.fetch}[kv]
+            tell(request["id"])
+
+    def launch(self, batch: Batch, step: int) -> None:
+        """Start the transfers of a batch."""
+        if self._script:
+            self._script.begin(batch.loads, self._scheduler.sends, step)
+
+    def deliver(self, step: int) -> bool:
+        """Report the transfers that finish by ``step``; return whether any finished."""
+        if not self._script:
+            return False
+        loads, sends = self._script.done(step)
+        for i in loads:
+            self._scheduler.loaded(i)
+        for i in sends:
+            self._scheduler.sent(i)
+        return bool(loads or sends)
 
 
 class InFlightBatches:

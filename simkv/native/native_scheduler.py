@@ -54,9 +54,9 @@ class NativeScheduler:
         self._live: set[int] = set()
         self._copies: set[int] = set()  # under way between GPU and host memory
         self._disk: set[tuple[str, int]] = set()  # transfers and lookups under way
-        self._transfers: dict[int, str] = {}
-        self._loading: set[int] = set()
-        self._sending: set[int] = set()
+        self._transfers: dict[int, str] = {}  # send or load, by unfinished request
+        self._loading: set[int] = set()  # requests whose KV is arriving
+        self._sending: set[int] = set()  # ended requests whose KV another replica needs
         self._reported: list[int] = []
         self._has_news = False
         started = self._exchange("start", knobs, native, _debugged)
@@ -110,7 +110,8 @@ class NativeScheduler:
             self._copies.update(move.job for move in (*batch.moves.loads, *batch.moves.stores))
             if disk := batch.moves.disk:
                 self._disk.update(("job", move.job) for move in (*disk.reads, *disk.writes))
-                self._disk.update(("look", disk.look[0]) for _ in (disk.look,) if disk.look)
+                if disk.look:
+                    self._disk.add(("look", disk.look[0]))
         self._loading.update(i for i, tokens in batch.loads if tokens)
         return batch
 
@@ -127,8 +128,8 @@ class NativeScheduler:
         completion: Completion
         completion, self._counts = answer
         self._live.difference_update(completion.finished, completion.refused)
-        kept = {i for i in completion.finished if self._transfers.pop(i, None) == "send"}
-        self._sending |= kept
+        ended_ids = (*completion.finished, *completion.refused)
+        self._sending |= {i for i in ended_ids if self._transfers.pop(i, None) == "send"}
         return completion
 
     def moved(self, jobs: Sequence[int]) -> None:

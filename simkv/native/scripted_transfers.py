@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import count
-from typing import Any
 
-from simkv.core.recording_format import RecordingLine
-from simkv.core.scheduler_protocol import Batch, DiskTransfers, KvCopies
+from simkv.core.scheduler_protocol import DiskTransfers, KvCopies
 
 
 class StepTimer:
@@ -77,33 +75,3 @@ class ScriptedTransfers:
     def done(self, step: int) -> tuple[list[int], list[int]]:
         """Return the request ids of the loads and of the sends that finish by ``step``."""
         return self._loads.done(step), self._sends.done(step)
-
-
-class ReplayedTransfers:
-    """KV transfers between replicas during a replay; none if ``steps`` is None."""
-
-    def __init__(self, scheduler: Any, steps: Sequence[int] | None) -> None:
-        self._scheduler = scheduler
-        self._script = None if steps is None else ScriptedTransfers(steps)
-
-    def announce(self, request: RecordingLine) -> None:
-        """Report, before a request is added, that its KV will be sent or loaded."""
-        if kv := request.get("kv"):
-            tell = {"send": self._scheduler.keep, "load": self._scheduler.fetch}[kv]
-            tell(request["id"])
-
-    def launch(self, batch: Batch, step: int) -> None:
-        """Start the transfers of a batch."""
-        if self._script:
-            self._script.begin(batch.loads, self._scheduler.sends, step)
-
-    def deliver(self, step: int) -> bool:
-        """Report the transfers that finish by ``step``; return whether any finished."""
-        if not self._script:
-            return False
-        loads, sends = self._script.done(step)
-        for i in loads:
-            self._scheduler.loaded(i)
-        for i in sends:
-            self._scheduler.sent(i)
-        return bool(loads or sends)

@@ -608,8 +608,8 @@ def build_zoo_answer(
 ) -> ZooAnswer:
     """Return the answer of ``simkv zoo``.
 
-    It contains the checks of packaged incidents. With ``--source``, it also compares the results of
-    the source with those of a release.
+    It contains the checks of packaged incidents. With ``--source``, it also compares the source
+    with a release.
     """
     incidents = [
         IncidentChecks(

@@ -212,7 +212,7 @@ def without_value(variable: str) -> str:
 
 
 def join_words(words: Sequence[str]) -> str:
-    """Return words as a shell command. Words that are a reference to a variable can be expanded."""
+    """Return words as a shell command. A shell still expands words like ``${NAME}``."""
     return " ".join(
         f'"{word}"' if _REFERENCE.fullmatch(word) else shlex.quote(word) for word in words
     )

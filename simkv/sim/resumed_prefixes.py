@@ -56,7 +56,7 @@ def _segments(request: Request) -> tuple[Segment, ...]:
 
 
 def count_shared(one: Sequence[Segment], other: Sequence[Segment]) -> int:
-    """Return the number of tokens with which two sequences of segments both begin."""
+    """Return the length in tokens of the common beginning of two sequences of segments."""
     count = first = second = 0
     of_one = of_other = 0  # tokens of the current segments that are already counted
     while first < len(one) and second < len(other):

@@ -93,8 +93,9 @@ def run_job(job: SimulationJob) -> JobResult:
     try:
         if job.compute_digest() != job.digest:
             raise InputError(
-                "simkv, the cost profile or the trace of a worker process differs from that of "
-                "the main process; if you changed a file during the run, run the command again"
+                "a worker process and the main process use different versions of simkv, of the "
+                "cost profile or of the trace; if you changed a file during the run, run the "
+                "command again"
             )
         return JobResult(job.digest, _summary(job))
     except InputError as error:

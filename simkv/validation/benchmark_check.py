@@ -333,7 +333,7 @@ def _first_guess(
 def predict_figures(
     case: CalibrationCase, calibration: Calibration | None = None
 ) -> list[ComparedFigure]:
-    """Predict the metrics to which calibrations are fitted.
+    """Predict the metrics that calibrations are fitted to.
 
     ``calibration`` is used for the prediction; None selects the packaged costs. Raises InputError
     if the benchmark has none of the metrics.

@@ -117,7 +117,7 @@ def _faults(one: GraphTurn, index: int, answered: set[str]) -> Iterator[tuple[st
     else:
         yield from _context_faults(one, ", ".join(sorted(answered)) or "none", answered)
     if one.each and one.count != 1:
-        yield "count", "cannot be combined with each; the number of copies is that of the branch"
+        yield "count", "cannot be combined with each, which has one copy per copy of the branch"
     if (one.prefix_group is None) != (one.prefix_tokens == 0):
         given = "prefix_tokens" if one.prefix_group is None else "prefix_group"
         yield given, "prefix_group and prefix_tokens must be set together"
@@ -290,7 +290,8 @@ def _times(
 def _equal_outputs(copies: Sequence[_Copy]) -> list[int]:
     """Return the output length of each copy.
 
-    Awaited copies of which the first wins get the shortest length among them.
+    If a turn waits for the first of several answers, these answers get the shortest of their
+    sampled lengths.
     """
     outputs = [copy.output for copy in copies]
     changed = True

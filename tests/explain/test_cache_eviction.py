@@ -141,6 +141,7 @@ def test_evictions_and_moved_prefixes_are_told_apart() -> None:
     result = on_replicas("least_loaded", num_gpu_blocks=30)
     found = [v.found for v in result.diagnosis.verdicts if isinstance(v, ReplicaVerdict)]
     verdicts = [v for v in found if isinstance(v, CacheThrash)]
+    assert len(verdicts) == 2
     assert all(v.tokens and v.moved for v in verdicts)
     resumed, records = result.record.resumed, result.record.requests
     lost = sum(

@@ -7,6 +7,7 @@ without them. All other tests use a small package with the interface that the dr
 from __future__ import annotations
 
 import csv
+import json
 import os
 import shutil
 import subprocess
@@ -238,6 +239,43 @@ def test_copies_to_host_memory_are_identical() -> None:
     words = ["--variant", "loads-at-10-gb-s", "--against", str(wheel), "--trust"]
     code, text = run_cli("run", scenario, *words)
     assert (code, "identical over 129 steps" in text) == (0, True), text
+
+
+#: Host memory is too small for all conversations, so blocks are read from disk.
+ON_DISK = """
+name: on-disk
+profile: unit-step
+offload: {bytes_per_token: 131072, host_gb_s: 20, disk_read_gb_s: 5, disk_write_gb_s: 5}
+engine:
+  name: vllm
+  variant: 0.33.0
+  num_gpu_blocks: 130
+  num_cpu_blocks: 88
+  max_model_len: 2048
+  secondary_tiers: [fs]
+workload:
+  sessions:
+    num_sessions: 10
+    turns: 3
+    request_rate: 0.02
+    think_time: 200
+    prompt_tokens: {distribution: lognormal, mean: 150}
+    output_tokens: {distribution: lognormal, mean: 40}
+    seed: 1
+"""
+
+
+def test_disk_tier_is_identical(tmp_path: Path) -> None:
+    wheel = wheel_of("vllm", "0.33.0")
+    path, out = tmp_path / "scenario.yaml", tmp_path / "out"
+    path.write_text(ON_DISK)
+    words = ["--trust", "--no-plots", "--out", str(out)]
+    code, text = run_cli("run", str(path), "--against", str(wheel), "--trust")
+    assert (code, "identical over" in text) == (0, True), text
+    code, text = run_cli("run", str(path), "--source", str(wheel), *words)
+    assert code == 0, text
+    (figures,) = json.loads((out / "summary.json").read_text())["variants"].values()
+    assert figures["kv_tiers"]["read_tokens"] > 0
 
 
 def test_debugger_stops_in_the_real_scheduler(tmp_path: Path) -> None:

@@ -218,7 +218,7 @@ def _drafts(draw: Random, config: VllmConfig) -> VllmConfig:
     return replace(config, **knobs)
 
 
-def _keep(draw: Random, config: VllmConfig) -> VllmConfig:
+def _retain(draw: Random, config: VllmConfig) -> VllmConfig:
     """Return the config with an interval at which windows and states stay in the prefix cache."""
     unit = lcm(*(kind.block_size for kind in config.layer_kinds))
     interval = unit * draw.choice([1, 2, 2, 3, 4, 7])
@@ -271,7 +271,7 @@ FEATURES: Mapping[str, Callable[[Random, VllmConfig], VllmConfig]] = {
     "mamba": partial(_layers, kind="mamba"),
     "size": _sizes,
     "spec": _drafts,
-    "kept": _keep,
+    "kept": _retain,
     "tier": partial(_offload, disk=False),
     "disk": partial(_offload, disk=True),
     "pdsend": partial(_apart, kv="send"),

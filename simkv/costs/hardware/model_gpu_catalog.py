@@ -265,8 +265,9 @@ def find_architecture(name: str) -> Architecture:
 
 #: Additional words in names of GPUs: number of GPUs, memory, form factor and product line.
 _ADDITIONAL_WORDS = re.compile(
-    r"x|\d+(?:gb|gib|g)?|gb|gib|pg\d+|hbm\d?e?|gddr\d\w?|sxm\d?|pcie|oam|hgx|dgx|nvl\d*|tesla|quadro|rtx|gpu"
-    r"|tensor|core|generation|server|workstation|ada|ampere|hopper|blackwell"
+    r"x|\d+(?:gb|gib|g)?|gb|gib|pg\d+|hbm\d?e?|gddr\d\w?"
+    r"|sxm\d?|pcie|oam|hgx|dgx|nvl\d*|server|workstation"
+    r"|tesla|quadro|rtx|gpu|tensor|core|generation|ada|ampere|hopper|blackwell"
 )
 
 

@@ -94,9 +94,12 @@ class SteppedDiskTier:
     def finish(self, transfers: Sequence[int], looks: Sequence[int]) -> None:
         """Run the transfers and lookups with these numbers."""
         pool = self._tier._pool
+        started = [*pool._store_q]  # writes that ``begin`` has not collected yet
+        pool._store_q.clear()
         for number in transfers:
             pool._load_q.append(self._transfers.pop(number))
             _run_dry(pool)
+        pool._store_q.extend(started)
         for number in looks:
             queue = self._tier._lookup_manager._lookup_queue
             queue.put(self._looks.pop(number))

@@ -108,7 +108,7 @@ class TrtllmConfig:
 
 
 def find_rejection(prompt: Prompt, config: TrtllmConfig) -> Refusal | None:
-    """Return the error with which the server rejects a request on arrival, or None."""
+    """Return the error message if the server rejects a request on arrival, or None."""
     tokens, most = prompt.prompt_tokens, config.max_num_tokens
     if tokens > most and not config.enable_chunked_prefill:
         words = f"The sum of prompt length ({tokens}), query length (0) should not exceed "

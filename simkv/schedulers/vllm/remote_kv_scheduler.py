@@ -36,7 +36,8 @@ LOADING_REASONS = ("kv", "disk", "remote")
 class VllmRemoteKvScheduler(VllmScheduler):
     """Scheduler in which requests load KV.
 
-    Blocks to which a step in flight still writes can be freed later than in ``VllmScheduler``.
+    If a step in flight still writes to a block, the block can be freed later than in
+    ``VllmScheduler``.
     """
 
     # ``_loading``: requests that hold blocks and wait for their KV. ``_arrived``: requests among

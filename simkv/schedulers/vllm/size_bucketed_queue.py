@@ -112,7 +112,7 @@ class SharedTokenIndex:
         self.others |= any(stream[0] in "uo" for stream in others)
 
     def least(self, r: RequestState) -> int:
-        """Return the minimum number of free blocks with which a waiting request can be admitted.
+        """Return the minimum number of free blocks to admit a waiting request.
 
         The request may need more, depending on the content of the prefix cache.
         """

@@ -100,7 +100,7 @@ class Fleet:
 
     @property
     def routes(self) -> dict[int, str]:
-        """Replicas to which each request was sent.
+        """Replicas that received each request, in order.
 
         For example, ``3 0`` stands for replica 3 and then replica 0.
         """

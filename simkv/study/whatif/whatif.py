@@ -120,9 +120,9 @@ def run_whatif(
 ) -> WhatIfResult:
     """Try every change separately, and rank the changes.
 
-    The changes are those for which ``wanted`` returns true, and those in ``also``. ``by`` is the
-    metric of ``summary.json`` by which changes are ranked. The default is the number of finished
-    requests, then latency.
+    The changes are those for which ``wanted`` returns true, and those in ``also``. Changes are
+    ranked by the metric ``by`` of ``summary.json``. The default is the number of finished requests,
+    then latency.
     """
     base = evaluator.evaluate(evaluator.job(scenario))
     tried: list[tuple[Change, SimulationJob]] = []

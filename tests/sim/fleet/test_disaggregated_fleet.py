@@ -221,7 +221,7 @@ def test_connector_requires_fleet_with_roles() -> None:
 
 def test_discarded_tokens_of_preempted_requests_are_not_counted() -> None:
     # vLLM discards the tokens in flight of preempted requests on replicas that can send KV. The
-    # times are those of a run with the scheduler of vLLM 0.28.0 itself (engine.source).
+    # times were observed with the scheduler of vLLM 0.28.0 itself (engine.source).
     asked = ((0.0, 28), (0.3, 28), (0.3, 2), (1.0, 9), (0.3, 8), (0.3, 20))
     requests = [{"arrival": t, "prompt_tokens": n, "output_tokens": 30} for t, n in asked]
     requests[0]["timeout"] = requests[4]["timeout"] = 12.0

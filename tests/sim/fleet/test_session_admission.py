@@ -37,6 +37,15 @@ def test_holds_sessions_that_do_not_fit() -> None:
     assert router.admits(turn(3, 2, 20), [0]), "later turns of admitted sessions pass"
 
 
+def test_requests_that_were_never_offered_change_nothing() -> None:
+    """The client of a request can leave before any replica is ready."""
+    router = admission()
+    router.ended(turn(0, 0, 60), 60, 1.0)
+    assert router.admits(turn(1, 1, 90), [0])
+    router.ended(turn(2, 1, 10), 10, 2.0)
+    assert not router.admits(turn(3, 2, 30), [0]), "session 1 still needs 90 tokens"
+
+
 def test_contexts_of_idle_sessions_decay() -> None:
     for half_life, resumed in ((None, []), (1.0, [1])):
         router = admission(half_life=half_life)

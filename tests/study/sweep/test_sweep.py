@@ -128,7 +128,7 @@ def test_digest_covers_trace_contents(small: Path) -> None:
 def test_rejects_job_with_changed_files(small: Path) -> None:
     job = build_sweep(small, []).runs[0].job
     assert run_job(job).summary
-    assert "of a worker process differs from that of the main process" in str(
+    assert "a worker process and the main process use different versions" in str(
         run_job(replace(job, digest="0" * 32)).error
     )
 
