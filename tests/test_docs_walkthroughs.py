@@ -27,6 +27,8 @@ PAGES = [
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_page_output_is_current(tmp_path: Path, page: Path) -> None:
+    if "$ simkv gpu run" in page.read_text():
+        pytest.importorskip("torch", reason="the commands of the page need the extra gpu")
     steps = list(walk(page.read_text(), tmp_path))
     assert steps
     for step in steps:
