@@ -117,14 +117,15 @@ def check_variant(name: str | None, variants: Collection[str]) -> None:
 
 
 class Interrupted(SystemExit):
-    """Interrupt of a command that stores finished work in ``store``.
+    """Interrupt of a command that stores finished work in ``store``, if that is given.
 
     ``kept`` is the message about the stored work.
     """
 
-    def __init__(self, store: Path, kept: str | None = None) -> None:
+    def __init__(self, store: Path | None, kept: str | None = None) -> None:
         super().__init__(INTERRUPTED)
-        self.kept = kept or f"finished runs are stored in {store}; repeat the command to resume"
+        stored = f"finished runs are stored in {store}; repeat the command to resume"
+        self.kept = kept or (stored if store else "nothing was written")
 
 
 def console(*, stderr: bool = False) -> Console:

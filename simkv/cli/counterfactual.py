@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from simkv.cli.command_support import (
+    STORE,
     AsJson,
+    Interrupted,
     Jobs,
     Overrides,
     Overwrite,
@@ -19,6 +21,7 @@ from simkv.cli.command_support import (
     Source,
     Trust,
     VariantOption,
+    check_store,
     check_variant,
     print_json,
     progress,
@@ -263,12 +266,23 @@ def whatif(
     set_: Overrides = None,
     _source: Source = None,
     _trusted: Trust = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="DIR",
+            help="Store finished runs in this directory. If you interrupt the command, run it again "
+            "to continue it.",
+        ),
+    ] = None,
     as_json: AsJson = False,
     jobs: Jobs = None,
 ) -> None:
     """Rank single changes that improve the result.
 
     The command changes one rule or setting at a time, runs the scenario, and compares the results.
+    If you interrupt it, it ranks the changes that have a result.
     """
     from simkv.core.figure_registry import FIGURE_NAMES
     from simkv.report.json_answers import WhatIfAnswer
@@ -285,13 +299,17 @@ def whatif(
     name = variant or next(iter(variants))
     check_variant(name, variants)
     chosen = variants[name]
-    with _evaluator(path, jobs) as (evaluator, tell):
+    if out:
+        check_store(out, "stored runs")
+    with _evaluator(path, jobs, store=out and out / STORE) as (evaluator, tell):
         found = ask(chosen, evaluator, rank_by, tell)
     if as_json:
         told = {"scenario": chosen.name, "variant": name, **whatif_json(found)}
         print_json(WhatIfAnswer(**told))
-        return
-    show(_title(chosen, name), *render_whatif(found, everything))
+    else:
+        show(_title(chosen, name), *render_whatif(found, everything))
+    if found.unfinished:
+        raise Interrupted(out and out / STORE)
 
 
 def _load(scenario: Path, overrides: list[str] | None) -> tuple[Path, dict[str, Scenario]]:
@@ -325,9 +343,10 @@ def _title(scenario: Scenario, variant: str) -> str:
 
 @contextmanager
 def _evaluator(
-    path: Path, jobs: int | None, most_runs: int | None = None
+    path: Path, jobs: int | None, most_runs: int | None = None, store: Path | None = None
 ) -> Iterator[tuple[Evaluator, Callable[[str], None]]]:
     """Yield an evaluator of runs and a function that sets the label of its progress bar."""
+    from simkv.study.job_runner import ResultFile
     from simkv.study.whatif.trial_evaluation import Evaluator
     from simkv.study.worker_pool import cores
 
@@ -343,5 +362,8 @@ def _evaluator(
             nonlocal about
             about = line
 
-        with Evaluator(path.parent, jobs or cores(), most_runs, ticked) as evaluator:
+        with (
+            ResultFile(store) as file,
+            Evaluator(path.parent, jobs or cores(), most_runs, ticked, file) as evaluator,
+        ):
             yield evaluator, tell

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from simkv.core.figure_registry import METRICS, heading
 from simkv.report.adaptive_table import AdaptiveTable, Column
+from simkv.report.narrative import LOWER_BOUND_NOTE
 from simkv.study.whatif.candidate_changes import Change
 from simkv.study.whatif.outcome_predicate import FigureCondition, RunCondition
 from simkv.study.whatif.trial_evaluation import RunFigures
@@ -48,15 +49,15 @@ _COLUMNS = (
     "starved",
     "timed_out",
     "stalled",
-    "ttft_ms.median",
-    "ttft_ms.p99",
+    "ttft_all_ms.median",
+    "ttft_all_ms.p99",
     "output_throughput",
-    "e2e_ms.median",
+    "e2e_all_ms.median",
     "longest_stall_s",
     "preemptions",
 )
 #: Columns that are omitted last if space is short, the most important first.
-_KEPT = ("finished", "ttft_ms.p99", "ttft_ms.median", "output_throughput")
+_KEPT = ("finished", "ttft_all_ms.p99", "ttft_all_ms.median", "output_throughput")
 #: Rank of the columns with the numbers of requests that a change helps and hurts.
 _REQUESTS_RANK = 2 + len(_KEPT) + 1
 
@@ -82,6 +83,7 @@ def render_flips(found: Flips, when: RunCondition | None = None) -> Iterator[Ren
         ],
         frozenset(row for row, sample in enumerate(samples) if id(sample) in new_states),
     )
+    yield from _lower_bound_notes(sample.figures for sample in samples)
     for sample in found.samples:
         if sample.refused:
             yield f"{_word(sample.value)} is not allowed: {sample.refused}"
@@ -114,6 +116,9 @@ NAMED_FIELDS = 5
 def render_whatif(found: WhatIfResult, everything: bool = False) -> Iterator[RenderableType]:
     """Yield the answer in one line, then the changes that help, hurt, or change little."""
     best = found.best
+    if found.unfinished:
+        tried = len(found.effects)
+        yield f"Interrupted: {tried} of {tried + found.unfinished} changes have a result."
     yield f"Unchanged: {found.base.summary}"
     if found.cause:
         yield Text(f"Cause of the rejection: {found.cause}")
@@ -146,6 +151,7 @@ def render_whatif(found: WhatIfResult, everything: bool = False) -> Iterator[Ren
             Column("Hurt", ["", *hurt], _REQUESTS_RANK),
         ]
     )
+    yield from _lower_bound_notes(runs)
     if more := len(effects) - sum(map(len, rows)):
         yield f"{more} more value{'s' * (more > 1)} of these fields: --all, --json"
     if same := found.with_judgement("changes nothing"):
@@ -250,8 +256,14 @@ def _cells(figures: RunFigures | None, figure: str | None) -> list[str]:
     for name in _COLUMNS:
         metric, value = METRICS[name], figures[name]
         told = f"{metric.to_seconds(value):.{2 if metric.per_second else 0}f}"
-        cells.append("" if isnan(value) else told)
+        mark = "> " if name in figures.lower_bounds else ""
+        cells.append("" if isnan(value) else mark + told)
     return cells
+
+
+def _lower_bound_notes(rows: Iterable[RunFigures | None]) -> Iterator[str]:
+    if any(name in row.lower_bounds for row in rows if row for name in _COLUMNS):
+        yield LOWER_BOUND_NOTE
 
 
 def _word(value: Any) -> str:
@@ -292,6 +304,7 @@ def whatif_json(found: WhatIfResult) -> dict[str, Any]:
         "by": found.by,
         "best": found.best.sentence if found.best else None,
         "runs": found.runs,
+        "unfinished": found.unfinished,
         "changes": [
             {
                 "kind": effect.change.kind,
@@ -323,4 +336,5 @@ def figures_json(figures: RunFigures) -> dict[str, Any]:
         "verdict": figures.verdict,
         "verdict_detail": figures.detail,
         "figures": {name: figures.values[name] for name in JSON_FIGURES},
+        "lower_bounds": [name for name in JSON_FIGURES if name in figures.lower_bounds],
     }

@@ -19,9 +19,9 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from simkv.core.errors import InputError
-from simkv.core.figure_registry import FIGURE_NAMES, figure
+from simkv.core.figure_registry import FIGURE_NAMES, figure, is_lower_bound
 from simkv.scenario.scenario import Scenario
-from simkv.study.job_runner import JobExecutor, JobRunner
+from simkv.study.job_runner import JobExecutor, JobRunner, ResultFile
 from simkv.study.simulation_job import (
     SimulationJob,
     Summary,
@@ -45,13 +45,15 @@ class RunFigures:
 
     ``figures["e2e_ms.median"]`` returns one metric. The names of the metrics are listed in
     ``core.figure_registry.FIGURE_NAMES``. A latency without a sample is None in ``values``, but
-    ``figures[name]`` returns NaN.
+    ``figures[name]`` returns NaN. ``lower_bounds`` contains the metrics whose value is only a lower
+    bound, because some requests have not ended.
     """
 
     verdict: str
     detail: str
     values: Mapping[str, float | None]
     endings: tuple[RequestEnding, ...]
+    lower_bounds: frozenset[str] = frozenset()
 
     def __getitem__(self, name: str) -> float:
         value = self.values[name]
@@ -87,6 +89,7 @@ def parse_run_figures(summary: Summary) -> RunFigures:
         summary["verdict_detail"],
         {name: figure(summary, name) for name in FIGURE_NAMES},
         tuple(RequestEnding(*ending) for ending in summary["endings"]),
+        frozenset(name for name in FIGURE_NAMES if is_lower_bound(summary, name)),
     )
 
 
@@ -97,17 +100,21 @@ class TooManyRuns(InputError):
 class _Memory:
     """Results of finished jobs (``done``) by digest. Old results are dropped if there are too many.
 
-    ``tick`` is called for each new result.
+    ``tick`` is called for each new result. ``file`` contains results of an earlier run of the
+    command, and receives new results.
     """
 
     #: Maximum number of stored ends of requests over all runs (about 100 bytes each).
     MOST = 5_000_000
 
-    def __init__(self, tick: Callable[[], None]) -> None:
-        self.done: dict[str, RunFigures] = {}
-        self._tick, self._kept = tick, 0
+    def __init__(self, tick: Callable[[], None], file: ResultFile | None) -> None:
+        stored = file.done if file else {}
+        self.done = {digest: parse_run_figures(one) for digest, one in stored.items()}
+        self._tick, self._file, self._kept = tick, file, 0
 
     def add(self, digest: str, summary: Summary) -> None:
+        if self._file:
+            self._file.add(digest, summary)
         self.done[digest] = parse_run_figures(summary)
         self._kept += len(summary["endings"])
         while self._kept > self.MOST and len(self.done) > 1:
@@ -120,7 +127,8 @@ class Evaluator:
 
     Must be used as a context manager. ``workers`` is the number of processes. Paths of profiles are
     relative to ``folder``. ``runs`` is the number of different jobs so far. ``tick`` is called
-    after every run. Raises TooManyRuns after ``most_runs`` jobs.
+    after every run. ``file`` stores results, and jobs with a stored result do not run again. Raises
+    TooManyRuns after ``most_runs`` jobs.
     """
 
     POOL_PAYS = 3.0
@@ -133,9 +141,10 @@ class Evaluator:
         workers: int = 1,
         most_runs: int | None = None,
         tick: Callable[[], None] = lambda: None,
+        file: ResultFile | None = None,
     ) -> None:
         self.folder, self._workers, self._most = folder, workers, most_runs
-        self._pool, self._memory = WorkerPool(workers), _Memory(tick)
+        self._pool, self._memory = WorkerPool(workers), _Memory(tick, file)
         self._runner = JobRunner(self._pool.run, self._memory)
         self._asked: set[str] = set()
         self._seconds = 0.0
@@ -182,6 +191,10 @@ class Evaluator:
         Raises InputError if a file cannot be used.
         """
         return make_trial_job(scenario, self.folder, rules)
+
+    def find(self, job: SimulationJob) -> RunFigures | None:
+        """Return the result of a job that has run, or None."""
+        return self._memory.done.get(job.digest)
 
     def evaluate(self, job: SimulationJob) -> RunFigures:
         """Return the result of one job.

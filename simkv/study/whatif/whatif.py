@@ -43,7 +43,13 @@ TIE_RATIO = 1.25
 #: Maximum number of slower requests per faster request for a change that ranks among the first.
 MAX_SLOWER_SHARE = 0.1
 #: Latencies of the run that count in the rank of a change.
-RANKED_LATENCIES = ("ttft_ms.median", "ttft_ms.p99", "tpot_ms.mean", "e2e_ms.mean", "e2e_ms.p99")
+RANKED_LATENCIES = (
+    "ttft_all_ms.median",
+    "ttft_all_ms.p99",
+    "tpot_ms.mean",
+    "e2e_all_ms.mean",
+    "e2e_all_ms.p99",
+)
 JUDGEMENT_ORDER: tuple[Judgement, ...] = (
     "fixes",
     "helps",
@@ -89,7 +95,8 @@ class WhatIfResult:
     ``refused`` contains the changes that the engine rejects, with the reason. ``skipped`` contains
     stricter limits that were not tried, because each of the last two limits tried served fewer
     requests than the one before. ``cause`` describes the limit that the longest prompt exceeds, or
-    is None. ``best`` is the first effect that fixes the problem or helps, or None.
+    is None. ``unfinished`` is the number of changes without a result because the user interrupted
+    the runs. ``best`` is the first effect that fixes the problem or helps, or None.
     """
 
     base: RunFigures
@@ -99,6 +106,7 @@ class WhatIfResult:
     skipped: tuple[Change, ...]
     runs: int
     cause: str | None = None
+    unfinished: int = 0
 
     @property
     def best(self) -> Effect | None:
@@ -122,7 +130,7 @@ def run_whatif(
 
     The changes are those for which ``wanted`` returns true, and those in ``also``. Changes are
     ranked by the metric ``by`` of ``summary.json``. The default is the number of finished requests,
-    then latency.
+    then latency. If the user interrupts the runs, the changes that have a result are ranked.
     """
     base = evaluator.evaluate(evaluator.job(scenario))
     tried: list[tuple[Change, SimulationJob]] = []
@@ -136,10 +144,16 @@ def run_whatif(
     tell("changes")
     idle = {change: base for change, _ in tried if has_no_effect(scenario, change)}
     evaluator.plan_jobs(job for change, job in tried if change not in idle)
-    ran = _by_turns([one for one in tried if one[0] not in idle], base, evaluator)
+    run = [one for one in tried if one[0] not in idle]
+    try:
+        ran = _by_turns(run, base, evaluator)
+        unfinished = 0
+    except KeyboardInterrupt:
+        ran = {change: done for change, job in run if (done := evaluator.find(job))}
+        unfinished = len(run) - len(ran)
     found = {change: (idle | ran)[change] for change, _ in tried if change in idle or change in ran}
     effects = [evaluate_change(change, base, figures, by) for change, figures in found.items()]
-    skipped = tuple(change for change, _ in tried if change not in found)
+    skipped = () if unfinished else tuple(change for change, _ in tried if change not in found)
     return WhatIfResult(
         base,
         by,
@@ -148,6 +162,7 @@ def run_whatif(
         skipped,
         evaluator.runs,
         length_cause(scenario),
+        unfinished,
     )
 
 

@@ -16,6 +16,7 @@ from simkv.core.engine_spec import EngineConfig
 from simkv.core.figure_registry import FIGURE_NAMES
 from simkv.core.outcome import FAILURES
 from simkv.metrics.scenario_runner import run_scenario
+from simkv.report.narrative import LOWER_BOUND_NOTE
 from simkv.report.whatif_tables import render_whatif, whatif_json
 from simkv.scenario.packaged_scenarios import find_scenario
 from simkv.scenario.scenario import Scenario
@@ -25,6 +26,7 @@ from simkv.schedulers.mistralrs.versions import JULY_RULES, RULES
 from simkv.schedulers.sglang.config import SglangConfig
 from simkv.schedulers.vllm.config import VllmConfig
 from simkv.study.field_changes import with_knobs
+from simkv.study.job_runner import ResultFile
 from simkv.study.simulation_job import SimulationJob
 from simkv.study.whatif.candidate_changes import (
     Change,
@@ -173,7 +175,7 @@ def test_ranks_changes_that_slow_many_requests_last() -> None:
     base = figures([4.0] * 280)
     clean = evaluate_change(KNOB, base, figures([3.0] * 280))
     mixed = evaluate_change(KNOB, base, figures([0.5] * 143 + [4.4] * 137))
-    assert mixed.figures["e2e_ms.mean"] < clean.figures["e2e_ms.mean"]
+    assert mixed.figures["e2e_all_ms.mean"] < clean.figures["e2e_all_ms.mean"]
     assert (mixed.judgement, clean.judgement) == ("helps", "helps")
     assert _ranked([mixed, clean], None) == [clean, mixed]
 
@@ -193,7 +195,7 @@ def test_ranks_by_all_latencies() -> None:
     """The change with the shorter mean E2E ranks second if its tail of TTFT is much longer."""
     base = figures([4.0] * 10)
     even = evaluate_change(KNOB, base, figures([3.0] * 10))
-    tail = evaluate_change(KNOB, base, figures([2.9] * 10, **{"ttft_ms.p99": 80000.0}))
+    tail = evaluate_change(KNOB, base, figures([2.9] * 10, **{"ttft_all_ms.p99": 80000.0}))
     assert _ranked([tail, even], None) == [even, tail]
 
 
@@ -432,6 +434,50 @@ def test_output_fits_80_columns() -> None:
     assert all(name in heading for name in ("Finished", "Median", "P99", "throughput"))
     names = " ".join(full.split())
     assert all(e.change.field in names for e in found.with_judgement("changes nothing"))
+
+
+def test_latencies_include_unserved_requests() -> None:
+    """The table shows latencies of all requests, and marks those that are lower bounds."""
+    found = ask(overload())
+    starved, fixed = found.base, found.with_judgement("fixes")[0].figures
+    assert starved["ttft_all_ms.p99"] > starved["ttft_ms.p99"]
+    assert "ttft_all_ms.p99" in starved.lower_bounds and not fixed.lower_bounds
+    table = at_80_columns(found)
+    (none,) = [row for line in table.splitlines() if (row := line.split())[:1] == ["none"]]
+    median, p99 = (starved[f"ttft_all_ms.{name}"] / 1000 for name in ("median", "p99"))
+    at = none.index(">")
+    assert none[at - 1 : at + 2] == [f"{median:.2f}", ">", f"{p99:.2f}"]
+    assert LOWER_BOUND_NOTE in " ".join(table.split())
+    assert LOWER_BOUND_NOTE not in " ".join(at_80_columns(ask(six())).split())
+    assert "ttft_all_ms.p99" in whatif_json(found)["base"]["lower_bounds"]
+
+
+def test_interrupted_runs_are_ranked_and_resumed(tmp_path: Path) -> None:
+    file = tmp_path / "points.jsonl"
+    whole, ran = ask(six()), 0
+
+    def tick() -> None:
+        nonlocal ran
+        ran += 1
+        if ran == 8:
+            raise KeyboardInterrupt
+
+    with ResultFile(file) as store:
+        found = run_whatif(six(), Evaluator(HERE, tick=tick, file=store))
+    assert found.unfinished > 0 and found.skipped == ()
+    tried = {str(effect.change): effect.figures for effect in whole.effects}
+    assert found.effects
+    assert all(tried[str(effect.change)] == effect.figures for effect in found.effects)
+    assert at_80_columns(found).startswith(f"Interrupted: {len(found.effects)} of ")
+    with ResultFile(file) as store:
+        assert len(store.done) == 8
+        again = run_whatif(six(), Evaluator(HERE, tick=tick, file=store))
+    assert again == whole
+    assert ran == len(file.read_text().splitlines()) == len({*digests_in(file)})
+
+
+def digests_in(file: Path) -> list[str]:
+    return [json.loads(line)["digest"] for line in file.read_text().splitlines()]
 
 
 def test_changes_with_equal_results_share_a_row() -> None:
