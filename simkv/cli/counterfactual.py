@@ -272,8 +272,8 @@ def whatif(
             "--out",
             "-o",
             metavar="DIR",
-            help="Store finished runs in this directory. If you interrupt the command, run it again "
-            "to continue it.",
+            help="Store finished runs in this directory. If you interrupt the command, run it "
+            "again to continue it.",
         ),
     ] = None,
     as_json: AsJson = False,

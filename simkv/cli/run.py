@@ -28,6 +28,8 @@ from simkv.core.atomic_files import check_file
 from simkv.core.errors import InputError
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from simkv.metrics.run_result import RunResult
     from simkv.scenario.scenario import Scenario
     from simkv.scenario.scenario_builder import BuiltScenario
@@ -184,9 +186,11 @@ def run(
 
     checks = check_expectations(results)
     render = render_full_results if full else render_brief
-    parts = [] if as_json else list(render(results, comparisons, checks))
+    parts: list[RenderableType] = []
     try:
-        written = write_run(folder, results, comparisons, draw, steps=steps, ledger=ledger)
+        with progress("tables and plots"):
+            parts += [] if as_json else render(results, comparisons, checks)
+            written = write_run(folder, results, comparisons, draw, steps=steps, ledger=ledger)
     except (InputError, OSError):  # on a full disk, print the results before the error
         show(*parts)
         raise

@@ -73,7 +73,10 @@ def read_log_traffic(path: Path, folder: Path, asked: UserSettings) -> LogTraffi
     # The user's GPU determines the values that the other assumptions concern.
     notes = [note for note in setup.assumed if str(setup.engine["variant"]) in note]
     if cache := evidence.settings.get("kv_tokens"):
-        notes.append(f"the KV cache of {int(cache.value):,} tokens in the log is not used")
+        notes.append(
+            f"the KV cache of {int(cache.value):,} tokens in the log is not used; to use it: "
+            f"--set engine.{spec.memory}={setup.engine[spec.memory]}"
+        )
     return LogTraffic(
         folder / TRAFFIC,
         spec.name,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import RenderableType
 
@@ -307,17 +307,22 @@ def _provenance(scenario: Scenario, results: dict[str, RunResult]) -> Iterator[s
 def settings_lines(results: Mapping[str, RunResult]) -> Iterator[str]:
     """Yield a line with the settings of each engine on known hardware.
 
-    Variants with equal settings share a line.
+    Variants with equal settings share a line. If two lines state the same settings with different
+    values, the second line contains only the different values.
     """
-    by_line: dict[str, list[str]] = {}
+    owners: dict[_Settings, list[str]] = {}
     for name, result in results.items():
-        for place, settings in result.scenario.origins.sections.items():
-            line = _line(_config(result.scenario, place), settings)
+        for place, origins in result.scenario.origins.sections.items():
+            settings = _list_settings(_config(result.scenario, place), origins)
             where = [str(part) for part in place[1:-1]]  # ("fleet", "replicas", 0, "engine")
-            by_line.setdefault(line, []).append(" ".join([name, *where]))
-    for line, names in by_line.items():
-        whose = "" if len(by_line) == 1 else f" ({', '.join(names)})"
-        yield f"Settings{whose}: {line}."
+            owners.setdefault(settings, []).append(" ".join([name, *where]))
+    first = next(iter(owners), None)
+    for settings, names in owners.items():
+        whose = "" if len(owners) == 1 else f" ({', '.join(names)})"
+        if first and settings is not first and (differing := settings.without(first)):
+            yield f"Settings{whose}: as {owners[first][0]}, except {differing}."
+        else:
+            yield f"Settings{whose}: {settings}."
     for line in dict.fromkeys(_front_end_line(result) for result in results.values()):
         if line:
             yield line
@@ -347,24 +352,53 @@ def _config(scenario: Scenario, place: FieldPath) -> Any:
     return group.engine or scenario.engine
 
 
-def _line(config: Any, settings: EngineSettings) -> str:
-    parts = []
-    if settings.default:
-        chosen = ", ".join(_said(config, name) for name in settings.default)
-        parts.append(f"{chosen} ({settings.source})")
+class _Settings(NamedTuple):
+    """Settings of an engine as text, such as ``block_size 16``: the defaults that were chosen from
+    ``source``, and the given settings.
+    """
+
+    engine: str
+    source: str
+    chosen: tuple[str, ...]
+    given: tuple[str, ...]
+
+    def __str__(self) -> str:
+        chosen = [f"{', '.join(self.chosen)} ({self.source})"] if self.chosen else []
+        given = [f"given: {', '.join(self.given)}"] if self.given else []
+        return "; ".join(chosen + given) or self.engine
+
+    def without(self, other: _Settings) -> str:
+        """Return the values that differ from those of ``other``, or "" if other settings are
+        listed.
+        """
+
+        def names(settings: _Settings) -> list[list[str]]:
+            return [[one.split()[0] for one in some] for some in (settings.chosen, settings.given)]
+
+        if (self.engine, names(self)) != (other.engine, names(other)):
+            return ""
+        chosen = tuple(one for one in self.chosen if one not in other.chosen)
+        given = tuple(one for one in self.given if one not in other.given)
+        return str(self._replace(chosen=chosen, given=given)) if chosen or given else ""
+
+
+def _list_settings(config: Any, origins: EngineSettings) -> _Settings:
     # A saved scenario contains every setting. Those with their default value are not printed,
     # unless the launcher would choose another value.
     spec = find_engine_spec(config)
     chosen_at_start = {spec.memory, *spec.launch.fields}
     given = [
         name
-        for name in settings.given
+        for name in origins.given
         if name in chosen_at_start
         or getattr(config, name) != config.__dataclass_fields__[name].default
     ]
-    if given:
-        parts.append("given: " + ", ".join(_said(config, name) for name in given))
-    return "; ".join(parts) or f"{config.name} {config.variant}"
+    return _Settings(
+        f"{config.name} {config.variant}",
+        origins.source,
+        tuple(_said(config, name) for name in origins.default),
+        tuple(_said(config, name) for name in given),
+    )
 
 
 def _said(config: Any, name: str) -> str:

@@ -28,9 +28,11 @@ from simkv.sim.run_record import RequestRecord, RunRecord
 #: Maximum number of requests whose blockers are added up, because this takes time.
 MAX_BLOCKED_REQUESTS = 60
 #: Minimum wait for a resource, as a fraction of the requests' time, for which the resource is named
-#: as the cause: with a verdict, and without one.
+#: as the cause: with a verdict, and without one. Without a verdict, the wait must also reach
+#: ``MIN_CAUSE_WAIT_S`` per request, which is the shortest delay that a user could notice.
 MIN_WAIT_SHARE = 0.01
 MIN_CAUSE_SHARE = 0.05
+MIN_CAUSE_WAIT_S = 0.05
 #: Metrics for the comparison of two variants; lower is better for all of them.
 COMPARED_FIGURES = tuple(
     METRICS[name]
@@ -170,7 +172,8 @@ def describe_cause(result: RunResult, verdicts: Sequence[Verdict] | None = None)
     bottleneck, seconds = _find_bottleneck(result, requests)
     if bottleneck is None or not waits or seconds < MIN_WAIT_SHARE * lived:
         return "none; requests hardly waited."
-    if first is None and seconds < MIN_CAUSE_SHARE * lived:
+    least = max(MIN_CAUSE_SHARE * lived, MIN_CAUSE_WAIT_S * len(requests))
+    if first is None and seconds < least:
         return f"none; requests hardly waited ({shares})."
     said = [f"{bottleneck}."]
     if any(isinstance(verdict, Thrashing) for verdict in others):

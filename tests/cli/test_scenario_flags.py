@@ -31,6 +31,13 @@ def summary(simkv: Simkv, name: str) -> dict[str, object]:
     return variant
 
 
+def num_gpu_blocks(simkv: Simkv, name: str) -> int:
+    text = (simkv.folder / name / "scenario.yaml").read_text()
+    found = re.search(r"num_gpu_blocks: (\d+)", text)
+    assert found
+    return int(found[1])
+
+
 def test_reduced_length_is_noted(simkv: Simkv) -> None:
     done = simkv("run", "--gpu", "H100", "--model", "llama-3.1-70b", "--tp", 2, *LOAD, "--no-plots")
     assert done.code == 0, done.err
@@ -243,7 +250,18 @@ def test_log_of_a_server_gives_its_requests_and_settings(simkv: Simkv) -> None:
     assert "settings found in the log: max_num_seqs 9" in done.err
     assert "To reproduce the server of the log: simkv diagnose" in done.err
     assert "may be faster or slower than the server of the log" in done.err
-    assert re.search(r"the KV cache of [\d,]+ tokens in the log is not used", done.err)
+    cache = re.search(
+        r"in the log is not used; to use it: --set (engine.num_gpu_blocks=\d+)\n", done.err
+    )
+    assert cache
+    other = ("--set", "engine.gpu_memory_utilization=0.95")
+    cached = (*other, "--set", cache[1])
+    found = []
+    for name, more in (("e", other), ("d", cached)):
+        words = (*SERVER, "--trace", log, *more, "--out", name, "--no-plots")
+        assert simkv("run", *words).code == 0
+        found.append(num_gpu_blocks(simkv, name))
+    assert found[0] > found[1] == num_gpu_blocks(simkv, "a")
     assert "is unknown: the default" not in done.err
     command = simkv("run", "--gpu", "L4", "--from-command", LINE, "--trace", log, "--out", "c")
     assert command.code == 0, command.err

@@ -99,3 +99,22 @@ def test_describes_each_bottleneck(
         .describe(engine, find_engine_spec(engine))
         .startswith(phrase)
     )
+
+
+@pytest.mark.parametrize(
+    ("rate", "cause"), [(1, "none; requests hardly waited ("), (".inf", "the API")]
+)
+def test_unnoticeable_waits_are_no_cause(tmp_path: Path, rate: object, cause: str) -> None:
+    """One short request at a time spends 20 % of its time in the API server, but only 10 ms."""
+    (tmp_path / "s.yaml").write_text(
+        "name: short\n"
+        "hardware: {gpu: H100, model: llama-3.1-8b}\n"
+        f"workload: {{arrivals: {{num_prompts: 100, request_rate: {rate}, prompt_tokens: 100, "
+        "output_tokens: 5}}\n"
+        "engine: {name: vllm, max_model_len: 8192}\n"
+    )
+    result = run_scenario(load(tmp_path / "s.yaml")["run"], tmp_path, intervals=False)
+    assert describe_cause(result).startswith(cause)
+    found = bottleneck(result)
+    assert found.kind is LedgerKind.FRONT_END
+    assert found.seconds > 0.1 * sum(result.diagnosis.totals.values())

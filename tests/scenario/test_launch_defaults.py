@@ -178,6 +178,28 @@ def test_cache_size_of_every_engine_follows_from_memory(
     assert values(scenario, expected) == expected
 
 
+def test_settings_of_further_variants_are_differences(tmp_path: Path) -> None:
+    results = {
+        name: run_scenario(one(tmp_path, *overrides), tmp_path, intervals=False)
+        for name, overrides in {
+            "first": [],
+            "fp8": ["hardware.weights=fp8"],
+            "slots": ["engine.max_num_seqs=64"],
+        }.items()
+    }
+    first, fp8, slots, _ = settings_lines(results)
+    blocks = [values(result.scenario)["num_gpu_blocks"] for result in results.values()]
+    assert isinstance(first, str)
+    assert first.startswith(f"Settings (first): block_size 16, num_gpu_blocks {blocks[0]}, ")
+    assert fp8 == (
+        f"Settings (fp8): as first, except num_gpu_blocks {blocks[1]} (default of vllm {NEWEST} on "
+        "H100-SXM)."
+    )
+    assert blocks[0] < blocks[1]
+    assert isinstance(slots, str)
+    assert slots.endswith("; given: max_num_seqs 64.")
+
+
 def test_console_and_saved_file_mark_defaults(tmp_path: Path) -> None:
     scenario = one(tmp_path, "engine.max_num_seqs=64")
     result = run_scenario(scenario, tmp_path, intervals=False)
