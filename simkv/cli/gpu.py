@@ -30,7 +30,7 @@ from simkv.cli.gpu_options import (
 )
 from simkv.cli.gpu_validate import validate
 from simkv.cli.usage_errors import Commands
-from simkv.core.atomic_files import check_file, write_text
+from simkv.core.atomic_files import check_file, check_folder, write_text
 
 if TYPE_CHECKING:
     from simkv.gpu.execution_record import ExecutionRecord
@@ -186,6 +186,7 @@ def calibrate(
     compares the measured step times with the step times that simkv computes from public operator
     tables. Scenarios with a `hardware` section use these computed step times.
     """
+    check_folder("OUT", out)
     setup = device_setup(device, model, True, warm_up, threads, 0, clock)
     budget_s = parse_duration(budget)
     from simkv.gpu import gpu_calibration as campaign

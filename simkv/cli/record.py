@@ -32,7 +32,8 @@ SourceOption = Annotated[
 ]
 Cases = Annotated[int, typer.Option(min=1, help="Number of random cases.")]
 Seed = Annotated[int, typer.Option(min=0, help="Random seed of the generated cases.")]
-
+#: End of the name of a file with several recordings.
+PACKED = ".jsonl.gz"
 
 TimeLimit = Annotated[
     float,
@@ -48,12 +49,22 @@ def _names(driven: EngineDriver, version: str, cases: int, seed: int) -> list[st
     return [name for name in driven.form.names(version, cases * (seed + 1)) if name not in earlier]
 
 
+def _check(out: Path) -> None:
+    """Raise InputError if recordings cannot be written to the file or directory ``out``."""
+    from simkv.core.atomic_files import check_file, check_folder
+
+    if out.name.endswith(PACKED):
+        check_file("--out", out)
+    else:
+        check_folder("--out", out)
+
+
 def _write(out: Path, traces: Collection[DecisionTrace]) -> None:
     """Write recordings to one file, or to files in a directory."""
     from simkv.conformance.decision_trace import pack_traces
     from simkv.core.atomic_files import make_folder, write_bytes
 
-    if out.name.endswith(".jsonl.gz"):
+    if out.name.endswith(PACKED):
         write_bytes(out, pack_traces(traces))
         return
     make_folder(out)
@@ -96,6 +107,7 @@ def record(
     from simkv.native.release_sources import open_sources
 
     driven = ENGINE_DRIVERS[engine]
+    _check(out)
     with (
         open_sources(driven.native.package, version, source) as (folder, found),
         driven.native.stub_imports(folder),
@@ -162,10 +174,12 @@ def follow(
     )
     from simkv.conformance.record.release_follower import follow as follow_release
     from simkv.conformance.record.rule_inference import distinct_releases
-    from simkv.core.atomic_files import write_bytes
+    from simkv.core.atomic_files import check_file, write_bytes
     from simkv.native.release_sources import open_sources
 
     driven = ENGINE_DRIVERS[engine]
+    if report is not None:
+        check_file("--report", report)
     with (
         open_sources(driven.native.package, version, source) as (folder, found),
         driven.native.stub_imports(folder),

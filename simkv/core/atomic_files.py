@@ -7,6 +7,7 @@ with atomic_file(path) as new:
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
@@ -124,8 +125,8 @@ def check_file(option: str, file: Path) -> None:
             what = "is a folder"
         elif not file.parent.is_dir():
             what = "its folder does not exist"
-        elif not os.access(file.parent, os.W_OK) and (file.is_file() or not file.exists()):
-            what = "its folder is read-only"
+        elif (file.is_file() or not file.exists()) and not _is_writable(file.parent):
+            what = "its folder is not writable"
     if what:
         raise InputError(f"{option} {file}: {what}; expected a file in a folder that exists")
 
@@ -158,13 +159,28 @@ def check_folder(
         raise InputError(f"{option} {folder}: {found}; expected {expected}")
 
 
+def _is_writable(folder: Path) -> bool:
+    """Return whether a directory can be created in ``folder``.
+
+    A full disk raises OSError.
+    """
+    # os.access allows everything to the superuser, even on a read-only file system.
+    try:
+        Path(tempfile.mkdtemp(prefix=".simkv-", dir=folder)).rmdir()
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        return False
+    return True
+
+
 def _find_conflict(folder: Path, what: str, is_own: Callable[[Path], bool] | None) -> str:
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     name = "" if existing is folder else f"{existing} "
     if not existing.is_dir():
         return f"{name}is a file"
-    if not os.access(existing, os.W_OK):
-        return f"{name}is read-only"
+    if not _is_writable(existing):
+        return f"{name}is not writable"
     if is_own and existing is folder and any(folder.iterdir()) and not is_own(folder):
         return f"contains other files and no {what}"
     return ""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from simkv.core.atomic_files import make_folder, translate_disk_errors, write_text
+from simkv.core.atomic_files import check_folder, make_folder, translate_disk_errors, write_text
 from simkv.core.errors import InputError
 from simkv.incident.evidence import Evidence, StatedSetting
 
@@ -56,13 +56,7 @@ def is_incident(folder: Path) -> bool:
 
 def check_incident_folder(folder: Path) -> None:
     """Raise InputError if ``folder`` is not writable or contains unrelated files."""
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"--out {folder}: this is a file; expected a directory")
-    if folder.is_dir() and not is_incident(folder) and any(folder.iterdir()):
-        raise InputError(
-            f"--out {folder}: contains other files; expected a new or empty directory, or "
-            "an earlier diagnosis"
-        )
+    check_folder("--out", folder, "earlier diagnosis", is_incident)
 
 
 def write_evidence(folder: Path, evidence: Evidence) -> None:

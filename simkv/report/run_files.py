@@ -53,6 +53,8 @@ def check_run_folder(folder: Path) -> None:
         raise InputError(
             f"--out {folder}: is the current directory; expected a new or empty directory"
         )
+    if folder.exists():  # an earlier run is replaced by a rename in its parent directory
+        check_folder("--out", folder.absolute().parent)
 
 
 def _is_run(folder: Path) -> bool:

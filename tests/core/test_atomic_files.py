@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -79,12 +80,25 @@ def test_check_file_rejects_impossible_paths(tmp_path: Path, place: str, complai
 
 
 def test_rejects_read_only_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "access", lambda *_: False)
+    def refuse(**_: object) -> str:
+        raise PermissionError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(tempfile, "mkdtemp", refuse)
     atomic_files.check_file("--out", Path(os.devnull))
-    with pytest.raises(InputError, match="its folder is read-only"):
+    with pytest.raises(InputError, match="its folder is not writable"):
         atomic_files.check_file("--out", tmp_path / "x")
-    with pytest.raises(InputError, match=f"--out {tmp_path}/a/b: {tmp_path} is read-only"):
+    with pytest.raises(InputError, match=f"--out {tmp_path}/a/b: {tmp_path} is not writable"):
         atomic_files.check_folder("--out", tmp_path / "a" / "b")
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="requires /proc")
+def test_rejects_paths_that_only_seem_writable(tmp_path: Path) -> None:
+    """The superuser has all permissions in /proc, but no file can be created there."""
+    for check in (atomic_files.check_file, atomic_files.check_folder):
+        with pytest.raises(InputError, match="is not writable"):
+            check("--out", Path("/proc/simkv"))
+        check("--out", tmp_path / "new")
+    assert names(tmp_path) == []
 
 
 def test_check_new_file_rejects_existing_files(tmp_path: Path) -> None:
