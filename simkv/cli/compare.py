@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from simkv.cli.command_support import AsJson, Jobs, Overrides, print_json, progress, show
-from simkv.cli.scenario_flags import add_scenario_flags, build_from, options_of
+from simkv.cli.scenario_flags import add_scenario_flags, build_from, options_of, print_notes
 from simkv.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -86,8 +86,10 @@ def _scenario(values: dict[str, Any], overrides: list[str], label: str) -> Scena
     """Return the scenario of one launch command; print notes on it to standard error."""
     from simkv.scenario.scenario_loader import resolve_variants
 
-    built = build_from(options_of(values), f"{label}: ")
-    return resolve_variants(built.document, overrides)["run"]
+    built = build_from(options_of(values))
+    scenario = resolve_variants(built.document, overrides)["run"]
+    print_notes(built, f"{label}: ")
+    return scenario
 
 
 def _describe(found: ChangeCheck, tolerance: float) -> Iterator[str]:

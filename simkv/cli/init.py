@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from simkv.cli.command_support import Overwrite, show
-from simkv.cli.scenario_flags import add_scenario_flags, find_document, options_of
+from simkv.cli.scenario_flags import add_scenario_flags, find_document, options_of, print_notes
 from simkv.core.errors import InputError
 
 
@@ -37,6 +37,7 @@ def init(
     document, built = find_document(None, options_of(described))
     assert built is not None
     scenario = resolve_variants(document.copy())["run"]
+    print_notes(built)
     schema = file.parent / SCHEMA
     write_text(file, write_template(document, scenario, built.notes, file.parent))
     write_text(schema, json.dumps(json_schema(), indent=1) + "\n")

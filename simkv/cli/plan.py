@@ -27,11 +27,12 @@ from simkv.cli.command_support import (
     show,
     warn_overruled,
 )
-from simkv.cli.scenario_flags import find_document, list_parameters, options_of
+from simkv.cli.scenario_flags import find_document, list_parameters, options_of, print_notes
 from simkv.core.errors import InputError
 
 if TYPE_CHECKING:
     from simkv.scenario.launch_line import LaunchLine
+    from simkv.scenario.scenario_builder import BuiltScenario
     from simkv.scenario.yaml_document import YamlDocument
     from simkv.study.job_runner import JobRunner, ProgressCallback
     from simkv.study.plan.capacity_plan import CapacityPlan
@@ -102,7 +103,8 @@ def plan(
         raise InputError("--kv-bandwidth: requires --tune")
     file, limits = _words(scenario or [], asked["goodput"] or [])
     tp_given = asked.get("tp") is not None
-    document, line = _document(file, asked)
+    document, built = _document(file, asked)
+    line = built.line if built else None
     if tune:
         _tune_replicas(document, asked)
     fields = {name: asked[name] for name in PlanRequest.model_fields}
@@ -112,6 +114,7 @@ def plan(
         from simkv.study.plan.deployment_search import search_deployments
 
         bases, tokens = prepare_layouts(document, request, tp_given, print_error)
+        print_notes(built)
         warn_overruled(document, bases[0].prepared.request.overrides)
         folder = out or Path("runs") / f"{bases[0].prepared.name}-plan"
         check_store(folder, "plan")
@@ -123,6 +126,7 @@ def plan(
         _show_search(search, line, folder, as_json)
         return
     prepared = prepare(document, request, print_error)
+    print_notes(built)
     warn_overruled(document, prepared[0].request.overrides)
     folder = out or Path("runs") / f"{prepared[0].name}-plan"
     check_store(folder, "plan")
@@ -275,8 +279,8 @@ select_options(all_of_them=False)
 _REPLICAS = "fleet.replicas=1..64"
 
 
-def _document(file: str | None, asked: dict[str, Any]) -> tuple[YamlDocument, LaunchLine | None]:
-    """Return the scenario, and the launch command that it was built from, if any.
+def _document(file: str | None, asked: dict[str, Any]) -> tuple[YamlDocument, BuiltScenario | None]:
+    """Return the scenario, and the options that it was built from, if any.
 
     Without a file, several values of ``--gpu`` or ``--tp`` are added to ``asked["each"]``, which
     makes one plan for each combination.
@@ -310,7 +314,7 @@ def _document(file: str | None, asked: dict[str, Any]) -> tuple[YamlDocument, La
     if len(several["gpu"]) > 1:
         document.tree["name"] = make_name(str(document.tree["hardware"]["model"]), *several["gpu"])
     _search_replicas(document, asked)
-    return document, built.line
+    return document, built
 
 
 def _search_replicas(document: YamlDocument, asked: dict[str, Any]) -> None:

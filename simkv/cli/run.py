@@ -23,7 +23,7 @@ from simkv.cli.command_support import (
     show,
     warn_overruled,
 )
-from simkv.cli.scenario_flags import add_scenario_flags, find_document, options_of
+from simkv.cli.scenario_flags import add_scenario_flags, find_document, options_of, print_notes
 from simkv.core.atomic_files import check_file
 from simkv.core.errors import InputError
 
@@ -156,6 +156,7 @@ def run(
         check_variant(variant, list_variant_names(document))
         select_variant(document, variant)
     variants = resolve_variants(document.copy(), set_ or [])
+    print_notes(built)
     warn_overruled(document, set_ or [])
     _compare_with_port(against, variants, where)
     name = next(iter(variants.values())).name

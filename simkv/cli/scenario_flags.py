@@ -69,8 +69,8 @@ def find_document(
 ) -> tuple[YamlDocument, BuiltScenario | None]:
     """Return the scenario of a file, or the one that the options describe.
 
-    Notes on the options are printed to standard error. Raises InputError if both or neither are
-    given.
+    The caller prints the notes on the options after it has checked the scenario (``print_notes``).
+    Raises InputError if both or neither are given.
     """
     if scenario is not None:
         if options.given:
@@ -143,32 +143,42 @@ def _calibrated(options: ScenarioOptions, trace: Path) -> YamlDocument | None:
     return document
 
 
-def build_from(options: ScenarioOptions, label: str = "") -> BuiltScenario:
-    """Build a scenario from options, and print notes about it to standard error.
+def build_from(options: ScenarioOptions) -> BuiltScenario:
+    """Build a scenario from options.
 
     If ``--trace`` is a server log, the scenario contains the requests of the log, and settings that
-    the options do not state come from the log. Each note starts with ``label``.
+    the options do not state come from the log.
     """
     from simkv.scenario.scenario_builder import build_scenario
 
-    traffic = None
+    traffic, notes = None, list[str]()
     if options.trace is not None:
-        options, traffic = _with_log(options, options.trace)
+        options, traffic = _with_log(options, options.trace, notes)
     built = build_scenario(options)
     if traffic is not None and built.line is not None:
-        print_error(f"note: {label}the settings in the log are ignored; the command replaces them")
+        notes.append("the settings in the log are ignored; the command replaces them")
     elif traffic is not None:
         built.document.tree["engine"] |= traffic.settings
         names = ", ".join(f"{name} {value}" for name, value in traffic.settings.items())
-        print_error(f"note: {label}settings found in the log: {names or 'none'}")
-    for note in built.notes:
+        notes.append(f"settings found in the log: {names or 'none'}")
+    return replace(built, notes=(*notes, *built.notes))
+
+
+def print_notes(built: BuiltScenario | None, label: str = "") -> None:
+    """Print the notes on a scenario built from options; each note starts with ``label``.
+
+    Call this function after the scenario has been checked, so that an error is printed without
+    notes.
+    """
+    for note in built.notes if built else ():
         print_error(f"note: {label}{note}")
-    return built
 
 
-def _with_log(options: ScenarioOptions, trace: Path) -> tuple[ScenarioOptions, LogTraffic | None]:
+def _with_log(
+    options: ScenarioOptions, trace: Path, notes: list[str]
+) -> tuple[ScenarioOptions, LogTraffic | None]:
     """If ``trace`` is a log, use its requests as the trace of the options; also return the log's
-    settings.
+    settings. Notes for the user are added to ``notes``.
     """
     from simkv.incident.log_traffic import is_trace, read_log_traffic
     from simkv.incident.server_setup import UserSettings
@@ -177,14 +187,13 @@ def _with_log(options: ScenarioOptions, trace: Path) -> tuple[ScenarioOptions, L
     if not trace.is_file() or is_trace(trace):
         return options, None
     if is_access_log(trace):
-        return _with_access_log(options, trace), None
+        return _with_access_log(options, trace, notes), None
     asked = UserSettings(options.engine, options.version, model=options.model)
     found = read_log_traffic(trace, Path("runs") / f"{trace.stem}-traffic", asked)
-    print_error(f"note: requests of {trace.name} written to {found.trace}")
-    for note in found.notes:
-        print_error(f"note: {trace.name}: {note}")
-    print_error(
-        "note: the size of the KV cache and the step times follow from the GPU and the model, not "
+    notes.append(f"requests of {trace.name} written to {found.trace}")
+    notes += [f"{trace.name}: {note}" for note in found.notes]
+    notes.append(
+        "the size of the KV cache and the step times follow from the GPU and the model, not "
         "from the log. The simulated server may be faster or slower than the server of the log. To "
         f"reproduce the server of the log: simkv diagnose {trace}"
     )
@@ -196,7 +205,7 @@ def _with_log(options: ScenarioOptions, trace: Path) -> tuple[ScenarioOptions, L
     return replace(options, **changed), found
 
 
-def _with_access_log(options: ScenarioOptions, trace: Path) -> ScenarioOptions:
+def _with_access_log(options: ScenarioOptions, trace: Path, notes: list[str]) -> ScenarioOptions:
     """Use the arrivals of an access log as the trace; the options state the lengths of requests."""
     from simkv.incident.web_access_log import write_access_traffic
 
@@ -211,5 +220,5 @@ def _with_access_log(options: ScenarioOptions, trace: Path) -> ScenarioOptions:
     target = Path("runs") / f"{trace.stem}-traffic" / "traffic.csv"
     ratio = options.range_ratio or 0.0
     count = write_access_traffic(trace, target, options.input_len, options.output_len, ratio)
-    print_error(f"note: {count:,} requests of {trace.name} written to {target}")
+    notes.append(f"{count:,} requests of {trace.name} written to {target}")
     return replace(options, trace=target, input_len=None, output_len=None, range_ratio=None)

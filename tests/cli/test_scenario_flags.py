@@ -60,8 +60,16 @@ def test_invalid_setting_gives_one_error(simkv: Simkv) -> None:
 
 def test_misspelled_gpu_suggests_the_plain_name(simkv: Simkv) -> None:
     done = simkv("run", "--gpu", "H1OO", "--model", "llama-3.1-8b", *LOAD)
-    assert done.code == 2
+    assert (done.code, done.err.count("\n")) == (2, 1)
     assert "nearest: NVIDIA H100 80GB HBM3, " in done.err
+
+
+@pytest.mark.parametrize("command", ["run", "init", "plan", "compare"])
+def test_errors_are_printed_without_notes(simkv: Simkv, command: str) -> None:
+    own = {"plan": ("--slo", "ttft_ms.p99<=500"), "compare": ("--from-command", LINE) * 2}
+    server = () if command == "compare" else ("--model", "llama-3.1-8b")
+    done = simkv(command, "--gpu", "H1OO", *server, *LOAD, *own.get(command, ()))
+    assert (done.code, done.err.count("\n")) == (2, 1), done.err
 
 
 def test_rejected_requests_are_not_a_matter_of_load(simkv: Simkv) -> None:
