@@ -55,6 +55,11 @@ _PLAIN = [
     (r"input should be a valid (list|tuple|set|array).*", "should be a list"),
     (r"input should be a valid string.*", "should be text"),
     (r"input should be a valid boolean.*", "should be true or false"),
+    # A positive number has a tiny minimum in place of 0.
+    (
+        r"input should be greater than or equal to (?:0\.0{5,}\d+|\de-\d+)",
+        "should be greater than 0",
+    ),
     (r"keys should be strings", "keys should be text"),
     (
         r"string should match pattern.*A-Za-z0-9.*",

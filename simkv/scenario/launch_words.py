@@ -24,6 +24,8 @@ _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 #: Reference to a variable, with an optional default.
 _REFERENCE = re.compile(r"\$(?:\{(\w+)(?::?-([^}]*))?\}|(\w+))")
 _SEPARATORS = ";&|<>()\n"
+#: Programs that start a command without the variables of the shell.
+_CONTAINERS = ("docker", "podman", "nerdctl")
 #: Options of ``docker run`` that set an environment variable.
 _SETS_VARIABLE = ("-e", "--env")
 
@@ -61,6 +63,8 @@ def find_launch_words(text: str, option: str = "--from-command") -> LaunchWords:
         for options in _servers().values()
         for program in (*options.programs, *(("python", "-m", one) for one in options.modules))
     ]
+    if not found and source == option and _is_path(text):
+        raise InputError(f"{option} {text}: this file does not exist")
     if not found:
         shown = text if len(text) <= 60 else f"{text[:60]}…"
         raise InputError(
@@ -75,6 +79,11 @@ def _is_file(text: str) -> bool:
         return Path(text).is_file()
     except OSError:  # a long command cannot be a file name
         return False
+
+
+def _is_path(text: str) -> bool:
+    """Return whether a text is one word that looks like the path of a script or compose file."""
+    return bool(re.fullmatch(r"\S*/\S*|\S+\.(sh|bash|ya?ml)(:\S+)?", text, re.IGNORECASE))
 
 
 def _servers() -> dict[str, LaunchOptions]:
@@ -144,14 +153,19 @@ def _split(text: str) -> list[str]:
 def _in_script(text: str, source: str) -> Iterator[LaunchWords]:
     """Yield the launch lines among the commands of a script."""
     variables: dict[str, str] = {}
+    exported: dict[str, str] = {}
     release = None
     for command in _commands(text, source):
         words = [_expanded(word, variables) for word in command]
+        exports = words[:1] == ["export"]
         plain = words[1:] if words[:1] in (["export"], ["set"]) else words
-        if plain and all(_ASSIGNMENT.fullmatch(word) for word in plain):
-            variables |= dict(word.split("=", 1) for word in plain)
+        if plain and (exports or all(_ASSIGNMENT.fullmatch(word) for word in plain)):
+            variables |= dict(word.split("=", 1) for word in plain if "=" in word)
+            names = [word.partition("=")[0] for word in plain] if exports else exported
+            exported |= {name: variables[name] for name in names if name in variables}
             continue
-        launch = _of_words(words, {})
+        in_container = any(word.rsplit("/", 1)[-1] in _CONTAINERS for word in words)
+        launch = _of_words(words, {} if in_container else exported)
         if launch:
             own = dict(launch.variables)
             yield LaunchWords(launch.engine, launch.words, launch.version or release, own)

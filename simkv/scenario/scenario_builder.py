@@ -187,6 +187,8 @@ class _Builder:
     def _trace(self, trace: Path) -> None:
         """Set a workload that replays a trace or its busiest period, at any speed."""
         options = self.options
+        if not trace.exists():
+            raise InputError(f"--trace {trace}: this file does not exist")
         self._set("workload.trace", str(trace), "trace")
         names = {
             "limit": "num_prompts",

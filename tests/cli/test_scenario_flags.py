@@ -208,6 +208,8 @@ def test_diff_names_figures_outcomes_and_the_first_decision(simkv: Simkv) -> Non
         (("--gpu", "L4"), "--model: missing"),
         (("--model", "llama-3.1-8b"), "--gpu: missing"),
         ((*SERVER, "--peak", "1h"), "--peak: requires --trace"),
+        ((*SERVER, "--trace", "none.csv"), "--trace none.csv: this file does not exist\n"),
+        ((*SERVER, "--request-rate", "0"), "request_rate: should be greater than 0; found 0.0"),
         ((*SERVER, "--load", "x", "--seed", "1"), "--seed: cannot be combined with --load"),
         ((*SERVER, "--engine", "vlm"), "did you mean 'vllm'"),
         (("x.yaml", *SERVER), "--gpu: cannot be combined with a scenario file"),

@@ -150,9 +150,25 @@ services:
 
 
 @pytest.mark.parametrize(
+    ("command", "listed"),
+    [
+        ("export A=1 B=2\nC=3 vllm serve X", "A=1, B=2, C=3"),
+        ("A=1\nB=2\nexport A\nvllm serve X", "A=1"),
+        ("export A=1; bash -c 'export B=2; vllm serve X'", "A=1, B=2"),
+        ("export A=1\ndocker run -e B=2 vllm/vllm-openai:v0.11.0 --model X", "B=2"),
+    ],
+)
+def test_environment_variables_are_listed(command: str, listed: str) -> None:
+    assert read_launch_line(command).summary() == [f"ignored (no effect on scheduling): {listed}"]
+
+
+@pytest.mark.parametrize(
     ("command", "message"),
     [
         ("ls -l", "no launch command of a server"),
+        ("start.sh", "^--from-command start.sh: this file does not exist"),
+        ("none.yaml:llm", "^--from-command none.yaml:llm: this file does not exist"),
+        ("deploy/start", "^--from-command deploy/start: this file does not exist"),
         ("vllm serve X --max-num-seqz 3", "did you mean '--max-num-seqs'"),
         ("vllm serve X --max-num-seqs", "expected a value"),
         ("vllm serve $M", r"\$M: the variable \$M has no value"),
