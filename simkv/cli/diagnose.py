@@ -265,15 +265,18 @@ def _read(inputs: list[Path], columns: str | None) -> Evidence:
 
     mapped = None if columns is None else parse_record_columns(columns)
     with tempfile.TemporaryDirectory() as folder:
+        stored = Path(folder) / "stdin"
         if STDIN in inputs:
             if inputs.count(STDIN) > 1:
                 raise InputError("-: standard input can be given only once")
-            stored = Path(folder) / "stdin"
             with stored.open("wb") as file:
                 shutil.copyfileobj(sys.stdin.buffer, file)
             inputs = [stored if path == STDIN else path for path in inputs]
-        with progress("reading", file=max(inputs, key=_size)) as advance:
-            return read_inputs(inputs, lambda done: advance(done), mapped)
+        try:
+            with progress("reading", file=max(inputs, key=_size)) as advance:
+                return read_inputs(inputs, lambda done: advance(done), mapped)
+        except InputError as error:
+            raise InputError(str(error).replace(str(stored), "standard input")) from error
 
 
 def _size(path: Path) -> int:

@@ -20,6 +20,7 @@ from simkv.incident.evidence import Evidence
 from simkv.incident.log_lines import read_beginning
 from simkv.workload.formats.format_detection import HEAD_BYTES, detect_format, read_head
 from simkv.workload.formats.measured_latencies import read_measured_latencies
+from simkv.workload.formats.trace_format import FileHead
 from simkv.workload.trace_selection import Selection
 from simkv.workload.trace_source import TraceSource
 
@@ -119,7 +120,9 @@ def read_source(path: Path, advance: Callable[[int], None] | None = None) -> Evi
         form, found = detect_format(path)
     except InputError as error:
         if head.kind in (*_TEXT, "json", "binary"):
-            return _anywhere(path, advance, error if head.kind == "json" else None)
+            known = head.kind == "json" or head.is_empty or _is_table(head, beginning)
+            hint = "" if head.is_empty else ". `simkv diagnose` has an option --columns, too"
+            return _anywhere(path, advance, InputError(f"{error}{hint}") if known else None)
         raise
     source = TraceSource(found, Selection(skip_bad=True), advance)
     table = read_measured_latencies(found, source)
@@ -130,6 +133,22 @@ def read_source(path: Path, advance: Callable[[int], None] | None = None) -> Evi
 _BOTH = (re.compile(r"Avg prompt throughput: "), re.compile(r"(Prefill|Decode) batch[,.] #"))
 #: Kinds of files that may be logs.
 _TEXT = ("text", "csv", "yaml")
+
+
+#: Name of a column in a CSV header.
+_COLUMN = re.compile(r"[A-Za-z_][\w .()/%-]*")
+
+
+def _is_table(head: FileHead, beginning: str) -> bool:
+    """Return whether a file is a CSV file: a header with names, and rows with the same number of
+    columns.
+    """
+    rows = [line for line in beginning.splitlines()[:10] if line.strip()]
+    return (
+        head.kind == "csv"
+        and all(_COLUMN.fullmatch(name) for name in head.columns)
+        and all(row.count(",") == len(head.columns) - 1 for row in rows if '"' not in row)
+    )
 
 
 def _titles(between: str) -> str:

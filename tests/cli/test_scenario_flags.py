@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -220,6 +222,15 @@ def test_bad_options_are_one_message(simkv: Simkv, words: tuple[str, ...], messa
     done = simkv("run", *words)
     assert (done.code, done.err.count("\n")) == (2, 1)
     assert message in done.err
+
+
+def test_errors_call_standard_input_by_its_name(
+    simkv: Simkv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"hello\n")))
+    done = simkv("diagnose", "-")
+    assert done.code == 2
+    assert done.err.startswith("simkv: standard input: unknown kind of file")
 
 
 def test_busiest_period_of_a_trace(simkv: Simkv) -> None:

@@ -119,8 +119,23 @@ def test_truncated_log_is_read_and_other_file_rejected(tmp_path: Path) -> None:
     found = log(tmp_path, f"{line}\n{line[:150]}").series
     assert found is not None
     assert len(found) == 1
-    with pytest.raises(InputError, match="unknown kind of file"):
-        log(tmp_path, "some words\nand others\n")
+    for text in ("some words\nand others\n", "some, words\nand others\n"):
+        with pytest.raises(InputError, match="unknown kind of file"):
+            log(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("time,in,out\n1,2,3\n", r"the columns time, in, out\. Expected the columns arrival,"),
+        ("time,in,out\n1,2,3\n", r"`simkv trace convert \S+ trace.csv --columns arrival=NAME,"),
+        ("arrival,prompt_tokens\n1,2\n", "missing output_tokens; found a CSV file"),
+        ("", "the file is empty"),
+    ],
+)
+def test_table_is_not_called_a_log(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        log(tmp_path, text)
 
 
 def test_arrivals_and_aborts(tmp_path: Path) -> None:

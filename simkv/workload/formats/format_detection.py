@@ -22,7 +22,7 @@ from simkv.workload.formats.mooncake_agentic_v2 import MOONCAKE_AGENTIC_V2
 from simkv.workload.formats.otel_spans import SPANS
 from simkv.workload.formats.recorded_case import CASE
 from simkv.workload.formats.servegen import SERVEGEN, is_client_file
-from simkv.workload.formats.simkv_csv import SIMKV, find_missing_columns
+from simkv.workload.formats.simkv_csv import LENGTH_PARSERS, SIMKV, find_missing_columns
 from simkv.workload.formats.simkv_parquet import PARQUET
 from simkv.workload.formats.splitwise import SPLITWISE
 from simkv.workload.formats.trace_format import FileHead, TraceFormat
@@ -89,6 +89,8 @@ def detect_format(
     for format in TRACE_FORMATS:
         if format.known(head):
             return format, path
+    if head.is_empty:
+        raise InputError(f"{path}: the file is empty")
     if lacking := find_missing_columns(head):
         raise InputError(
             f"{path}: missing {', '.join(lacking)}; found {_described(head)}. If these columns "
@@ -97,19 +99,27 @@ def detect_format(
     found = _described(head)
     if is_client_file(path.name):
         found += " (a single ServeGen client: pass its folder instead)"
-    raise InputError(
-        f"{path}: unknown trace format; found {found}. Supported: {', '.join(FORMAT_NAMES)}; "
-        "see `simkv trace formats`. For your own format, use `simkv trace convert --columns "
-        "arrival=NAME,...`"
-    )
+    raise InputError(f"{path}: unknown trace format; found {found}. {_expected(path, head)}")
 
 
 def _described(head: FileHead) -> str:
-    names = ", ".join(sorted(head.names)[:20])
+    names = ", ".join((head.columns or sorted(head.names))[:20])
     if names and head.kind in ("csv", "json"):
         what = "a CSV file with the columns" if head.kind == "csv" else "JSON with the keys"
         return f"{what} {names}"
     return "a folder" if head.kind == "folder" else f"a {head.kind} file"
+
+
+def _expected(path: Path, head: FileHead) -> str:
+    """Return which files can be read, and the command that maps the columns of a table."""
+    if head.kind not in ("csv", "json"):
+        return f"Supported: {', '.join(FORMAT_NAMES)}; see `simkv trace formats`"
+    pairs = ",".join(f"{name}=NAME" for name in ("arrival", *LENGTH_PARSERS))
+    return (
+        "Expected the columns arrival, prompt_tokens and output_tokens, or a format in `simkv "
+        f"trace formats`. If the columns have other names, use `simkv trace convert {path} "
+        f"trace.csv --columns {pairs}`"
+    )
 
 
 def _data(path: Path) -> Path:
@@ -147,7 +157,8 @@ def read_head(path: Path) -> FileHead:
     if re.match(r"[A-Za-z_]+:(\s|$)", first):
         return FileHead(path, "yaml", _folded(found[1] for found in _YAML_KEY.finditer(text)))
     if "," in first:
-        return FileHead(path, "csv", _folded(name.strip('"') for name in first.split(",")))
+        columns = tuple(name.strip().strip('"') for name in first.split(","))
+        return FileHead(path, "csv", _folded(columns), columns)
     return FileHead(path, "text", _folded([first]))
 
 

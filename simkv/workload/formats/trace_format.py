@@ -16,15 +16,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FileHead:
-    """Beginning of a file: its kind, and its column names or keys."""
+    """Beginning of a file: its kind, and its column names or keys.
+
+    ``names`` are in lower case. ``columns`` are the names in a CSV header, as written.
+    """
 
     path: Path
     kind: Literal["folder", "tar", "parquet", "csv", "json", "yaml", "text", "binary"]
     names: frozenset[str]
+    columns: tuple[str, ...] = ()
 
     def has(self, *names: str) -> bool:
         """Return whether the file has all of these columns or keys, ignoring case."""
         return {name.casefold() for name in names} <= self.names
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the file contains no text."""
+        return self.kind == "text" and self.names == {""}
 
 
 @dataclass(frozen=True)
