@@ -216,7 +216,10 @@ def profile_list(
     if as_json:
         from simkv.report.json_answers import ProfileRow, ProfilesAnswer
 
-        profiles = [ProfileRow(**{**asdict(one), "name": one.name or None}) for one in found]
+        profiles = [
+            ProfileRow(**asdict(one) | {"name": one.name or None, "hardware": one.hardware or None})
+            for one in found
+        ]
         print_json(ProfilesAnswer(profiles=profiles))
         return
     named = [one for one in found if one.name]
@@ -248,8 +251,8 @@ def profile_list(
         )
     if pairs and shown:
         first = next((one for one in pairs if one.fits), pairs[0])
-        tp = f", tp: {first.fits}" if first.fits and first.fits > 1 else ""
-        show(f"in a scenario: hardware: {{gpu: {first.gpu}, model: {first.model}{tp}}}")
+        section = ", ".join(f"{name}: {value}" for name, value in first.hardware.items())
+        show(f"in a scenario: hardware: {{{section}}}")
     if find_installed_tables() is None:
         show(
             "measured operators are not installed, so step times are computed from data "

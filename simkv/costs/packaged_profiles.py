@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from simkv.core.errors import InputError
 from simkv.core.execution_settings import ExecutionSettings
@@ -19,7 +20,7 @@ from simkv.costs.hardware.model_gpu_catalog import (
     gpus,
     other_names,
 )
-from simkv.costs.hardware.replica_hardware import make_hardware
+from simkv.costs.hardware.replica_hardware import Hardware, make_hardware
 from simkv.costs.operators.composed_profiles import PACKAGED_SETTING, combinations
 from simkv.costs.operators.composition import describe_layout
 from simkv.costs.operators.error_sources import describe_error
@@ -36,7 +37,8 @@ class KnownCost:
     """Available step costs: a packaged profile, or a model and a GPU with composed costs.
 
     ``name`` is empty for composed costs. ``fits`` is the minimum number of GPUs that can hold the
-    model, or None. ``error`` is a text about the error of step times.
+    model, or None. ``error`` is a text about the error of step times. ``hardware`` is the section
+    of a scenario that selects these costs; it is empty for a packaged profile.
     """
 
     name: str
@@ -45,6 +47,7 @@ class KnownCost:
     fits: int | None
     basis: str
     error: str
+    hardware: Mapping[str, Any] = field(default_factory=dict)
 
 
 def find_known_costs(words: Sequence[str] = ()) -> list[KnownCost]:
@@ -61,10 +64,10 @@ def find_known_costs(words: Sequence[str] = ()) -> list[KnownCost]:
             basis = find_cost_basis(gpu)
             also = " ".join((*other_names(model.name), *gpu.also, gpu.system or ""))
             if _has(wanted, "", model.name, gpu.name, basis, also):
-                error = _error(model, gpu, basis)
-                found.append(
-                    KnownCost("", model.name, gpu.name, find_min_gpus(model, gpu), basis, error)
-                )
+                error, fits = _error(model, gpu, basis), find_min_gpus(model, gpu)
+                section: dict[str, Any] = {"gpu": gpu.name, "model": model.name}
+                section |= {"tp": fits} if fits and fits > 1 else {}
+                found.append(KnownCost("", model.name, gpu.name, fits, basis, error, section))
     return found
 
 
@@ -110,7 +113,25 @@ def _combined(wanted: Sequence[str]) -> Iterator[KnownCost]:
         basis = f"composed of measured operators, packaged: {rest}"
         if _has(wanted, "", model, gpu.name, basis, also):
             error = describe_error(hardware, PACKAGED_SETTING) or "not known"
-            yield KnownCost("", model, gpu.name, hardware.tp, basis, error)
+            section = make_section(hardware)
+            yield KnownCost("", model, gpu.name, hardware.tp, basis, error, section)
+
+
+def make_section(hardware: Hardware) -> dict[str, Any]:
+    """Return the ``hardware`` section of a scenario for this hardware, without fields that have
+    their default.
+    """
+    found: dict[str, Any] = {"gpu": hardware.gpu.name, "model": hardware.architecture.name}
+    default = make_hardware(hardware.gpu, hardware.architecture)
+    for name in ("tp", "ep", "dp", "weights", "attention", "experts", "kv"):
+        value = getattr(hardware, name)
+        if value != getattr(default, name):
+            found[name] = value
+        if name == "weights":  # this format is the default of attention and experts
+            default = make_hardware(
+                hardware.gpu, hardware.architecture, weights=found.get("weights")
+            )
+    return found
 
 
 def _error(model: Architecture, gpu: Gpu, basis: str) -> str:

@@ -307,6 +307,10 @@ class ProfileRow(_Part):
     fits: int | None = Field(description="Smallest number of GPUs, if known.")
     basis: str
     error: str
+    hardware: dict[str, Any] | None = Field(
+        description="Section `hardware` of a scenario that selects these step costs; null for a "
+        "packaged profile."
+    )
 
 
 class ProfilesAnswer(Answer):

@@ -13,8 +13,10 @@ from typer.testing import CliRunner
 from simkv.cli import app, command_support
 from simkv.core.errors import InputError
 from simkv.costs import packaged_profiles
-from simkv.costs.packaged_profiles import find_known_costs
+from simkv.costs.operators.composed_profiles import combinations, composed_profile_path
+from simkv.costs.packaged_profiles import find_known_costs, make_section
 from simkv.metrics.scenario_runner import run_scenario
+from simkv.scenario.hardware_section import HardwareSection, build_hardware
 from simkv.scenario.scenario_loader import load
 
 
@@ -43,9 +45,19 @@ def test_command_states_how_to_use_a_listed_profile() -> None:
     run = CliRunner().invoke
     done = run(app, ["profile", "list", "qwen3", "8b", "l40s"])
     assert "hardware: {gpu: NVIDIA L40S, model: Qwen/Qwen3-8B}" in done.output
+    done = run(app, ["profile", "list", "llama", "70b"])
+    assert "model: meta-llama/Llama-3.1-70B, tp: 2, weights: fp8}" in done.output
     everything = run(app, ["profile", "list"]).output
     assert "openai/gpt-oss-120b" in everything and "unit-step" in everything  # noqa: PT018
     assert isinstance(run(app, ["profile", "list", "abacus"]).exception, InputError)
+
+
+def test_section_selects_the_packaged_profile() -> None:
+    packaged = [one.hardware for one in combinations() if one.path]
+    assert len(packaged) > 10
+    for hardware in packaged:
+        section = HardwareSection.model_validate(make_section(hardware))
+        assert composed_profile_path(build_hardware(section)) == composed_profile_path(hardware)
 
 
 def test_names_are_not_cut_on_narrow_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
