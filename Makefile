@@ -13,6 +13,10 @@ COMPILED := build/compiled
 OF_COMPILED := tests/test_compiled.py tests/conformance tests/laws/test_laws.py tests/laws/test_leaping.py -k "vllm or test_compiled"
 DEMO := scenarios/mistralrs-forty.yaml
 
+# Bytecode is written even if the environment forbids it: tests start hundreds of Python processes, which would compile
+# all modules again.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Packages whose coverage is measured, with their own tests only: tracing makes tests nearly twice as slow.
 COUNTED := core costs metrics schedulers
 

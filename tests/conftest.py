@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
@@ -27,6 +28,13 @@ settings.register_profile(
 settings.register_profile("deep", settings.get_profile("default"), max_examples=500)
 settings.register_profile("deep", settings.get_profile("deep"), derandomize=False)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+def pytest_collection_finish() -> None:
+    """Exclude the collected tests and imported modules, millions of objects, from garbage
+    collections.
+    """
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

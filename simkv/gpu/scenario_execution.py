@@ -148,10 +148,8 @@ def runner_config(scenario: Scenario, setup: GpuSetup) -> RunnerConfig:
 def no_garbage_collection() -> Iterator[None]:
     """Context without Python's garbage collection, which would delay steps."""
     gc.collect()
-    gc.freeze()
     gc.disable()
     try:
         yield
     finally:
         gc.enable()
-        gc.unfreeze()
