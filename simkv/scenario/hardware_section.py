@@ -97,7 +97,9 @@ class HardwareSection(Section):
             raise ValueError(str(error)) from error
         if name.endswith(".json"):
             return str((_folder(info) / name).resolve())
-        return found.name if found == find_architecture(found.name) else name
+        # A published name is retained, because launch commands contain it.
+        published = "/" in name or found != find_architecture(found.name)
+        return name if published else found.name
 
     @field_validator("pp")
     @classmethod

@@ -117,10 +117,18 @@ def _check(hardware: Hardware) -> None:
     model = hardware.architecture
     for part in model.layers:
         heads = part.attention.heads
-        if heads % hardware.tp:
+        kv_heads = getattr(part.attention, "kv_heads", None)
+        # Rule of vLLM (QKVParallelLinear) and SGLang: a GPU has whole KV heads, or a copy of one.
+        allowed = [
+            gpus
+            for gpus in range(1, heads + 1)
+            if heads % gpus == 0 and not (kv_heads and kv_heads % gpus and gpus % kv_heads)
+        ]
+        if hardware.tp not in allowed:
+            also = f" and {kv_heads} KV heads" if kv_heads else ""
             raise InputError(
-                f"hardware: tp: {hardware.tp} GPUs cannot split the {heads} heads of {model.name} "
-                f"evenly; use a divisor of {heads}"
+                f"hardware: tp: {hardware.tp} GPUs cannot split the {heads} heads{also} of "
+                f"{model.name} evenly; expected one of {', '.join(map(str, allowed))}"
             )
     if hardware.ep > 1 and not model.experts:
         raise InputError(f"hardware: ep: {model.name} has no experts; remove ep")

@@ -310,7 +310,9 @@ def test_number_formats_default_to_the_published_weights() -> None:
 @pytest.mark.parametrize(
     ("model", "fields", "words"),
     [
-        ("Llama-3.1-8B", {"tp": 7}, "tp: 7 GPUs cannot split the 32 heads"),
+        ("Llama-3.1-8B", {"tp": 7}, "tp: 7 GPUs cannot split the 32 heads and 8 KV heads"),
+        ("Qwen2.5-7B", {"tp": 7}, "28 heads and 4 KV heads of .*; expected one of 1, 2, 4, 28$"),
+        ("Kimi-K2.5", {"tp": 3}, "tp: 3 GPUs cannot split the 64 heads of"),
         ("Llama-3.1-8B", {"ep": 2}, "ep: meta-llama/Llama-3.1-8B has no experts"),
         ("gpt-oss-20b", {"tp": 4, "ep": 3}, "ep: must divide tp x dp = 4 GPUs, got 3"),
     ],
