@@ -285,6 +285,7 @@ def _document(file: str | None, asked: dict[str, Any]) -> tuple[YamlDocument, Bu
     Without a file, several values of ``--gpu`` or ``--tp`` are added to ``asked["each"]``, which
     makes one plan for each combination.
     """
+    from simkv.costs.hardware.model_gpu_catalog import find_gpu
     from simkv.scenario.scenario_builder import make_name
 
     if file is not None and asked.get("gpu") and asked.get("prices"):
@@ -295,6 +296,11 @@ def _document(file: str | None, asked: dict[str, Any]) -> tuple[YamlDocument, Bu
     several = {name: _listed(asked.get(name)) for name in _AXES}
     if several["tp"] and not all(text.isdecimal() and int(text) for text in several["tp"]):
         raise InputError(f"--tp {asked['tp']}: expected sizes such as 1,2,4")
+    for name in several["gpu"]:
+        try:
+            find_gpu(name)
+        except InputError as error:
+            raise InputError(f"--gpu {name}: {error}") from error
     first: dict[str, Any] = {name: values[0] for name, values in several.items() if values}
     first |= {"tp": int(first["tp"])} if "tp" in first else {}
     options = options_of({**asked, "gpu": None, "tp": None, **first})

@@ -255,6 +255,7 @@ def profile_list(
         show(f"in a scenario: hardware: {{{section}}}")
     if find_installed_tables() is None:
         show(
-            "measured operators are not installed, so step times are computed from data "
-            "sheets; to install them: pip install 'simkv[hardware]'"
+            "operator tables are not installed, so the step times of models and GPUs without a "
+            "packaged profile are computed from data sheets; to install them: pip install "
+            "'simkv[hardware]'"
         )

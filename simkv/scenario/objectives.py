@@ -103,6 +103,8 @@ def parse_objective(text: str) -> Objective:
         limit = math.nan
     if not math.isfinite(limit):
         raise InputError(f"--slo {text}: expected a number after {sign}; found {number}")
+    if sign == "<=" and limit < 0:
+        raise InputError(f"--slo {text}: metrics are never negative; expected at least 0")
     return Objective(figure, sign, limit)
 
 

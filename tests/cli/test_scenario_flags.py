@@ -99,6 +99,18 @@ def test_run_needs_no_file(simkv: Simkv) -> None:
     assert summary(simkv, "a") == summary(simkv, "b")
 
 
+def test_launch_command_starts_the_named_model(simkv: Simkv) -> None:
+    words = ("--model", "meta-llama/Llama-3.1-8B-Instruct", *LOAD, "--no-plots")
+    done = simkv("run", "--gpu", "H100", *words)
+    assert "vllm serve meta-llama/Llama-3.1-8B-Instruct" in done.out
+    slo = ("--slo", "ttft_ms.p95<=2000", "--no-cliff", "--smallest", "fleet.replicas=1..2")
+    plan = simkv("plan", "--gpu", "H100", *words[:-1], *slo, "--jobs", 1)
+    assert "vllm serve meta-llama/Llama-3.1-8B-Instruct" in plan.out
+    wrong = simkv("plan", "--gpu", "H100,B2000", *words[:-1], *slo)
+    assert (wrong.code, wrong.out) == (2, "")
+    assert "--gpu B2000: unknown GPU" in wrong.err
+
+
 def test_load_from_a_benchmark_command_is_the_same_load(simkv: Simkv) -> None:
     load = (
         "vllm bench serve --dataset-name random --random-input-len 300 --random-output-len 20 "

@@ -28,6 +28,7 @@ def describe_plan(plan: CapacityPlan) -> list[str]:
         *_unbounded(plan),
         *_sureness(plan),
         *_binding(plan),
+        *_cliff(plan),
         *_others(plan),
     )
     return [*lines, *(f"  {line}" for line in more)]
@@ -225,6 +226,36 @@ def _binding(plan: CapacityPlan) -> list[str]:
         room = f", {100 * held.slack:.1f} % slack" if held.objective.limit else ""
         lines.append(f"at the answer: {_value(held, held.value)}{room}")
     return lines
+
+
+def _cliff(plan: CapacityPlan) -> list[str]:
+    """Return a line with the highest simulated request rate at which the answer meets the
+    objectives, and the next one.
+
+    Without an answer, the line describes the last candidate.
+    """
+    objectives = plan.results.case.objectives
+    holds: dict[tuple[float, float], bool] = {}
+    for point in plan.points:
+        if point.condition.side is None:
+            met = all(one.holds(point.values) for one in objectives)
+            at = (point.factor, point.rate)
+            holds[at] = met and holds.get(at, True)
+    if not holds:
+        return []
+    failing = [at for at, met in sorted(holds.items()) if not met]
+    meeting = [at for at in sorted(holds) if not failing or at < failing[0]]
+
+    def said(at: tuple[float, float]) -> str:
+        return f"{at[1]:.4g} requests/s ({at[0]:g} x the rate)"
+
+    answer = -1 if plan.answer is None else plan.answer
+    value = format_value(plan.prepared.case.candidates[answer])
+    met = [f"meets the objectives up to {said(meeting[-1])}"] if meeting else []
+    missed = [f"does not meet them at {said(failing[0])}"] if failing else []
+    if not meeting:
+        missed = [f"does not meet the objectives at {said(failing[0])} or more"]
+    return [f"at other request rates: {value} {', '.join(met + missed)}"]
 
 
 def _value(held: ObjectiveStatus, value: float | None) -> str:

@@ -207,6 +207,25 @@ def test_cliff_search_stops_at_first_miss(small: Path) -> None:
     assert [factor for factor, _ in slower] in ([0.8], [0.8, 0.5])
 
 
+def test_summary_states_the_cliff(small: Path) -> None:
+    def line(bound: str, cache: str = CACHE) -> str:
+        plan = simkv.plan(small, smallest=cache, objectives=[bound], repeats=1, jobs=1)
+        nonlocal holds
+        holds = dict(zip(plan.cliff["factor"], plan.cliff["holds"], strict=True))
+        (found,) = [one for one in str(plan).splitlines() if "at other request rates: " in one]
+        return found.partition("rates: ")[2]
+
+    holds: dict[float, bool] = {}
+    fast = line("ttft_ms.p99<=1000000")
+    assert fast.endswith(" meets the objectives up to 12.8 requests/s (6.4 x the rate)")
+    text = line("ttft_ms.p99<=300")
+    *_, last, edge = holds
+    rates = f"up to {2 * last:.4g} requests/s ({last:g} x the rate), does not meet them at"
+    assert text.endswith(f"{rates} {2 * edge:.4g} requests/s ({edge:g} x the rate)")
+    slow = line("ttft_ms.p99<=1", f"{CACHE.split('=')[0]}=80,81")
+    assert slow == "81 does not meet the objectives at 1 requests/s (0.5 x the rate) or more"
+
+
 def test_survive_holds_with_failure_at_peak(small: Path) -> None:
     text = small.read_text().replace("request_rate: 2.0", "request_rate: 8.0")
     small.write_text(text + "fleet: {replicas: 1, router: least_loaded}\n")

@@ -31,6 +31,7 @@ def test_parses_objectives(text: str) -> None:
         ("ttft_ms.p98<=500", "did you mean 'ttft_ms.p9"),
         ("ttft_ms.p99<=fast", "expected a number after <=; found fast"),
         ("ttft_ms.p99<=nan", "expected a number"),
+        ("ttft_ms.p99<=-5", "metrics are never negative; expected at least 0"),
     ],
 )
 def test_rejects_invalid_objectives(text: str, what: str) -> None:
