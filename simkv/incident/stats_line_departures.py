@@ -38,7 +38,8 @@ def match_completions(
 ) -> tuple[Floats, Floats]:
     """Move the end times of requests so that the number of requests in the system matches the log.
 
-    Return the output tokens and the end times. The order of the end times does not change.
+    Return the output tokens and the end times. The order of the end times does not change. ``came``
+    contains all arrivals, including those of requests that still wait when the log ends.
     """
     arrived = np.searchsorted(came, cut.end, "right").astype(np.float64)
     present = cut.running + np.nan_to_num(cut.waiting)

@@ -137,7 +137,7 @@ def _begun(cut: LogWindows, came: Floats) -> Floats:
     """Return the number of requests that were prefilled in each interval, from the arrivals
     ``came``.
     """
-    there = np.searchsorted(came, cut.end + 0.5, "right") - np.nan_to_num(cut.waiting)
+    there = np.searchsorted(came, cut.end, "right") - np.nan_to_num(cut.waiting)
     there = np.where(cut.prompt > 0, np.maximum(there, 0.0), 0.0)
     return np.diff(np.maximum.accumulate(there), prepend=0.0)
 
@@ -174,7 +174,9 @@ def _drawn(
     session, warm = None, np.zeros(0)
     if told is not None and tokens is not None:
         prompts, session, warm = _sessions(cut, tokens, told, counts, known, luck)
+    everyone = np.zeros(0)
     if told is not None:  # first come, first served
+        everyone = told["t_s"].to_numpy(np.float64)
         told = told.head(len(first))
         first, prompts = first[: len(told)], _told(told, "prompt_tokens", prompts[: len(told)])
     token_s = PREFILL_TOKEN_COST * float(np.quantile(pace, 0.1))
@@ -193,7 +195,7 @@ def _drawn(
         longest = np.minimum(longest, _told(told, "max_tokens", longest))
     outputs, end = _outputs(cut, pace, first, longest, means, luck, initial)
     if told is not None:
-        outputs, end = match_completions(cut, pace, came, first, end)
+        outputs, end = match_completions(cut, pace, everyone, first, end)
         earlier = np.maximum(cut.begin[0] - first, 0.0).sum() / pace[0]
         share = (cut.output.sum() + earlier) / outputs.sum()
         outputs = np.clip(outputs * share, 1.0, np.maximum(longest, 1.0))
