@@ -61,6 +61,8 @@ QUEUE_ORDERS = {
     "lof": "longer outputs",
     "priority": "higher priority",
 }
+#: Suggested action if the simulation does not reproduce an incident.
+MORE_SETTINGS = "Specify missing settings with --set engine.NAME=VALUE and diagnose again"
 #: Maximum number of settings that the ``Cause:`` line names.
 MAX_SETTINGS = 3
 
@@ -74,8 +76,8 @@ def refuse_explanation(
 ) -> IncidentAnswer:
     """Return the answer for a simulation that does not reproduce the observation.
 
-    The answer lists the missing information. ``beside`` is the table of observed and simulated
-    values over time.
+    The answer is the most important finding in the log lines, if there is one. It also lists the
+    missing information. ``beside`` is the table of observed and simulated values over time.
     """
     missed = "; ".join(
         f"{line.name}: {line.simulated:.4g} simulated, {line.observed:.4g} {line.kind}"
@@ -83,16 +85,32 @@ def refuse_explanation(
     )
     asks = [*setup.assumed, *evidence.lacks] or ["the server may use something not modelled"]
     more = f" (and {len(asks) - 1} more in diagnosis.md)" if len(asks) > 1 else ""
-    five = (
-        f"Result: no explanation; the simulation does not reproduce {evidence.source}.",
-        f"Affected: unknown. The simulation differs: {missed}.",
-        f"Cause: unknown. A possible reason for the difference: {asks[0]}{more}.",
-        "Fix: unknown. Specify missing settings with --set engine.NAME=VALUE and diagnose again.",
-        "Confidence: none. Compare observed and simulated figures in observed.png, compared.csv.",
-    )
-    rest = [*summary_lines(summarize_log(evidence)), *timeline_lines(beside)]
+    summary = summarize_log(evidence)
+    problem = summary.problems[0] if summary and summary.problems else None
+    differs = f"The simulation differs: {missed}. A possible reason: {asks[0]}{more}."
+    if summary and problem:
+        unnamed = "" if evidence.requests is not None else "; the inputs do not identify requests"
+        fix = problem.advice or f"unknown. {MORE_SETTINGS}"
+        five = (
+            "Result: the simulation does not reproduce "
+            f"{evidence.source}; the answer follows from the log lines alone.",
+            f"Affected: {summary.affected}{unnamed}.",
+            f"Cause: {problem.name}: {problem.text}.",
+            f"Fix: {fix}.",
+            f"Confidence: the cause is measured, but not simulated. {differs}",
+        )
+    else:
+        five = (
+            f"Result: no explanation; the simulation does not reproduce {evidence.source}.",
+            "Affected: unknown.",
+            f"Cause: unknown. {differs}",
+            f"Fix: unknown. {MORE_SETTINGS}.",
+            "Confidence: none. observed.png and compared.csv compare the values.",
+        )
+    rest = [*summary_lines(summary), *timeline_lines(beside)]
     text = render_diagnosis(five, likeness, setup, evidence, notes, rest)
-    return IncidentAnswer(five, text, False, False, "not reproduced", None)
+    cause = problem.name if problem else "not reproduced"
+    return IncidentAnswer(five, text, False, False, cause, None)
 
 
 def explain_incident(

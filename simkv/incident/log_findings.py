@@ -40,6 +40,9 @@ MORE_CACHE = (
     "request"
 )
 
+#: Suggested actions after a hang.
+HANG_ADVICE = "record the stacks of the engine's processes (py-spy dump), then restart the server"
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -85,6 +88,7 @@ def _hang(lines: pd.DataFrame, _limit: SlotLimit) -> Iterator[Finding]:
             "hang",
             f"no token was computed for {spent} while {lines['running'].iloc[last]:.0f} requests "
             f"ran and {lines['waiting'].iloc[last]:.0f} waited",
+            advice=HANG_ADVICE,
         )
 
 
@@ -96,8 +100,11 @@ def _silent(lines: pd.DataFrame) -> pd.Series[bool]:
 
 
 def _blocked(lines: pd.DataFrame, limit: SlotLimit) -> Iterator[Finding]:
-    """Yield a finding if the queue does not become shorter although the cache has free blocks."""
-    queued = lines[lines["waiting"] > 0]
+    """Yield a finding if the queue does not become shorter although the cache has free blocks.
+
+    Lines of a hang, in which the engine computes nothing, are left out.
+    """
+    queued = lines[(lines["waiting"] > 0) & ~_silent(lines)]
     if len(queued) < HANG_LINES or (queued["usage"] >= FULL_CACHE).any():
         return
     if limit.slots is not None and queued["running"].max() >= limit.slots:

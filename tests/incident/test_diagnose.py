@@ -212,8 +212,25 @@ def test_irreproducible_incident_is_not_explained(tmp_path: Path) -> None:
         tmp_path / "out", UserSettings(overrides={"num_gpu_blocks": 4000})
     )
     assert not found.explained
-    assert found.summary_lines[0].startswith("Result: no explanation")
     assert not (tmp_path / "out" / "report.html").exists()
+    # The log alone shows the cause.
+    result, affected, cause, fix, confidence = found.summary_lines
+    assert result.startswith("Result: the simulation does not reproduce ")
+    assert affected == "Affected: none waited."  # at the times of the lines
+    assert cause.startswith("Cause: preemptions: 13 preemptions")
+    assert fix.startswith("Fix: more KV blocks")
+    assert "simulated" in confidence
+    assert found.cause == "preemptions"
+
+
+def test_irreproducible_times_of_requests_have_no_known_cause(tmp_path: Path) -> None:
+    files = emit(tmp_path / "server", {"run": planted(180, 8.0)}, ("otel",))
+    diagnose_stages.read_stage(files, tmp_path / "out")
+    asked = UserSettings(engine="vllm", overrides={"num_gpu_blocks": 4000})
+    found = diagnose_stages.explain_stage(tmp_path / "out", asked)
+    assert not found.explained
+    assert found.summary_lines[0].startswith("Result: no explanation")
+    assert found.cause == "not reproduced"
 
 
 def test_slow_requests_without_waiting_are_a_fault(tmp_path: Path) -> None:

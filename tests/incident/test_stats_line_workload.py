@@ -177,3 +177,33 @@ def test_missing_information_is_requested_by_name(tmp_path: Path) -> None:
     diagnose_stages.read_stage([path], tmp_path / "out")
     with pytest.raises(InputError, match=r"number of requests cannot be determined.*--set engine"):
         diagnose_stages.rebuild_stage(tmp_path / "out", UserSettings())
+
+
+def test_running_requests_agree_with_each_line_of_an_overload() -> None:
+    """24 slots admit 2.8 requests/s, and 5/s arrive for 200 s. Some still wait in the last line."""
+    at = np.arange(10.0, 350.0, 10.0)
+    came = np.arange(0.1, 200.0, 0.2)
+    waiting = np.searchsorted(came, at, "right") - np.floor(2.8 * at + 24)
+    assert 0 < waiting[-1] < 30
+    series = pd.DataFrame(
+        {
+            "t_s": at,
+            "engine": 0,
+            "running": 24,
+            "waiting": waiting,
+            "usage": 0.2,
+            "prompt_rate": 2.8 * 900,
+            "output_rate": 2.8 * 240,
+            "hit_rate": 0.0,
+            "preemptions": 0,
+        }
+    )
+    arrivals = pd.DataFrame(
+        {"t_s": came, "max_tokens": 0, "prompt_tokens": 0, "gave_up_s": np.nan, "request": np.nan}
+    )
+    member = sample_from_lines(series, KnownEngine(200_000.0, 16, 16_384), 0, arrivals)
+    begun = member["t_s"] + member["queue_ms"] / 1e3
+    ended = member["t_s"] + member["e2e_ms"] / 1e3
+    running = np.array([((begun <= time) & (ended > time)).sum() for time in at])
+    assert np.abs(running[1:-1] - 24).max() <= 1
+    assert (member["tpot_ms"] / 1e3).mean() == pytest.approx(24 / (2.8 * 240), rel=0.05)

@@ -64,6 +64,13 @@ def test_log_alone_gives_the_expected_triage(name: str) -> None:
     assert (problem == "hang") <= ("admission limit" not in "\n".join(lines))
 
 
+def test_hang_has_no_second_cause() -> None:
+    """In a hang, no request is admitted, whether or not the first one fits."""
+    lines = triage("vllm-hang")[1]
+    assert any(line.startswith("- hang: ") and "py-spy" in line for line in lines)
+    assert not any("blocked queue" in line for line in lines)
+
+
 def test_log_without_start_lines_gets_the_same_triage() -> None:
     whole = [line.partition(":")[0] for line in triage("vllm-seat-limit")[1][1:]]
     part = [line.partition(":")[0] for line in triage("vllm-seat-limit-without-start")[1][1:]]

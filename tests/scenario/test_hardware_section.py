@@ -104,7 +104,10 @@ def test_costs_and_blocks_follow_from_the_hardware(tmp_path: Path) -> None:
         (["hardware.model=llama-4"], "hardware.model: unknown model 'llama-4'"),
         (["hardware.model=none.json"], "hardware.model: file"),
         (["hardware.pp=2"], "hardware.pp: must be 1, got 2: pipeline parallelism is not modelled"),
-        (["hardware.tp=3"], "hardware: tp: 3 GPUs cannot split the 32 heads and 8 KV heads of meta-llama"),
+        (
+            ["hardware.tp=3"],
+            "hardware: tp: 3 GPUs cannot split the 32 heads and 8 KV heads of meta-llama",
+        ),
         (
             ["hardware.tp=4", "hardware.gpus_per_node=2"],
             "hardware: gpus_per_node: the model needs 4 GPUs, but a node has 2",

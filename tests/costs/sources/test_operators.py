@@ -216,5 +216,7 @@ def test_blocks_command_prints_the_cache_size(tmp_path: Path) -> None:
     log.write_text("Overriding num_gpu_blocks=0 with num_gpu_blocks_override=512\n")
     assert run(app, ["blocks", "--log", str(log)]).output.startswith("num_gpu_blocks: 512\n")
     seven = run(app, ["blocks", "--model", "Llama-3.1-8B", "--gpu", "L4", "--tp", "7"])
-    assert "cannot split the 32 heads and 8 KV heads of meta-llama/Llama-3.1-8B" in str(seven.exception)
+    assert "cannot split the 32 heads and 8 KV heads of meta-llama/Llama-3.1-8B" in str(
+        seven.exception
+    )
     assert isinstance(run(app, ["blocks", "--gpu", "L4"]).exception, InputError)
