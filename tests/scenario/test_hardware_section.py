@@ -106,7 +106,7 @@ def test_costs_and_blocks_follow_from_the_hardware(tmp_path: Path) -> None:
         (["hardware.pp=2"], "hardware.pp: must be 1, got 2: pipeline parallelism is not modelled"),
         (
             ["hardware.tp=3"],
-            "hardware: tp: 3 GPUs cannot split the 32 heads and 8 KV heads of meta-llama",
+            "hardware: tp: 3 GPUs cannot split the 32 heads and 8 KV heads",
         ),
         (
             ["hardware.tp=4", "hardware.gpus_per_node=2"],
