@@ -235,27 +235,28 @@ def _cliff(plan: CapacityPlan) -> list[str]:
     Without an answer, the line describes the last candidate.
     """
     objectives = plan.results.case.objectives
-    holds: dict[tuple[float, float], bool] = {}
+    found: dict[tuple[float, float], bool] = {}
     for point in plan.points:
         if point.condition.side is None:
-            met = all(one.holds(point.values) for one in objectives)
+            holds = all(one.holds(point.values) for one in objectives)
             at = (point.factor, point.rate)
-            holds[at] = met and holds.get(at, True)
-    if not holds:
+            found[at] = holds and found.get(at, True)
+    if not found:
         return []
-    failing = [at for at, met in sorted(holds.items()) if not met]
-    meeting = [at for at in sorted(holds) if not failing or at < failing[0]]
+    failing = [at for at, holds in sorted(found.items()) if not holds]
+    meeting = [at for at in sorted(found) if not failing or at < failing[0]]
 
     def said(at: tuple[float, float]) -> str:
         return f"{at[1]:.4g} requests/s ({at[0]:g} x the rate)"
 
-    answer = -1 if plan.answer is None else plan.answer
-    value = format_value(plan.prepared.case.candidates[answer])
-    met = [f"meets the objectives up to {said(meeting[-1])}"] if meeting else []
-    missed = [f"does not meet them at {said(failing[0])}"] if failing else []
-    if not meeting:
-        missed = [f"does not meet the objectives at {said(failing[0])} or more"]
-    return [f"at other request rates: {value} {', '.join(met + missed)}"]
+    last = plan.prepared.case.candidates[-1] if plan.answer is None else plan.value(plan.answer)
+    parts = []
+    if meeting:
+        parts.append(f"meets the objectives up to {said(meeting[-1])}")
+        parts += [f"does not meet them at {said(failing[0])}"] if failing else []
+    else:
+        parts.append(f"does not meet the objectives at {said(failing[0])} or more")
+    return [f"at other request rates: {format_value(last)} {', '.join(parts)}"]
 
 
 def _value(held: ObjectiveStatus, value: float | None) -> str:
