@@ -53,6 +53,11 @@ def _no_ranks(ranks: RankOptions) -> FieldValues:
     return {"hardware.tp": ranks.tp}
 
 
+#: Function that returns the fields that a release ignores, with the reason. Its arguments are the
+#: values of the options by name, and the release.
+IgnoredFields = Callable[[Mapping[str, Any], str], Mapping[str, str]]
+
+
 @dataclass(frozen=True)
 class LaunchOptions:
     """Options of an engine's server, and the commands that start it.
@@ -67,6 +72,7 @@ class LaunchOptions:
     - ``converted``: functions that convert options. ``variables``: functions that convert
       environment variables.
     - ``not_modelled``: patterns of options that simkv does not simulate, each with the reason.
+    - ``ignored``: function that returns the fields of options that a release ignores.
     """
 
     # ``server_options.json`` is in the directory of ``module``. Options that the engine's config
@@ -91,6 +97,7 @@ class LaunchOptions:
     converted: Mapping[str, Conversion] = field(default_factory=dict)
     variables: Mapping[str, Conversion] = field(default_factory=dict)
     not_modelled: Mapping[str, str] = field(default_factory=dict)
+    ignored: IgnoredFields = lambda _, __: {}
     neutral: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Values of options in ``not_modelled`` that are accepted because they have no effect, such as
     a default.
@@ -117,8 +124,8 @@ class LaunchOptions:
         """Return the name and the kind of an option, and whether ``word`` turns the option off.
 
         Returns None for an unknown option. A name can be abbreviated to a unique prefix. With
-        ``negatable``, ``--no-X`` turns off the switch ``--X``. Raises InputError for an ambiguous
-        prefix.
+        ``negatable``, ``--no-X`` turns off the switch ``--X``, and ``--disable-X`` the switch
+        ``--enable-X``. Raises InputError for an ambiguous prefix.
         """
         # As in argparse, underscores count as dashes.
         name = "--" + word[2:].replace("_", "-") if word.startswith("--") else word
@@ -131,6 +138,9 @@ class LaunchOptions:
             positive = self.find("--" + name[5:], negatable=False)
             if positive and positive[1] == "switch":
                 return positive[0], "switch", True
+        enabled = name.replace("--disable-", "--enable-", 1)
+        if negatable and enabled != name and self._known.get(enabled) == "switch":
+            return enabled, "switch", True
         longer = [one for one in (*self._known, *self._aliases) if one.startswith(name)]
         found = {self._aliases.get(one, one) for one in longer}
         if len(found) > 1:

@@ -76,6 +76,7 @@ class LaunchLine:
     """Scenario fields that a launch line sets, by dotted path, and the use of each option.
 
     ``model`` is the name in the line. ``version`` is the engine's release, or None if not given.
+    ``values`` are the values of the options, by name.
     """
 
     engine: str
@@ -83,6 +84,7 @@ class LaunchLine:
     version: str | None
     fields: Mapping[str, Any]
     options: tuple[OptionUse, ...]
+    values: Mapping[str, Any] = field(default_factory=dict)
 
     def summary(self) -> list[str]:
         """Return lines of text about the options that have no effect in the simulation."""
@@ -139,7 +141,7 @@ class _Reader:
         for name, value in self.launch.variables.items():
             self._variable(name, value)
         return LaunchLine(
-            self.launch.engine, model, self.launch.version, self.fields, tuple(self.uses)
+            self.launch.engine, model, self.launch.version, self.fields, tuple(self.uses), values
         )
 
     @property
@@ -180,8 +182,8 @@ class _Reader:
                 given = [*self._file(values[0]), *given]
                 self.uses.append(OptionUse(shown, "used"))
             elif kind == "switch":
-                on = parse_option_value(values[0]) if values else True
-                given.append(_Given(shown, name, on if not off else not on, key))
+                self._check_switch(word, head, name, values)
+                given.append(_Given(shown, name, not off, key))
             else:
                 read = [parse_option_value(value) for value in values]
                 value = read[0] if len(read) == 1 and kind != "list" else read
@@ -200,6 +202,18 @@ class _Reader:
         if not values:
             raise InputError(f"{self.option}: {word}: expected a value")
         return values
+
+    def _check_switch(self, word: str, head: str, name: str, values: list[str]) -> None:
+        """Raise InputError if a switch has a value. The parsers of the servers reject values."""
+        if not values:
+            return
+        hint = f"expected {head} without a value"
+        if parse_option_value(values[0]) is False:
+            negated = self.spec.has_negatable_flags and name == head
+            hint = f"expected --no-{name[2:]}" if negated else f"remove {head}"
+        raise InputError(
+            f"{self.option}: {word}: the server rejects a value of this option; {hint}"
+        )
 
     def _unknown(self, word: str, words: list[str]) -> None:
         """Record an option that no release has. Raises InputError if it looks like a typo."""
@@ -312,7 +326,11 @@ class _Reader:
             self.fields[path] = parse_option_value(value)
             self.uses.append(OptionUse(f"{name}={value}", "used", fields=(path,)))
         elif name in self.server.variables:
-            found = self.server.variables[name](parse_option_value(value))
+            try:
+                found = self.server.variables[name](parse_option_value(value))
+            except NotModelled as error:
+                self.uses.append(OptionUse(f"{name}={value}", "not modelled", str(error)))
+                return
             self.fields |= found
             self.uses.append(OptionUse(f"{name}={value}", "used", fields=tuple(found)))
         else:

@@ -18,7 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from simkv.core.engine_spec import EngineSpec
-from simkv.core.engine_version import find_version, nearest_release, plain_release
+from simkv.core.engine_version import (
+    find_version,
+    nearest_release,
+    plain_release,
+    release_of_variant,
+)
 from simkv.core.errors import InputError, spelling_hint
 from simkv.core.server_options import RankOptions
 from simkv.scenario.launch_line import LaunchLine, has_experts, read_launch_line
@@ -93,7 +98,10 @@ class _Builder:
         self._version(spec)
         self._set("hardware.gpu", options.gpu, "gpu")
         self._set("hardware.model", model, "model" if options.model else "from_command")
+        ignored = self._ignored(spec)
         for path, value in (line.fields if line else {}).items():
+            if path in ignored:
+                continue
             self._set(path, value, None)
             text = line.given_by(path) if line else None
             self.document.given_by[tuple(path.split("."))] = f"--from-command: {text or path}"
@@ -147,6 +155,16 @@ class _Builder:
         self._set("engine.variant", variant, "from_command")
         if variant != stated:
             self.notes.append(f"{spec.name} {stated} is simulated with the rules of {variant}")
+
+    def _ignored(self, spec: EngineSpec) -> Mapping[str, str]:
+        """Return the fields that the release ignores, and record a note for each."""
+        line, server = self.line, spec.server_options
+        if line is None or server is None:
+            return {}
+        variant = self.document.tree["engine"].get("variant") or spec.config().variant
+        found = server.ignored(line.values, release_of_variant(str(variant)))
+        self.notes += [note for path, note in found.items() if path in line.fields]
+        return found
 
     def _ranks(self, spec: EngineSpec, model: str) -> None:
         """Set tensor and data parallelism. Options override the launch line."""

@@ -15,6 +15,7 @@ import pytest
 
 from simkv.core.errors import InputError
 from simkv.core.server_options import parse_option_value
+from simkv.costs.hardware.execution_settings_lookup import find_execution_settings
 from simkv.scenario.launch_line import read_launch_line
 from simkv.scenario.scenario import Scenario
 from simkv.scenario.scenario_builder import build_scenario
@@ -22,7 +23,13 @@ from simkv.scenario.scenario_loader import resolve_variants
 from simkv.scenario.scenario_options import ScenarioOptions
 from simkv.schedulers.engine_registry import ENGINES, find_engine_spec
 
-ROWS = list(csv.DictReader(Path(__file__).with_name("launch_lines.csv").open(), delimiter="|"))
+ROWS = list(
+    csv.DictReader(
+        Path(__file__).with_name("launch_lines.csv").open(),
+        delimiter="|",
+        quoting=csv.QUOTE_NONE,
+    )
+)
 #: Largest relative difference between the computed number of KV blocks and the number in a log.
 BLOCKS_WITHIN = 0.02
 
@@ -51,6 +58,47 @@ def test_settings_equal_settings_of_the_release(row: dict[str, str]) -> None:
     if row["blocks"]:
         blocks = getattr(engine, find_engine_spec(engine).memory)
         assert blocks == pytest.approx(int(row["blocks"]), rel=BLOCKS_WITHIN), row["source"]
+
+
+@pytest.mark.parametrize(
+    ("command", "gpu", "release", "count", "largest"),
+    [
+        # vllm/config.py of 0.9.2: 1, 2, 4 and multiples of 8, whatever max_num_seqs is
+        ("vllm serve Qwen/Qwen3-8B --max-num-seqs 16", "H100", "0.9.2", 67, 512),
+        ("vllm serve Qwen/Qwen3-8B --max-num-seqs 16", "H100", "0.19.1", 7, 32),
+        # config/vllm.py of 0.28.0: four tokens per request with three draft tokens
+        (
+            "vllm serve Qwen/Qwen3-8B --max-num-seqs 16 --speculative-config "
+            '\'{"method":"eagle3","model":"x/y","num_speculative_tokens":3}\'',
+            "H100",
+            "0.28.0",
+            19,
+            128,
+        ),
+        ("vllm serve Qwen/Qwen3-8B", "B200", "0.27.0", 51, 512),
+        ("vllm serve Qwen/Qwen3-8B", "B200", "0.28.0", 83, 1024),
+    ],
+)
+def test_sizes_of_cuda_graphs(
+    command: str, gpu: str, release: str, count: int, largest: int
+) -> None:
+    sizes = find_execution_settings(scenario_of(command, gpu, release).engine).graph_sizes
+    assert (len(sizes), sizes[-1]) == (count, largest)
+
+
+@pytest.mark.parametrize(
+    ("command", "release", "note"),
+    [
+        ("vllm serve Qwen/Qwen3-8B --no-enable-chunked-prefill", "0.9.2", "ignores --no-enable-ch"),
+        ("vllm serve Qwen/Qwen3-8B -O0", "0.9.2", "ignores -O0"),
+        ("VLLM_USE_V1=0 vllm serve Qwen/Qwen3-8B", "0.9.2", "not modelled: VLLM_USE_V1=0: the V0"),
+    ],
+)
+def test_options_without_effect_in_a_release_are_noted(
+    command: str, release: str, note: str
+) -> None:
+    options = ScenarioOptions(gpu="H100", version=release, from_command=command, num_prompts=1)
+    assert note in "\n".join(build_scenario(options).notes)
 
 
 def effects(command: str) -> dict[str, str]:
@@ -177,6 +225,8 @@ def test_environment_variables_are_listed(command: str, listed: str) -> None:
         ("vllm serve X -tp two", "expected a whole number"),
         ("vllm serve X --speculative-config {method:mtp}", "expected a JSON mapping; found"),
         ("vllm serve X\nvllm serve Y", "2 launch commands"),
+        ("vllm serve X --enable-chunked-prefill=False", "expected --no-enable-chunked-prefill"),
+        ("vllm serve X --enable-chunked-prefill=true", "without a value"),
         ("x" * 5000, "no launch command of a server"),
     ],
 )

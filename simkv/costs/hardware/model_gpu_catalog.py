@@ -40,10 +40,12 @@ class _Named(FrozenModel):
 
 class _Entry(_Named):
     """An entry of ``models.json``. ``config`` has the fields of a ``config.json`` that determine
-    shapes.
+    shapes. ``lengths`` are the maximum sequence lengths of names in ``also`` that differ from
+    ``config``.
     """
 
     config: dict[str, Any]
+    lengths: dict[str, int] = Field(default={})
     source: str
 
 
@@ -249,7 +251,7 @@ def find_architecture(name: str) -> Architecture:
     wanted = _squeezed(name)
     for entry, known in zip(_entries(), architectures(), strict=True):
         if wanted in _all_names(entry):
-            return known
+            return _with_length(known, entry, wanted)
     for ending, weights in sorted(_ENDINGS.items(), key=lambda item: -len(item[0])):
         base = wanted.removesuffix(ending)
         if base == wanted:
@@ -258,9 +260,18 @@ def find_architecture(name: str) -> Architecture:
             if base in _all_names(entry):
                 blocks = ending == "fp8" and entry.name.startswith(BLOCK_SCALED)
                 return replace(
-                    known, published=PublishedFormats("fp8_block" if blocks else weights)
+                    _with_length(known, entry, base),
+                    published=PublishedFormats("fp8_block" if blocks else weights),
                 )
     raise _unknown("model", name, [entry.name for entry in _entries()])
+
+
+def _with_length(known: Architecture, entry: _Entry, wanted: str) -> Architecture:
+    """Return the architecture with the maximum sequence length of the model called ``wanted``."""
+    for name, length in entry.lengths.items():
+        if _squeezed(name) == wanted:
+            return replace(known, max_model_len=length)
+    return known
 
 
 #: Additional words in names of GPUs: number of GPUs, memory, form factor and product line.

@@ -7,6 +7,7 @@ modelled.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from simkv.core.server_options import FieldValues, LaunchOptions, NotModelled, RankOptions
@@ -56,6 +57,11 @@ def place_ranks(ranks: RankOptions) -> Mapping[str, Any]:
     replicas has ``tp`` GPUs.
     """
     found: dict[str, Any] = {"hardware.tp": ranks.tp}
+    groups = ranks.options.get("--attn-dp-size")
+    if isinstance(groups, int) and groups > 1:  # since 0.5.23, in place of --enable-dp-attention
+        if ranks.dp > 1:
+            raise NotModelled(f"--dp-size {ranks.dp} with --attn-dp-size {groups} is not modelled")
+        ranks = replace(ranks, dp=groups, options={**ranks.options, "--enable-dp-attention": True})
     ep = ranks.options.get("--ep-size")
     if ranks.experts and isinstance(ep, int) and ep > 1:
         found["hardware.ep"] = ep
@@ -64,7 +70,8 @@ def place_ranks(ranks: RankOptions) -> Mapping[str, Any]:
     if not ranks.options.get("--enable-dp-attention"):
         return {**found, "fleet.replicas": ranks.dp, "fleet.router": "round_robin"}
     if ranks.tp % ranks.dp:
-        raise NotModelled(f"--dp-size {ranks.dp} must divide --tp-size {ranks.tp}")
+        option = "--attn-dp-size" if groups else "--dp-size"
+        raise NotModelled(f"{option} {ranks.dp} must divide --tp-size {ranks.tp}")
     return {
         **found,
         "hardware.tp": ranks.tp // ranks.dp,
@@ -93,6 +100,7 @@ OPTIONS = LaunchOptions(
         "--ep-size": lambda _: {},
         "--enable-dp-attention": lambda _: {},
         "--dp-size": lambda _: {},
+        "--attn-dp-size": lambda _: {},
     },
     neutral={
         "--cpu-offload-gb": ("0",),
@@ -113,7 +121,8 @@ OPTIONS = LaunchOptions(
             "prefill and decode on separate servers are not modelled for this engine"
         ),
         "--(speculative-.*|spec-.*|decoupled-spec-.*|enable-multi-layer-eagle)": (
-            "speculative decoding is not modelled for this engine"
+            "speculative decoding is not modelled for this engine; it also limits the running "
+            "requests to 48 unless --max-running-requests is set"
         ),
         "--(enable-hierarchical-cache|hicache-.*|enable-lmcache|lmcache-.*)": _HOST,
         "--(enable-flexkv|flexkv-.*|radix-cache-backend|enable-session-radix-cache)": _HOST,
@@ -143,7 +152,7 @@ OPTIONS = LaunchOptions(
         "--enable-dp-lm-head|--enable-(shared-experts|dense-mlp)-attn-tp|--enable-layernorm-sp": (
             _SPREAD
         ),
-        "--pp-.*|--enable-dynamic-chunking|--attn-dp-size|--enable-kv-cache-sharding": _SPREAD,
+        "--pp-.*|--enable-dynamic-chunking|--enable-kv-cache-sharding": _SPREAD,
         "--.*(megamoe|megakernel|monokernel|paged-experts|fused-indexer).*": _KERNELS,
         "--.*swa-bounded-replay|--enable-unified-cache-.*|--enable-linker-.*": _HOST,
         "--load-balance-method": "requests go to the ranks in turn",

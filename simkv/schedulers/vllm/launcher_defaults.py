@@ -31,6 +31,7 @@ from simkv.core.launcher_rules import (
 )
 from simkv.core.scheduler_protocol import blocks_for
 from simkv.schedulers.vllm.config import VllmConfig
+from simkv.schedulers.vllm.execution_settings import MAX_GRAPH_SIZE
 from simkv.schedulers.vllm.versions import find_rules, find_variant
 
 AUTO = "auto"
@@ -70,6 +71,10 @@ LATENT_BLOCKS: Mapping[int, tuple[tuple[str, int], ...]] = {
 #: attention with an fp8 cache (FlashMLA).
 SPARSE_BLOCK = HOPPER_FP8_BLOCK = 64
 DEFAULT_BLOCK = 16
+#: Major compute capability of data center GPUs of the Blackwell family, the first release with
+#: larger CUDA graphs on these GPUs, and the maximum number of tokens of these graphs
+#: (``_set_cudagraph_sizes`` of ``vllm/config/vllm.py``).
+BLACKWELL, LARGE_GRAPHS, LARGEST_GRAPH = 10, "0.28", 1024
 
 
 def release_of(given: Mapping[str, Any]) -> str:
@@ -102,7 +107,21 @@ def before(given: Mapping[str, Any], machine: LaunchTarget) -> dict[str, Any]:
     if "max_num_seqs" not in given:
         capped = is_since(release, SEQS_CAPPED) and isinstance(tokens, int)
         chosen["max_num_seqs"] = min(seqs, tokens) if capped else seqs
-    return chosen
+    return chosen | _largest_graph(given, machine, release, given.get("max_num_seqs", seqs))
+
+
+def _largest_graph(
+    given: Mapping[str, Any], machine: LaunchTarget, release: str, seqs: Any
+) -> dict[str, Any]:
+    """Return ``max_cudagraph_capture_size`` if it is larger than on other GPUs."""
+    blackwell = machine.capability is not None and machine.capability[0] == BLACKWELL
+    if not blackwell or not is_since(release, LARGE_GRAPHS) or not isinstance(seqs, int):
+        return {}
+    if "max_cudagraph_capture_size" in given or given.get("cudagraph_mode") == "NONE":
+        return {}
+    drafts = given.get("num_speculative_tokens", 0)
+    size = min(2 * seqs * (1 + drafts) if isinstance(drafts, int) else 0, LARGEST_GRAPH)
+    return {"max_cudagraph_capture_size": size} if size > MAX_GRAPH_SIZE else {}
 
 
 def _batch(machine: LaunchTarget, release: str) -> tuple[int, int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from simkv.core.engine_version import is_since
 from simkv.core.errors import InputError
 from simkv.core.server_options import FieldValues, LaunchOptions, NotModelled, RankOptions
 
@@ -60,6 +61,11 @@ def _kv(name: Any) -> FieldValues:
     raise NotModelled(f"the number format {text} of the KV cache is not modelled")
 
 
+def _length(value: Any) -> FieldValues:
+    # vLLM reads -1 as auto (human_readable_int_or_auto, since 0.14).
+    return {"engine.max_model_len": "auto" if value == -1 else value}
+
+
 def _eager(on: Any) -> FieldValues:
     return {"engine.cudagraph_mode": "NONE"} if on else {}
 
@@ -69,12 +75,18 @@ def _captured(sizes: Any) -> FieldValues:
     return {"engine.max_cudagraph_capture_size": max(listed)}
 
 
+def _level(level: Any) -> FieldValues:
+    """Return the CUDA graphs of an optimization level (``OPTIMIZATION_LEVEL_TO_CONFIG`` of
+    ``vllm/config/vllm.py``).
+    """
+    modes = {"0": "NONE", "1": "PIECEWISE"}
+    mode = modes.get(str(level))
+    return {"engine.cudagraph_mode": mode} if mode else {}
+
+
 def _compilation(config: Any) -> FieldValues:
-    if isinstance(config, int) or not isinstance(config, dict):
-        level = str(config)
-        if level == "0":
-            return {"engine.cudagraph_mode": "NONE"}
-        return {}
+    if not isinstance(config, dict):
+        return _level(config)
     found: dict[str, Any] = {}
     if mode := config.get("cudagraph_mode"):
         found["engine.cudagraph_mode"] = str(mode).upper()
@@ -97,6 +109,12 @@ def _speculative(config: Any) -> FieldValues:
     if drafts is None or method not in DRAFTS:
         raise NotModelled(f"speculative decoding by {method} is not modelled")
     return {"engine.num_speculative_tokens": drafts, "engine.speculative_method": DRAFTS[method]}
+
+
+def _engine_generation(on: Any) -> FieldValues:
+    if not on:
+        raise NotModelled("the V0 engine of releases before 0.11 is not modelled")
+    return {}
 
 
 def _offloading(size: Any) -> FieldValues:
@@ -149,6 +167,32 @@ def place_ranks(ranks: RankOptions) -> Mapping[str, Any]:
     return found
 
 
+#: First releases that can disable chunked prefills, that do not set the compilation level
+#: themselves, and in which ``-O`` is the optimization level.
+CHUNKS_OPTIONAL, LEVEL_FREE, OPTIMIZATION_LEVELS = "0.12", "0.10", "0.12"
+
+
+def ignored_fields(values: Mapping[str, Any], release: str) -> Mapping[str, str]:
+    """Return the fields of options that a release ignores.
+
+    Source: ``_set_default_args_v1`` of ``vllm/engine/arg_utils.py``, and ``VllmConfig`` of
+    ``vllm/config.py`` (0.9.2).
+    """
+    found = {}
+    if values.get("--enable-chunked-prefill") is False and not is_since(release, CHUNKS_OPTIONAL):
+        found["engine.enable_chunked_prefill"] = (
+            f"vLLM {release} ignores --no-enable-chunked-prefill: it always chunks prefills"
+        )
+    level = values.get("--compilation-config")
+    if isinstance(level, int) and level < 2 and not values.get("--enforce-eager"):
+        since = LEVEL_FREE if level == 0 else OPTIMIZATION_LEVELS
+        if not is_since(release, since):
+            found["engine.cudagraph_mode"] = (
+                f"vLLM {release} ignores -O{level}: it has no optimization levels"
+            )
+    return found
+
+
 #: Interval (s) at which data-parallel ranks report the lengths of their queues to the load
 #: balancer.
 BALANCER_S = 0.1
@@ -167,6 +211,7 @@ OPTIONS = LaunchOptions(
     # docs/features/nixl_connector_usage.md: both roles start with the same configuration.
     transfer="""--kv-transfer-config '{"kv_connector":"NixlConnector","kv_role":"kv_both"}'""",
     ranks=place_ranks,
+    ignored=ignored_fields,
     converted={
         "--pipeline-parallel-size": lambda size: {"hardware.pp": size} if size != 1 else {},
         "--quantization": _weights,
@@ -176,6 +221,8 @@ OPTIONS = LaunchOptions(
         "--cudagraph-capture-sizes": _captured,
         "--cuda-graph-sizes": _captured,
         "--compilation-config": _compilation,
+        "--optimization-level": _level,
+        "--max-model-len": _length,
         "--speculative-config": _speculative,
         "--kv-offloading-size": _offloading,
         "--kv-offloading-backend": _backend,
@@ -184,6 +231,7 @@ OPTIONS = LaunchOptions(
         "--enable-expert-parallel": lambda _: {},
     },
     variables={
+        "VLLM_USE_V1": _engine_generation,
         "VLLM_MXFP4_USE_MARLIN": lambda on: {"hardware.kernels": ["marlin"]} if on else {},
         "VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8": lambda on: (
             {"hardware.kernels": ["mxfp8"]} if on else {}
@@ -237,7 +285,10 @@ OPTIONS = LaunchOptions(
         "--(scheduler-cls|worker-cls|worker-extension-cls|model-class-overrides)": (
             "custom code is not run"
         ),
-        "--performance-mode|--optimization-level": "the defaults that it changes are not modelled",
+        "--performance-mode": (
+            "with throughput, set --max-num-batched-tokens and --max-num-seqs to twice their "
+            "defaults"
+        ),
         "--(disable-hybrid-kv-cache-manager|disable-sliding-window|kv-sharing-fast-prefill)": (
             "layer groups are derived from the model"
         ),
