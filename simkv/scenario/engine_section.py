@@ -30,7 +30,7 @@ from simkv.native.native_engines import NATIVE_ENGINES
 from simkv.scenario.custom.code_source import list_installed_schedulers
 from simkv.scenario.custom.custom_engine import build_custom_spec
 from simkv.scenario.native_engine import build_native_spec
-from simkv.scenario.offloading_size import BACKEND, SIZE
+from simkv.scenario.offloading_size import BACKEND, CACHE_BYTES, SIZE
 from simkv.schedulers.engine_registry import ENGINES, find_engine_spec
 
 #: Value in the schema for settings that the launcher chooses. The loader replaces it by a number
@@ -70,6 +70,12 @@ def _strict_model(spec: EngineSpec) -> type[BaseModel]:
 
 #: Fields that ``scenario/offloading_size.py`` reads.
 _HOST_SIZE: dict[str, Any] = {
+    CACHE_BYTES: {
+        "type": "integer",
+        "exclusiveMinimum": 0,
+        "description": "Size of the KV cache of each GPU in bytes, as in --kv-cache-memory-bytes. "
+        "Requires `hardware`; num_gpu_blocks takes precedence.",
+    },
     SIZE: {
         "type": "number",
         "exclusiveMinimum": 0,

@@ -37,7 +37,7 @@ from simkv.costs.hardware.model_gpu_catalog import Gpu, find_architecture
 from simkv.costs.hardware.replica_hardware import Hardware
 from simkv.scenario.engine_section import AnyEngine
 from simkv.scenario.hardware_section import HardwareSection, build_hardware
-from simkv.scenario.offloading_size import BACKEND, SIZE, host_blocks
+from simkv.scenario.offloading_size import BACKEND, CACHE_BYTES, SIZE, host_blocks
 from simkv.scenario.overrides import merge
 from simkv.schedulers.engine_registry import ENGINES
 
@@ -240,9 +240,28 @@ def _spec(engine: Any) -> EngineSpec | None:
 
 
 def _in_blocks(spec: EngineSpec, engine: dict[str, Any]) -> dict[str, Any]:
-    """Return an engine section without its sizes in GiB."""
-    gib = (SIZE, BACKEND) if spec.host_blocks else ()
-    return {knob: value for knob, value in engine.items() if knob not in gib}
+    """Return an engine section without its sizes in GiB or bytes."""
+    sizes = (SIZE, BACKEND, CACHE_BYTES) if spec.host_blocks else ()
+    return {knob: value for knob, value in engine.items() if knob not in sizes}
+
+
+def _cache_bytes(
+    spec: EngineSpec, engine: dict[str, Any], data: dict[str, Any], place: FieldLocator
+) -> int | None:
+    """Return the size of the KV cache in bytes if the engine section states it."""
+    size = engine.get(CACHE_BYTES) if spec.host_blocks else None
+    if size is None:
+        return None
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise UnknownSetting(
+            place(CACHE_BYTES), f"must be a number of bytes greater than 0, got {size!r}"
+        )
+    if data.get("hardware") is None:
+        raise UnknownSetting(
+            place(CACHE_BYTES),
+            f"requires hardware with gpu and model; add them, or set {spec.memory} instead",
+        )
+    return size
 
 
 @lru_cache(maxsize=1)
@@ -263,7 +282,8 @@ def _completed(
     """
     plain = _in_blocks(spec, engine)
     try:
-        found = _launched(spec, plain, data, folder, place)
+        size = _cache_bytes(spec, engine, data, place)
+        found = _launched(spec, plain, data, folder, place, size)
         if spec.host_blocks and SIZE in engine:
             found |= _host(spec, {**engine, **found}, data, folder, place)
     except UnknownSetting:
@@ -299,6 +319,7 @@ def _launched(
     data: dict[str, Any],
     folder: Path,
     place: FieldLocator,
+    cache_bytes: int | None,
 ) -> dict[str, Any]:
     """Return the section with the launcher's values for missing settings."""
     launch = spec.launch
@@ -322,7 +343,8 @@ def _launched(
     if hardware is None or _has_invalid_field(spec, given):  # validation reports the error
         return {spec.memory: _fits_all(spec, given), **given}
     try:
-        return launch_defaults(spec, given, hardware, [k for k in asked if k in launch.fitted])
+        fitted = [k for k in asked if k in launch.fitted]
+        return launch_defaults(spec, given, hardware, fitted, cache_bytes)
     except LaunchError as error:
         raise UnknownSetting(place(error.field), str(error)) from error
 
@@ -337,11 +359,16 @@ def _has_invalid_field(spec: EngineSpec, given: dict[str, Any]) -> bool:
 
 
 def launch_defaults(
-    spec: EngineSpec, given: Mapping[str, Any], hardware: Hardware, auto: list[str] | None = None
+    spec: EngineSpec,
+    given: Mapping[str, Any],
+    hardware: Hardware,
+    auto: list[str] | None = None,
+    cache_bytes: int | None = None,
 ) -> dict[str, Any]:
     """Return the settings of the engine ``spec`` when it starts on ``hardware``.
 
     ``given`` are the user's settings. ``auto`` lists settings that the engine adapts to its memory.
+    ``cache_bytes`` is the size of the KV cache of a GPU if the user states it in bytes.
     Raises LaunchError if the weights leave no memory for KV or if the engine would not start.
     """
     machine, asked = target_of_hardware(hardware), dict.fromkeys(auto or (), AUTO)
@@ -358,12 +385,14 @@ def launch_defaults(
                 )
         return whole
 
-    if spec.memory in found:
+    found |= _size(spec, found, hardware, cache_bytes)
+    if spec.memory in given:
         return {**found, **spec.launch.after({**found, **asked}, machine)}
-    found |= _size(spec, found, hardware)
     try:
         return complete(found)
     except LaunchError:
+        if cache_bytes is not None:
+            raise
         enough = _enough_blocks(spec, found, hardware, complete)
         if enough is None:
             room = _capacity(spec, found, hardware)
@@ -471,29 +500,41 @@ def _fits_all(spec: EngineSpec, engine: Mapping[str, Any]) -> int:
     return size
 
 
-def _size(spec: EngineSpec, engine: dict[str, Any], hardware: Hardware) -> dict[str, Any]:
+def _size(
+    spec: EngineSpec, engine: dict[str, Any], hardware: Hardware, cache_bytes: int | None
+) -> dict[str, Any]:
     """Return the settings for the size of the KV cache.
 
     For a model with several kinds of layers, the result may include the layer groups and the tokens
-    per block. If the engine section is invalid, the cache is large enough for any sequence.
+    per block. If the engine section is invalid, the cache is large enough for any sequence. A
+    number of blocks in the section takes precedence over ``cache_bytes``.
     """
     fits_all = {spec.memory: _fits_all(spec, engine)}
+    given = {spec.memory: engine[spec.memory]} if spec.memory in engine else {}
+    if given and (spec.groups is None or spec.groups in engine):
+        return given
     loose = {"startup_check": False} if spec.longest else {}
     try:
         whole = {"name": spec.name, **engine, **fits_all, **loose}
         setting = find_execution_settings(_checked().validate_python(whole))
         room = compute_kv_capacity(hardware, setting)
     except (ValidationError, InputError):
-        return fits_all
-    if _most_blocks(room) < 2 or (spec.memory_in_tokens and room.num_gpu_blocks < 2):
+        return given or fits_all
+    size = room.num_gpu_blocks
+    if cache_bytes is not None:
+        size = cache_bytes // room.block_bytes
+        if size < 2 and not given:
+            raise LaunchError(spec.memory, f"{cache_bytes:,} bytes are less than two blocks of KV")
+    elif not given and (_most_blocks(room) < 2 or (spec.memory_in_tokens and size < 2)):
         raise LaunchError(spec.memory, room.refusal)
-    blocks = min(max(room.num_gpu_blocks, 2), MAX_BLOCKS)
+    blocks = min(max(size, 2), MAX_BLOCKS)
     told = group_knobs(spec, engine.get("variant", spec.config().variant), room, setting)
     if told and (spec.groups in engine or _accepts(spec, {**whole, **told}, setting.release)):
         kept = (spec.block,) if spec.groups in engine else tuple(told)
-        given = {knob: engine[knob] for knob in (spec.checkpoints,) if knob in engine}
-        return {spec.memory: blocks, **{knob: told[knob] for knob in kept if knob in told}, **given}
-    return {spec.memory: blocks * (setting.block_size if spec.memory_in_tokens else 1)}
+        stated = {knob: engine[knob] for knob in (spec.checkpoints,) if knob in engine}
+        grouped = {knob: told[knob] for knob in kept if knob in told}
+        return {spec.memory: blocks, **grouped, **stated, **given}
+    return given or {spec.memory: blocks * (setting.block_size if spec.memory_in_tokens else 1)}
 
 
 def _accepts(spec: EngineSpec, engine: dict[str, Any], release: str) -> bool:

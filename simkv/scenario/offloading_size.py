@@ -21,6 +21,8 @@ from simkv.costs.hardware.kv_capacity import KvCapacity
 from simkv.costs.hardware.model_architecture import Mla
 
 SIZE, BACKEND = "kv_offloading_size", "kv_offloading_backend"
+#: Size of the KV cache of a GPU in bytes, in place of a number of blocks.
+CACHE_BYTES = "kv_cache_memory_bytes"
 GIB = 1 << 30
 PAGE = 4096
 #: First release that stores a single copy of latent KV (MLA) in host memory.

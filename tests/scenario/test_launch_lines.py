@@ -16,12 +16,14 @@ import pytest
 from simkv.core.errors import InputError
 from simkv.core.server_options import parse_option_value
 from simkv.costs.hardware.execution_settings_lookup import find_execution_settings
+from simkv.scenario.launch_defaults import resolve_defaults
 from simkv.scenario.launch_line import read_launch_line
 from simkv.scenario.scenario import Scenario
 from simkv.scenario.scenario_builder import build_scenario
 from simkv.scenario.scenario_loader import resolve_variants
 from simkv.scenario.scenario_options import ScenarioOptions
 from simkv.schedulers.engine_registry import ENGINES, find_engine_spec
+from simkv.schedulers.vllm.config import VllmConfig
 
 ROWS = list(
     csv.DictReader(
@@ -84,6 +86,22 @@ def test_sizes_of_cuda_graphs(
 ) -> None:
     sizes = find_execution_settings(scenario_of(command, gpu, release).engine).graph_sizes
     assert (len(sizes), sizes[-1]) == (count, largest)
+
+
+@pytest.mark.parametrize("size", ["--num-gpu-blocks-override 20000", "--kv-cache-memory-bytes 8G"])
+def test_stated_size_of_the_cache_keeps_the_layer_groups(size: str) -> None:
+    plain = scenario_of("vllm serve openai/gpt-oss-20b", "H100", "0.33.0").engine
+    stated = scenario_of(f"vllm serve openai/gpt-oss-20b {size}", "H100", "0.33.0").engine
+    assert isinstance(plain, VllmConfig)
+    assert isinstance(stated, VllmConfig)
+    assert plain.kv_cache_groups == stated.kv_cache_groups == (0, 128)
+    assert stated.num_gpu_blocks < plain.num_gpu_blocks
+
+
+def test_size_of_the_cache_in_bytes_requires_hardware() -> None:
+    data = {"engine": {"name": "vllm", "kv_cache_memory_bytes": 1 << 30}}
+    with pytest.raises(InputError, match="requires hardware with gpu and model"):
+        resolve_defaults(data, Path())
 
 
 @pytest.mark.parametrize(

@@ -223,6 +223,7 @@ OPTIONS = LaunchOptions(
         "--compilation-config": _compilation,
         "--optimization-level": _level,
         "--max-model-len": _length,
+        "--kv-cache-memory-bytes": lambda size: {"engine.kv_cache_memory_bytes": size},
         "--speculative-config": _speculative,
         "--kv-offloading-size": _offloading,
         "--kv-offloading-backend": _backend,
@@ -279,9 +280,6 @@ OPTIONS = LaunchOptions(
             "the network between hosts is not modelled"
         ),
         "--(cpu-offload-.*|offload-.*)": _OFFLOAD,
-        "--kv-cache-memory-bytes": (
-            "the size of the cache follows from the GPU; set --num-gpu-blocks-override"
-        ),
         "--(scheduler-cls|worker-cls|worker-extension-cls|model-class-overrides)": (
             "custom code is not run"
         ),
