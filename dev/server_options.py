@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from packaging.version import Version
 
 #: Files with options, and the classes whose fields are options, by engine. If no class is given,
 #: all classes are used whose fields have an annotation ``A[...]``.
@@ -102,25 +103,58 @@ def main(
     engine: Annotated[str, typer.Argument(help="Engine: vllm or sglang.")],
     file: Annotated[Path, typer.Argument(help="JSON file to write.")],
 ) -> None:
-    """Write the options of all releases of an engine, by kind."""
+    """Write the options of all releases of an engine, by kind.
+
+    Options that are already in the file are retained. For each option that some of the wheels do
+    not have, ``spans`` states the first and the last wheel that has it.
+    """
     patterns, classes = SOURCES[engine]
-    kinds: dict[str, str] = {}
-    aliases: dict[str, str] = {}
-    for pattern in patterns:
-        for source in sorted(wheels.glob(f"{engine}-*/{pattern}")):
+    kinds, aliases = _read(file)
+    having: dict[str, list[str]] = {}
+    folders = sorted(wheels.glob(f"{engine}-*"), key=lambda path: Version(_release(path)))
+    for folder in folders:
+        sources = [found for pattern in patterns for found in sorted(folder.glob(pattern))]
+        for source in sources:
             for name, kind, others in _options(source, classes):
                 # An option that takes a value in one release and a list in another accepts both
                 # forms.
                 kinds[name] = kind if kinds.get(name) != "list" else "list"
                 aliases |= dict.fromkeys(others, name)
-    plural = {"switch": "switches", "value": "values", "list": "lists"}
-    found = {
-        plural[kind]: sorted(name for name, one in kinds.items() if one == kind) for kind in plural
+                for one in (name, *others):
+                    having.setdefault(one, []).append(_release(folder))
+    found: dict[str, object] = {
+        plural: sorted(name for name, one in kinds.items() if one == kind)
+        for kind, plural in PLURALS.items()
     }
     for name in aliases.keys() & kinds.keys():
         del aliases[name]
-    found_aliases = dict(sorted(aliases.items()))
-    file.write_text(json.dumps({**found, "aliases": found_aliases}, indent=1) + "\n")
+    found["aliases"] = dict(sorted(aliases.items()))
+    releases = [_release(folder) for folder in folders]
+    if len(releases) > 1:
+        found["releases"] = releases
+        found["spans"] = {
+            name: f"{having[name][0]} {having[name][-1]}"
+            for name in sorted(kinds)
+            if name in having and set(having[name]) != set(releases)
+        }
+    file.write_text(json.dumps(found, indent=1) + "\n")
+
+
+#: Keys of the file by kind of option.
+PLURALS = {"switch": "switches", "value": "values", "list": "lists"}
+
+
+def _release(folder: Path) -> str:
+    return folder.name.rpartition("-")[2]
+
+
+def _read(file: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the kinds and the aliases in a file; both are empty if the file does not exist."""
+    if not file.is_file():
+        return {}, {}
+    data = json.loads(file.read_text(encoding="utf-8"))
+    kinds = {name: kind for kind, plural in PLURALS.items() for name in data[plural]}
+    return kinds, dict(data["aliases"])
 
 
 if __name__ == "__main__":

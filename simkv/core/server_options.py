@@ -2,7 +2,8 @@
 
 A JSON file lists the options of all releases by kind: ``switches`` take no value, ``lists`` take
 one or more values, and ``values`` take one value. ``aliases`` maps other spellings to the names in
-these lists.
+these lists. ``spans`` maps an option that some of the ``releases`` do not have to the first and the
+last release that has it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from simkv.core.engine_version import is_since
 from simkv.core.errors import InputError, spelling_hint
 
 #: Suffixes of numbers that engines accept, with their factors: decimal (1k = 1000) or binary (1K =
@@ -98,6 +100,8 @@ class LaunchOptions:
     variables: Mapping[str, Conversion] = field(default_factory=dict)
     not_modelled: Mapping[str, str] = field(default_factory=dict)
     ignored: IgnoredFields = lambda _, __: {}
+    inverse_since: str | None = None
+    """First release with an option ``--disable-X`` for each switch ``--enable-X``."""
     neutral: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Values of options in ``not_modelled`` that are accepted because they have no effect, such as
     a default.
@@ -146,6 +150,27 @@ class LaunchOptions:
         if len(found) > 1:
             raise InputError(f"{word}: ambiguous option; could be {', '.join(sorted(found))}")
         return (one := found.pop(), self._known[one], False) if found else None
+
+    def is_absent(self, text: str, name: str, release: str) -> bool:
+        """Return whether a release is known not to have an option.
+
+        ``text`` is the option as written, and ``name`` is its name.
+        """
+        flag = re.split("[ =]", text)[0].replace("_", "-")
+        has_inverses = self.inverse_since is not None and is_since(release, self.inverse_since)
+        if flag.startswith("--disable-") and name.startswith("--enable-"):
+            return not has_inverses
+        twin = name.replace("--disable-", "--enable-", 1)
+        if twin != name and twin in self._known and has_inverses:
+            return self.is_absent(twin, twin, release)
+        span = self._data.get("spans", {}).get(name)
+        if span is None:
+            return False
+        releases = self._data["releases"]
+        first, last = (releases.index(one) for one in span.split())
+        too_old = first > 0 and is_since(releases[first - 1], release)
+        too_new = last + 1 < len(releases) and is_since(release, releases[last + 1])
+        return too_old or too_new
 
     def hint(self, word: str) -> str:
         """Return a spelling suggestion: the option that is most similar to ``word``."""

@@ -157,12 +157,22 @@ class _Builder:
             self.notes.append(f"{spec.name} {stated} is simulated with the rules of {variant}")
 
     def _ignored(self, spec: EngineSpec) -> Mapping[str, str]:
-        """Return the fields that the release ignores, and record a note for each."""
+        """Return the fields that the release ignores, and record a note for each.
+
+        Options that the release does not have are noted, too.
+        """
         line, server = self.line, spec.server_options
         if line is None or server is None:
             return {}
         variant = self.document.tree["engine"].get("variant") or spec.config().variant
-        found = server.ignored(line.values, release_of_variant(str(variant)))
+        release = release_of_variant(str(variant))
+        absent = [one.text for one in line.options if server.is_absent(one.text, one.name, release)]
+        if absent:
+            self.notes.append(
+                f"{spec.name} {release} refuses to start with options that it does not have: "
+                f"{', '.join(absent)}"
+            )
+        found = server.ignored(line.values, release)
         self.notes += [note for path, note in found.items() if path in line.fields]
         return found
 

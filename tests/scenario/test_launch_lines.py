@@ -109,6 +109,10 @@ def test_size_of_the_cache_in_bytes_requires_hardware() -> None:
     [
         ("vllm serve Qwen/Qwen3-8B --no-enable-chunked-prefill", "0.9.2", "ignores --no-enable-ch"),
         ("vllm serve Qwen/Qwen3-8B -O0", "0.9.2", "ignores -O0"),
+        ("vllm serve Qwen/Qwen3-8B --swap-space 4", "0.28.0", "not have: --swap-space 4"),
+        ("vllm serve Qwen/Qwen3-8B --disable-log-requests", "0.28.0", "--disable-log-requests"),
+        ("vllm serve Qwen/Qwen3-8B --disable-prefix-caching", "0.28.0", "--disable-prefix-cach"),
+        ("vllm serve Qwen/Qwen3-8B --stream-interval 4 -O1", "0.9.2", "have: --stream-interval 4"),
         ("VLLM_USE_V1=0 vllm serve Qwen/Qwen3-8B", "0.9.2", "not modelled: VLLM_USE_V1=0: the V0"),
     ],
 )
@@ -117,6 +121,16 @@ def test_options_without_effect_in_a_release_are_noted(
 ) -> None:
     options = ScenarioOptions(gpu="H100", version=release, from_command=command, num_prompts=1)
     assert note in "\n".join(build_scenario(options).notes)
+
+
+@pytest.mark.parametrize("release", ["0.9.2", "0.33.0"])
+def test_options_of_a_release_are_not_called_absent(release: str) -> None:
+    command = (
+        "vllm serve Qwen/Qwen3-8B --disable-log-requests --max-num-seqs 8 -tp 1 "
+        "--no-enable-prefix-caching --enforce-eager --port 8001 --seed 0 --load-format auto"
+    )
+    options = ScenarioOptions(gpu="H100", version=release, from_command=command, num_prompts=1)
+    assert "does not have" not in "\n".join(build_scenario(options).notes)
 
 
 def effects(command: str) -> dict[str, str]:

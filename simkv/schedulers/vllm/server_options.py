@@ -212,6 +212,7 @@ OPTIONS = LaunchOptions(
     transfer="""--kv-transfer-config '{"kv_connector":"NixlConnector","kv_role":"kv_both"}'""",
     ranks=place_ranks,
     ignored=ignored_fields,
+    inverse_since="0.33",  # EnableDisableAction of vllm/utils/argparse_utils.py
     converted={
         "--pipeline-parallel-size": lambda size: {"hardware.pp": size} if size != 1 else {},
         "--quantization": _weights,
