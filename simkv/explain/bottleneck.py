@@ -69,6 +69,14 @@ class Bottleneck:
                 return f"all {count} busy{setting}, {kv}"
         return f"{_CAUSES.get(self.kind, KIND_LABELS[self.kind])}, {kv}"
 
+    def limiting_setting(self, spec: EngineSpec) -> str | None:
+        """Return the name of the engine setting that limits the resource while the KV cache is
+        mostly empty, or None.
+        """
+        if self.kv_use >= MOSTLY_EMPTY:
+            return None
+        return {LedgerKind.SLOT: spec.seats, LedgerKind.BUDGET: spec.step_tokens}.get(self.kind)
+
 
 #: Minimum fraction of the requests' time for which the API server can be the bottleneck.
 MIN_FRONT_END_SHARE = 0.05

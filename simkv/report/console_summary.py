@@ -118,6 +118,10 @@ def _describe_fix(results: Mapping[str, RunResult], name: str) -> str:
         what = str(differ[0]) if len(differ) == 1 else f"{len(differ)} fields differ"
         return f"variant {other} {how} ({what})."
     overload = describe_overload(ours.record)
+    if overload:
+        setting = narrative.find_limiting_setting(ours)
+        larger = f"a larger {setting}, " if setting else ""
+        overload += f"; use {larger}more replicas or a lower rate (`simkv plan`)."
     if not bad:
         return overload
     rejected = ours.summary["rejected"]
@@ -171,7 +175,7 @@ def _changes(ours: RunResult, theirs: RunResult, hardware: bool = False) -> list
 
 
 def describe_overload(record: RunRecord) -> str:
-    """Return a sentence if requests arrive faster than the server answers them, or "".
+    """Return a clause if requests arrive faster than the server answers them, or "".
 
     This is the case if two conditions hold during the last two thirds of the arrivals: the queue
     grows, and fewer requests end than arrive. The queue consists of all requests that have not
@@ -192,10 +196,14 @@ def describe_overload(record: RunRecord) -> str:
     grows = queued[0] < queued[1] < queued[2] and queued[2] >= MIN_QUEUED_SHARE * len(lives)
     if not grows or done >= MAX_ANSWERED_SHARE * came or done == 0:
         return ""
+    # From the first end of a request on, a request begins whenever the server can serve one more.
+    later = begun[(begun > ended[0]) & np.isfinite(begun)]
+    sustained = done / (2 * third)
+    if len(later) > 1 and later[-1] > later[0]:
+        sustained = (len(later) - 1) / (later[-1] - later[0])
     return (
         f"the load exceeds what the server sustains: {came / (2 * third):.3g} requests/s arrive, "
-        f"{done / (2 * third):.3g}/s finish, and {queued[2]:,} are queued at the last arrival; "
-        "use more replicas or a lower rate (`simkv plan`)."
+        f"{sustained:.3g}/s are served, and {queued[2]:,} are queued at the last arrival"
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from math import log
-from typing import Any
+from typing import Any, NamedTuple
 
 from simkv.core.figure_registry import METRICS, figure, format_seconds, is_lower_bound
 from simkv.core.outcome import FAILURES, SERVED, Outcome, count_served, humanize
@@ -179,7 +179,8 @@ def describe_cause(result: RunResult, verdicts: Sequence[Verdict] | None = None)
     if any(isinstance(verdict, Thrashing) for verdict in others):
         said.append(_describe_preemptions(found))
     if isinstance(first, Starvation):
-        behind = f", mainly because of request {first.behind[0].id}" if first.behind else ""
+        blocker = first.main_blocker
+        behind = "" if blocker is None else f", mainly because of request {blocker}"
         said.append(f"Time of request {first.requests[0]}: {shares}{behind}.")
         if first.overtaken and (count := first.overtaken.others) > 1:
             said.append(f"{count:,} later requests were admitted before it.")
@@ -209,24 +210,48 @@ def format_shares(parts: Iterable[tuple[float, str]], total: float) -> str:
     return ", ".join(f"{100 * seconds / total:.0f} % {label}" for seconds, label in parts if total)
 
 
+class _ReplicaBottleneck(NamedTuple):
+    """Bottleneck of one replica: the waits for it in seconds, a phrase, and the name of the setting
+    that limits it, if known.
+    """
+
+    seconds: float
+    phrase: str
+    setting: str | None
+
+
 def _find_bottleneck(result: RunResult, requests: Collection[int]) -> tuple[str | None, float]:
     """Return a phrase about the bottleneck of the requests, and their waits for it in seconds.
 
     In a fleet, the phrase is about the replica with the longest waits. The waits are of all
     replicas.
     """
+    found = _find_bottlenecks(result, requests)
+    if not found:
+        return None, 0.0
+    return max(found, key=lambda one: one.seconds).phrase, sum(one.seconds for one in found)
+
+
+def find_limiting_setting(result: RunResult) -> str | None:
+    """Return the name of the engine setting for which requests waited longest, or None.
+
+    A setting counts only if the KV cache has free space, so that another value can help.
+    """
+    found = _find_bottlenecks(result, result.record.requests)
+    return max(found, key=lambda one: one.seconds).setting if found else None
+
+
+def _find_bottlenecks(result: RunResult, requests: Collection[int]) -> list[_ReplicaBottleneck]:
     found = []
     for lifetime in result.run.lifetimes:
         record, config = lifetime.engine.record, result.specs[lifetime.replica].engine
         here = [i for i in requests if i in record.requests]
         if here and (bottleneck := find_bottleneck(record, result.diagnosis.ledger, here)):
-            where = f"{lifetime.name}: " if result.fleet else ""
-            found.append(
-                (bottleneck.seconds, where + bottleneck.describe(config, find_engine_spec(config)))
-            )
-    if not found:
-        return None, 0.0
-    return max(found, key=lambda one: one[0])[1], sum(seconds for seconds, _ in found)
+            where, spec = f"{lifetime.name}: " if result.fleet else "", find_engine_spec(config)
+            phrase = where + bottleneck.describe(config, spec)
+            setting = bottleneck.limiting_setting(spec)
+            found.append(_ReplicaBottleneck(bottleneck.seconds, phrase, setting))
+    return found
 
 
 def describe_blockers(record: RunRecord, found: Diagnosis) -> list[str]:

@@ -197,12 +197,18 @@ def test_names_the_overload_as_the_fix_of_a_served_run(tmp_path: Path) -> None:
         (tmp_path / "s.yaml").write_text(text)
         return "\n".join(summarize_results(run_file(tmp_path / "s.yaml")))
 
-    # Four slots and 20 steps of 1 s per request: 0.2 requests/s.
+    # Four slots, and 21 steps of 1 s between two requests of a slot: 4/21 requests/s.
     pattern = r"Fix: the load exceeds what the server sustains: (\S+) requests/s arrive, (\S+)/s"
-    found = re.search(pattern, answer(2.0))
+    text = answer(2.0)
+    found = re.search(pattern, text)
     assert found
     assert float(found[1]) == pytest.approx(0.5, rel=0.02)
-    assert float(found[2]) == pytest.approx(0.19, abs=0.01)
+    assert float(found[2]) == pytest.approx(4 / 21, rel=0.03)
+    assert "; use a larger max_num_seqs, more replicas or a lower rate" in text
+    # The rate does not depend on how much of the work is done while requests still arrive.
+    found = re.search(pattern, answer(0.3))
+    assert found
+    assert float(found[2]) == pytest.approx(4 / 21, rel=0.03)
     calm = answer(8.0)
     assert "exceeds" not in calm
     assert "Cause: none; requests hardly waited" in calm

@@ -20,6 +20,9 @@ from simkv.explain.wait_attribution import Blocker, WaitAttribution
 from simkv.explain.wait_ledger import total_by_kind
 from simkv.sim.run_record import RequestRecord, RunRecord, Shortfall
 
+#: Minimum share of a request's waiting time for which another request counts as its main cause.
+MAIN_BLOCKER_SHARE = 0.25
+
 
 @dataclass(frozen=True)
 class UnservableRequests(Verdict):
@@ -140,6 +143,14 @@ class Starvation(Verdict):
     overtaken: Overtake | None
 
     @property
+    def main_blocker(self) -> int | None:
+        """Id of the request that caused most of the waiting time, or None if many requests share
+        it.
+        """
+        first = next(iter(self.behind), None)
+        return first.id if first and first.seconds >= MAIN_BLOCKER_SHARE * self.waited else None
+
+    @property
     def text(self) -> str:
         text = (
             f"{count_phrase(self.all)} starved; request {self.requests[0]} waited "
@@ -150,7 +161,8 @@ class Starvation(Verdict):
             kind = max(self.kinds, key=lambda kind: self.kinds[kind])
             text += f", {self.kinds[kind]:.3f} s {KIND_LABELS[kind]}"
         if self.behind:
-            text += ", mainly because of " + " and ".join(
+            how = "mainly because of" if self.main_blocker is not None else "longest because of"
+            text += f", {how} " + " and ".join(
                 f"request {b.id} ({b.seconds:.3f} s)" for b in self.behind[:2]
             )
         if self.overtaken:
