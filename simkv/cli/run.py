@@ -230,7 +230,7 @@ def _launch_command(built: BuiltScenario | None, variants: Mapping[str, Scenario
         return []
     from simkv.scenario.launch_command import build_launch_command
 
-    command = build_launch_command(next(iter(variants.values())), built.line)
+    command = build_launch_command(next(iter(variants.values())), built.line, built.ranks)
     return [Verbatim(f"Launch command: {command}")] if command else []
 
 

@@ -19,11 +19,14 @@ from simkv.schedulers.engine_registry import find_engine_spec
 _FORMATS = {"kv": "--kv-cache-dtype", "weights": "--quantization"}
 
 
-def build_launch_command(scenario: Scenario, line: LaunchLine | None = None) -> str | None:
-    """Return the command that starts one replica, or None if simkv cannot write it.
+def build_launch_command(
+    scenario: Scenario, line: LaunchLine | None = None, ranks: int = 1
+) -> str | None:
+    """Return the command that starts one server, or None if simkv cannot write it.
 
     Settings that the launcher chooses by default are left out. Options of ``line`` are repeated.
-    The model and its parallelism come from the scenario.
+    The model and its parallelism come from the scenario. ``ranks`` is the number of data-parallel
+    ranks of the server that the scenario simulates as replicas.
     """
     spec, hardware = find_engine_spec(scenario.engine), scenario.hardware
     server = spec.server_options
@@ -35,12 +38,16 @@ def build_launch_command(scenario: Scenario, line: LaunchLine | None = None) -> 
         words += [server.tp, str(tp), server.dp, str(hardware.dp)]
     elif hardware.tp > 1:
         words += [server.tp, str(hardware.tp)]
+    if ranks > 1:
+        words += [server.dp, str(ranks)]
     if line is None:
         words += _online_quantization(hardware)
         formats = ((option, getattr(hardware, name)) for name, option in _FORMATS.items())
         words += [word for option, value in formats if value for word in (option, str(value))]
     own = _own_options(line, server, scenario) if line else []
     settings = _settings(scenario, {path for one in own for path in one.fields})
+    named = {*words, *(one.name for one in own)}
+    settings = [one for one in settings if one.split()[0] not in named]
     return " ".join([shlex.join(words), *(one.text for one in own), *settings])
 
 

@@ -42,11 +42,15 @@ NUM_PROMPTS, INPUT_LEN, OUTPUT_LEN = 1000, 1024, 128
 
 @dataclass(frozen=True)
 class BuiltScenario:
-    """A scenario as a document, with notes for the user and the launch line, if any."""
+    """A scenario as a document, with notes for the user and the launch line, if any.
+
+    ``ranks`` is the number of data-parallel ranks that the scenario simulates as replicas.
+    """
 
     document: YamlDocument
     notes: tuple[str, ...]
     line: LaunchLine | None = None
+    ranks: int = 1
 
 
 def build_scenario(options: ScenarioOptions) -> BuiltScenario:
@@ -62,7 +66,8 @@ def build_scenario(options: ScenarioOptions) -> BuiltScenario:
         built = _Builder(recipe.apply(options))
         built.notes += recipe.notes()
         built.build({} if options.from_command else recipe.fields())
-    return BuiltScenario(built.document, tuple(built.notes), built.line)
+    ranks = built.document.tree.get("fleet", {}).get("replicas", 1)
+    return BuiltScenario(built.document, tuple(built.notes), built.line, ranks)
 
 
 def _after_growth(options: ScenarioOptions, rate: float) -> str:

@@ -99,6 +99,35 @@ def test_run_needs_no_file(simkv: Simkv) -> None:
     assert summary(simkv, "a") == summary(simkv, "b")
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (("--dp", 2), "vllm serve meta-llama/Llama-3.1-8B --data-parallel-size 2"),
+        (
+            ("--from-command", "vllm serve meta-llama/Llama-3.1-8B -dp 2"),
+            "vllm serve meta-llama/Llama-3.1-8B --data-parallel-size 2",
+        ),
+        (
+            (
+                "--from-command",
+                "python -m sglang.launch_server --model meta-llama/Llama-3.1-8B --tp 2 --dp 2 "
+                "--enable-dp-attention",
+            ),
+            "python -m sglang.launch_server --model-path meta-llama/Llama-3.1-8B --tp-size 2 "
+            "--dp-size 2 --enable-dp-attention",
+        ),
+    ],
+)
+def test_launch_command_states_all_ranks_once(
+    simkv: Simkv, options: tuple[str, ...], expected: str
+) -> None:
+    model = () if "--from-command" in options else ("--model", "llama-3.1-8b")
+    done = simkv("run", "--gpu", "H100", *model, *options, *LOAD, "--no-plots")
+    found = re.search(r"^Launch command: (.*)$", done.out, re.MULTILINE)
+    assert found, done.err
+    assert found[1] == expected
+
+
 def test_launch_command_starts_the_named_model(simkv: Simkv) -> None:
     words = ("--model", "meta-llama/Llama-3.1-8B-Instruct", *LOAD, "--no-plots")
     done = simkv("run", "--gpu", "H100", *words)

@@ -161,7 +161,8 @@ class Starvation(Verdict):
             kind = max(self.kinds, key=lambda kind: self.kinds[kind])
             text += f", {self.kinds[kind]:.3f} s {KIND_LABELS[kind]}"
         if self.behind:
-            how = "mainly because of" if self.main_blocker is not None else "longest because of"
+            main = self.main_blocker is not None
+            how = "mainly because of" if main else "the longest part because of"
             text += f", {how} " + " and ".join(
                 f"request {b.id} ({b.seconds:.3f} s)" for b in self.behind[:2]
             )
