@@ -41,10 +41,10 @@ from simkv.incident.wait_summary import (
     find_victims,
     is_healthy,
     server_verdicts,
-    slowdown,
     summarize_waits,
 )
 from simkv.incident.workload_rebuild import is_sampled
+from simkv.metrics.run_metrics import compute_slowdown
 from simkv.metrics.run_result import RunResult
 from simkv.report.narrative import describe_cause
 
@@ -227,7 +227,7 @@ def _describe_cause(
     if slow:
         return (
             "Cause: requests do not wait, but their prefill and decode take "
-            f"{slowdown(result):.1f} times as long as in isolation."
+            f"{compute_slowdown(result.record):.1f} times as long as in isolation."
         )
     return f"Cause: {describe_cause(result, found)}"
 

@@ -13,6 +13,7 @@ from simkv.explain.ledger_kinds import WAIT_KINDS, LedgerKind
 from simkv.explain.verdicts.unserved_requests import TimedOutRequests
 from simkv.explain.verdicts.verdict import Verdict
 from simkv.explain.wait_ledger import total_by_kind
+from simkv.metrics.run_metrics import compute_slowdown
 from simkv.metrics.run_result import RunResult
 
 #: A server is healthy if requests wait for less than the first fraction of their time, and the 10 %
@@ -72,18 +73,7 @@ def is_healthy(result: RunResult) -> bool:
     """Return whether the run has no verdict and little waiting."""
     waits = summarize_waits(result)
     calm = waits.share < MAX_WAIT_SHARE and waits.worst < MAX_VICTIM_WAIT_SHARE
-    return not server_verdicts(result) and calm and slowdown(result) < MAX_SLOWDOWN
-
-
-def slowdown(result: RunResult) -> float:
-    """Return the total time of all requests relative to their total time in isolation."""
-    record = result.record
-    both = [
-        (life.last_token - life.request.arrival, record.isolated_s[i])
-        for i, life in record.requests.items()
-        if life.last_token is not None and record.isolated_s.get(i)
-    ]
-    return sum(took for took, _ in both) / (sum(alone for _, alone in both) or 1.0) if both else 1.0
+    return not server_verdicts(result) and calm and compute_slowdown(result.record) < MAX_SLOWDOWN
 
 
 def server_verdicts(result: RunResult) -> list[Verdict]:

@@ -171,6 +171,19 @@ def normalized_speeds(record: RunRecord) -> Floats:
     )
 
 
+def compute_slowdown(record: RunRecord) -> float:
+    """Return the total time of all requests relative to their total time in isolation.
+
+    Requests without a token do not count. Returns 1 without requests.
+    """
+    both = [
+        (life.last_token - life.request.arrival, record.isolated_s[i])
+        for i, life in record.requests.items()
+        if life.last_token is not None and record.isolated_s.get(i)
+    ]
+    return sum(took for took, _ in both) / (sum(alone for _, alone in both) or 1.0) if both else 1.0
+
+
 def summarize(record: RunRecord) -> dict[str, Any]:
     """Return the metrics of a run, as in ``summary.json``."""
     lives = list(record.requests.values())

@@ -18,7 +18,7 @@ from simkv.explain.verdicts.thrashing import Thrashing
 from simkv.explain.verdicts.unserved_requests import Starvation
 from simkv.explain.verdicts.verdict import Verdict
 from simkv.explain.wait_ledger import total_by_kind
-from simkv.metrics.run_metrics import e2e
+from simkv.metrics.run_metrics import compute_slowdown, e2e
 from simkv.metrics.run_result import RunResult
 from simkv.scenario.run_fields import WORLD_FIELDS, FieldDifference, find_differences
 from simkv.scenario.scenario import Scenario
@@ -33,6 +33,9 @@ MAX_BLOCKED_REQUESTS = 60
 MIN_WAIT_SHARE = 0.01
 MIN_CAUSE_SHARE = 0.05
 MIN_CAUSE_WAIT_S = 0.05
+#: Minimum time of requests, relative to their time in isolation, for which the sharing of steps is
+#: named as the cause.
+MIN_SLOWDOWN = 3.0
 #: Metrics for the comparison of two variants; lower is better for all of them.
 COMPARED_FIGURES = tuple(
     METRICS[name]
@@ -170,11 +173,12 @@ def describe_cause(result: RunResult, verdicts: Sequence[Verdict] | None = None)
     waits, lived = _largest_waits(lanes, 0.005)
     shares = format_shares(waits, lived)
     bottleneck, seconds = _find_bottleneck(result, requests)
+    hardly = "none; requests hardly waited" if first is not None else _describe_no_wait(result)
     if bottleneck is None or not waits or seconds < MIN_WAIT_SHARE * lived:
-        return "none; requests hardly waited."
+        return f"{hardly}."
     least = max(MIN_CAUSE_SHARE * lived, MIN_CAUSE_WAIT_S * len(requests))
     if first is None and seconds < least:
-        return f"none; requests hardly waited ({shares})."
+        return f"{hardly} ({shares})."
     said = [f"{bottleneck}."]
     if any(isinstance(verdict, Thrashing) for verdict in others):
         said.append(_describe_preemptions(found))
@@ -189,6 +193,17 @@ def describe_cause(result: RunResult, verdicts: Sequence[Verdict] | None = None)
     if isinstance(first, HeadOfLineBlocking):
         said.append(f"Head-of-line blocking for {format_seconds(first.seconds)}.")
     return " ".join(said)
+
+
+def _describe_no_wait(result: RunResult) -> str:
+    """Return the cause if requests hardly waited: none, or the sharing of steps."""
+    times = compute_slowdown(result.record)
+    if times < MIN_SLOWDOWN:
+        return "none; requests hardly waited"
+    return (
+        "many requests share each step. They hardly wait, but their prefill and decode take "
+        f"{times:.1f} times as long as in isolation"
+    )
 
 
 def _largest_waits(

@@ -53,9 +53,9 @@ class FigureChange:
     high: float
 
     @property
-    def worse(self) -> float:
-        """Size of the relative change if the metric gets worse; 0 if it improves."""
-        return max(-self.change if METRICS[self.name].more_is_better else self.change, 0.0)
+    def most_worse(self) -> float:
+        """Largest relative deterioration from ``low`` to ``high``, or 0."""
+        return max(-self.low if METRICS[self.name].more_is_better else self.high, 0.0)
 
     @property
     def least_worse(self) -> float:
@@ -111,10 +111,10 @@ class ChangeCheck:
         return [one for one in self.figures if one.least_worse > tolerance]
 
     def unsure(self, tolerance: float) -> list[FigureChange]:
-        """Return the metrics whose mean gets worse by more than ``tolerance`` (a fraction), but not
-        in all runs.
+        """Return the metrics that get worse by more than ``tolerance`` (a fraction) in some runs,
+        but not in all.
         """
-        return [one for one in self.figures if one.worse > tolerance >= one.least_worse]
+        return [one for one in self.figures if one.most_worse > tolerance >= one.least_worse]
 
 
 def check_change(

@@ -43,8 +43,9 @@ class SeedInterval:
 
     @staticmethod
     def of(values: Sequence[float]) -> SeedInterval:
-        """Return the interval by Student's t distribution. For a single value, its width is
-        zero.
+        """Return the interval of values that cannot be negative, by Student's t distribution.
+
+        For a single value, its width is zero.
         """
         mean = fmean(values)
         half = 0.0
@@ -53,7 +54,7 @@ class SeedInterval:
 
             quantile = float(stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2))
             half = quantile * stdev(values) / sqrt(len(values))
-        return SeedInterval(mean, mean - half, mean + half, min(values), max(values))
+        return SeedInterval(mean, max(mean - half, 0.0), mean + half, min(values), max(values))
 
 
 def run_seeds(

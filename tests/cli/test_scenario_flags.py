@@ -215,9 +215,10 @@ def test_change_that_is_within_the_tolerance_in_part_of_its_range_is_no_failure(
     noise = FigureChange("e2e_all_ms.p99", 1.0, 1.3, 0.3, -0.03, 0.5)
     better = FigureChange("output_throughput", 1.0, 1.3, 0.3, 0.2, 0.5)
     fewer = FigureChange("output_throughput", 1.0, 0.8, -0.2, -0.3, -0.1)
-    found = ChangeCheck((sure, noise, better, fewer), (), (), 1, 2, True)
+    partly = FigureChange("ttft_all_ms.mean", 1.0, 1.01, 0.01, 0.005, 1.06)
+    found = ChangeCheck((sure, noise, partly, better, fewer), (), (), 1, 2, True)
     assert found.beyond(0.05) == [sure, fewer]
-    assert found.unsure(0.05) == [noise]
+    assert found.unsure(0.05) == [noise, partly]
 
 
 def test_diff_shows_equal_latencies_once(simkv: Simkv) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from simkv.explain.bottleneck import Bottleneck, find_bottleneck
 from simkv.explain.ledger_kinds import LedgerKind
+from simkv.metrics.run_metrics import compute_slowdown
 from simkv.metrics.run_result import RunResult
 from simkv.metrics.scenario_runner import run_scenario
 from simkv.report.narrative import describe_cause
@@ -118,3 +120,18 @@ def test_unnoticeable_waits_are_no_cause(tmp_path: Path, rate: object, cause: st
     found = bottleneck(result)
     assert found.kind is LedgerKind.FRONT_END
     assert found.seconds > 0.1 * sum(result.diagnosis.totals.values())
+
+
+def test_shared_steps_are_the_cause_of_slow_requests_that_do_not_wait(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text(
+        "name: shared\n"
+        "hardware: {gpu: A100, model: llama-3.1-8b}\n"
+        "workload: {arrivals: {num_prompts: 400, request_rate: 12, prompt_tokens: 1000, "
+        "output_tokens: 200, seed: 1}}\n"
+        "engine: {name: vllm, max_model_len: 8192}\n"
+    )
+    result = run_scenario(load(tmp_path / "s.yaml")["run"], tmp_path, intervals=False)
+    found = re.match(r"many requests share each step.* take (\S+) times", describe_cause(result))
+    assert found, describe_cause(result)
+    assert float(found[1]) == pytest.approx(compute_slowdown(result.record), abs=0.05)
+    assert float(found[1]) >= 3

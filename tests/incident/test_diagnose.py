@@ -27,7 +27,8 @@ from simkv.incident.observed_comparison import ObservedComparison
 from simkv.incident.remedies import _to_defaults
 from simkv.incident.server_setup import UserSettings, infer_setup
 from simkv.incident.source_reader import read_source
-from simkv.incident.wait_summary import is_healthy, slowdown
+from simkv.incident.wait_summary import is_healthy
+from simkv.metrics.run_metrics import compute_slowdown
 from simkv.metrics.run_result import RunResult
 from simkv.metrics.scenario_runner import run_scenario
 from simkv.scenario.scenario_loader import resolve_variants
@@ -235,7 +236,7 @@ def test_irreproducible_times_of_requests_have_no_known_cause(tmp_path: Path) ->
 
 def test_slow_requests_without_waiting_are_a_fault(tmp_path: Path) -> None:
     small = planted(2000, 2.0)
-    assert slowdown(small) < 1.5
+    assert compute_slowdown(small.record) < 1.5
     engine = dict(ENGINE) | {"long_prefill_token_threshold": 16, "num_gpu_blocks": 2000}
     document = {
         "name": "chunks",
@@ -245,7 +246,7 @@ def test_slow_requests_without_waiting_are_a_fault(tmp_path: Path) -> None:
     }
     scenario = next(iter(resolve_variants(YamlDocument(HERE / "planted.yaml", document)).values()))
     chunks = run_scenario(scenario, HERE, intervals=False)
-    assert slowdown(chunks) > 3
+    assert compute_slowdown(chunks.record) > 3
     assert not is_healthy(chunks)
     assert [c.field for c, _ in _to_defaults(scenario, HERE)] == [
         "max_num_seqs",
