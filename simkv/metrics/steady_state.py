@@ -83,7 +83,7 @@ def check_steady_state(record: RunRecord) -> SteadyState:
 def _arrival_growth(arrivals: Floats, edges: Floats) -> float:
     """Return the number of arrivals in the last third, relative to the middle third."""
     early, late = np.histogram(arrivals, edges[[0, PARTS, 2 * PARTS]])[0].tolist()
-    return late / max(early, 1)
+    return float(late) / max(float(early), 1.0)
 
 
 def _mean_in_flight(
