@@ -33,7 +33,7 @@ help:
 
 ## test: run ruff, mypy and pytest
 test: lint
-	$(BIN)/pytest -n auto --dist loadfile
+	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder
 
 ## lint: run ruff and mypy
 lint: $(TESTED)

@@ -30,6 +30,15 @@ settings.register_profile("deep", settings.get_profile("deep"), derandomize=Fals
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
+#: Files that take longest. They start first, so that no worker waits for them at the end.
+LONGEST = ("test_wheel.py", "test_docs_walkthroughs.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Move the tests of the longest files to the front."""
+    items.sort(key=lambda item: item.path.name not in LONGEST)
+
+
 def pytest_collection_finish() -> None:
     """Exclude the collected tests and imported modules, millions of objects, from garbage
     collections.

@@ -68,12 +68,13 @@ def test_wheel_runs_in_empty_environment(tmp_path: Path) -> None:
     # contains neither dev nor tests
     assert {name.split("/")[0].split("-")[0] for name in names} == {"simkv"}
     wheel = os.environ.get("SIMKV_WHEEL", pure)
-    venv.create(tmp_path / "env", with_pip=True)
+    venv.create(tmp_path / "env")
     programs = tmp_path / "env" / ("Scripts" if os.name == "nt" else "bin")
     # Modules are compiled to bytecode when they are imported, because most of pandas and scipy is
     # never imported.
     install = ("install", "--no-compile", "--constraint", ROOT / "constraints.txt", wheel)
-    installed = call(*_pip(programs / "python"), *install, folder=tmp_path)
+    here = ("--python", programs / "python")
+    installed = call(*_pip(sys.executable), *here, *install, folder=tmp_path)
     assert installed.returncode == 0, installed.stderr
     version = call(programs / "simkv", "--version", folder=tmp_path)
     assert ("compiled" in version.stdout) is (wheel != pure), version.stdout

@@ -1,4 +1,6 @@
-"""Tests that the files written by simkv equal the recorded digests, byte for byte."""
+"""Tests that the files written by simkv equal the recorded digests, byte for byte, and that every
+packaged incident has the expected result.
+"""
 
 from __future__ import annotations
 

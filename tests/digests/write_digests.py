@@ -64,7 +64,7 @@ def digests(name: str, results: Path | None = None) -> dict[str, str]:
     with TemporaryDirectory() as scratch:
         out = Path(scratch) / "out"
         command = {"sweep": SWEEP, "plan": PLAN}.get(
-            name, ("run", str(RUNS.get(name)), "--steps", "--ledger", "--no-plots", "--exit-zero")
+            name, ("run", str(RUNS.get(name)), "--steps", "--ledger", "--no-plots")
         )
         _call(*command, "--out", str(out))
         files = TABLES.get(name, OF_A_RUN)

@@ -153,25 +153,3 @@ def test_time_to_install_packages_counts(tmp_path):
     assert done.returncode == 1, done.stdout + done.stderr
     assert "bench: SKIPPED, no time is left" in done.stdout
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"log.txt"}
-
-
-def test_rehearsal_of_a_validation(tmp_path):
-    """Serve the given plan, reject another one, and pack the runs."""
-    from tests.gpu.test_validate_gpu import invoke, keep, write_campaign
-
-    write_campaign(tmp_path / "campaign")
-    command = ["--profile", str(tmp_path / "campaign"), "--budget", "110s", "--plan-only"]
-    assert invoke(tmp_path, *command).exit_code == 0
-    plan = tmp_path / "out/plan/plan.json"
-    keep(plan, ["burst-seed0"])
-    done = on_gpu("validate", tmp_path / "v", tmp_path / "out", BUDGET="400s", LIMIT="900")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert {path.name for path in (tmp_path / "v").iterdir()} == {"log.txt", "validation.tar.gz"}
-    with tarfile.open(tmp_path / "v/validation.tar.gz") as packed:
-        names = packed.getnames()
-    assert "validation/plan/plan.json" in names
-    assert "validation/runs/burst-seed0-1/passes.csv" in names
-    plan.write_text(plan.read_text().replace("burst-seed0", "other"))
-    done = on_gpu("validate", tmp_path / "v", tmp_path / "out")
-    assert done.returncode == 2
-    assert "started with another plan" in done.stdout

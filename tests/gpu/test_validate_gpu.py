@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
+import tarfile
 
 import pytest
 from typer.testing import CliRunner
@@ -18,6 +19,7 @@ from simkv.costs.hardware.model_shape import MODEL_SHAPES
 from simkv.gpu.machine_info import machine_info
 from simkv.validation.gpu_runs.baseline_models import roofline
 from simkv.validation.gpu_runs.device_drift import drift_lines, note_sentinel, read_sentinels
+from tests.gpu.test_gpu_machine_files import on_gpu
 
 KEPT = ("rows-half-seed0", "memory-pressure-seed0", "rows-quarter-seed0")
 #: Approximate costs of the tiny model on a CPU: 2 ms per step.
@@ -59,14 +61,28 @@ def write_campaign(folder, profile=PROFILE):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def planned(tmp_path_factory):
+    """Return the output of ``--plan-only``, which needs no torch."""
+    path = tmp_path_factory.mktemp("planned")
+    write_campaign(path / "campaign")
+    command = ["gpu", "validate", str(path / "out"), "--profile", str(path / "campaign")]
+    command += ["--device", "cpu", "--budget", "110s", "--plan-only"]
+    code = "import sys; sys.modules['torch'] = None; sys.argv[1:] = eval(sys.argv[1]);"
+    code += "from simkv.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, repr(command)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Predicted duration: 1." in done.stdout
+    assert {p.name for p in (path / "out").iterdir()} == {"plan"}
+    return path / "out"
+
+
+@pytest.fixture(scope="module")
+def folder(planned, tmp_path_factory):
     """Return the folder of a validation with three trials, each served once."""
     path = tmp_path_factory.mktemp("validation")
-    write_campaign(path / "campaign")
-    run = invoke(path, "--profile", str(path / "campaign"), "--budget", "110s", "--plan-only")
-    assert run.exit_code == 0
-    assert "Predicted duration: 1." in run.output
-    assert {p.name for p in (path / "out").iterdir()} == {"plan"}
+    shutil.copytree(planned, path / "out")
     keep(path / "out/plan/plan.json", KEPT)
     run = invoke(path, "--budget", "30m", "--repeats", "1")
     assert run.exit_code == 0, run.output
@@ -187,19 +203,6 @@ def test_different_decision_is_an_error(folder):
     assert "differs at decision" in run.output
 
 
-def test_plan_needs_no_torch(tmp_path):
-    write_campaign(tmp_path / "campaign")
-    command = ["gpu", "validate", str(tmp_path / "out"), "--profile", str(tmp_path / "campaign")]
-    command += ["--device", "cpu", "--budget", "110s", "--plan-only"]
-    code = "import sys; sys.modules['torch'] = None; sys.argv[1:] = eval(sys.argv[1]);"
-    code += "from simkv.cli import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", code, repr(command)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "out" / "plan" / "plan.json").is_file()
-
-
 def test_rejects_bad_input(folder, tmp_path):
     with pytest.raises(InputError, match="expected 1 or more"):
         invoke(folder, "--repeats", "0")
@@ -216,3 +219,23 @@ def test_rejects_bad_input(folder, tmp_path):
         invoke(folder, "--profile", str(tmp_path / "other"))
     with pytest.raises(InputError, match="calibrated for at most 2048 tokens of KV"):
         invoke(tmp_path, "--profile", str(tmp_path / "other"), "--kv-tokens", "9000")
+
+
+def test_rehearsal_of_a_validation(planned, tmp_path):
+    """`calibrate/on-gpu.sh validate` serves the given plan, rejects another one, and packs the
+    runs.
+    """
+    shutil.copytree(planned, tmp_path / "out")
+    plan = tmp_path / "out/plan/plan.json"
+    keep(plan, ["burst-seed0"])
+    done = on_gpu("validate", tmp_path / "v", tmp_path / "out", BUDGET="400s", LIMIT="900")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {path.name for path in (tmp_path / "v").iterdir()} == {"log.txt", "validation.tar.gz"}
+    with tarfile.open(tmp_path / "v/validation.tar.gz") as packed:
+        names = packed.getnames()
+    assert "validation/plan/plan.json" in names
+    assert "validation/runs/burst-seed0-1/passes.csv" in names
+    plan.write_text(plan.read_text().replace("burst-seed0", "other"))
+    done = on_gpu("validate", tmp_path / "v", tmp_path / "out")
+    assert done.returncode == 2
+    assert "started with another plan" in done.stdout

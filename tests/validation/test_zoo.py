@@ -1,4 +1,7 @@
-"""Tests that every packaged incident has the expected result and a description."""
+"""Tests that every packaged incident has a description and agrees with the schema.
+
+``tests/digests`` checks that each incident has the expected result.
+"""
 
 from __future__ import annotations
 
@@ -24,19 +27,12 @@ from simkv.scenario.packaged_scenarios import (
     list_packaged_scenarios,
 )
 from simkv.scenario.scenario_schema import json_schema
-from simkv.validation import zoo
 
 INCIDENTS = find_incidents()
 
 
 def invoke(*arguments: str) -> Any:
     return CliRunner().invoke(app, list(arguments))
-
-
-@pytest.mark.parametrize("incident", INCIDENTS, ids=lambda incident: incident.name)
-def test_incident_has_the_expected_result(incident: PackagedIncident) -> None:
-    checks = zoo.replay_incident(incident)
-    assert [f"{check.variant}: {check}" for check in checks if not check.ok] == []
 
 
 @pytest.mark.parametrize("incident", INCIDENTS, ids=lambda incident: incident.name)
