@@ -99,6 +99,8 @@ class LaunchOptions:
     converted: Mapping[str, Conversion] = field(default_factory=dict)
     variables: Mapping[str, Conversion] = field(default_factory=dict)
     not_modelled: Mapping[str, str] = field(default_factory=dict)
+    parts: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """Options that set a key of a JSON option, with the option and the key."""
     ignored: IgnoredFields = lambda _, __: {}
     inverse_since: str | None = None
     """First release with an option ``--disable-X`` for each switch ``--enable-X``."""
@@ -156,7 +158,8 @@ class LaunchOptions:
 
         ``text`` is the option as written, and ``name`` is its name.
         """
-        flag = re.split("[ =]", text)[0].replace("_", "-")
+        flag = re.split("[ =.]", text)[0].replace("_", "-")
+        name = flag if flag in self._known else name
         has_inverses = self.inverse_since is not None and is_since(release, self.inverse_since)
         if flag.startswith("--disable-") and name.startswith("--enable-"):
             return not has_inverses

@@ -132,6 +132,7 @@ class _Reader:
     def read(self) -> LaunchLine:
         """Read all words."""
         given, model = self._split(list(self.launch.words))
+        given = self._merged(given)
         own = [one.value for one in given if one.name in self.server.model]
         model = str(own[-1]) if own else model
         values = {one.name: one.value for one in given if not one.key}
@@ -189,6 +190,25 @@ class _Reader:
                 value = read[0] if len(read) == 1 and kind != "list" else read
                 given.append(_Given(shown, name, value, key))
         return given, model
+
+    def _merged(self, given: list[_Given]) -> list[_Given]:
+        """Merge keys of a JSON option, such as ``--speculative-config.method``, into one option."""
+        merged: dict[str, _Given] = {}
+        found: list[_Given] = []
+        for one in given:
+            name, key = self.server.parts.get(one.name, (one.name, one.key))
+            whole = merged.get(name)
+            if not key or name not in self.server.converted:
+                found.append(one)
+                if isinstance(one.value, dict):
+                    merged[name] = one
+            elif whole is None:
+                merged[name] = _Given(one.text, name, _nested(key, one.value))
+                found.append(merged[name])
+            else:
+                whole.text += f" {one.text}"
+                whole.value = _joined(whole.value, _nested(key, one.value))
+        return found
 
     def _values(self, word: str, kind: str, words: list[str]) -> list[str]:
         """Remove the values of an option from ``words`` and return these values."""
@@ -281,9 +301,6 @@ class _Reader:
         by_key = _fields_by_flag(self.spec)
         value = one.value
         if one.name in self.server.converted:
-            if one.key:
-                for part in reversed(one.key.split(".")):
-                    value = {part.replace("-", "_"): value}
             return self.server.converted[one.name](value)
         if (one.name, "") in by_key:
             return {f"engine.{by_key[one.name, '']}": value}
@@ -337,6 +354,25 @@ class _Reader:
             secret = name.upper().split("_")[-1] in _SECRET_WORDS
             shown = f"${name}" if secret and value else value
             self.uses.append(OptionUse(f"{name}={shown}", "ignored"))
+
+
+def _nested(key: str, value: Any) -> dict[str, Any]:
+    """Return the mapping with a value at a dotted key. A key with ``+`` adds to a list."""
+    if key.endswith("+"):
+        values = value if isinstance(value, list) else str(value).split(",")
+        key, value = key[:-1], [parse_option_value(str(one)) for one in values]
+    for part in reversed(key.split(".")):
+        value = {part.replace("-", "_"): value}
+    return dict(value)
+
+
+def _joined(base: Any, more: Any) -> Any:
+    """Return two JSON values as one; mappings are merged by key, and lists are appended."""
+    if isinstance(base, list) and isinstance(more, list):
+        return [*base, *more]
+    if not isinstance(base, dict) or not isinstance(more, dict):
+        return more
+    return {**base, **{key: _joined(base.get(key), value) for key, value in more.items()}}
 
 
 def has_experts(model: str | None) -> bool:

@@ -248,7 +248,7 @@ def find_architecture(name: str) -> Architecture:
     The name of a quantized model, such as ``Llama-3.1-70B-Instruct-FP8``, selects the base model
     with quantized weights.
     """
-    wanted = _squeezed(name)
+    wanted = re.sub(r"^meta(?=llama)", "", _squeezed(name))
     for entry, known in zip(_entries(), architectures(), strict=True):
         if wanted in _all_names(entry):
             return _with_length(known, entry, wanted)

@@ -211,6 +211,11 @@ OPTIONS = LaunchOptions(
     # docs/features/nixl_connector_usage.md: both roles start with the same configuration.
     transfer="""--kv-transfer-config '{"kv_connector":"NixlConnector","kv_role":"kv_both"}'""",
     ranks=place_ranks,
+    parts={
+        "--spec-method": ("--speculative-config", "method"),
+        "--spec-model": ("--speculative-config", "model"),
+        "--spec-tokens": ("--speculative-config", "num_speculative_tokens"),
+    },
     ignored=ignored_fields,
     inverse_since="0.33",  # EnableDisableAction of vllm/utils/argparse_utils.py
     converted={
@@ -315,9 +320,6 @@ OPTIONS = LaunchOptions(
         ),
         "--(scheduler-delay-factor|num-scheduler-steps|multi-step-stream-outputs)": _V0,
         "--(preemption-mode|num-lookahead-slots|use-v2-block-manager)": _V0,
-        "--spec-(method|model|tokens)": (
-            'set --speculative-config \'{"method": ..., "num_speculative_tokens": ...}\''
-        ),
         "--device": "only GPUs are modelled",
         "--override-neuron-config|--additional-config": "other platforms are not modelled",
         "--dp-sync-interval": "ranks synchronize in every step",
