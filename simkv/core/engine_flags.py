@@ -62,6 +62,8 @@ class Flag(KnobSource):
             return removed
         if self.unit:
             return f"{field}={value} ({self.name} in {self.unit})"
+        if not self.key and isinstance(value, list | tuple):
+            return f"{self.name} {' '.join(map(str, value))}" if value else removed
         if not self.key:
             return f"{self.name} {value}"
         if not isinstance(value, int | float | str):

@@ -78,6 +78,17 @@ def test_settings_equal_settings_of_the_release(row: dict[str, str]) -> None:
             128,
         ),
         ("vllm serve Qwen/Qwen3-8B", "B200", "0.27.0", 51, 512),
+        (
+            "vllm serve Qwen/Qwen3-8B --compilation-config "
+            "'{\"cudagraph_capture_sizes\":[1,2,4,8,16,32,64]}'",
+            "B200",
+            "0.28.0",
+            7,
+            64,
+        ),
+        # vllm/config.py of 0.9.2: one number is the maximum, several are the sizes
+        ("vllm serve Qwen/Qwen3-8B --cuda-graph-sizes 64", "H100", "0.9.2", 11, 64),
+        ("vllm serve Qwen/Qwen3-8B --cuda-graph-sizes 1 32 64", "H100", "0.9.2", 3, 64),
         ("vllm serve Qwen/Qwen3-8B", "B200", "0.28.0", 83, 1024),
     ],
 )

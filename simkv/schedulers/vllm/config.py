@@ -26,7 +26,12 @@ from simkv.schedulers.vllm.release_rules import NEWEST, VllmRules
 from simkv.schedulers.vllm.versions import ReleaseNames, find_rules
 
 #: Knobs that affect step costs and the number of blocks, but no scheduling decision.
-COST_KNOBS = ("gpu_memory_utilization", "cudagraph_mode", "max_cudagraph_capture_size")
+COST_KNOBS = (
+    "gpu_memory_utilization",
+    "cudagraph_mode",
+    "max_cudagraph_capture_size",
+    "cudagraph_capture_sizes",
+)
 
 #: Name of a group of layers (see ``layer_group_parser.py``).
 LayerGroup = Annotated[int, Ge(0)] | str
@@ -236,6 +241,12 @@ class VllmConfig:
     ] = None
     """Maximum number of tokens of a step that runs as a CUDA graph. Default: twice max_num_seqs, at
     most 512. The setting does not affect scheduling decisions."""
+    cudagraph_capture_sizes: Annotated[
+        tuple[Annotated[int, Gt(0)], ...], AsTuple(), Flag("--cudagraph-capture-sizes")
+    ] = ()
+    """Numbers of tokens for which vLLM captures CUDA graphs. Default: small numbers, and multiples
+    of 8 and 16 up to max_cudagraph_capture_size. The setting does not affect scheduling
+    decisions."""
     rule: Annotated[str | None, KnobSource("simkv; docs/how-to/evolve.md")] = None
     """Custom policy: expressions that replace decisions of the variant, one `HOOK = EXPRESSION` per
     line."""

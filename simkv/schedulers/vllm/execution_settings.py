@@ -37,7 +37,9 @@ def graph_sizes(max_num_seqs: int, most: int | None = None, queries: int = 1) ->
 def _sizes(config: VllmConfig, release: str) -> list[int]:
     """Return the sizes of CUDA graphs of a release."""
     most = config.max_cudagraph_capture_size
-    if most is None and not is_since(release, GRAPHS_FOLLOW_SEQS):
+    if config.cudagraph_capture_sizes:
+        sizes = sorted(set(config.cudagraph_capture_sizes))
+    elif most is None and not is_since(release, GRAPHS_FOLLOW_SEQS):
         sizes = [1, 2, 4, *range(8, MAX_GRAPH_SIZE + 1, 8)]
     else:
         sizes = graph_sizes(config.max_num_seqs, most, 1 + config.num_speculative_tokens)

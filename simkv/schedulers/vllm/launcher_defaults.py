@@ -117,7 +117,8 @@ def _largest_graph(
     blackwell = machine.capability is not None and machine.capability[0] == BLACKWELL
     if not blackwell or not is_since(release, LARGE_GRAPHS) or not isinstance(seqs, int):
         return {}
-    if "max_cudagraph_capture_size" in given or given.get("cudagraph_mode") == "NONE":
+    stated = ("max_cudagraph_capture_size", "cudagraph_capture_sizes")
+    if any(given.get(name) for name in stated) or given.get("cudagraph_mode") == "NONE":
         return {}
     drafts = given.get("num_speculative_tokens", 0)
     size = min(2 * seqs * (1 + drafts) if isinstance(drafts, int) else 0, LARGEST_GRAPH)

@@ -71,8 +71,15 @@ def _eager(on: Any) -> FieldValues:
 
 
 def _captured(sizes: Any) -> FieldValues:
-    listed = sizes if isinstance(sizes, list) else [sizes]
-    return {"engine.max_cudagraph_capture_size": max(listed)}
+    return {"engine.cudagraph_capture_sizes": sizes if isinstance(sizes, list) else [sizes]}
+
+
+def _graph_sizes(sizes: Any) -> FieldValues:
+    # A single number is the maximum (cuda_graph_sizes in vllm/config.py of 0.9.2).
+    if isinstance(sizes, list) and len(sizes) > 1:
+        return _captured(sizes)
+    most = sizes[0] if isinstance(sizes, list) else sizes
+    return {"engine.max_cudagraph_capture_size": most}
 
 
 def _level(level: Any) -> FieldValues:
@@ -225,7 +232,7 @@ OPTIONS = LaunchOptions(
         "--kv-cache-dtype": _kv,
         "--enforce-eager": _eager,
         "--cudagraph-capture-sizes": _captured,
-        "--cuda-graph-sizes": _captured,
+        "--cuda-graph-sizes": _graph_sizes,
         "--compilation-config": _compilation,
         "--optimization-level": _level,
         "--max-model-len": _length,
