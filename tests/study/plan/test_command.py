@@ -54,8 +54,9 @@ def lines(store: Path) -> int:
 def test_killed_and_resumed_plan_gives_same_bytes(small: Path, tmp_path: Path, plan: Plan) -> None:
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     store = killed / "points.jsonl"
-    words = [*ASK, str(small), "--out", str(killed)]
-    for wanted, jobs in ((10, "1"), (40, "2")):
+    ask = [*ASK, "--repeats", "2"]
+    words = [*ask, str(small), "--out", str(killed)]
+    for wanted, jobs in ((5, "1"), (15, "2")):
         command = [sys.executable, "-m", "simkv.cli", "plan", *words, "--jobs", jobs]
         process = subprocess.Popen(command)
         until = time.monotonic() + 60
@@ -72,7 +73,7 @@ def test_killed_and_resumed_plan_gives_same_bytes(small: Path, tmp_path: Path, p
     again = plan(*words, "--jobs", "1")
     assert again.out == resumed.out
     assert store.read_bytes() == before, "what was done was done again"
-    first = plan(*ASK, small, "--out", whole, "--jobs", "1")
+    first = plan(*ask, small, "--out", whole, "--jobs", "1")
     assert first.out.replace(str(whole), str(killed)) == resumed.out
     assert lines(store) <= lines(whole / "points.jsonl") + 2
     names = {path.name for path in whole.iterdir()}
