@@ -239,8 +239,9 @@ class VllmConfig:
     max_cudagraph_capture_size: Annotated[
         Annotated[int, Gt(0)] | None, Flag("--max-cudagraph-capture-size")
     ] = None
-    """Maximum number of tokens of a step that runs as a CUDA graph. Default: twice max_num_seqs, at
-    most 512. The setting does not affect scheduling decisions."""
+    """Maximum number of tokens of a step that runs as a CUDA graph. Default: twice the tokens of
+    max_num_seqs decoding requests, at most 512, or 1024 on B200 since 0.28. The setting does not
+    affect scheduling decisions."""
     cudagraph_capture_sizes: Annotated[
         tuple[Annotated[int, Gt(0)], ...], AsTuple(), Flag("--cudagraph-capture-sizes")
     ] = ()
