@@ -229,6 +229,14 @@ def is_from_lines(evidence: Evidence) -> bool:
     return can_build_windows(evidence.series)
 
 
+def is_counted(evidence: Evidence) -> bool:
+    """Return whether an input states the number of requests, which is otherwise estimated."""
+    series = evidence.series
+    lines = series is not None and "prompts" in series and bool(series["prompts"].notna().any())
+    others = (evidence.requests, evidence.access, evidence.arrivals, evidence.steps)
+    return lines or bool(evidence.histograms) or any(one is not None for one in others)
+
+
 def is_hybrid(evidence: Evidence, capacity: int) -> bool:
     """Return whether the logged capacity in tokens differs from blocks times block size.
 

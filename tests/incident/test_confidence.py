@@ -4,6 +4,7 @@ ensemble.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
@@ -40,6 +41,19 @@ def test_spread_of_the_reconstructions_decides_whether_it_is_identifiable(
     high: float, word: str
 ) -> None:
     assert word in describe_ensemble(pd.DataFrame({"e2e": [2.0, high]}))
+
+
+def test_estimated_number_of_requests_widens_the_interval() -> None:
+    ensemble = pd.DataFrame({"e2e": [100.0, 100.2, 99.8], "e2e_observed": 100.0})
+
+    def ends(counted: bool) -> list[float]:
+        found = re.search(r"mean E2E is (\S+) to (\S+) s", describe_ensemble(ensemble, counted))
+        assert found
+        return [float(one) for one in found.groups()]
+
+    assert ends(True) == pytest.approx([99.62, 100.38], abs=0.03)
+    assert ends(False) == pytest.approx([85.0, 115.0], abs=0.1)
+    assert "number of requests is estimated" in describe_ensemble(ensemble, False)
 
 
 def test_inferred_setting_is_not_called_stated() -> None:
