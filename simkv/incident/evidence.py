@@ -47,6 +47,10 @@ class UndeterminedError(InputError):
     """Raised if the inputs are valid but do not determine the workload."""
 
 
+#: Source of a setting that no input states.
+INFERRED = "inferred from the statistics lines"
+
+
 @dataclass(frozen=True)
 class StatedSetting:
     """A setting of the engine that a source reports.

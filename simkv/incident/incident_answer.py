@@ -23,9 +23,9 @@ from simkv.incident.diagnosis_document import (
     verdict_lines,
     victim_lines,
 )
-from simkv.incident.evidence import Evidence
+from simkv.incident.evidence import INFERRED, Evidence
 from simkv.incident.log_summary import LogSummary, summarize_log
-from simkv.incident.measured_answer import INFERRED, IncidentAnswer
+from simkv.incident.measured_answer import IncidentAnswer
 from simkv.incident.observed_comparison import ObservedComparison
 from simkv.incident.remedies import (
     Remedy,
@@ -52,8 +52,8 @@ from simkv.report.narrative import describe_cause
 #: Maximum difference between reconstructions, relative to their mean, for a result that counts as
 #: identified.
 IDENTIFIABLE_SPREAD = 0.5
-#: Relative error of an estimated number of requests. In 72 reconstructions of 24 simulated logs with
-#: constant, uniform and lognormal lengths, 90 % of the errors were smaller.
+#: Relative error of an estimated number of requests. In 72 reconstructions of 24 simulated logs
+#: with constant, uniform and lognormal lengths, 90 % of the errors were smaller.
 COUNT_ERROR = 0.15
 #: Settings of the queue order, with the requests that each policy prefers.
 POLICY_FIELDS = ("schedule_policy", "policy")

@@ -32,8 +32,9 @@ HANG_LINES = 2
 #: fraction, at least one request), and the fraction of the lines with a queue that must be within
 #: this distance.
 PINNED_DISTANCE, PINNED_SHARE = 0.03, 0.7
-#: Minimum growth of a queue in requests, and the number of lines over which it must grow.
-QUEUE_GROWTH, GROWTH_LINES = 5, 3
+#: Minimum growth of a queue in requests, the number of lines over which it must grow, and the
+#: maximum number of parts of this time that are compared.
+QUEUE_GROWTH, GROWTH_LINES, GROWTH_PARTS = 5, 3, 20
 #: Suggested changes if the KV cache is the limit.
 MORE_CACHE = (
     "more KV blocks (more GPU memory or a smaller KV dtype), more replicas, or fewer tokens per "
@@ -201,7 +202,9 @@ def _growth(lines: pd.DataFrame, _limit: SlotLimit) -> Iterator[Finding]:
     if peak - start < GROWTH_LINES or grown < max(QUEUE_GROWTH, 0.5 * waiting[peak]):
         return
     minutes = float(lines["t_s"].iloc[peak] - lines["t_s"].iloc[start]) / 60
-    if (np.diff(waiting[start : peak + 1]) > 0).mean() < PINNED_SHARE or minutes <= 0:
+    # Lines of SGLang are so close that the queue often stays the same between two of them.
+    rows = np.unique(np.linspace(start, peak, min(peak - start, GROWTH_PARTS) + 1).astype(int))
+    if (np.diff(waiting[rows]) > 0).mean() < PINNED_SHARE or minutes <= 0:
         return
     yield Finding(
         "queue grows",

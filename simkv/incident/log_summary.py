@@ -7,18 +7,26 @@ determine the workload, for example in an excerpt of ten lines.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
 from simkv.core.figure_registry import format_seconds
-from simkv.incident.evidence import Evidence, sum_over_ranks
-from simkv.incident.log_findings import RULES, Finding, SlotLimit
+from simkv.incident.evidence import INFERRED, Evidence, sum_over_ranks
+from simkv.incident.log_findings import QUEUE_GROWTH, QUEUE_SHARE, RULES, Finding, SlotLimit
 from simkv.incident.source_reader import log_reader
 
 #: Time before the engine core above which the front end counts as a limit of TTFT: in s, and as a
 #: fraction of TTFT.
 FRONT_END_S, FRONT_END_SHARE = 0.05, 0.5
+#: Suggested change after a CUDA out-of-memory error.
+OUT_OF_MEMORY_ADVICE = "less GPU memory for the KV cache, or fewer tokens per step"
+#: Minimum share of requests with status 4xx that is reported.
+MIN_REJECTED_SHARE = 0.05
+#: Minimum length of a short queue in lines.
+SHORT_QUEUE_LINES = 3
+#: Maximum number of running requests of a rank with room, relative to the busy rank.
+UNBALANCED_SHARE = 0.5
 #: Name of the setting that limits running requests, in engines without a log reader.
 SLOT_SETTING = "max_num_seqs"
 
@@ -54,13 +62,66 @@ def summarize_log(evidence: Evidence) -> LogSummary | None:
     figures, affected = counted.text, "unknown"
     if lines is not None:
         limit = _slot_limit(evidence)
+        findings += _unbalanced_ranks(evidence.series)
         findings += [found for rule in RULES for found in rule(lines, limit)]
+        if not any(finding.problem for finding in findings):
+            findings = [*_short_queue(lines, limit), *findings]
         figures = _figures(lines) + (f"; {counted.text}" if counted.text else "")
         most = float(lines["waiting"].max())
         affected = f"up to {most:.0f} requests waited at the same time" if most else "none waited"
     if evidence.arrivals is not None and not figures:
         figures = f"{len(evidence.arrivals)} requests arrived"
     return LogSummary(figures or "no statistics lines", _without_doubles(findings), affected)
+
+
+def _short_queue(lines: pd.DataFrame, limit: SlotLimit) -> Iterator[Finding]:
+    """Yield the findings of the longest queue in a log without a problem as a whole.
+
+    The rules then see only the lines of this queue.
+    """
+    queued = lines["waiting"] > 0
+    number = (queued != queued.shift()).cumsum()[queued]
+    if number.empty:
+        return
+    longest = lines.loc[number.index[number == number.mode().iloc[0]]]
+    if len(longest) < SHORT_QUEUE_LINES or longest["waiting"].max() < QUEUE_GROWTH:
+        return
+    begin, end = float(longest["t_s"].iloc[0]), float(longest["t_s"].iloc[-1])
+    when = (
+        f"for {format_seconds(end - begin)}, {format_seconds(begin - float(lines['t_s'].iloc[0]))} "
+        "after the first line"
+    )
+    for rule in RULES:
+        for found in rule(longest.reset_index(drop=True), limit):
+            if found.problem:
+                yield replace(found, text=f"{when}: {found.text}")
+
+
+def _unbalanced_ranks(series: pd.DataFrame | None) -> Iterator[Finding]:
+    """Yield a finding if requests wait for one data-parallel rank while another one has room."""
+    if series is None or series["engine"].nunique() < 2 or series["engine"].min() < 0:
+        return
+    each = series.drop_duplicates(["t_s", "engine"], keep="last")
+    waiting, running = (
+        each.pivot(index="t_s", columns="engine", values=name).ffill().fillna(0.0)
+        for name in ("waiting", "running")
+    )
+    long = waiting.max(axis="columns") >= QUEUE_GROWTH
+    if not long.any():
+        return
+    busy, free = waiting[long].mean().idxmax(), waiting[long].mean().idxmin()
+    uneven = (waiting.loc[long, free] == 0) & (
+        running.loc[long, free] <= UNBALANCED_SHARE * running.loc[long, busy]
+    )
+    if uneven.mean() < QUEUE_SHARE:
+        return
+    yield Finding(
+        "unbalanced ranks",
+        f"rank {busy} had {running.loc[long, busy].mean():.0f} running and up to "
+        f"{waiting[busy].max():.0f} waiting requests while rank {free} had only "
+        f"{running.loc[long, free].mean():.0f} running and none waiting",
+        advice="a router that sends requests to the rank with the fewest requests",
+    )
 
 
 def _slot_limit(evidence: Evidence) -> SlotLimit:
@@ -72,17 +133,25 @@ def _slot_limit(evidence: Evidence) -> SlotLimit:
         engines = evidence.series["engine"]
         # a negative number means a line that covers several engines
         ranks = max(int(engines.nunique()), -int(engines.min()))
-    if stated is None or not isinstance(stated.value, int):
+    inferred = stated is not None and stated.where == INFERRED
+    if stated is None or inferred or not isinstance(stated.value, int):
         return SlotLimit(name, None, ranks == 1)
     return SlotLimit(name, ranks * stated.value, ranks == 1)
 
 
 def _without_doubles(findings: list[Finding]) -> tuple[Finding, ...]:
-    """Remove the general finding about a queue if another finding explains the queue."""
+    """Remove the general finding about a queue if another finding explains the queue.
+
+    Also remove the finding that clients limit the load if the server hangs or rejects requests.
+    """
     specific = {"KV cache full", "admission limit", "blocked queue", "hang", "prefill bound"}
     specific.add("queue grows")
-    explained = any(finding.name in specific for finding in findings)
-    return tuple(one for one in findings if not (explained and one.name == "queue"))
+    names = {finding.name for finding in findings}
+    removed = {"queue"} if names & specific else set()
+    removed |= {"client bound"} if names & {"hang", "rejected requests"} else set()
+    # The load suffices for the ranks together.
+    removed |= {"queue grows", "queue"} if "unbalanced ranks" in names else set()
+    return tuple(one for one in findings if one.name not in removed)
 
 
 def _summed(series: pd.DataFrame) -> pd.DataFrame:
@@ -127,8 +196,14 @@ class _Requests:
         return f"{total:,} requests ({self.rejected} with status 4xx, {self.failed} with 5xx)"
 
     def findings(self) -> Iterator[Finding]:
+        total = self.accepted + self.rejected + self.failed
+        if self.rejected >= MIN_REJECTED_SHARE * total > 0:
+            yield Finding(
+                "rejected requests",
+                f"{self.rejected} of {total} requests were rejected with status 4xx",
+                advice="if the status is 429, more replicas or a lower rate",
+            )
         if self.failed:
-            total = self.accepted + self.rejected + self.failed
             yield Finding("errors", f"{self.failed} of {total} requests failed with status 5xx")
 
 
@@ -155,7 +230,8 @@ def _front_end(evidence: Evidence) -> Iterator[Finding]:
 
 def _death(evidence: Evidence) -> Iterator[Finding]:
     if evidence.died:
-        yield Finding("engine died", f"the engine died ({evidence.died})")
+        advice = OUT_OF_MEMORY_ADVICE if "out of memory" in evidence.died.lower() else ""
+        yield Finding("engine died", f"the engine died ({evidence.died})", advice=advice)
 
 
 def _figures(lines: pd.DataFrame) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from simkv.core.engine_version import find_version, is_since
 from simkv.core.errors import InputError
 from simkv.core.markdown_text import escape_markdown
-from simkv.incident.evidence import Evidence, StatedSetting, UndeterminedError
+from simkv.incident.evidence import INFERRED, Evidence, StatedSetting, UndeterminedError
 from simkv.incident.log_summary import LogSummary
 from simkv.incident.mapped_records import is_mapped, read_mapped
 from simkv.incident.missing_requests import add_missing_requests
@@ -26,10 +26,6 @@ from simkv.incident.source_reader import log_reader, read_sources
 
 if TYPE_CHECKING:
     from simkv.incident.remedies import Remedy
-
-
-#: Source of a setting that no input states.
-INFERRED = "inferred from the statistics lines"
 
 
 @dataclass(frozen=True)
@@ -57,14 +53,15 @@ def summarize_measured(summary: LogSummary, evidence: Evidence, reason: str) -> 
     """
     problems = summary.problems
     healthy = not problems
-    state = "no problem in the measured figures" if healthy else problems[0].text
+    state = "no problem in the measured figures" if healthy else problems[0].name
     findings = [finding.text for finding in summary.findings]
+    fix = "none needed" if healthy else problems[0].advice or "none tested"
     five = (
         f"Result: {state} ({summary.figures}).",
         f"Affected: {summary.affected}; the inputs do not identify requests.",
         f"Cause: {'none' if healthy else problems[0].name}"
         + (f"; {'; '.join(findings)}." if findings else "."),
-        f"Fix: {'none needed' if healthy else 'none tested'}; the workload was not reconstructed.",
+        f"Fix: {fix}; the workload was not reconstructed.",
         f"Confidence: all metrics are measured, none is simulated; {reason}.",
     )
     text = render_summary(five, evidence)

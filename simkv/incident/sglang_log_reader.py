@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,12 +41,17 @@ from simkv.workload.trace_source import TraceSource
 
 LINE_PATTERN = re.compile(
     r"Prefill batch|Decode batch|server_args=|max_total_num_tokens=|\"event\": ?\"request\.|"
-    r"out of memory|Scheduler hit an exception|Abort request|#tokens: |POST /"
+    r"out of memory|Scheduler hit an exception|Abort request|#tokens: |POST /|GET /health|"
+    r"Watchdog timeout"
 )
 #: Marker of the request logger, which can also write to separate files (``--log-requests-target``).
 EVENT = '"event": "request.'
 #: Assumed time between two lines without a time (s), which is 40 decode steps.
 UNTIMED_INTERVAL_S = 2.0
+#: Number of prefill batches over which the prefix hit rate is averaged.
+HIT_RATE_BATCHES = 100
+#: Minimum time after the last batch line for a hang (s).
+MIN_HANG_S = 30.0
 _COUNTS = {
     "running": re.compile(r"#running-req: (\d+)"),
     "waiting": re.compile(r"#queue-req: (\d+)"),
@@ -63,6 +69,7 @@ _SIZE = re.compile(
     r"(max_total_num_tokens|chunked_prefill_size|max_prefill_tokens|"
     r"max_running_requests|context_len)=(-?\d+)"
 )
+_ALARM = re.compile(r"Watchdog timeout|GET /health\S* HTTP/[\d.]+\" 5\d\d")
 _DIED = re.compile(r"Prefill out of memory|Decode out of memory|Scheduler hit an exception")
 
 
@@ -79,8 +86,12 @@ class _Log:
     died: str | None = None
     prefilled: bool = False
     cut: dict[int, int] = field(default_factory=dict)
-    hits: float = 0.0
-    asked: float = 0.0
+    hits: deque[tuple[float, float]] = field(
+        default_factory=lambda: deque[tuple[float, float]](maxlen=HIT_RATE_BATCHES)
+    )
+    last: dict[str, Any] | None = None
+    last_at: float | None = None
+    alarm: bool = False
 
     def __post_init__(self) -> None:
         self.writers = Writers(self.path)
@@ -90,11 +101,14 @@ def read(source: TraceSource) -> Evidence:
     """Return the evidence in a log since the server's last start."""
     log, starts = _Log(source.path), 0
     for line in read_log_lines(source, LINE_PATTERN):
+        log.last_at = log.last_at if line.at is None else line.at
         if "server_args=" in line.text and (log.series or log.finished):
             starts, log = starts + 1, _Log(source.path)
         read_line(_READERS, log, line)
     check_settings(log.settings)
+    hang = _append_hang(log)
     notes = [
+        *hang,
         *log.series.note("lines on the server"),
         *log.arrivals.note(),
         *log.finished.note("requests that finished"),
@@ -124,6 +138,24 @@ def read(source: TraceSource) -> Evidence:
     )
 
 
+def _append_hang(log: _Log) -> list[str]:
+    """If the log ends with a hang, add two lines without computed tokens, and return a note.
+
+    A server that computes writes a batch line at least every 40 decode steps. The last line before
+    an idle period has running requests too. Therefore only a queue, a watchdog's message or failed
+    health checks show that requests remain.
+    """
+    last, end = log.last, log.last_at
+    if last is None or end is None or not log.series or end - last["t_s"] < MIN_HANG_S:
+        return []
+    if not (log.alarm or last["waiting"] > 0):
+        return []
+    for at in (last["t_s"] + 1e-3, end):
+        none = {"prompt_rate": 0.0, "output_rate": 0.0, "prefills": 0.0, "prompts": 0.0}
+        log.series.append({**last, **none, "t_s": at})
+    return [f"no batch line in the last {end - last['t_s']:.0f} s, although requests were present"]
+
+
 def _requests(finished: BoundedTable) -> pd.DataFrame | None:
     table = finished.frame()
     if table is None:
@@ -144,21 +176,22 @@ def _batch(log: _Log, line: LogLine) -> bool:
     log.writers.check(line, engine)
     new = found["new"] if prefill else 0.0
     begun, prompts = _begun(log, engine, found) if prefill else (np.nan, np.nan)
-    table.append(
-        {
-            "t_s": UNTIMED_INTERVAL_S * len(table) if line.at is None else line.at,
-            "engine": engine,
-            "running": found["running"] + (new if new == new else 0.0),
-            "waiting": found["waiting"],
-            "usage": found["usage"],
-            "prompt_rate": found["rate"] if prefill else np.nan,
-            "output_rate": np.nan if prefill else found["rate"],
-            "hit_rate": log.hits / log.asked if log.asked else np.nan,
-            "preemptions": 0,
-            "prefills": begun,
-            "prompts": prompts,
-        }
-    )
+    hits, asked = (sum(column) for column in zip(*log.hits, strict=True)) if log.hits else (0, 0)
+    log.last = {
+        "t_s": UNTIMED_INTERVAL_S * len(table) if line.at is None else line.at,
+        "engine": engine,
+        "running": found["running"] + (new if new == new else 0.0),
+        "waiting": found["waiting"],
+        "usage": found["usage"],
+        "prompt_rate": found["rate"] if prefill else np.nan,
+        "output_rate": np.nan if prefill else found["rate"],
+        "hit_rate": hits / asked if asked else np.nan,
+        "preemptions": 0,
+        "prefills": begun,
+        "prompts": prompts,
+    }
+    log.alarm = False
+    table.append(log.last)
     step = _of_prefill(log, found) if prefill else _of_decodes(found)
     if step is not None and line.at is not None:
         row = {"t_s": line.at, "engine": engine, **step, "usage": found["usage"]}
@@ -177,8 +210,7 @@ def _begun(log: _Log, engine: int, found: dict[str, float]) -> tuple[float, floa
     tokens, cached = found["tokens"], float(np.nan_to_num(found["cached"]))
     begun = max(found["new"] - log.cut.get(engine, 0), 0.0)
     log.cut[engine] = int(most is not None and 0 < most.value <= tokens)
-    log.hits += cached
-    log.asked += cached + tokens
+    log.hits.append((cached, cached + tokens))
     return begun, tokens + cached
 
 
@@ -288,6 +320,14 @@ def _died(log: _Log, line: LogLine) -> bool:
     return True
 
 
+def _health(log: _Log, line: LogLine) -> bool:
+    """Note a message of the watchdog or a failed health check."""
+    if _ALARM.search(line.text):
+        log.alarm = True
+        return True
+    return "GET /health" in line.text
+
+
 def _access(log: _Log, line: LogLine) -> bool:
     match = ACCESS.search(line.text)
     if not match:
@@ -298,6 +338,7 @@ def _access(log: _Log, line: LogLine) -> bool:
 
 _READERS: tuple[Callable[[_Log, LogLine], bool], ...] = (
     _batch,
+    _health,
     _access,
     _request,
     _start,

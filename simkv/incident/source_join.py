@@ -51,6 +51,7 @@ def join(parts: Sequence[Evidence]) -> Evidence:
         raise InputError(
             f"{source} was written by {one}, but {beside} by {other}; expected files of one engine"
         )
+    _check_one_server(parts)
     main = _main(parts)
     notes = [note for part in parts for note in part.notes]
     moved = []
@@ -83,6 +84,26 @@ def join(parts: Sequence[Evidence]) -> Evidence:
         notes=tuple(notes),
         lacks=tuple(dict.fromkeys(lack for part in parts for lack in part.lacks)),
     )
+
+
+def _check_one_server(parts: Sequence[Evidence]) -> None:
+    """Raise InputError if two logs have statistics lines of the same engine at the same times.
+
+    Logs of several ranks have different engine numbers, and parts of one log follow each other.
+    """
+    logs = [part for part in parts if part.series is not None and part.wall and not part.histograms]
+    for place, one in enumerate(logs):
+        for other in logs[place + 1 :]:
+            pair = [part.series for part in (one, other) if part.series is not None]
+            shared = {*pair[0]["engine"]} & {*pair[1]["engine"]}
+            begin = max(float(series["t_s"].min()) for series in pair)
+            end = min(float(series["t_s"].max()) for series in pair)
+            if shared and end > begin:
+                raise InputError(
+                    f"{one.source} and {other.source}: both have statistics lines of the same "
+                    "engine at the same times, so they are from two servers; expected files of one "
+                    "server"
+                )
 
 
 def _reference(parts: Sequence[Evidence]) -> Evidence | None:

@@ -49,7 +49,7 @@ LINE_PATTERN = re.compile(
     r"throughput: |Iteration\(|Received request |Aborted request|args: |LLM engine \(v|version |"
     r"KV cache size|num_gpu_blocks|blocks: |max_num_batched_tokens=|Asynchronous scheduling|"
     r"fatal error|EngineDeadError|died unexpectedly|Maximum concurrency|█ +model |POST /|"
-    r"block size to|Background loop has errored|Engine background task failed"
+    r"block size to|Background loop has errored|Engine background task failed|Error: "
 )
 _STATS = re.compile(
     r"Avg prompt throughput: (?P<prompt_rate>[\d.]+) tokens/s, "
@@ -91,6 +91,8 @@ _DIED = re.compile(
     r"encountered a fatal error|EngineDeadError|died unexpectedly|Engine background task failed|"
     r"Background loop has errored"
 )
+#: Exception at the end of a stack trace.
+_EXCEPTION = re.compile(r"(?:^|[\] ])((?:\w+\.)*\w+Error: .{1,120})")
 _BLOCK = re.compile(r"Setting (?:kv cache|attention) block size to (\d+)")
 _CACHE = [re.compile(line) for line in CACHE_LINES]
 #: Flags that have another name in the logged configuration.
@@ -112,6 +114,7 @@ class _Log:
     access: AccessCounts = field(default_factory=lambda: AccessCounts(MAX_LINES))
     untimed: BoundedTable = field(default_factory=lambda: BoundedTable(MAX_LINES))
     died: str | None = None
+    exception: str | None = None
 
     def __post_init__(self) -> None:
         self.writers = Writers(self.path)
@@ -160,7 +163,7 @@ def read(source: TraceSource) -> Evidence:
         steps=log.steps.frame(),
         arrivals=log.arrivals.frame(),
         access=log.access.frame(),
-        died=log.died,
+        died=log.died and (f"{log.exception}, {log.died}" if log.exception else log.died),
         notes=tuple(notes),
         lacks=_lacks(log),
     )
@@ -347,6 +350,9 @@ def _scheduling(log: _Log, line: LogLine) -> bool:
 
 
 def _died(log: _Log, line: LogLine) -> bool:
+    """Note the line in which the engine died, and the first exception beside it."""
+    if "Error: " in line.text and not log.exception and (match := _EXCEPTION.search(line.text)):
+        log.exception = match[1].strip()
     if not _DIED.search(line.text):
         return False
     log.died = log.died or source_location(log.path, line.number)

@@ -12,10 +12,9 @@ from typing import cast
 import pandas as pd
 import pytest
 
-from simkv.incident.evidence import Evidence
+from simkv.incident.evidence import INFERRED, Evidence
 from simkv.incident.incident_answer import _describe_measured, describe_ensemble, describe_inferred
 from simkv.incident.log_summary import summarize_log
-from simkv.incident.measured_answer import INFERRED
 from simkv.incident.observed_comparison import FigureMatch, _preemptions
 from simkv.incident.server_setup import ServerSetup
 from simkv.sim.run_record import RunRecord
