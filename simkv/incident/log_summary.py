@@ -107,19 +107,18 @@ def _unbalanced_ranks(series: pd.DataFrame | None) -> Iterator[Finding]:
         for name in ("waiting", "running")
     )
     long = waiting.max(axis="columns") >= QUEUE_GROWTH
-    if not long.any():
+    waiting, running = waiting[long], running[long]
+    if waiting.empty:
         return
-    busy, free = waiting[long].mean().idxmax(), waiting[long].mean().idxmin()
-    uneven = (waiting.loc[long, free] == 0) & (
-        running.loc[long, free] <= UNBALANCED_SHARE * running.loc[long, busy]
-    )
+    busy, free = waiting.mean().idxmax(), waiting.mean().idxmin()
+    uneven = (waiting[free] == 0) & (running[free] <= UNBALANCED_SHARE * running[busy])
     if uneven.mean() < QUEUE_SHARE:
         return
     yield Finding(
         "unbalanced ranks",
-        f"rank {busy} had {running.loc[long, busy].mean():.0f} running and up to "
-        f"{waiting[busy].max():.0f} waiting requests while rank {free} had only "
-        f"{running.loc[long, free].mean():.0f} running and none waiting",
+        f"rank {busy} had {running[busy].mean():.0f} running and up to {waiting[busy].max():.0f} "
+        f"waiting requests while rank {free} had only {running[free].mean():.0f} running and none "
+        "waiting",
         advice="a router that sends requests to the rank with the fewest requests",
     )
 
