@@ -266,19 +266,22 @@ def _mean(runs: Sequence[Summary], name: str) -> float | None:
 def _confirm_front(
     layouts: Sequence[Layout], runner: JobRunner, advance: ProgressCallback | None
 ) -> list[PlannedDeployment]:
-    """Run the deployments on the Pareto front with all seeds, and return the front.
+    """Run the deployments on the Pareto front and the cheapest one with all seeds, and return the
+    front.
 
     If a deployment misses an objective with another seed, its number of replicas is searched again
     with all seeds.
     """
     while True:
-        front = find_front(list_deployments(layouts))
-        unsure = list(dict.fromkeys(one.layout for one in front if one.meets is None))
+        known = list_deployments(layouts)
+        front = find_front(known)
+        shown = [*front, *filter(None, [find_cheapest(known)])]
+        unsure = list(dict.fromkeys(one.layout for one in shown if one.meets is None))
         if not unsure:
             return front
         wanted = [
             (one.layout.results, one.candidate, condition)
-            for one in front
+            for one in shown
             for condition in one.layout.results.missing(one.candidate, one.layout.prepared.nominal)
         ]
         run_candidates(wanted, runner, advance)
@@ -295,6 +298,17 @@ def _has_new_miss(layout: Layout) -> bool:
     first.
     """
     return layout.results.verdict(_least(layout), layout.prepared.nominal) is False
+
+
+def find_cheapest(deployments: Iterable[PlannedDeployment]) -> PlannedDeployment | None:
+    """Return the deployment with the lowest cost per hour that meets the objectives, or None.
+
+    Of deployments with equal cost, the one with the lowest TPOT is returned.
+    """
+    meeting = [one for one in deployments if one.meets is not False and one.tpot_ms is not None]
+    if not meeting or not all(one.cost for one in meeting):
+        return None
+    return min(meeting, key=lambda one: (one.cost.per_hour if one.cost else 0.0, one.tpot_ms or 0))
 
 
 def find_front(deployments: Iterable[PlannedDeployment]) -> list[PlannedDeployment]:

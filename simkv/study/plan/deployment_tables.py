@@ -7,7 +7,11 @@ from dataclasses import asdict
 from typing import Any
 
 from simkv.metrics.fidelity import warn_mixed_bases
-from simkv.study.plan.deployment_search import DeploymentSearch, PlannedDeployment
+from simkv.study.plan.deployment_search import (
+    DeploymentSearch,
+    PlannedDeployment,
+    find_cheapest,
+)
 from simkv.study.plan.plan_summary import describe_objectives
 
 
@@ -45,7 +49,11 @@ def _row(one: PlannedDeployment) -> dict[str, Any]:
 
 
 def find_best(search: DeploymentSearch) -> list[tuple[str, PlannedDeployment]]:
-    """Return the best deployments of the front, each with the property in which it is best."""
+    """Return the best deployments, each with the property in which it is best.
+
+    The cheapest deployment need not be on the front of tok/s per GPU and TPOT, because GPUs have
+    different prices.
+    """
     front = search.front
     if not front:
         return []
@@ -54,9 +62,8 @@ def find_best(search: DeploymentSearch) -> list[tuple[str, PlannedDeployment]]:
         ("lowest mean TPOT", front[0]),
         ("lowest P99 TTFT", min(front, key=lambda one: one.ttft_ms or 0.0)),
     ]
-    priced = [(one.cost.per_hour, i, one) for i, one in enumerate(front) if one.cost]
-    if priced:
-        best.insert(0, ("lowest cost per hour", min(priced)[2]))
+    if cheapest := find_cheapest(search.deployments):
+        best.insert(0, ("lowest cost per hour", cheapest))
     return best
 
 

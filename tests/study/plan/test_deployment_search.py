@@ -16,10 +16,12 @@ from simkv.study.plan.deployment_layouts import Layout, prepare_layouts
 from simkv.study.plan.deployment_search import (
     DeploymentSearch,
     PlannedDeployment,
+    find_cheapest,
     find_front,
     search_deployments,
 )
 from simkv.study.plan.deployment_tables import describe_best
+from simkv.study.plan.plan_cost import PlanCost
 from simkv.study.plan.plan_request import PlanRequest
 from tests.cli.test_cli import Simkv
 
@@ -182,6 +184,20 @@ def test_gpu_that_is_not_on_the_front_has_a_line_with_its_fewest_gpus(
     )
     assert f"({least} GPUs); not on the front" in lines[0]
     assert not any("fewest GPUs" in line for line in describe_best(found))
+
+
+def test_cheapest_deployment_need_not_be_on_the_front(found: DeploymentSearch) -> None:
+    front, *_ = [one for one in found.front if one.tpot_ms]
+    other = replace(front, tpot_ms=3 * front.tpot_ms, tok_s_per_gpu=front.tok_s_per_gpu / 2)
+
+    def priced(one: PlannedDeployment, price: float) -> PlannedDeployment:
+        return replace(one, cost=PlanCost("any", 2, price, None, None))
+
+    assert find_front([front, other]) == [front]
+    dear, cheap = priced(front, 7.0), priced(other, 5.0)
+    assert find_cheapest([dear, cheap]) is cheap
+    assert find_cheapest([dear, replace(cheap, meets=False)]) is dear
+    assert find_cheapest([front, cheap]) is None  # not all prices are known
 
 
 def test_command_prints_front_and_commands_and_writes_files(
