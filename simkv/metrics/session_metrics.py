@@ -116,7 +116,8 @@ def _critical_path(
         model += find_end(life) - first_step
         if before is not None:
             tools += sent.after[i].tool_time
-            think += sent.arrived[i] - find_end(before) - sent.after[i].tool_time
+            pause = sent.arrived[i] - find_end(before)
+            think += max(pause - sent.after[i].tool_time, 0.0)  # rounding can make it negative
         before = life
     return waiting, model, tools, think
 
