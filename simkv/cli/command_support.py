@@ -117,15 +117,16 @@ def check_variant(name: str | None, variants: Collection[str]) -> None:
 
 
 class Interrupted(SystemExit):
-    """Interrupt of a command that stores finished work in ``store``, if that is given.
+    """Interrupt of a command that stores finished work in the file ``store``, if that is given.
 
-    ``kept`` is the message about the stored work.
+    ``kept`` is the message about the stored work. The default message depends on whether the file
+    exists.
     """
 
     def __init__(self, store: Path | None, kept: str | None = None) -> None:
         super().__init__(INTERRUPTED)
         stored = f"finished runs are stored in {store}; repeat the command to resume"
-        self.kept = kept or (stored if store else "nothing was written")
+        self.kept = kept or (stored if store and store.is_file() else "nothing was written")
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -253,18 +254,27 @@ def progress(
         DownloadColumn,
         MofNCompleteColumn,
         Progress,
+        Task,
         TextColumn,
         TimeElapsedColumn,
         TimeRemainingColumn,
     )
+    from rich.text import Text
+
+    class TimeLeft(TimeRemainingColumn):
+        """Remaining time with a label; nothing if the total is unknown."""
+
+        def render(self, task: Task) -> Text:
+            known = task.total is not None
+            return Text.assemble(super().render(task), " left") if known else Text()
 
     with Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         DownloadColumn() if file else MofNCompleteColumn(),
         TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
+        TextColumn("elapsed"),
+        TimeLeft(),
         console=console(stderr=True),
         transient=True,
         speed_estimate_period=3600,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simkv.cli.command_support import AsJson, Source, Trust, check_variant, print_json
+from simkv.cli.command_support import AsJson, Source, Trust, check_variant, print_json, show_lines
 from simkv.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def explain(
     if len(names) > 1 and request is None and session is None:
         lines += ["", f"Explain one variant: {command} --variant {names[0]}"]
     lines += dict.fromkeys(_describe_source(planned[name].scenario) for name in names)
-    print("\n".join(line for line in lines if line is not None))
+    show_lines(*(line for line in lines if line is not None))
 
 
 def _explain_whole(name: str, result: RunResult, alone: bool, command: str) -> Iterator[str]:

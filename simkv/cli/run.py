@@ -163,7 +163,7 @@ def run(
     folder = out or Path("runs") / name
     check_run_folder(folder)
     _check_files(junit, perfetto)
-    kinds = _kinds(emit)
+    kinds = _kinds(emit, variants)
     from simkv.metrics.expectation_checks import check_expectations, exit_code
     from simkv.metrics.scenario_runner import run_scenario
     from simkv.report.console_details import render_full_results
@@ -322,13 +322,15 @@ def _show_seeds(results: Mapping[str, RunResult], where: Path, seeds: int) -> No
         show(f"Steady state: {check_steady_state(result.record).text}")
 
 
-def _kinds(text: str | None) -> tuple[str, ...]:
-    """Parse the kinds of files that ``--emit`` requests."""
+def _kinds(text: str | None, variants: Mapping[str, Scenario]) -> tuple[str, ...]:
+    """Parse the kinds of files that ``--emit`` requests, and check that the engines write them."""
     if text is None:
         return ()
-    from simkv.incident.emit.emitted_files import parse_kinds
+    from simkv.incident.emit.emitted_files import check_kinds, parse_kinds
 
-    return parse_kinds(text)
+    kinds = parse_kinds(text)
+    check_kinds(variants, kinds)
+    return kinds
 
 
 def _write_perfetto(file: Path | None, results: dict[str, RunResult], name: str) -> list[str]:

@@ -383,12 +383,32 @@ def test_interrupted_search_reports_stored_runs(
 
     simkv.write(PLAIN)
     monkeypatch.setattr("simkv.study.job_runner.open_executor", interrupted)
-    ran = simkv(command[0], "s.yaml", *command[1:], "engine.num_gpu_blocks=20,30", "--out", "o")
+    words = (command[0], "s.yaml", *command[1:], "engine.num_gpu_blocks=20,30", "--out", "o")
+    ran = simkv(*words)
+    assert (ran.code, ran.out) == (130, "")
+    assert ran.err.strip() == "simkv: interrupted; nothing was written"
+    store = Path("o/points.jsonl")
+    store.parent.mkdir(exist_ok=True)
+    store.touch()
+    ran = simkv(*words)
     assert (ran.code, ran.out) == (130, "")
     assert ran.err.strip() == (
         "simkv: interrupted; finished runs are stored in o/points.jsonl; repeat the command to "
         "resume"
     )
+
+
+def test_kinds_of_another_engine_are_refused_before_the_simulation(
+    simkv: Simkv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def simulated(*arguments: Any, **more: Any) -> None:
+        raise AssertionError("simulated before the check")
+
+    simkv.write(PLAIN)
+    monkeypatch.setattr("simkv.metrics.scenario_runner.run_scenario", simulated)
+    ran = simkv("run", "s.yaml", "--emit", "bench,vllm-log", "--out", "o")
+    assert (ran.code, ran.out) == (2, "")
+    assert "--emit vllm-log: the engine of variant run is mistralrs" in ran.err
 
 
 # Traces

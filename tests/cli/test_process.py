@@ -4,6 +4,7 @@ start-up.
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 import simkv
 from simkv.cli import command_support
@@ -190,6 +192,27 @@ def test_progress_in_a_pipe_is_a_line_every_ten_seconds(
         capsys.readouterr().err
         == "simkv: runs: 2 of 8 after 12 s\nsimkv: runs: 4 of 8 after 22 s\n"
     )
+
+
+@pytest.mark.parametrize("total", [None, 8])
+def test_progress_bar_labels_its_times(monkeypatch: pytest.MonkeyPatch, total: int | None) -> None:
+    """Without a total, there is no remaining time."""
+    terminal = Console(file=io.StringIO(), force_terminal=True, width=120, color_system=None)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setattr(command_support, "console", lambda **_: terminal)
+    with command_support.progress("runs", total) as advance:
+        advance()
+    assert isinstance(terminal.file, io.StringIO)
+    drawn = terminal.file.getvalue()
+    assert "0:00:00 elapsed" in drawn
+    assert (" left" in drawn) == (total is not None)
+
+
+def test_explain_wraps_lines_at_columns(tmp_path: Path) -> None:
+    shell = "explain mistralrs-six"
+    wide, narrow = (python(folder=tmp_path, shell=shell, COLUMNS=n) for n in ("400", "60"))
+    assert any(len(line) > 60 for line in wide.stdout.splitlines())
+    assert all(len(line) <= 60 for line in narrow.stdout.splitlines())
 
 
 @pytest.mark.parametrize("columns", [70, 110])

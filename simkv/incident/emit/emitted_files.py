@@ -15,6 +15,7 @@ from simkv.incident.emit.prometheus_writer import query_range
 from simkv.incident.emit.sglang_log_writer import sglang_log_lines
 from simkv.incident.emit.vllm_log_writer import LogOptions, vllm_log_lines
 from simkv.metrics.run_result import RunResult
+from simkv.scenario.scenario import Scenario
 from simkv.schedulers.sglang.config import SglangConfig
 from simkv.schedulers.vllm.config import VllmConfig
 
@@ -65,7 +66,9 @@ def emit(folder: Path, results: Mapping[str, RunResult], kinds: Sequence[str]) -
     The replicas of a fleet are written as data-parallel ranks of one server. Raises InputError if
     the replicas cannot be ranks of one server, or if a format belongs to another engine.
     """
-    _check(results, kinds)
+    check_kinds({variant: result.scenario for variant, result in results.items()}, kinds)
+    for variant, result in results.items():
+        _check_fleet(variant, result)
     written = []
     for variant, result in results.items():
         target = folder / variant
@@ -77,10 +80,10 @@ def emit(folder: Path, results: Mapping[str, RunResult], kinds: Sequence[str]) -
     return written
 
 
-def _check(results: Mapping[str, RunResult], kinds: Sequence[str]) -> None:
-    for variant, result in results.items():
-        engine = result.scenario.engine
-        _check_fleet(variant, result)
+def check_kinds(variants: Mapping[str, Scenario], kinds: Sequence[str]) -> None:
+    """Raise InputError if the engine of a variant does not write one of the formats."""
+    for variant, scenario in variants.items():
+        engine = scenario.engine
         for kind in kinds:
             if engine.name != _ENGINES.get(kind, engine.name):
                 raise InputError(

@@ -111,6 +111,8 @@ def _range(plan: CapacityPlan, interval: AnswerRange) -> str:
     beyond = f"{'below' if plan.prepared.request.largest else 'beyond'} {last}"
     first = beyond if low is None else format_value(low)
     second = beyond if high is None else format_value(high)
+    if plan.prepared.request.largest:  # its candidates are in decreasing order
+        first, second = second, first
     return first if first == second else f"{first} to {second}"
 
 

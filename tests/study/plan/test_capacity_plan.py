@@ -281,6 +281,22 @@ def test_no_answer_reports_missed_objectives(small: Path) -> None:
     assert re.search(r"at 288, the run does not meet ttft_ms.p99 <= 1 \([\d.]+ m?s\)", str(plan))
 
 
+def test_range_of_a_largest_value_is_printed_from_low_to_high(small: Path) -> None:
+    """With faster steps, a higher rate meets the objective, but the lower rate comes first."""
+    plan = simkv.plan(
+        small,
+        largest="workload.arrivals.request_rate=0.5..6:0.5",
+        objectives=["ttft_ms.p99<=1500"],
+        repeats=1,
+        cliff=False,
+        profile_error=0.5,
+        jobs=1,
+    )
+    found = re.search(r"\(([\d.]+) to ([\d.]+) within the profile's error\)", str(plan))
+    assert found
+    assert float(found[1]) < float(found[2])
+
+
 def test_range_without_upper_end_names_saturation(small: Path) -> None:
     """Two slots suffice, but not if steps take more than twice as long."""
     small.write_text(small.read_text().replace("timeout: 40\n", "").replace(": 30", ": 60"))
