@@ -20,7 +20,10 @@ from simkv.incident.source_reader import log_reader
 #: fraction of TTFT.
 FRONT_END_S, FRONT_END_SHARE = 0.05, 0.5
 #: Suggested change after a CUDA out-of-memory error.
-OUT_OF_MEMORY_ADVICE = "less GPU memory for the KV cache, or fewer tokens per step"
+OUT_OF_MEMORY_ADVICE = (
+    "less GPU memory for the KV cache (lower gpu_memory_utilization), or fewer tokens per step "
+    "(lower max_num_batched_tokens)"
+)
 #: Minimum share of requests with status 4xx that is reported.
 MIN_REJECTED_SHARE = 0.05
 #: Minimum length of a short queue in lines.

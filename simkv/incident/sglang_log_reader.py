@@ -148,7 +148,8 @@ def _append_hang(log: _Log) -> list[str]:
     last, end = log.last, log.last_at
     if last is None or end is None or not log.series or end - last["t_s"] < MIN_HANG_S:
         return []
-    if not (log.alarm or last["waiting"] > 0):
+    alarm = log.alarm and last["running"] > 0
+    if not (alarm or last["waiting"] > 0):
         return []
     for at in (last["t_s"] + 1e-3, end):
         none = {"prompt_rate": 0.0, "output_rate": 0.0, "prefills": 0.0, "prompts": 0.0}

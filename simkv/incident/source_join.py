@@ -102,7 +102,7 @@ def _check_one_server(parts: Sequence[Evidence]) -> None:
                 raise InputError(
                     f"{one.source} and {other.source}: both have statistics lines of the same "
                     "engine at the same times, so they are from two servers; expected files of one "
-                    "server"
+                    "server. Diagnose each log separately"
                 )
 
 

@@ -72,6 +72,17 @@ def test_sglang_hang(tmp_path: Path, waiting: int, rest: Callable[[int], str], h
     assert "hang" not in names(triage(tmp_path, busy))  # the log ends
 
 
+def test_idle_sglang_server_does_not_hang(tmp_path: Path) -> None:
+    path = tmp_path / "server.log"
+    lines = [*(sglang(at, 8, 0) for at in range(60)), sglang(60, 0, 0).splitlines()[1]]
+    failed = [health(at, "503 Service Unavailable") for at in range(70, 300, 10)]
+    path.write_text("".join(f"{line}\n" for line in [*lines, *failed]))
+    evidence = read_inputs([path])
+    assert evidence.series is not None
+    assert len(evidence.series) == 121
+    assert not any("no batch line" in note for note in evidence.notes)
+
+
 def test_sglang_hit_rate_is_recent(tmp_path: Path) -> None:
     lines = [sglang(at, 8, 0, 800 if at < 1500 else 40) for at in range(1800)]
     (fall,) = [one for one in triage(tmp_path, lines).findings if one.name == "hit rate falls"]
@@ -129,7 +140,7 @@ def test_logs_of_two_servers_are_refused(tmp_path: Path) -> None:
         return tmp_path / name
 
     one = write("one.log", range(0, 300, 10))
-    with pytest.raises(InputError, match=r"one.log and two.log: both have statistics lines"):
+    with pytest.raises(InputError, match=r"one.log and two.log: both have .* Diagnose each"):
         read_inputs([one, write("two.log", range(5, 305, 10))])
     read_inputs([one, write("rank.log", range(5, 305, 10), engine=1)])
     read_inputs([one, write("later.log", range(300, 600, 10))])
@@ -145,7 +156,7 @@ def test_death_has_its_exception(tmp_path: Path) -> None:
     first = found.findings[0]
     assert first.name == "engine died"
     assert "torch.OutOfMemoryError: CUDA out of memory." in first.text
-    assert "less GPU memory for the KV cache" in first.advice
+    assert "lower gpu_memory_utilization" in first.advice
 
 
 def test_inferred_setting_stays_inferred_in_the_answer(tmp_path: Path) -> None:
