@@ -164,6 +164,12 @@ class _Reader:
                 self._require_value(word)
                 if self.server.model_argument and model is None:
                     model = word
+                elif "$" in word and word not in ("$@", "$*"):
+                    shown = "$(...)" if word == "$" else word
+                    raise InputError(
+                        f"--from-command: {shown}: this may contain options, but its value is "
+                        "unknown; replace it with its value"
+                    )
                 else:
                     self.uses.append(OptionUse(word, "unknown", "expected an option"))
                 continue

@@ -23,6 +23,11 @@ from simkv.schedulers.engine_registry import ENGINES
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 #: Reference to a variable, with an optional default.
 _REFERENCE = re.compile(r"\$(?:\{(\w+)(?::?-([^}]*))?\}|(\w+))")
+#: Assignment of a bash array, or words that are appended to it.
+_ARRAY = re.compile(
+    r"^[ \t]*(?:(?:declare -a|local -a|local|readonly)[ \t]+)?(\w+)(\+?)=\(([^()]*)\)[ \t]*;?",
+    re.MULTILINE,
+)
 _SEPARATORS = ";&|<>()\n"
 #: Programs that start a command without the variables of the shell.
 _CONTAINERS = ("docker", "podman", "nerdctl")
@@ -155,7 +160,7 @@ def _in_script(text: str, source: str) -> Iterator[LaunchWords]:
     variables: dict[str, str] = {}
     exported: dict[str, str] = {}
     release = None
-    for command in _commands(text, source):
+    for command in _commands(_without_arrays(text), source):
         words = [_expanded(word, variables) for word in command]
         exports = words[:1] == ["export"]
         plain = words[1:] if words[:1] in (["export"], ["set"]) else words
@@ -171,6 +176,26 @@ def _in_script(text: str, source: str) -> Iterator[LaunchWords]:
             yield LaunchWords(launch.engine, launch.words, launch.version or release, own)
         else:
             release = next(filter(None, (_stated(word) for word in words)), release)
+
+
+def _without_arrays(text: str) -> str:
+    """Return a script with references to its bash arrays replaced by the words of the arrays."""
+    arrays: dict[str, str] = {}
+    parts: list[str] = []
+    end = 0
+
+    def expanded(part: str) -> str:
+        for name, words in arrays.items():
+            part = re.sub(rf'"?\$\{{{name}\[[@*]\]\}}"?', lambda _, new=words: new, part)
+        return part
+
+    for match in _ARRAY.finditer(text):
+        parts.append(expanded(text[end : match.start()]))
+        end = match.end()
+        lines = (re.sub(r"(^|\s)#.*", "", line) for line in match[3].splitlines())
+        words = expanded(" ".join(lines).replace("\\", " "))
+        arrays[match[1]] = f"{arrays.get(match[1], '')} {words}" if match[2] else words
+    return "".join([*parts, expanded(text[end:])])
 
 
 def _commands(text: str, source: str) -> Iterator[list[str]]:

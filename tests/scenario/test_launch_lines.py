@@ -365,3 +365,29 @@ def test_secrets_are_not_printed() -> None:
         line = read_launch_line(command)
         assert "abc123" not in repr(line.options)
         assert "$API_KEY" in " ".join(line.summary())
+
+
+SCRIPT = """#!/bin/bash
+TP=2
+ARGS=(
+  --tensor-parallel-size "$TP"  # two GPUs
+  --max-model-len 32768
+)
+ARGS+=(--max-num-seqs 256)
+exec vllm serve "Qwen/Qwen3-14B" "${ARGS[@]}" --port 8000 %s
+"""
+
+
+def test_arrays_of_a_script_are_expanded(tmp_path: Path) -> None:
+    (tmp_path / "start.sh").write_text(SCRIPT % '"$@"')
+    fields = read_launch_line(str(tmp_path / "start.sh")).fields
+    assert fields["hardware.tp"] == 2
+    assert fields["engine.max_model_len"] == 32768
+    assert fields["engine.max_num_seqs"] == 256
+
+
+@pytest.mark.parametrize("rest", ['"${MORE[@]}"', "$MORE", "$(cat args)"])
+def test_unknown_words_of_a_script_are_an_error(tmp_path: Path, rest: str) -> None:
+    (tmp_path / "start.sh").write_text(SCRIPT % rest)
+    with pytest.raises(InputError, match="replace it with its value"):
+        read_launch_line(str(tmp_path / "start.sh"))
