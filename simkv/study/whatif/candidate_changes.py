@@ -96,8 +96,8 @@ def _knob_changes(scenario: Scenario) -> Iterator[Change]:
             yield Change("variant", "variant", engine.variant, name)
     kept = {"name", "variant", *_given(scenario)}
     for knob, values in _knobs(engine, kept):
-        if knob == spec.longest:
-            values = (*values, *(v for v in _admitting(scenario) if v not in values))
+        more = _admitting(scenario) if knob == spec.longest else _default(scenario, knob)
+        values = (*values, *(value for value in more if value not in values))
         for value in values:
             kind: ChangeKind = "memory" if knob == spec.memory else "knob"
             yield Change(kind, knob, getattr(engine, knob), value)
@@ -139,6 +139,24 @@ def _admitting(scenario: Scenario) -> Iterator[int]:
         most = min(most, spec.launch.after(open_end, machine)[spec.longest])
     value = hold(section, most)
     if value > getattr(engine, spec.longest):
+        yield value
+
+
+def _default(scenario: Scenario, knob: str) -> Iterator[int]:
+    """Yield the number that the launcher chooses for a setting, if the scenario has another number.
+
+    Without hardware, it is the default of the engine's config. Sizes of the cache are left out.
+    """
+    engine, spec = scenario.engine, find_engine_spec(scenario.engine)
+    if knob in (spec.memory, spec.longest, spec.block):
+        return
+    value = next(one.default for one in fields(engine) if one.name == knob)
+    if scenario.hardware and knob in spec.launch.fields:
+        machine = target_of_hardware(build_hardware(scenario.hardware))
+        others = {name: one for name, one in asdict(engine).items() if name != knob}
+        chosen = spec.launch.before(others, machine)
+        value = chosen.get(knob) or spec.launch.after({**others, knob: None}, machine).get(knob)
+    if type(value) is int and value > 0 and value != getattr(engine, knob):
         yield value
 
 

@@ -135,8 +135,8 @@ def test_effect_matches_two_runs() -> None:
     base = overload()
     found = ask(base)
     assert found.best is not None
-    assert str(found.best.change) == "max_num_seqs: 1 -> 2"
-    after = evaluate_job(make_trial_job(with_knobs(base, max_num_seqs=2), HERE))
+    assert str(found.best.change) == "max_num_seqs: 1 -> 16"  # the default
+    after = evaluate_job(make_trial_job(with_knobs(base, max_num_seqs=16), HERE))
     best = found.best
     assert best.figures == after
     starved = [e.id for e in found.base.endings if e.outcome == "starved"]
@@ -146,6 +146,27 @@ def test_effect_matches_two_runs() -> None:
     pairs = [(a, b) for a, b in both if a is not None and b is not None]
     assert best.e2e_ratio == pytest.approx(sum(b for _, b in pairs) / sum(a for a, _ in pairs))
     assert f"4 starved -> {after['starved']:.0f}" in best.sentence
+
+
+def test_default_of_the_launcher_is_tried(tmp_path: Path) -> None:
+    """A setting far below its default: neither half nor twice its value suffices."""
+    (tmp_path / "s.yaml").write_text(
+        "name: few\n"
+        "workload: {arrivals: {num_prompts: 100, request_rate: 6, prompt_tokens: 500, "
+        "output_tokens: 200, seed: 1}}\n"
+        "engine: {name: vllm, max_num_seqs: 8, max_model_len: 8192}\n"
+        "hardware: {gpu: L4, model: llama-3.1-8b}\n"
+    )
+    case = load(tmp_path / "s.yaml")["run"]
+    tried = {
+        change.after
+        for change, _ in generate_changes(case, tmp_path)
+        if change.field == "max_num_seqs"
+    }
+    assert tried == {4, 16, 256}
+    usual = with_knobs(case, tmp_path, max_num_seqs=256)
+    again = [change.after for change, _ in generate_changes(usual, tmp_path)]
+    assert 512 in again
 
 
 def test_ranks_by_finished_requests_first() -> None:
@@ -159,12 +180,18 @@ def test_ranks_similar_latencies_by_preemptions() -> None:
     steps.
     """
     path = find_scenario(Path("fastdeploy-5696-preempt-loop"))
-    found = run_whatif(load(path)["before"], Evaluator(path.parent))
+    # The default of max_num_batched_tokens also ends the loop, with shorter latencies.
+    found = run_whatif(
+        load(path)["before"], Evaluator(path.parent), wanted=lambda change: change.after != 8192
+    )
     helped = found.with_judgement("helps")
-    assert str(helped[0].change) == "reserve_init: 0 -> 16"
-    assert (found.base["preemptions"], helped[0].figures["preemptions"]) == (180, 1)
-    shorter = effect(found, "max_num_batched_tokens: 256 -> 512")
-    assert shorter.figures["e2e_ms.mean"] < helped[0].figures["e2e_ms.mean"]
+    ended, shorter = (
+        effect(found, change)
+        for change in ("reserve_init: 0 -> 16", "max_num_batched_tokens: 256 -> 512")
+    )
+    assert helped.index(ended) < helped.index(shorter)
+    assert (found.base["preemptions"], ended.figures["preemptions"]) == (180, 1)
+    assert shorter.figures["e2e_ms.mean"] < ended.figures["e2e_ms.mean"]
     assert shorter.figures["preemptions"] > 100
 
 
