@@ -186,7 +186,8 @@ def _without_arrays(text: str) -> str:
 
     def expanded(part: str) -> str:
         for name, words in arrays.items():
-            part = re.sub(rf'"?\$\{{{name}\[[@*]\]\}}"?', lambda _, new=words: new, part)
+            reference = rf'"?\$\{{{name}\[[@*]\]\}}"?'
+            part = re.sub(reference, words.replace("\\", "\\\\"), part)
         return part
 
     for match in _ARRAY.finditer(text):
