@@ -230,9 +230,9 @@ def profile_list(
     columns = [
         Column("profile", [one.name or "hardware" for one in rows], right=False),
         Column("model", [one.model for one in rows], right=False),
-        Column("gpu", [one.gpu for one in rows], rank=2, right=False),
-        Column("GPUs from", least, rank=4),
-        Column("basis", [one.basis for one in rows], rank=1, right=False),
+        Column("gpu", [one.gpu for one in rows], right=False),
+        Column("GPUs from", least, rank=1),
+        Column("basis", [one.basis for one in rows], rank=2, right=False),
         Column("error of 95 % of steps", [one.error for one in rows], rank=3, right=False),
     ]
     if rows:

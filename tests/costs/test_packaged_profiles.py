@@ -101,3 +101,12 @@ def test_reports_costs_of_another_release(tmp_path: Path) -> None:
         assert sum("made for vllm 0.19.0" in note for note in notes) == told
     path.write_text(text + "profile: unit-step\n")
     assert not run_scenario(load(path)["run"], tmp_path).notes
+
+
+def test_profile_list_keeps_gpus_at_100_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The GPU and the least number of GPUs are the answer to a search."""
+    monkeypatch.setenv("COLUMNS", "100")
+    lines = CliRunner().invoke(app, ["profile", "list", "llama", "70b"]).output.splitlines()
+    heading = next(line for line in lines if "model" in line)
+    assert "gpu" in heading
+    assert "GPUs from" in heading
