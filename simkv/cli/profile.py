@@ -228,15 +228,20 @@ def profile_list(
     rows = [*named, *(shown if all_ else shown[:MOST])]
     least = [str(one.fits or ("" if one.name else "does not fit")) for one in rows]
     columns = [
-        Column("profile", [one.name or "hardware" for one in rows], right=False),
+        # Without packaged profiles, all rows would say the same.
+        *(
+            [Column("profile", [one.name or "hardware" for one in rows], right=False)]
+            if named
+            else []
+        ),
         Column("model", [one.model for one in rows], right=False),
-        Column("gpu", [one.gpu for one in rows], right=False),
-        Column("GPUs from", least, rank=1),
-        Column("basis", [one.basis for one in rows], rank=2, right=False),
-        Column("error of 95 % of steps", [one.error for one in rows], rank=3, right=False),
+        Column("gpu", [one.gpu for one in rows], rank=2, right=False),
+        Column("GPUs from", least, rank=3),
+        Column("basis", [one.basis for one in rows], rank=1, right=False, width=24),
+        Column("error of 95 % of steps", [one.error for one in rows], rank=4, right=False),
     ]
     if rows:
-        show(AdaptiveTable(columns))
+        show(AdaptiveTable(columns, wraps_below=200))
     if not words:
         show(f"models: {', '.join(model.name for model in architectures())}")
         show(f"GPUs: {', '.join(gpu.name for gpu in gpus())}")

@@ -71,17 +71,19 @@ class Column:
 class AdaptiveTable:
     """Table that fits the terminal. ``bold`` contains the indices of bold rows.
 
-    On a narrow terminal, text is wrapped and then columns are omitted. A line below the table names
-    the omitted columns. Columns of rank 0 are never omitted.
+    If the terminal has fewer columns than ``wraps_below``, text is wrapped and then columns are
+    omitted. On a wider terminal, columns are omitted at once. A line below the table names the
+    omitted columns. Columns of rank 0 are never omitted.
     """
 
     columns: Sequence[Column]
     bold: frozenset[int] = frozenset()
+    wraps_below: int = _NARROW
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         shown = list(self.columns)
         wide = _width(self._table(shown), console, options) > options.max_width
-        if wide and options.max_width < _NARROW:
+        if wide and options.max_width < self.wraps_below:
             shown = [column.wrapped for column in shown]
         while _width(self._table(shown), console, options) > options.max_width:
             highest = max(column.rank for column in shown)

@@ -103,10 +103,12 @@ def test_reports_costs_of_another_release(tmp_path: Path) -> None:
     assert not run_scenario(load(path)["run"], tmp_path).notes
 
 
-def test_profile_list_keeps_gpus_at_100_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The GPU and the least number of GPUs are the answer to a search."""
-    monkeypatch.setenv("COLUMNS", "100")
+@pytest.mark.parametrize("columns", ["80", "120"])
+def test_profile_list_keeps_gpus_and_basis(monkeypatch: pytest.MonkeyPatch, columns: str) -> None:
+    """The GPU, the least number of GPUs and the basis are the answer to a search."""
+    monkeypatch.setenv("COLUMNS", columns)
     lines = CliRunner().invoke(app, ["profile", "list", "llama", "70b"]).output.splitlines()
     heading = next(line for line in lines if "model" in line)
     assert "gpu" in heading
-    assert "GPUs from" in heading
+    assert "basis" in heading
+    assert "GPUs" in "".join(lines[:3])
