@@ -203,7 +203,7 @@ def profile_list(
     """
     from simkv.costs.hardware.model_gpu_catalog import architectures, gpus
     from simkv.costs.operators.operator_tables import find_installed_tables
-    from simkv.costs.packaged_profiles import find_known_costs
+    from simkv.costs.packaged_profiles import GPU_COUNTS, find_known_costs
     from simkv.report.adaptive_table import AdaptiveTable, Column
 
     found = find_known_costs(words or [])
@@ -226,7 +226,7 @@ def profile_list(
     pairs = [one for one in found if not one.name]
     shown = pairs if all_ or words else []
     rows = [*named, *(shown if all_ else shown[:MOST])]
-    least = [str(one.fits or ("" if one.name else "does not fit")) for one in rows]
+    least = [str(one.fits or ("" if one.name else f"> {GPU_COUNTS[-1]}")) for one in rows]
     columns = [
         # Without packaged profiles, all rows would say the same.
         *(
@@ -237,7 +237,7 @@ def profile_list(
         Column("model", [one.model for one in rows], right=False),
         Column("gpu", [one.gpu for one in rows], rank=2, right=False),
         Column("GPUs from", least, rank=3),
-        Column("basis", [one.basis for one in rows], rank=1, right=False, width=24),
+        Column("basis", [one.basis for one in rows], rank=1, right=False, width=22),
         Column("error of 95 % of steps", [one.error for one in rows], rank=4, right=False),
     ]
     if rows:
