@@ -80,9 +80,11 @@ class EffectSize:
         if self.figure == ANSWERED or least >= self.requests:
             return ""
         count = f"{least}" if least == most else f"{least} to {most}"
+        # The reconstructions have different numbers of requests.
+        whole = f"of {self.requests}" if most <= self.requests else "in the reconstructions"
         return (
             f"The mean is over the requests that are answered with and without the change: {count} "
-            f"of {self.requests}."
+            f"{whole}."
         )
 
     def _ends(self, show: Callable[[float], str]) -> str:

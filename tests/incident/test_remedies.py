@@ -186,6 +186,8 @@ def test_mean_of_some_requests_names_their_number() -> None:
     assert (found.low, found.high) == (None, None)
     assert not found.sure
     assert found.compared == f"{which}: 0 to 1 of 3."
+    # Another reconstruction can have more requests than the likeliest one.
+    assert replace(found, of=(1, 5)).compared == f"{which}: 1 to 5 in the reconstructions."
     fewer = figures([1.0, 1.0], preemptions=4)
     base = figures([1.0, 1.0], preemptions=10)
     none, some = figures([1.0, 1.0]), figures([1.0, 1.0], preemptions=2)
