@@ -58,8 +58,10 @@ def check_steady_state(record: RunRecord) -> SteadyState:
     error = float(np.hypot(middle.std(ddof=1), last.std(ddof=1)) / np.sqrt(PARTS))
     shown = f"{middle.mean():.3g} requests in flight in the middle third, {last.mean():.3g} in the "
     if grown > MAX_GROWTH and last.mean() - middle.mean() > STANDARD_ERRORS * error:
-        # If the arrivals grew as much, the capacity need not be exceeded.
-        if _arrival_growth(arrivals, edges) * MAX_GROWTH >= grown:
+        # If the arrivals grew as much and each request takes as long as before, the capacity is not
+        # exceeded.
+        longer = _duration_growth(record, float(edges[0]), float(edges[PARTS]))
+        if longer <= MAX_GROWTH and _arrival_growth(arrivals, edges) * MAX_GROWTH >= grown:
             return SteadyState(
                 False,
                 f"not reached; {shown}last, because the arrivals vary; use more requests "
@@ -84,6 +86,21 @@ def _arrival_growth(arrivals: Floats, edges: Floats) -> float:
     """Return the number of arrivals in the last third, relative to the middle third."""
     early, late = np.histogram(arrivals, edges[[0, PARTS, 2 * PARTS]])[0].tolist()
     return float(late) / max(float(early), 1.0)
+
+
+def _duration_growth(record: RunRecord, begin: float, middle: float) -> float:
+    """Return the mean duration of requests that arrive after ``middle`` (s), relative to the mean
+    duration of requests that arrive between ``begin`` and ``middle``.
+    """
+    early, late = list[float](), list[float]()
+    for life in record.requests.values():
+        arrival = life.request.arrival
+        if arrival >= begin:
+            end = record.end if life.ended_at is None else life.ended_at
+            (late if arrival > middle else early).append(end - arrival)
+    if not early or not late:
+        return float("inf")
+    return float(np.mean(late) / max(float(np.mean(early)), 1e-9))
 
 
 def _mean_in_flight(
