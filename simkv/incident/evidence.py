@@ -15,6 +15,8 @@ import pandas as pd
 
 from simkv.core.errors import InputError
 
+#: Source of a setting that no input states.
+INFERRED = "inferred from the statistics lines"
 #: Columns of ``series``, the periodic statistics of a server. Rates are in tokens per second since
 #: the previous line, shares are from 0 to 1, and ``preemptions`` and other counts are since the
 #: previous line.
@@ -45,10 +47,6 @@ STEP_COLUMNS = (
 
 class UndeterminedError(InputError):
     """Raised if the inputs are valid but do not determine the workload."""
-
-
-#: Source of a setting that no input states.
-INFERRED = "inferred from the statistics lines"
 
 
 @dataclass(frozen=True)

@@ -91,8 +91,9 @@ _DIED = re.compile(
     r"encountered a fatal error|EngineDeadError|died unexpectedly|Engine background task failed|"
     r"Background loop has errored"
 )
-#: Exception at the end of a stack trace.
-_EXCEPTION = re.compile(r"(?:^|[\] ])((?:\w+\.)*\w+Error: .{1,120})")
+#: Exception at the end of a stack trace, and the maximum number of lines between it and the death.
+_EXCEPTION = re.compile(r"(?:^|[\] ])((?!\S*EngineDeadError)(?:\w+\.)*\w+Error: .{1,120})")
+MAX_EXCEPTION_LINES = 200
 _BLOCK = re.compile(r"Setting (?:kv cache|attention) block size to (\d+)")
 _CACHE = [re.compile(line) for line in CACHE_LINES]
 #: Flags that have another name in the logged configuration.
@@ -115,6 +116,7 @@ class _Log:
     untimed: BoundedTable = field(default_factory=lambda: BoundedTable(MAX_LINES))
     died: str | None = None
     exception: str | None = None
+    exception_line: int = 0
 
     def __post_init__(self) -> None:
         self.writers = Writers(self.path)
@@ -350,9 +352,12 @@ def _scheduling(log: _Log, line: LogLine) -> bool:
 
 
 def _died(log: _Log, line: LogLine) -> bool:
-    """Note the line in which the engine died, and the first exception beside it."""
-    if "Error: " in line.text and not log.exception and (match := _EXCEPTION.search(line.text)):
-        log.exception = match[1].strip()
+    """Note the line in which the engine died, and the exception that is next to it."""
+    if log.died is None and line.number - log.exception_line > MAX_EXCEPTION_LINES:
+        log.exception = None  # the engine continued after this exception
+    wanted = log.died is None or log.exception is None
+    if wanted and "Error: " in line.text and (match := _EXCEPTION.search(line.text)):
+        log.exception, log.exception_line = match[1].strip(), line.number
     if not _DIED.search(line.text):
         return False
     log.died = log.died or source_location(log.path, line.number)

@@ -368,8 +368,8 @@ class _Settings(NamedTuple):
         return "; ".join(chosen + given) or self.engine
 
     def without(self, other: _Settings) -> str:
-        """Return the values that differ from those of ``other``, or "" if other settings are
-        listed.
+        """Return the values that are different in ``other``, or "" if ``other`` lists different
+        settings.
         """
 
         def names(settings: _Settings) -> list[list[str]]:

@@ -107,7 +107,7 @@ def test_describes_each_bottleneck(
     ("rate", "cause"), [(1, "none; requests hardly waited ("), (".inf", "the API")]
 )
 def test_unnoticeable_waits_are_no_cause(tmp_path: Path, rate: object, cause: str) -> None:
-    """One short request at a time spends 20 % of its time in the API server, but only 10 ms."""
+    """Requests without any load spend 20 % of their time in the API server, but only 10 ms."""
     (tmp_path / "s.yaml").write_text(
         "name: short\n"
         "hardware: {gpu: H100, model: llama-3.1-8b}\n"

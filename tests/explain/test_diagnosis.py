@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from math import isclose
 from typing import Any
 
@@ -173,6 +174,18 @@ def test_overtakes_and_starvation() -> None:
     assert [blocker.id for blocker in verdict.behind] == [0, 2, 3]
     assert verdict.behind[0].seconds == pytest.approx(3.5 + 2 * 3 / 4)
     assert verdict.behind[1].seconds == pytest.approx(1 / 4)
+
+
+def test_main_blocker_causes_a_quarter_of_the_wait() -> None:
+    blockers = tuple(Blocker(i, seconds, 1.0) for i, seconds in ((3, 4.0), (5, 3.9)))
+    verdict = Starvation((1,), (1,), 120.0, 120.0, 0, {}, blockers, None)
+    assert verdict.main_blocker is None
+    assert (
+        "; of this, 4.000 s because of request 3 and 3.900 s because of request 5" in verdict.text
+    )
+    mostly = replace(verdict, waited=16.0)
+    assert mostly.main_blocker == 3
+    assert "mainly because of request 3 (4.000 s)" in mostly.text
 
 
 def test_work_after_the_client_left_is_wasted() -> None:

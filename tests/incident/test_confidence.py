@@ -17,6 +17,7 @@ from simkv.incident.incident_answer import _describe_measured, describe_ensemble
 from simkv.incident.log_summary import summarize_log
 from simkv.incident.observed_comparison import FigureMatch, _preemptions
 from simkv.incident.server_setup import ServerSetup
+from simkv.incident.workload_rebuild import is_counted
 from simkv.sim.run_record import RunRecord
 
 
@@ -132,3 +133,11 @@ def test_admission_limit_needs_free_cache() -> None:
         if (found := summarize_log(Evidence("s", series=series.assign(usage=usage))))
     ]
     assert names == [["admission limit"], ["KV cache full"]]
+
+
+def test_number_of_requests_is_estimated_if_no_input_states_it() -> None:
+    lines = pd.DataFrame({"t_s": [0.0], "prompts": [float("nan")]})
+    evidence = Evidence("server.log", series=lines)
+    assert not is_counted(evidence)
+    assert is_counted(replace(evidence, access=pd.DataFrame({"t_s": [0.0]})))
+    assert is_counted(replace(evidence, series=lines.assign(prompts=[3.0])))

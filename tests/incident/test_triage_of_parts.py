@@ -172,3 +172,12 @@ def test_inferred_setting_stays_inferred_in_the_answer(tmp_path: Path) -> None:
     assert "(max_num_seqs=32, inferred)" in cause
     assert "all slots were busy" not in result
     assert fix.startswith("Fix: raise max_num_seqs; ")
+
+
+def test_earlier_exceptions_are_no_cause_of_a_death(tmp_path: Path) -> None:
+    died = "ERROR 03-04 09:59:02 [core.py:710] EngineCore encountered a fatal error."
+    earlier = "ERROR 03-04 09:00:02 [serving.py:7] ValueError: prompt is too long"
+    lines = [earlier, *(vllm(10 * at, 20, 0) for at in range(300)), died]
+    first = triage(tmp_path, lines).findings[0]
+    assert first.name == "engine died"
+    assert "ValueError" not in first.text

@@ -43,3 +43,25 @@ def test_growth_by_more_arrivals_is_no_overload() -> None:
     assert found.steady is False
     assert not found.grows, found.text
     assert "the arrivals vary" in found.text
+
+
+def test_overload_of_equal_arrivals_is_not_varying_arrivals() -> None:
+    """Long requests share steps, so that requests at all times take equally long."""
+    scenario = {
+        "name": "shared",
+        "hardware": {"gpu": "A100", "model": "llama-3.1-8b"},
+        "workload": {
+            "arrivals": {
+                "num_prompts": 400,
+                "request_rate": 20,
+                "burstiness": 1000,
+                "prompt_tokens": 1000,
+                "output_tokens": 300,
+                "seed": 1,
+            }
+        },
+        "engine": {"name": "vllm", "max_model_len": 8192},
+    }
+    found = check_steady_state(simkv.run(scenario).results["run"].record)
+    assert found.grows, found.text
+    assert "the arrivals vary" not in found.text

@@ -144,8 +144,8 @@ class Starvation(Verdict):
 
     @property
     def main_blocker(self) -> int | None:
-        """Id of the request that caused most of the waiting time, or None if many requests share
-        it.
+        """Id of the request that caused the longest wait, or None if this is less than a quarter of
+        the waiting time.
         """
         first = next(iter(self.behind), None)
         return first.id if first and first.seconds >= MAIN_BLOCKER_SHARE * self.waited else None
@@ -161,11 +161,15 @@ class Starvation(Verdict):
             kind = max(self.kinds, key=lambda kind: self.kinds[kind])
             text += f", {self.kinds[kind]:.3f} s {KIND_LABELS[kind]}"
         if self.behind:
-            main = self.main_blocker is not None
-            how = "mainly because of" if main else "the longest part because of"
-            text += f", {how} " + " and ".join(
-                f"request {b.id} ({b.seconds:.3f} s)" for b in self.behind[:2]
-            )
+            first = self.behind[:2]
+            if self.main_blocker is None:
+                text += "; of this, " + " and ".join(
+                    f"{b.seconds:.3f} s because of request {b.id}" for b in first
+                )
+            else:
+                text += ", mainly because of " + " and ".join(
+                    f"request {b.id} ({b.seconds:.3f} s)" for b in first
+                )
         if self.overtaken:
             text += (
                 f"; {count_phrase(range(self.overtaken.others))} that arrived later started "

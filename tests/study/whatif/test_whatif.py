@@ -464,7 +464,7 @@ def test_output_fits_80_columns() -> None:
 
 
 def test_latencies_include_unserved_requests() -> None:
-    """The table shows latencies of all requests, and marks those that are lower bounds."""
+    """The table shows latencies of all requests, and ``>`` marks a lower bound."""
     found = ask(overload())
     starved, fixed = found.base, found.with_judgement("fixes")[0].figures
     assert starved["ttft_all_ms.p99"] > starved["ttft_ms.p99"]
