@@ -20,7 +20,7 @@ from simkv.study.plan.deployment_search import (
     find_front,
     search_deployments,
 )
-from simkv.study.plan.deployment_tables import describe_best
+from simkv.study.plan.deployment_tables import describe_best, find_best
 from simkv.study.plan.plan_cost import PlanCost
 from simkv.study.plan.plan_request import PlanRequest
 from tests.cli.test_cli import Simkv
@@ -186,7 +186,9 @@ def test_gpu_that_is_not_on_the_front_has_a_line_with_its_fewest_gpus(
     assert not any("fewest GPUs" in line for line in describe_best(found))
 
 
-def test_cheapest_deployment_need_not_be_on_the_front(found: DeploymentSearch) -> None:
+def test_cheapest_deployment_need_not_be_on_the_front(
+    found: DeploymentSearch, monkeypatch: pytest.MonkeyPatch
+) -> None:
     front, *_ = [one for one in found.front if one.tpot_ms]
     other = replace(front, tpot_ms=3 * front.tpot_ms, tok_s_per_gpu=front.tok_s_per_gpu / 2)
 
@@ -198,6 +200,10 @@ def test_cheapest_deployment_need_not_be_on_the_front(found: DeploymentSearch) -
     assert find_cheapest([dear, cheap]) is cheap
     assert find_cheapest([dear, replace(cheap, meets=False)]) is dear
     assert find_cheapest([front, cheap]) is None  # not all prices are known
+    monkeypatch.setattr(DeploymentSearch, "deployments", property(lambda _: [dear, cheap]))
+    best = dict(find_best(DeploymentSearch(found.layouts, (dear,))))
+    assert best["lowest cost per hour"] is cheap
+    assert best["lowest mean TPOT"] is dear
 
 
 def test_command_prints_front_and_commands_and_writes_files(
